@@ -1,0 +1,1 @@
+"""Requests in, tokens out: continuous batching, and the driving side of every transfer."""

@@ -1,0 +1,1 @@
+"""Tokens in, KV out: the service that fills transfers."""

@@ -1,0 +1,1 @@
+"""The engine: scheduler, sequence state, model runner, sampler, tensor-parallel ranks."""

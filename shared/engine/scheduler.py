@@ -1,0 +1,445 @@
+"""Decides what each step computes: running decodes first, then prompt chunks, under one budget.
+
+The scheduler owns every sequence; the block pool owns every block. When blocks run out, the
+sequence that would run last gives its own back and is computed again later (its tokens stay), so
+the one that runs first always proceeds and nothing deadlocks. It knows no torch, no sockets, no
+clock.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from ..errors import OverloadedError
+from ..kv.block_pool import BlockPool, OutOfBlocksError
+from ..kv.prefix_index import chain_keys
+from .plan import PositionLogprobs, SamplerSpec, SequenceStep, StepPlan, StepResult
+from .sequence import FinishReason, Phase, Sequence
+
+# Shortest-first: how many tokens of advantage one arrival is worth. A later, shorter sequence can
+# pass an older one only a bounded number of times, so nothing starves.
+AGING_TOKENS = 64
+
+_POLICIES: dict[str, Callable[[Sequence], tuple[int, ...]]] = {
+    "fcfs": lambda s: (s.arrival,),
+    "priority": lambda s: (s.priority, s.arrival),
+    "shortest-first": lambda s: (len(s.prompt) + AGING_TOKENS * s.arrival, s.arrival),
+}
+POLICIES = tuple(_POLICIES)
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What one step did to one sequence: new tokens, and whether it ended."""
+
+    sequence: Sequence
+    tokens: list[int]
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    prompt_done: bool = False  # the prompt is computed; comes before the first token
+
+
+class _StepBudget:
+    """The tokens one step may compute and the shares granted so far. Dies with the step."""
+
+    def __init__(self, tokens: int) -> None:
+        self.left = tokens
+        self.shares: dict[Sequence, int] = {}
+
+    def grant(self, sequence: Sequence, tokens: int) -> None:
+        self.left -= tokens
+        self.shares[sequence] = tokens
+
+    def take_back(self, sequence: Sequence) -> None:
+        self.left += self.shares.pop(sequence, 0)
+
+
+class Scheduler:
+    """Sequences in, step plans out.
+
+    ``max_num_batched_tokens`` bounds a step's tokens, ``max_num_seqs`` the running sequences,
+    ``max_waiting`` the queue. ``eos_token_ids`` end a sequence unless it asks to ignore them.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        max_waiting: int,
+        policy: str = "fcfs",
+        eos_token_ids: Iterable[int] = (),
+    ) -> None:
+        self.pool = pool
+        self.max_model_len = max_model_len
+        self._max_tokens = max_num_batched_tokens
+        self._max_seqs = max_num_seqs
+        self._max_waiting = max_waiting
+        self._key = _POLICIES[policy]
+        self._eos = frozenset(eos_token_ids)
+        self._waiting: list[Sequence] = []  # sorted by policy
+        self._running: list[Sequence] = []  # sorted by policy
+        self._receiving: set[Sequence] = set()
+        self._held: set[Sequence] = set()  # prefill-only, computed, blocks not yet given back
+        self._in_flight: dict[Sequence, SequenceStep] = {}
+        self._cancelled: list[tuple[Sequence, FinishReason]] = []
+        self._forget: list[int] = []
+        self._step = 0
+        self._arrivals = 0
+
+    # ---- what others may ask ---------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting) + len(self._receiving)
+
+    @property
+    def queued_prefill_tokens(self) -> int:
+        return sum(max(0, s.target - s.computed) for s in [*self._waiting, *self._running])
+
+    @property
+    def idle(self) -> bool:
+        """No sequence is alive in any phase."""
+        return not (self._waiting or self._running or self._receiving or self._held)
+
+    # ---- sequences come and go -------------------------------------------------------------
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence. Raises ``OverloadedError`` when the queue is full."""
+        if self.waiting >= self._max_waiting:
+            raise OverloadedError(
+                f"{self.waiting} requests are waiting and the limit is {self._max_waiting}; "
+                f"try again later"
+            )
+        self._stamp(sequence)
+        self._enqueue(sequence)
+
+    def match_prefix(self, sequence: Sequence) -> None:
+        """Give a sequence without blocks the longest cached prefix of its tokens.
+
+        The last token is never taken from the cache: its logits are needed. Neither is anything
+        when prompt logprobs are wanted, because they need every position's logits.
+        """
+        if sequence.block_table or (
+            sequence.params.prompt_logprobs is not None and not sequence.outputs
+        ):
+            return
+        size = self.pool.block_size
+        self._extend_keys(sequence)
+        usable = sequence.keys[: (sequence.target - (sequence.compute_until is None)) // size]
+        sequence.block_table = self.pool.match(usable)
+        sequence.computed = len(sequence.block_table) * size
+        sequence.published = len(sequence.block_table)
+        if not sequence.preemptions:
+            sequence.cached = sequence.computed
+
+    def receive(self, sequence: Sequence, end: int) -> list[int]:
+        """Park a new sequence while a transfer fills its blocks up to token ``end``.
+
+        Returns the reserved blocks. Raises ``OutOfBlocksError`` (nothing is kept but the prefix).
+        """
+        size = self.pool.block_size
+        count = -(-end // size) - len(sequence.block_table)
+        last = sequence.block_table[-1] if sequence.block_table else None
+        reserved = self.pool.reserve(count, last)
+        self._stamp(sequence)
+        sequence.move(Phase.RECEIVING)
+        self._receiving.add(sequence)
+        sequence.block_table.extend(reserved)
+        return reserved
+
+    def commit_received(self, sequence: Sequence, reserved: list[int], end: int) -> None:
+        """The transfer filled the blocks: the sequence is scheduled, with ``end`` tokens done."""
+        self.pool.commit(reserved)
+        self._receiving.remove(sequence)
+        sequence.received = end - sequence.computed
+        sequence.computed = end
+        self._publish(sequence)
+        self._enqueue(sequence)
+
+    def abandon_received(self, sequence: Sequence, reserved: list[int]) -> None:
+        """The transfer failed and cannot write any more: the sequence is prefilled here."""
+        self._drop_reservation(sequence, reserved)
+        self._enqueue(sequence)
+
+    def cancel_received(self, sequence: Sequence, reserved: list[int]) -> None:
+        """The client is gone, and the transfer cannot write any more."""
+        self._drop_reservation(sequence, reserved)
+        self._finish(sequence, FinishReason.CANCELLED)
+
+    def cancel(self, sequence: Sequence, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        """End a sequence in any phase but RECEIVING (its transfer ends it). Idempotent.
+
+        While a step that computes it is in flight its blocks stay: the step still writes them.
+        """
+        if sequence.phase is Phase.FINISHED or sequence.phase is Phase.RECEIVING:
+            return
+        if sequence in self._in_flight:
+            self._cancelled.append((sequence, reason))
+            return
+        self._finish(sequence, reason)
+
+    def release_held(self, sequence: Sequence) -> None:
+        """A prefill-only sequence's KV has been sent or is not wanted any more. Idempotent."""
+        if sequence in self._held:
+            self._held.remove(sequence)
+            self._give_back(sequence)
+
+    # ---- the step --------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan | None:
+        """Plan the next step, or ``None`` when nothing can be computed now."""
+        if self._in_flight:
+            raise RuntimeError("the previous step has not been applied")
+        budget = _StepBudget(self._max_tokens)
+        for sequence in [s for s in self._running if s.decoding]:
+            self._grant(sequence, budget)
+        for sequence in [s for s in self._running if not s.decoding]:
+            self._grant(sequence, budget)
+        self._admit(budget)
+        if not budget.shares and not self._forget:
+            return None
+        return self._plan(budget)
+
+    def apply(self, result: StepResult) -> list[StepOutput]:
+        """Account for what the step in flight computed. Returns one output a touched sequence."""
+        rows, self._in_flight = self._in_flight, {}
+        cancelled, self._cancelled = self._cancelled, []
+        sampled = {s.sequence_id: s for s in result.sampled}
+        outputs = []
+        for sequence, row in rows.items():
+            sequence.computed = row.start + len(row.tokens)
+            self._publish(sequence)
+            sequence.prompt_logprobs.extend(result.prompt_logprobs.get(sequence.sequence_id, ()))
+            output = StepOutput(sequence, [])
+            if sequence.sequence_id in result.failed:
+                sequence.error = result.failed[sequence.sequence_id]
+                self._finish(sequence, FinishReason.ERROR)
+            elif row.sample:
+                drawn = sampled[sequence.sequence_id]
+                output.prompt_done = not sequence.outputs
+                self._append(sequence, drawn.token, output)
+                if drawn.logprobs is not None and output.tokens:
+                    output.logprobs.append(drawn.logprobs)
+            elif sequence.compute_until is not None and sequence.computed == sequence.target:
+                self._finish(sequence, FinishReason.COMPUTED)
+            outputs.append(output)
+        for sequence, reason in cancelled:
+            self.cancel(sequence, reason)
+        return outputs
+
+    def fail_step(self, reason: str) -> list[Sequence]:
+        """The step in flight was lost with its ranks: every sequence in it ends with an error."""
+        rows, self._in_flight = self._in_flight, {}
+        self._cancelled = []
+        for sequence in rows:
+            sequence.error = reason
+            self._finish(sequence, FinishReason.ERROR)
+        return list(rows)
+
+    # ---- inside ----------------------------------------------------------------------------
+
+    def _stamp(self, sequence: Sequence) -> None:
+        self._arrivals += 1
+        sequence.arrival = self._arrivals
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        if sequence.phase is not Phase.WAITING:
+            sequence.move(Phase.WAITING)
+        insort(self._waiting, sequence, key=self._key)
+
+    def _drop_reservation(self, sequence: Sequence, reserved: list[int]) -> None:
+        self._receiving.remove(sequence)
+        self.pool.cancel_reservation(reserved)
+        if reserved:
+            del sequence.block_table[-len(reserved) :]
+
+    def _grant(self, sequence: Sequence, budget: _StepBudget) -> None:
+        """Give a running sequence its share, preempting later ones while blocks are short."""
+        if sequence.phase is not Phase.RUNNING or budget.left <= 0:
+            return  # preempted by an earlier one, or the step is full
+        tokens = min(sequence.target - sequence.computed, budget.left)
+        while not self._cover(sequence, sequence.computed + tokens):
+            victim = self._running[-1]
+            if victim is sequence and self._reclaim_from_waiting(sequence):
+                continue
+            if victim is sequence and len(self._running) == 1 and self.pool.counts().reserved:
+                return  # only transfers hold blocks; they end, so waiting is enough
+            budget.take_back(victim)
+            self._preempt(victim)
+            if victim is sequence:
+                return
+        budget.grant(sequence, tokens)
+
+    def _admit(self, budget: _StepBudget) -> None:
+        """Start waiting sequences while slots, tokens and blocks last; stop at the first that
+        does not fit, so that a large one is not passed for ever by small ones."""
+        while self._waiting and budget.left > 0 and len(self._running) < self._max_seqs:
+            sequence = self._waiting[0]
+            self.match_prefix(sequence)
+            tokens = min(sequence.target - sequence.computed, budget.left)
+            if tokens and not self._cover(sequence, sequence.computed + tokens):
+                if not self._running and self._reclaim_from_waiting(sequence):
+                    continue
+                if not sequence.received:
+                    self._give_back(sequence)
+                return
+            self._waiting.pop(0)
+            sequence.move(Phase.RUNNING)
+            insort(self._running, sequence, key=self._key)
+            if tokens:
+                budget.grant(sequence, tokens)
+            else:  # a prefill-only sequence whose every token was cached
+                self._finish(sequence, FinishReason.COMPUTED)
+
+    def _cover(self, sequence: Sequence, end: int) -> bool:
+        """Make the block table reach token ``end``; False when the pool cannot."""
+        missing = -(-end // self.pool.block_size) - len(sequence.block_table)
+        if missing <= 0:
+            return True
+        last = sequence.block_table[-1] if sequence.block_table else None
+        try:
+            sequence.block_table.extend(self.pool.allocate(missing, last))
+        except OutOfBlocksError:
+            return False
+        return True
+
+    def _reclaim_from_waiting(self, sequence: Sequence) -> bool:
+        """Last resort, so that waiting sequences (received prompts, later choices) that hold
+        blocks cannot deadlock the one that must run: the last of them is computed again here."""
+        for holder in reversed(self._waiting):
+            if holder is not sequence and holder.block_table:
+                self._give_back(holder)
+                holder.received = 0
+                return True
+        return False
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self._give_back(sequence)
+        if not sequence.outputs:
+            sequence.prompt_logprobs.clear()
+        sequence.preemptions += 1
+        self._enqueue(sequence)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.block_table)
+        sequence.block_table = []
+        sequence.computed = sequence.published = 0
+
+    def _plan(self, budget: _StepBudget) -> StepPlan:
+        added, rows = [], []
+        for sequence, tokens in budget.shares.items():
+            row = self._row(sequence, tokens)
+            if row.sample and not sequence.known_to_ranks:
+                added.append(self._sampler_spec(sequence))
+                sequence.known_to_ranks = True
+            self._in_flight[sequence] = row
+            rows.append(row)
+        removed, self._forget = self._forget, []
+        self._step += 1
+        return StepPlan(self._step, rows, added, removed)
+
+    def _row(self, sequence: Sequence, tokens: int) -> SequenceStep:
+        start, end = sequence.computed, sequence.computed + tokens
+        wants_prompt = sequence.params.prompt_logprobs is not None and not sequence.outputs
+        return SequenceStep(
+            sequence.sequence_id,
+            sequence.tokens(start, end),
+            start,
+            list(sequence.block_table),
+            sample=sequence.compute_until is None and end == sequence.length,
+            prompt_logprobs=sequence.params.prompt_logprobs if wants_prompt else None,
+            prompt_targets=sequence.prompt[start + 1 : end + 1] if wants_prompt else [],
+        )
+
+    def _sampler_spec(self, sequence: Sequence) -> SamplerSpec:
+        params = sequence.params
+        blocked = set(params.stop_token_ids)
+        if not params.ignore_eos:
+            blocked |= self._eos
+        return SamplerSpec(
+            sequence.sequence_id,
+            params,
+            sequence.seed,
+            tuple(sequence.prompt),
+            tuple(sequence.outputs),
+            tuple(sorted(blocked)) if params.min_tokens else (),
+            params.min_tokens,
+        )
+
+    def _append(self, sequence: Sequence, token: int, output: StepOutput) -> None:
+        params = sequence.params
+        stops = token in params.stop_token_ids or (token in self._eos and not params.ignore_eos)
+        sequence.outputs.append(token)
+        if output.prompt_done:
+            self._start_siblings(sequence)
+        if stops:
+            sequence.stop_token = token
+            self._finish(sequence, FinishReason.STOP)
+            return
+        output.tokens.append(token)
+        full = sequence.length >= self.max_model_len
+        if full or len(sequence.outputs) >= params.max_tokens:
+            self._finish(sequence, FinishReason.LENGTH)
+
+    def _start_siblings(self, leader: Sequence) -> None:
+        """The prompt is computed once: the other choices share its full blocks, and compute the
+        rest of it (at most one block) themselves."""
+        shared = leader.block_table[: (len(leader.prompt) - 1) // self.pool.block_size]
+        for sibling in leader.siblings:
+            if sibling.phase is Phase.FINISHED:
+                continue
+            self.pool.share(shared)
+            sibling.block_table = list(shared)
+            sibling.computed = len(shared) * self.pool.block_size
+            sibling.published = len(shared)
+            sibling.keys = leader.keys[: len(shared)]
+            sibling.cached, sibling.received = leader.cached, leader.received
+            self._stamp(sibling)
+            self._enqueue(sibling)
+        leader.siblings = []
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        if sequence in self._running:
+            self._running.remove(sequence)
+        elif sequence in self._waiting:
+            self._waiting.remove(sequence)
+        sequence.move(Phase.FINISHED)
+        sequence.finish_reason = reason
+        if sequence.known_to_ranks:
+            self._forget.append(sequence.sequence_id)
+        if reason is FinishReason.COMPUTED:
+            self._held.add(sequence)
+        else:
+            self._give_back(sequence)
+
+    def _extend_keys(self, sequence: Sequence) -> None:
+        sequence.keys = chain_keys(
+            sequence.tokens(0, sequence.length),
+            self.pool.block_size,
+            sequence.salt,
+            sequence.keys,
+        )
+
+    def _publish(self, sequence: Sequence) -> None:
+        """Index the blocks that the last step filled."""
+        full = sequence.computed // self.pool.block_size
+        if full <= sequence.published:
+            return
+        if full > len(sequence.keys):
+            self._extend_keys(sequence)
+        for i in range(sequence.published, full):
+            self.pool.publish(sequence.block_table[i], sequence.keys[i])
+        sequence.published = full

@@ -1,0 +1,113 @@
+"""One sequence's state, and the phases it may go through.
+
+::
+
+    WAITING ──► RUNNING ──► FINISHED
+       │  ▲        │
+       ▼  └────────┘ preempted: blocks given back, tokens kept, computed again later
+    RECEIVING ──► WAITING   committed, or the transfer failed: scheduled like any other
+
+Only the scheduler changes a sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from .plan import PositionLogprobs, SamplingParams
+
+
+class Phase(Enum):
+    """Where a sequence is in its life."""
+
+    WAITING = "waiting"
+    RECEIVING = "receiving"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+_ALLOWED = {
+    (Phase.WAITING, Phase.RUNNING),
+    (Phase.WAITING, Phase.RECEIVING),
+    (Phase.RECEIVING, Phase.WAITING),
+    (Phase.RUNNING, Phase.WAITING),
+    (Phase.WAITING, Phase.FINISHED),
+    (Phase.RECEIVING, Phase.FINISHED),
+    (Phase.RUNNING, Phase.FINISHED),
+}
+
+
+class FinishReason(Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    COMPUTED = "computed"  # a prefill-only sequence reached its last position
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A prompt and what was generated for it so far.
+
+    ``computed`` counts leading tokens whose KV is in the blocks of ``block_table``. A prefill-only
+    sequence has ``compute_until`` set and never samples. ``siblings`` are the other choices of the
+    same request: they share the prompt's full blocks and start when this one's prompt is computed.
+    """
+
+    sequence_id: int
+    prompt: list[int]
+    params: SamplingParams
+    seed: int = 0
+    index: int = 0
+    priority: int = 0
+    arrival: int = 0
+    salt: str = ""
+    compute_until: int | None = None
+    phase: Phase = Phase.WAITING
+    outputs: list[int] = field(default_factory=list)
+    computed: int = 0
+    cached: int = 0  # of the prompt, found in the prefix index at first match
+    received: int = 0  # of the prompt, computed by a prefill node
+    block_table: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+    published: int = 0  # leading blocks already in the prefix index
+    siblings: list[Sequence] = field(default_factory=list)
+    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
+    preemptions: int = 0
+    known_to_ranks: bool = False
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None
+    error: str = ""
+
+    @property
+    def length(self) -> int:
+        """Tokens so far, prompt and outputs."""
+        return len(self.prompt) + len(self.outputs)
+
+    @property
+    def target(self) -> int:
+        """How many tokens must be computed before the sequence samples or ends."""
+        return self.length if self.compute_until is None else self.compute_until
+
+    @property
+    def decoding(self) -> bool:
+        """Exactly one token is left to compute, and it was sampled, not given."""
+        return bool(self.outputs) and self.computed == self.length - 1
+
+    def tokens(self, start: int, end: int) -> list[int]:
+        """Tokens at positions ``[start, end)``."""
+        prompt = len(self.prompt)
+        if start >= prompt:
+            return self.outputs[start - prompt : end - prompt]
+        if end <= prompt:
+            return self.prompt[start:end]
+        return self.prompt[start:] + self.outputs[: end - prompt]
+
+    def move(self, phase: Phase) -> None:
+        """Enter ``phase``; an illegal transition is a bug of ours and raises."""
+        if (self.phase, phase) not in _ALLOWED:
+            raise RuntimeError(f"sequence {self.sequence_id}: {self.phase} cannot become {phase}")
+        self.phase = phase

@@ -1,0 +1,63 @@
+"""One tree for everything that can go wrong on purpose.
+
+::
+
+    TandemError
+    ├── UsageError             the command line or a config file is wrong        exit code 2
+    ├── StartupError           a process cannot start                            exit code 1
+    │   └── ModelError         the model folder is missing, broken, unsupported
+    ├── RequestError           the request is wrong                              HTTP 400
+    ├── OverloadedError        no room now, try again later                      HTTP 503
+    ├── UnavailableError       no node can serve it                              HTTP 503
+    └── TransferError          one attempt at a transfer failed
+        └── PeerRefusedError   the two sides must never hand over (other model)
+
+Messages say what was wrong, with the value, the limit and the remedy.
+"""
+
+from __future__ import annotations
+
+
+class TandemError(Exception):
+    """Base of every error that Tandem raises on purpose."""
+
+
+class UsageError(TandemError):
+    """The command line, the environment or a config file asks for something that cannot be."""
+
+
+class StartupError(TandemError):
+    """A process cannot start: a port is taken, memory is short, a peer cannot be reached."""
+
+
+class ModelError(StartupError):
+    """The model folder is missing, broken, or asks for something that is not implemented."""
+
+
+class RequestError(TandemError):
+    """The request is wrong; the same request will never succeed.
+
+    ``param`` names the field, as OpenAI's error body has it; ``code`` is a short machine-readable
+    word such as ``context_length_exceeded``.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class OverloadedError(TandemError):
+    """A bounded queue is full; the same request may succeed later."""
+
+
+class UnavailableError(TandemError):
+    """No node can serve the request at present."""
+
+
+class TransferError(TandemError):
+    """One attempt at a transfer failed; another node, or local prefill, may still succeed."""
+
+
+class PeerRefusedError(TransferError):
+    """The peer runs another model or protocol; no attempt with it can ever succeed."""

@@ -1,0 +1,1 @@
+"""The handoff: transfers and their states, staging, carriers."""

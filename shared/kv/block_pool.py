@@ -1,0 +1,188 @@
+"""Who holds which block of the KV cache.
+
+Every block is in exactly one of four states, and ``check`` holds the sum::
+
+    free      nobody's, content meaningless
+    cached    nobody's, but its content is a known prefix: reusable until evicted
+    owned     referenced by one or more sequences
+    reserved  waiting to be filled by one transfer
+
+The pool knows no torch and no sequence: callers hold plain block ids and give them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from .prefix_index import PrefixIndex
+
+
+class OutOfBlocksError(Exception):
+    """Fewer blocks are free or evictable than were asked for; nothing was taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCounts:
+    """How many blocks are in each state."""
+
+    free: int
+    cached: int
+    owned: int
+    reserved: int
+
+    @property
+    def available(self) -> int:
+        """Blocks that an allocation could take now."""
+        return self.free + self.cached
+
+
+class BlockPool:
+    """Hands out blocks, counts references, and keeps finished prefixes for reuse.
+
+    ``prefix_cache_max_blocks`` bounds how many unreferenced blocks stay cached (``None``: all).
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_cache: bool = True,
+        prefix_cache_max_blocks: int | None = None,
+    ) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"a pool needs blocks: num_blocks={num_blocks}, {block_size=}")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.index = PrefixIndex()
+        self._enabled = enable_prefix_cache
+        self._max_cached = prefix_cache_max_blocks
+        self._free: dict[int, None] = dict.fromkeys(range(num_blocks))
+        self._references: dict[int, int] = {}
+        self._reserved: set[int] = set()
+
+    def counts(self) -> PoolCounts:
+        return PoolCounts(
+            len(self._free), self.index.idle, len(self._references), len(self._reserved)
+        )
+
+    def check(self) -> None:
+        """Raise when a block is in no state or in two. Called when idle and after every test."""
+        counts = self.counts()
+        total = counts.free + counts.cached + counts.owned + counts.reserved
+        overlap = (self._free.keys() & self._references.keys()) | (
+            self._reserved & (self._free.keys() | self._references.keys())
+        )
+        assert total == self.num_blocks and not overlap, (
+            f"{counts} do not add up to {self.num_blocks}, or overlap: {sorted(overlap)}"
+        )
+        assert all(n > 0 for n in self._references.values()), "a block is owned by nobody"
+
+    def allocate(self, count: int, after: int | None = None) -> list[int]:
+        """Take ``count`` blocks for one sequence, evicting cached prefixes when it must.
+
+        ``after`` is the sequence's last block: the pool tries to go on right behind it, because
+        attention over consecutive blocks needs no gather.
+        """
+        blocks = self._take(count, after)
+        for block in blocks:
+            self._references[block] = 1
+        return blocks
+
+    def reserve(self, count: int, after: int | None = None) -> list[int]:
+        """Take ``count`` blocks for one transfer to fill."""
+        blocks = self._take(count, after)
+        self._reserved.update(blocks)
+        return blocks
+
+    def commit(self, blocks: Iterable[int]) -> None:
+        """A transfer filled these reserved blocks: one sequence owns them now."""
+        for block in blocks:
+            self._reserved.remove(block)
+            self._references[block] = 1
+
+    def cancel_reservation(self, blocks: Iterable[int]) -> None:
+        """A transfer will not fill these blocks, and nobody can write them any more."""
+        for block in blocks:
+            self._reserved.remove(block)
+            self._free[block] = None
+
+    def match(self, keys: Sequence[bytes]) -> list[int]:
+        """Take a reference on the longest cached prefix whose chained keys are ``keys[:k]``."""
+        blocks: list[int] = []
+        if not self._enabled:
+            return blocks
+        for key in keys:
+            block = self.index.find(key)
+            if block is None:
+                break
+            blocks.append(block)
+        self.share(blocks)
+        return blocks
+
+    def peek(self, keys: Sequence[bytes]) -> int:
+        """How many leading ``keys`` are cached; takes nothing."""
+        count = 0
+        while self._enabled and count < len(keys) and self.index.find(keys[count]) is not None:
+            count += 1
+        return count
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more sequence holds each of these owned or cached blocks."""
+        for block in blocks:
+            count = self._references.get(block, 0)
+            if count == 0:
+                self.index.claim(block)
+            self._references[block] = count + 1
+
+    def publish(self, block: int, key: bytes) -> None:
+        """An owned block is full and computed: sequences with the same prefix may share it."""
+        if block not in self._references:
+            raise ValueError(f"block {block} is not owned, so its content is not known")
+        if self._enabled:
+            self.index.insert(key, block)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Give back one reference on each block, the last block of a sequence first.
+
+        That order makes the tail of a prefix the first to be evicted: a tail without its head can
+        never be matched again.
+        """
+        for block in reversed(blocks):
+            count = self._references[block] - 1
+            if count:
+                self._references[block] = count
+                continue
+            del self._references[block]
+            if self.index.holds(block):
+                self.index.idle_block(block)
+            else:
+                self._free[block] = None
+        self._trim()
+
+    def clear_cache(self) -> None:
+        """Forget every prefix that no sequence references."""
+        while self.index.idle:
+            self._free[self.index.evict()] = None
+
+    def _trim(self) -> None:
+        while self._max_cached is not None and self.index.idle > self._max_cached:
+            self._free[self.index.evict()] = None
+
+    def _take(self, count: int, after: int | None) -> list[int]:
+        if count > len(self._free) + self.index.idle:
+            raise OutOfBlocksError(
+                f"{count} blocks asked for, {len(self._free)} free, {self.index.idle} evictable"
+            )
+        blocks: list[int] = []
+        while len(blocks) < count:
+            if not self._free:
+                self._free[self.index.evict()] = None
+            wanted = after + 1 if after is not None else None
+            block = wanted if wanted in self._free else next(iter(self._free))
+            assert block is not None
+            del self._free[block]
+            blocks.append(block)
+            after = block
+        return blocks

@@ -1,0 +1,1 @@
+"""One decoder, and one short spec per model family."""

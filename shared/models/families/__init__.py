@@ -1,0 +1,1 @@
+"""One file a family: how its ``config.json`` and weight names read."""

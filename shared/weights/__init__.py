@@ -1,0 +1,1 @@
+"""Checkpoints on disk, and how they reach a rank's parameters."""

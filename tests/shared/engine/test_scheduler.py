@@ -1,0 +1,228 @@
+"""The scheduler's promises: budget, order, preemption, conservation, progress."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.shared.engine.plan import Sampled, SamplingParams, StepPlan, StepResult
+from tandem.shared.engine.scheduler import POLICIES, Scheduler, StepOutput
+from tandem.shared.engine.sequence import FinishReason, Phase, Sequence
+from tandem.shared.errors import OverloadedError
+from tandem.shared.kv.block_pool import BlockPool, OutOfBlocksError
+
+EOS = 999
+
+
+def make(blocks: int = 32, size: int = 4, **options: Any) -> Scheduler:
+    defaults = dict(
+        max_num_batched_tokens=16,
+        max_num_seqs=8,
+        max_model_len=blocks * size,
+        max_waiting=100,
+        eos_token_ids=(EOS,),
+    )
+    return Scheduler(BlockPool(blocks, size), **(defaults | options))
+
+
+def sequence(n: int, prompt: int, **params: Any) -> Sequence:
+    return Sequence(n, [n * 1000 + i for i in range(prompt)], SamplingParams(**params))
+
+
+def run_step(scheduler: Scheduler, token: int = 5) -> tuple[StepPlan | None, list[StepOutput]]:
+    plan = scheduler.schedule()
+    if plan is None:
+        return None, []
+    drawn = [Sampled(row.sequence_id, token) for row in plan.sequences if row.sample]
+    outputs = scheduler.apply(StepResult(plan.step, drawn))
+    scheduler.pool.check()
+    return plan, outputs
+
+
+def drain(scheduler: Scheduler, limit: int = 2000) -> None:
+    for _ in range(limit):
+        if not scheduler.has_work:
+            return
+        plan, _ = run_step(scheduler)
+        assert plan is not None, "work is left and nothing was scheduled: a deadlock"
+    raise AssertionError(f"work is left after {limit} steps")
+
+
+def test_long_prompts_are_chunked_and_decodes_go_first() -> None:
+    scheduler = make()
+    scheduler.add(sequence(1, 4, max_tokens=8))
+    run_step(scheduler)
+    scheduler.add(sequence(2, 40))
+    plan, _ = run_step(scheduler)
+    assert plan is not None
+    assert [(row.sequence_id, len(row.tokens)) for row in plan.sequences] == [(1, 1), (2, 15)]
+
+
+def test_a_sequence_ends_at_eos_and_the_stop_token_is_not_output() -> None:
+    scheduler = make()
+    scheduler.add(sequence(1, 3))
+    _, [output] = run_step(scheduler, EOS)
+    assert output.tokens == [] and output.sequence.stop_token == EOS
+    assert output.sequence.finish_reason is FinishReason.STOP
+    assert scheduler.idle
+
+
+def test_max_tokens_ends_with_length() -> None:
+    scheduler = make()
+    scheduler.add(sequence(1, 3, max_tokens=2))
+    run_step(scheduler)
+    _, [output] = run_step(scheduler)
+    assert output.sequence.finish_reason is FinishReason.LENGTH
+
+
+def test_the_youngest_is_preempted_and_keeps_its_tokens() -> None:
+    scheduler = make(blocks=4, max_model_len=16)
+    old, young = sequence(1, 7, max_tokens=9), sequence(2, 7, max_tokens=9)
+    scheduler.add(old)
+    scheduler.add(young)
+    for _ in range(3):
+        run_step(scheduler)
+    assert young.preemptions and not old.preemptions
+    tokens = list(young.outputs)
+    drain(scheduler)
+    assert young.outputs[: len(tokens)] == tokens and len(young.outputs) == 9
+
+
+def test_cached_prefixes_are_not_computed_again() -> None:
+    scheduler = make()
+    scheduler.add(sequence(1, 9, max_tokens=1))
+    drain(scheduler)
+    again = sequence(1, 9, max_tokens=1)
+    scheduler.add(again)
+    plan, _ = run_step(scheduler)
+    assert plan is not None and plan.sequences[0].start == 8 and again.cached == 8
+
+
+def test_choices_share_the_prompt_of_the_first() -> None:
+    scheduler = make()
+    leader, sibling = sequence(1, 9, max_tokens=3), sequence(2, 9, max_tokens=3)
+    sibling.prompt = leader.prompt
+    leader.siblings = [sibling]
+    scheduler.add(leader)
+    run_step(scheduler)
+    plan, _ = run_step(scheduler)
+    assert plan is not None
+    assert {row.sequence_id: row.start for row in plan.sequences} == {1: 9, 2: 8}
+    drain(scheduler)
+    assert scheduler.pool.counts().owned == 0
+
+
+def test_cancel_during_a_step_keeps_the_blocks_until_it_ends() -> None:
+    scheduler = make()
+    scheduler.add(one := sequence(1, 5))
+    plan = scheduler.schedule()
+    assert plan is not None
+    scheduler.cancel(one)
+    assert scheduler.pool.counts().owned == 2
+    scheduler.apply(StepResult(plan.step, [Sampled(1, 5)]))
+    assert scheduler.pool.counts().owned == 0 and scheduler.idle
+
+
+def test_a_full_queue_refuses() -> None:
+    scheduler = make(max_waiting=1)
+    scheduler.add(sequence(1, 3))
+    with pytest.raises(OverloadedError, match="limit is 1"):
+        scheduler.add(sequence(2, 3))
+
+
+def test_received_prefix_leaves_one_token_to_compute() -> None:
+    scheduler = make()
+    one = sequence(1, 11, max_tokens=1)
+    scheduler.match_prefix(one)
+    reserved = scheduler.receive(one, 10)
+    assert scheduler.pool.counts().reserved == 3 and scheduler.schedule() is None
+    scheduler.commit_received(one, reserved, 10)
+    plan, _ = run_step(scheduler)
+    assert plan is not None and plan.sequences[0].start == 10
+    assert len(plan.sequences[0].tokens) == 1
+
+
+def test_a_failed_transfer_is_prefilled_here() -> None:
+    scheduler = make()
+    one = sequence(1, 11, max_tokens=1)
+    scheduler.match_prefix(one)
+    scheduler.abandon_received(one, scheduler.receive(one, 10))
+    drain(scheduler)
+    assert one.finish_reason is FinishReason.LENGTH
+
+
+def test_a_prefill_only_sequence_holds_its_blocks_until_released() -> None:
+    scheduler = make()
+    one = sequence(1, 20)
+    one.compute_until = 19
+    scheduler.add(one)
+    drain(scheduler)
+    assert one.finish_reason is FinishReason.COMPUTED and scheduler.pool.counts().owned == 5
+    scheduler.release_held(one)
+    assert scheduler.pool.counts().owned == 0
+
+
+def test_shortest_first_cannot_starve_a_long_prompt() -> None:
+    scheduler = make(policy="shortest-first", max_num_seqs=1)
+    long = sequence(1, 100, max_tokens=1)
+    scheduler.add(long)
+    for n in range(2, 40):
+        scheduler.add(sequence(n, 2, max_tokens=1))
+        run_step(scheduler)
+        if long.phase is not Phase.WAITING:
+            return
+    raise AssertionError("38 later arrivals passed the first one")
+
+
+def receive(scheduler: Scheduler, one: Sequence, outcome: str) -> None:
+    scheduler.match_prefix(one)
+    try:
+        reserved = scheduler.receive(one, len(one.prompt) - 1)
+    except OutOfBlocksError:
+        scheduler.add(one)
+        return
+    if outcome == "commit":
+        scheduler.commit_received(one, reserved, len(one.prompt) - 1)
+    elif outcome == "abandon":
+        scheduler.abandon_received(one, reserved)
+    else:
+        scheduler.cancel_received(one, reserved)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), st.sampled_from(POLICIES))
+def test_everything_ends_and_every_block_returns(data: st.DataObject, policy: str) -> None:
+    blocks = data.draw(st.integers(4, 12))
+    scheduler = make(blocks=blocks, policy=policy, max_num_seqs=data.draw(st.integers(1, 5)))
+    limit = blocks * 4
+    alive: list[Sequence] = []
+    for n in range(data.draw(st.integers(1, 12))):
+        prompt = data.draw(st.integers(1, limit - 2))
+        one = sequence(n, prompt, max_tokens=data.draw(st.integers(1, limit - prompt)))
+        one.prompt = [data.draw(st.integers(0, 1)) for _ in range(prompt)]
+        one.priority = data.draw(st.integers(0, 2))
+        if data.draw(st.booleans()):
+            one.compute_until = max(1, prompt - 1)
+        alive.append(one)
+        if one.compute_until is None and prompt > 1 and data.draw(st.booleans()):
+            receive(scheduler, one, data.draw(st.sampled_from(["commit", "abandon", "cancel"])))
+        else:
+            scheduler.add(one)
+        for _ in range(data.draw(st.integers(0, 3))):
+            run_step(scheduler)
+            for held in list(scheduler._held):
+                scheduler.release_held(held)
+        if data.draw(st.booleans()):
+            scheduler.cancel(data.draw(st.sampled_from(alive)))
+    for _ in range(3000):
+        if not scheduler.has_work:
+            break
+        plan, _ = run_step(scheduler)
+        for held in list(scheduler._held):
+            scheduler.release_held(held)
+        assert plan is not None or not scheduler.has_work
+    assert scheduler.idle and scheduler.pool.counts().available == blocks
+    assert all(s.phase is Phase.FINISHED for s in alive)
