@@ -1,1 +1,1 @@
-"""Kernels, each beside its plain torch reference."""
+"""Compute kernels, each beside its plain torch reference. Nothing here imports the package."""

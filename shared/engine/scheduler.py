@@ -117,18 +117,23 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence. Raises ``OverloadedError`` when the queue is full."""
+        self.check_room()
+        self._stamp(sequence)
+        self._enqueue(sequence)
+
+    def check_room(self) -> None:
+        """Raise ``OverloadedError`` when no further sequence may wait."""
         if self.waiting >= self._max_waiting:
             raise OverloadedError(
                 f"{self.waiting} requests are waiting and the limit is {self._max_waiting}; "
                 f"try again later"
             )
-        self._stamp(sequence)
-        self._enqueue(sequence)
 
     def match_prefix(self, sequence: Sequence) -> None:
         """Give a sequence without blocks the longest cached prefix of its tokens.
 
-        The last token is never taken from the cache: its logits are needed. Neither is anything
+        The last token is never taken from the cache: its logits are needed, and a sequence with
+        nothing left to compute would be a case of its own everywhere. Neither is anything
         when prompt logprobs are wanted, because they need every position's logits.
         """
         if sequence.block_table or (
@@ -137,7 +142,7 @@ class Scheduler:
             return
         size = self.pool.block_size
         self._extend_keys(sequence)
-        usable = sequence.keys[: (sequence.target - (sequence.compute_until is None)) // size]
+        usable = sequence.keys[: (sequence.target - 1) // size]
         sequence.block_table = self.pool.match(usable)
         sequence.computed = len(sequence.block_table) * size
         sequence.published = len(sequence.block_table)
@@ -289,7 +294,11 @@ class Scheduler:
             sequence = self._waiting[0]
             self.match_prefix(sequence)
             tokens = min(sequence.target - sequence.computed, budget.left)
-            if tokens and not self._cover(sequence, sequence.computed + tokens):
+            # KV that is being sent must stay where it is: a prefill-only sequence gets all of its
+            # blocks at once, so that it can never be the one that runs out of them.
+            whole = sequence.compute_until is not None
+            end = sequence.target if whole else sequence.computed + tokens
+            if not self._cover(sequence, end):
                 if not self._running and self._reclaim_from_waiting(sequence):
                     continue
                 if not sequence.received:
@@ -298,10 +307,7 @@ class Scheduler:
             self._waiting.pop(0)
             sequence.move(Phase.RUNNING)
             insort(self._running, sequence, key=self._key)
-            if tokens:
-                budget.grant(sequence, tokens)
-            else:  # a prefill-only sequence whose every token was cached
-                self._finish(sequence, FinishReason.COMPUTED)
+            budget.grant(sequence, tokens)
 
     def _cover(self, sequence: Sequence, end: int) -> bool:
         """Make the block table reach token ``end``; False when the pool cannot."""

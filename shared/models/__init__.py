@@ -1,1 +1,1 @@
-"""One decoder, and one short spec per model family."""
+"""One decoder, built from a declarative spec; one short file for each family of checkpoints."""

@@ -1,1 +1,1 @@
-"""Checkpoints on disk, and how they reach a rank's parameters."""
+"""Weights from files to the model: safetensors folders, and seeded random ones."""

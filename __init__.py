@@ -1,0 +1,41 @@
+"""Tandem: an LLM server that runs prefill and decode apart.
+
+The Python API::
+
+    from tandem import Engine, EngineConfig, SamplingParams
+
+    with Engine(EngineConfig(model="builtin")) as engine:
+        print(engine.generate_sync(["Hello!"], SamplingParams(max_tokens=20))[0].text)
+
+Names load on first use, so that ``import tandem`` costs nothing and a router never loads torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .shared.config import EngineConfig
+    from .shared.engine.api import Completion, Delta, Engine, Message
+    from .shared.engine.plan import SamplingParams
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Completion": "shared.engine.api",
+    "Delta": "shared.engine.api",
+    "Engine": "shared.engine.api",
+    "EngineConfig": "shared.config",
+    "Message": "shared.engine.api",
+    "SamplingParams": "shared.engine.plan",
+}
+
+__all__ = ["Completion", "Delta", "Engine", "EngineConfig", "Message", "SamplingParams"]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{home}", __name__), name)

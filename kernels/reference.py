@@ -1,0 +1,195 @@
+"""The kernels in plain torch: the oracle of their tests, and what runs on CPUs.
+
+Shapes: T rows of a step, C hidden width, H query heads, K KV heads, G = H / K query heads of a KV
+head, D head dimension, N slots of the cache, L tokens of context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+# Rows of a chunk that attend to earlier context are taken this many at a time, so that the mask
+# and the products spent on what it hides stay small.
+_TILE = 512
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Over the last dimension, in float32 inside."""
+    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of both, normed, and the sum itself."""
+    residual = residual + x
+    return rms_norm(residual, weight, eps), residual
+
+
+def rotary(x_THD: torch.Tensor, cos_TD: torch.Tensor, sin_TD: torch.Tensor) -> torch.Tensor:
+    """Rotate the first half of each head against the second. cos and sin are [T, 1, D / 2] fp32,
+    so the products are taken in fp32 and rounded once."""
+    first, second = x_THD.chunk(2, dim=-1)
+    rotated = (first * cos_TD - second * sin_TD, second * cos_TD + first * sin_TD)
+    return torch.cat(rotated, dim=-1).to(x_THD.dtype)
+
+
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """``silu(gate) * up`` of [T, gate | up]."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+@dataclass(slots=True)
+class Context:
+    """Where the tokens of one sequence lie in the cache, and which of its rows a step computes.
+
+    ``rows`` are the flattened rows of the step, ``start`` the position of the first one. Token t
+    is in slot ``blocks[t // block_size] * block_size + t % block_size``. The context is all
+    tokens up to the last row's. Index tensors and masks are built when first needed and serve all
+    layers of the step.
+    """
+
+    rows: slice
+    start: int
+    blocks: list[int]
+    block_size: int
+    consecutive: bool = field(init=False)
+    _indices: dict[tuple[int, int], torch.Tensor] = field(init=False, default_factory=dict)
+    _masks: dict[tuple[int, ...], torch.Tensor] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        used = self.blocks[: -(-self.end // self.block_size)]
+        self.blocks = used
+        self.consecutive = used == list(range(used[0], used[0] + len(used)))
+
+    @property
+    def count(self) -> int:
+        """Rows of this sequence."""
+        return self.rows.stop - self.rows.start
+
+    @property
+    def end(self) -> int:
+        """Tokens of context, with those of this step."""
+        return self.start + self.rows.stop - self.rows.start
+
+    def gather(self, cache_KND: torch.Tensor, first: int, end: int) -> torch.Tensor:
+        """Tokens first to end, [K, end - first, D]: a view if the blocks are consecutive."""
+        if self.consecutive:
+            base = self.blocks[0] * self.block_size
+            return cache_KND[:, base + first : base + end]
+        low, high = first // self.block_size, -(-end // self.block_size)
+        index = self._indices.get((low, high))
+        if index is None:
+            index = torch.tensor(self.blocks[low:high], device=cache_KND.device)
+            self._indices[low, high] = index
+        heads, _, dim = cache_KND.shape
+        blocks = cache_KND.view(heads, -1, self.block_size * dim).index_select(1, index)
+        offset = low * self.block_size
+        return blocks.view(heads, -1, dim)[:, first - offset : end - offset]
+
+    def mask(
+        self, start: int, rows: int, first: int, window: int | None, device: torch.device
+    ) -> torch.Tensor:
+        """Which of the tokens from ``first`` on the rows from position ``start`` on may see."""
+        key = (start, rows, first, window or 0)
+        mask = self._masks.get(key)
+        if mask is None:
+            query = torch.arange(start, start + rows, device=device)[:, None]
+            token = torch.arange(first, start + rows, device=device)
+            mask = token <= query
+            if window is not None:
+                mask &= token > query - window
+            self._masks[key] = mask
+        return mask
+
+
+def write_kv(
+    keys_KND: torch.Tensor,
+    values_KND: torch.Tensor,
+    slots_T: torch.Tensor,
+    k_TKD: torch.Tensor,
+    v_TKD: torch.Tensor,
+) -> None:
+    """Put the step's K and V into their slots."""
+    keys_KND.index_copy_(1, slots_T, k_TKD.transpose(0, 1))
+    values_KND.index_copy_(1, slots_T, v_TKD.transpose(0, 1))
+
+
+def paged_attention(
+    q_THD: torch.Tensor,
+    keys_KND: torch.Tensor,
+    values_KND: torch.Tensor,
+    contexts: list[Context],
+    window: int | None,
+) -> torch.Tensor:
+    """Each row attends to its own sequence, up to itself; [T, H, D]."""
+    out = torch.empty_like(q_THD)
+    for context in contexts:
+        attend = _decode if context.count == 1 else _chunk
+        attend(q_THD, keys_KND, values_KND, context, window, out)
+    return out
+
+
+def _first_visible(position: int, window: int | None) -> int:
+    return 0 if window is None else max(0, position - window + 1)
+
+
+def _decode(
+    q_THD: torch.Tensor,
+    keys_KND: torch.Tensor,
+    values_KND: torch.Tensor,
+    context: Context,
+    window: int | None,
+    out: torch.Tensor,
+) -> None:
+    """The G query heads of a KV head are taken as G rows, so that K and V are not repeated."""
+    heads, dim = keys_KND.shape[0], keys_KND.shape[2]
+    first = _first_visible(context.start, window)
+    k = context.gather(keys_KND, first, context.end)
+    v = context.gather(values_KND, first, context.end)
+    row = context.rows.start
+    q_KGD = q_THD[row].view(heads, -1, dim)
+    attended = F.scaled_dot_product_attention(q_KGD[None], k[None], v[None])
+    out[row] = attended.view(-1, dim)
+
+
+def _chunk(
+    q_THD: torch.Tensor,
+    keys_KND: torch.Tensor,
+    values_KND: torch.Tensor,
+    context: Context,
+    window: int | None,
+    out: torch.Tensor,
+) -> None:
+    rows, start = context.rows, context.start
+    if start == 0 and (window is None or context.end <= window):
+        k = context.gather(keys_KND, 0, context.end)
+        v = context.gather(values_KND, 0, context.end)
+        out[rows] = _sdpa(q_THD[rows], k, v, None)
+        return
+    for offset in range(0, context.count, _TILE):
+        tile = slice(rows.start + offset, min(rows.start + offset + _TILE, rows.stop))
+        position, count = start + offset, tile.stop - tile.start
+        first = _first_visible(position, window)
+        k = context.gather(keys_KND, first, position + count)
+        v = context.gather(values_KND, first, position + count)
+        mask = context.mask(position, count, first, window, q_THD.device)
+        out[tile] = _sdpa(q_THD[tile], k, v, mask)
+
+
+def _sdpa(
+    q_THD: torch.Tensor, k_KLD: torch.Tensor, v_KLD: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    attended = F.scaled_dot_product_attention(
+        q_THD.transpose(0, 1)[None],
+        k_KLD[None],
+        v_KLD[None],
+        attn_mask=mask,
+        is_causal=mask is None,
+        enable_gqa=q_THD.shape[1] != k_KLD.shape[0],
+    )
+    return attended[0].transpose(0, 1)

@@ -1,0 +1,133 @@
+"""POST /v1/completions: from the body to a ``Generation``."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from . import sampling as read
+from .errors import invalid
+from .fields import Fields, check_integer, wrong_type
+from .generation import Generation, Prompt
+from .model import ServedModel
+from .options import RouterOptions
+
+DEFAULT_MAX_TOKENS = 16
+KNOWN = read.COMMON | {"prompt", "echo", "best_of"}
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    name: neutral for name, neutral in read.UNSUPPORTED.items() if name != "best_of"
+} | {"suffix": ("",), "prompt_embeds": ()}
+
+
+def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> Generation:
+    """Check everything, encode the prompts, count the tokens."""
+    fields = Fields(body)
+    fields.refuse_others(KNOWN, UNSUPPORTED)
+    name = model.check_name(fields.string("model", "", 1024))
+    stream, include_usage = read.read_stream(fields)
+    sampling = read.read_sampling(fields, model, options)
+    _check_best_of(fields, sampling.n)
+    echo = fields.boolean("echo")
+    wanted = fields.optional_integer("max_tokens", 0 if echo else 1, 2**31 - 1)
+    text = read.read_text_options(fields, echo=echo, discard_output=wanted == 0)
+    logprobs = _logprobs(fields)
+    prompt_logprobs = read.read_prompt_logprobs(fields, stream)
+    priority, cache_salt = read.read_routing(fields)
+    prompts = _prompts(fields, model, options)
+    _check_choices(len(prompts), sampling.n, options)
+    granted = read.check_context(
+        [len(prompt.tokens) for prompt in prompts],
+        # A node always draws one token; with max_tokens 0 it is thrown away.
+        1 if wanted == 0 else wanted,
+        model,
+        param="prompt",
+        default=DEFAULT_MAX_TOKENS,
+    )
+    read.check_min_tokens(text.min_tokens, granted)
+    return Generation(
+        request_id=f"cmpl-{uuid.uuid4().hex}",
+        model=model,
+        model_name=name,
+        prompts=prompts,
+        max_tokens=granted,
+        sampling=sampling,
+        text=text,
+        stream=stream,
+        include_usage=include_usage,
+        logprobs=logprobs,
+        prompt_logprobs=logprobs if echo and prompt_logprobs is None else prompt_logprobs,
+        return_token_ids=fields.boolean("return_token_ids"),
+        priority=priority,
+        cache_salt=cache_salt,
+    )
+
+
+def _prompts(fields: Fields, model: ServedModel, options: RouterOptions) -> list[Prompt]:
+    """A string, token ids, or a list of either kind."""
+    value = fields.raw("prompt")
+    if value is None:
+        message = "Missing required parameter: 'prompt'."
+        raise invalid(message, "prompt", "missing_required_parameter")
+    if isinstance(value, str):
+        return [_from_text(value, fields, model, "prompt")]
+    if not isinstance(value, list):
+        raise wrong_type("prompt", "a string or an array", value)
+    if not value:
+        raise invalid("Invalid 'prompt': empty array.", "prompt", "empty_array")
+    if isinstance(value[0], int):
+        return [_from_tokens(value, model, "prompt")]
+    if len(value) > options.max_prompts:
+        raise invalid(
+            f"Invalid 'prompt': {len(value)} prompts, the limit is {options.max_prompts}.",
+            "prompt",
+            "array_above_max_length",
+        )
+    if all(isinstance(item, str) for item in value):
+        return [_from_text(item, fields, model, f"prompt[{i}]") for i, item in enumerate(value)]
+    if all(isinstance(item, list) for item in value):
+        return [_from_tokens(item, model, f"prompt[{i}]") for i, item in enumerate(value)]
+    raise invalid(
+        "Invalid type for 'prompt': an array must hold only strings, only token ids, or only "
+        "arrays of token ids.",
+        "prompt",
+        "invalid_type",
+    )
+
+
+def _from_text(text: str, fields: Fields, model: ServedModel, param: str) -> Prompt:
+    if not text:
+        raise invalid(f"Invalid '{param}': the prompt is empty.", "prompt", "empty_string")
+    special = fields.boolean("add_special_tokens", True)
+    tokens = model.tokenizer.encode(text, add_special_tokens=special)
+    if not tokens:
+        raise invalid(f"Invalid '{param}': the prompt has no tokens.", "prompt", "empty_string")
+    return Prompt(tokens, text)
+
+
+def _from_tokens(tokens: list[Any], model: ServedModel, param: str) -> Prompt:
+    if not tokens:
+        raise invalid(f"Invalid '{param}': the prompt is empty.", "prompt", "empty_array")
+    # Before looking at each: a list of millions must cost nothing.
+    read.check_context([len(tokens)], None, model, param="prompt", default=1)
+    for i, token in enumerate(tokens):
+        check_integer(f"{param}[{i}]", token, 0, model.vocab_size - 1)
+    return Prompt(tokens)
+
+
+def _check_choices(prompts: int, n: int, options: RouterOptions) -> None:
+    if prompts * n > options.max_choices:
+        raise invalid(
+            f"{prompts} prompts with 'n' of {n} make {prompts * n} choices; the limit is "
+            f"{options.max_choices}.",
+            "n",
+        )
+
+
+def _check_best_of(fields: Fields, n: int) -> None:
+    if fields.integer("best_of", n, 1, 2**31 - 1) != n:
+        message = "'best_of' is not supported by this server unless it equals 'n'."
+        raise invalid(message, "best_of", "unsupported_parameter")
+
+
+def _logprobs(fields: Fields) -> int | None:
+    return fields.optional_integer("logprobs", 0, read.MAX_LOGPROBS)

@@ -1,0 +1,137 @@
+"""One HTTP exchange on bare ASGI: bounded reading, watched writing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from .errors import ApiError, invalid
+from .options import RouterOptions
+
+Headers = Iterable[tuple[bytes, bytes]]
+JSON_TYPE = b"application/json"
+CLOSE = ((b"connection", b"close"),)
+
+
+class ClientGoneError(Exception):
+    """Nobody reads the answer any more."""
+
+
+class Exchange:
+    """A request and its answer. ``started`` says whether the status has been sent."""
+
+    def __init__(self, scope: Any, receive: Any, send: Any, options: RouterOptions) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._options = options
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.started = False
+        self.streaming = False
+
+    def header(self, name: bytes) -> bytes:
+        return next((value for key, value in self._scope["headers"] if key == name), b"")
+
+    async def body(self) -> bytes:
+        """The whole body, within its limits of type, size and time."""
+        if self.header(b"content-type").partition(b";")[0].strip().lower() != JSON_TYPE:
+            raise ApiError(415, "The content type must be 'application/json'.", headers=CLOSE)
+        limit = self._options.max_body_bytes
+        length = self.header(b"content-length")
+        if length.isdigit() and (len(length) > 18 or int(length) > limit):
+            raise self._too_large()
+        try:
+            async with asyncio.timeout(self._options.body_timeout):
+                return await self._read(limit)
+        except TimeoutError:
+            message = f"The body did not arrive within {self._options.body_timeout:g} s."
+            raise ApiError(408, message, headers=CLOSE) from None
+
+    async def _read(self, limit: int) -> bytes:
+        parts = bytearray()
+        while True:
+            event = await self._receive()
+            if event["type"] == "http.disconnect":
+                raise ClientGoneError
+            parts += event.get("body", b"")
+            if len(parts) > limit:
+                raise self._too_large()
+            if not event.get("more_body"):
+                return bytes(parts)
+
+    def _too_large(self) -> ApiError:
+        limit = self._options.max_body_bytes
+        return ApiError(413, f"The body is over the limit of {limit} bytes.", headers=CLOSE)
+
+    async def disconnected(self) -> None:
+        """Returns when the client has gone. Only after the body was read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def json(self, status: int, value: Any, headers: Headers = ()) -> None:
+        await self.answer(status, dump(value), JSON_TYPE, headers)
+
+    async def answer(self, status: int, body: bytes, kind: bytes, headers: Headers = ()) -> None:
+        """A whole answer."""
+        length = (b"content-length", str(len(body)).encode())
+        await self._start(status, [(b"content-type", kind), length, *headers])
+        await self._write(body, more=False)
+
+    async def start_events(self) -> None:
+        """The head of a stream of server-sent events."""
+        self.streaming = True
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+        ]
+        await self._start(200, headers)
+
+    async def events(self, values: Iterable[Any]) -> None:
+        """Several events in one write."""
+        data = b"".join(b"data: " + dump(value) + b"\n\n" for value in values)
+        if data:
+            await self._write(data, more=True)
+
+    async def end_events(self, *, done: bool) -> None:
+        await self._write(b"data: [DONE]\n\n" if done else b"", more=False)
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _write(self, data: bytes, *, more: bool) -> None:
+        """Waits while the client is slow, but not for ever: then the connection is cut."""
+        try:
+            async with asyncio.timeout(self._options.send_timeout):
+                await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        except TimeoutError:
+            abort = self._scope.get("state", {}).get("abort")
+            if abort is not None:
+                abort()
+            raise ClientGoneError from None
+
+
+def dump(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def parse_json(body: bytes) -> Any:
+    """Strict JSON: no NaN, no lone surrogates, no nesting without end."""
+    try:
+        value = json.loads(body, parse_constant=_no_constant)
+        if b"\\u" in body:
+            dump(value)
+    except UnicodeError:
+        raise invalid("The body is not valid UTF-8, or has an unpaired surrogate.") from None
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
+        raise invalid(f"The body is not valid JSON: {why}.") from None
+    return value
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")

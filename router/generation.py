@@ -1,0 +1,112 @@
+"""One parsed request, the same for every HTTP surface, and what serving it gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..proto import tandem_pb2 as pb
+from .model import ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """``text`` is what the client wrote, for ``echo``; ``None`` when it sent token ids."""
+
+    tokens: list[int]
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    """What the router does with a choice's tokens."""
+
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    min_tokens: int = 0
+    echo: bool = False
+    discard_output: bool = False  # max_tokens 0 with echo: only the prompt is wanted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """All a request asks for. ``max_tokens`` is per prompt, since each has its own room left."""
+
+    request_id: str
+    model: ServedModel
+    model_name: str
+    prompts: list[Prompt]
+    max_tokens: list[int]
+    sampling: pb.Sampling
+    text: TextOptions
+    stream: bool
+    include_usage: bool
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool = False
+    priority: int = 0
+    cache_salt: str = ""
+
+    @property
+    def n(self) -> int:
+        return self.sampling.n
+
+    @property
+    def choices(self) -> int:
+        return len(self.prompts) * self.n
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A token with its logprobs; ``offset`` is where its text begins in the choice's text."""
+
+    token: int
+    offset: int
+    logprobs: pb.PositionLogprobs | None
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A node has taken the request; from here on the status is 200."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New output of one choice. ``finish_reason`` comes once, with the last."""
+
+    index: int
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    scored: list[Scored] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScored:
+    """The logprobs of one prompt, before any output of its choices."""
+
+    prompt: int
+    positions: list[pb.PositionLogprobs]
+
+
+@dataclass(slots=True)
+class Usage:
+    """Summed over all prompts and choices of a request."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    remote_tokens: int = 0
+    prefill_nodes: list[str] = field(default_factory=list)
+    decode_nodes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Every choice has finished."""
+
+    usage: Usage
+
+
+Item = Admitted | Delta | PromptScored | Done

@@ -1,0 +1,66 @@
+"""The model that this router serves: its names, its limits, its tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .errors import ApiError
+
+if TYPE_CHECKING:
+    from ..shared.text.tokenizer import Tokenizer
+
+OVERRIDES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """``max_model_len`` is the smallest of the decode nodes': any of them may get the request."""
+
+    names: tuple[str, ...]
+    fingerprint: str
+    max_model_len: int
+    vocab_size: int
+    created: int
+    tokenizer: Tokenizer
+    defaults: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    def card(self, name: str) -> dict[str, Any]:
+        """One entry of /v1/models."""
+        return {
+            "id": name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "tandem",
+            "root": self.name,
+            "parent": None,
+            "max_model_len": self.max_model_len,
+        }
+
+    def check_name(self, name: str) -> str:
+        """The name to answer with; an empty one means the model that is there."""
+        if not name:
+            return self.name
+        if name not in self.names:
+            shown = name if len(name) <= 128 else name[:128] + "..."
+            raise ApiError(
+                404,
+                f"The model '{shown}' does not exist; this server has '{self.name}'.",
+                param="model",
+                code="model_not_found",
+            )
+        return name
+
+
+def sampling_defaults(generation_config: dict[str, Any]) -> dict[str, float]:
+    """The model's own defaults replace OpenAI's, as in vLLM."""
+    return {
+        name: value
+        for name in OVERRIDES
+        if isinstance(value := generation_config.get(name), (int, float))
+        and not isinstance(value, bool)
+    }

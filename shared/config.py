@@ -1,0 +1,254 @@
+"""Every option, once: its field, default, flag names and help.
+
+The command line, ``TANDEM_...`` environment variables and YAML files are generated from these
+fields; nothing else has a default. Instances are frozen; ``None`` stands for "auto" and is resolved
+once, by ``resolve_engine``, into a ``ResolvedEngine``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import StartupError, UsageError
+
+
+def option(
+    default: Any,
+    flags: str,
+    help: str,
+    *,
+    choices: tuple[str, ...] | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
+) -> Any:
+    """A dataclass field that is also a flag. ``flags`` is space-separated, the canonical one first."""
+    metadata = {
+        "flags": flags.split(),
+        "help": help,
+        "choices": choices,
+        "minimum": minimum,
+        "maximum": maximum,
+    }
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What one engine runs and how much it may use."""
+
+    model: str = option(
+        "builtin",
+        "--model --m --w --f",
+        "Model: 'builtin', a folder in Hugging Face layout, a .safetensors file in one, or the "
+        "name of a model on the Hugging Face hub.",
+    )
+    served_model_name: str | None = option(
+        None, "--served-model-name", "Name that clients use; the model's own if not given."
+    )
+    dtype: str = option(
+        "auto",
+        "--dtype",
+        "Weights and activations. auto: as the checkpoint says (float16 becomes bfloat16 on CPUs).",
+        choices=("auto", "float32", "float16", "bfloat16"),
+    )
+    device: str = option("auto", "--device", "Where ranks run.", choices=("auto", "cpu", "cuda"))
+    devices: str | None = option(
+        None, "--d --devices", "CUDA devices of the ranks, such as 0,1; sets the number of ranks."
+    )
+    tensor_parallel_size: int | None = option(
+        None,
+        "--tensor-parallel-size --tp",
+        "Ranks that share one model (default: as many as devices, else 1).",
+        minimum=1,
+        maximum=64,
+    )
+    load_format: str = option(
+        "auto",
+        "--load-format",
+        "auto reads safetensors; dummy fills the weights with seeded random numbers (benchmarks).",
+        choices=("auto", "safetensors", "dummy"),
+    )
+    block_size: int = option(
+        16, "--block-size", "Token slots of a KV block.", minimum=1, maximum=1024
+    )
+    max_model_len: int | None = option(
+        None, "--max-model-len", "Longest prompt plus output, in tokens.", minimum=2
+    )
+    max_num_seqs: int = option(
+        64, "--max-num-seqs", "Sequences that may run at once.", minimum=1, maximum=65536
+    )
+    max_num_batched_tokens: int | None = option(
+        None,
+        "--max-num-batched-tokens",
+        "Tokens of one step, so also the longest prompt chunk (default: 512 on CPUs, 2048 on GPUs).",
+        minimum=1,
+    )
+    max_waiting: int = option(
+        1024, "--max-waiting", "Sequences that may wait; beyond it requests get 503.", minimum=1
+    )
+    kv_fraction: float | None = option(
+        None,
+        "--kv-fraction --gpu-memory-utilization",
+        "Share of the free device memory for the KV cache (default: what max-model-len x "
+        "max-num-seqs needs, at most 0.3 on CPUs and 0.9 on GPUs).",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    num_blocks: int | None = option(
+        None,
+        "--num-gpu-blocks-override",
+        "Blocks of the KV cache, instead of planning them from memory.",
+        minimum=1,
+    )
+    scheduling_policy: str = option(
+        "fcfs",
+        "--scheduling-policy",
+        "Which waiting sequence runs first.",
+        choices=("fcfs", "priority", "shortest-first"),
+    )
+    enable_prefix_caching: bool = option(
+        True, "--enable-prefix-caching", "Reuse the KV of prompts that start alike."
+    )
+    prefix_cache_max_tokens: int | None = option(
+        None,
+        "--prefix-cache-max-tokens",
+        "Tokens of unreferenced prefixes to keep (default: as long as nobody needs the blocks).",
+        minimum=0,
+    )
+    seed: int = option(0, "--seed", "Seed of requests that bring none, and of dummy weights.")
+    threads: int | None = option(
+        None, "--threads", "CPU threads of a rank (default: cores divided by ranks).", minimum=1
+    )
+
+    @property
+    def device_ids(self) -> tuple[int, ...]:
+        """The CUDA devices named by ``--d``. Raises ``UsageError`` for anything but numbers."""
+        if self.devices is None:
+            return ()
+        try:
+            ids = tuple(int(part) for part in self.devices.split(","))
+        except ValueError:
+            raise UsageError(
+                f"--d {self.devices!r} is not a list of device numbers such as 0,1"
+            ) from None
+        if len(set(ids)) != len(ids) or min(ids) < 0:
+            raise UsageError(f"--d {self.devices!r} names a device twice or a negative one")
+        return ids
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks. Raises ``UsageError`` when two options contradict each other."""
+        ids = self.device_ids
+        size = self.tensor_parallel_size
+        if ids and size is not None and len(ids) != size:
+            raise UsageError(
+                f"--d {self.devices} names {len(ids)} devices, but --tensor-parallel-size is "
+                f"{size}; drop one of them"
+            )
+        return size or len(ids) or 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandoffConfig:
+    """How KV moves, and when it does not."""
+
+    host: str = option(
+        "127.0.0.1", "--kv-host", "Address that the data plane of a prefill node listens on."
+    )
+    insecure: bool = option(
+        False,
+        "--insecure",
+        "Allow the handoff, which is neither encrypted nor authenticated yet, on an address that "
+        "other machines reach.",
+    )
+    staging_bytes: int = option(
+        32 << 20, "--staging-bytes", "Staging memory of a rank.", minimum=1 << 20
+    )
+    window_bytes: int = option(
+        8 << 20, "--window-bytes", "Bytes of one transfer that may be on the way.", minimum=1 << 16
+    )
+    prefill_threshold: int | None = option(
+        None,
+        "--prefill-threshold",
+        "Prompts with fewer uncached tokens are prefilled locally (default: computed from "
+        "measured rates, and 64 until they are known).",
+        minimum=1,
+    )
+    lease_seconds: float = option(
+        10.0, "--lease-seconds", "How long a prefill node holds KV without a renewal.", minimum=0.5
+    )
+    transfer_timeout: float = option(
+        120.0, "--transfer-timeout", "Seconds that one attempt at a transfer may take.", minimum=0.1
+    )
+    progress_timeout: float = option(
+        3.0, "--progress-timeout", "Seconds without a sign of life that end an attempt.", minimum=0.1
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedEngine:
+    """An ``EngineConfig`` in which nothing is left open."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    prefix_cache_max_blocks: int | None
+
+
+def resolve_engine(
+    config: EngineConfig,
+    *,
+    context: int,
+    bytes_per_block: int,
+    free_bytes: int,
+    on_gpu: bool,
+) -> ResolvedEngine:
+    """Plan the KV cache from the model and the memory of the smallest rank.
+
+    ``context`` is the model's own limit in tokens; ``bytes_per_block`` counts all layers of one
+    rank. Raises ``StartupError`` when not even one sequence of two tokens fits.
+    """
+    if config.max_model_len is not None and config.max_model_len > context:
+        raise StartupError(
+            f"--max-model-len {config.max_model_len} is over the model's context of {context} "
+            f"tokens; lower it"
+        )
+    length = config.max_model_len or context
+    share = config.kv_fraction if config.kv_fraction is not None else (0.9 if on_gpu else 0.3)
+    affordable = int(free_bytes * share) // bytes_per_block
+    wanted = -(-length // config.block_size) * config.max_num_seqs
+    if config.num_blocks is not None:
+        blocks = config.num_blocks
+        room = free_bytes // bytes_per_block
+        if blocks > room:
+            raise StartupError(
+                f"--num-gpu-blocks-override {blocks} needs {blocks * bytes_per_block} bytes, but "
+                f"{free_bytes} are free; use at most {room}"
+            )
+    else:
+        blocks = affordable if config.kv_fraction is not None else min(affordable, wanted)
+    if blocks * config.block_size < 2:
+        raise StartupError(
+            f"no memory for one KV block: a block takes {bytes_per_block} bytes and "
+            f"{int(free_bytes * share)} are allowed; raise --kv-fraction or free memory"
+        )
+    slots = blocks * config.block_size
+    if slots < length:
+        if config.max_model_len is not None:
+            raise StartupError(
+                f"--max-model-len {length} needs {length} token slots, but {blocks} blocks of "
+                f"{config.block_size} give {slots}; lower it or raise --kv-fraction"
+            )
+        length = slots
+    limit = config.prefix_cache_max_tokens
+    return ResolvedEngine(
+        num_blocks=blocks,
+        block_size=config.block_size,
+        max_model_len=length,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens or (2048 if on_gpu else 512),
+        prefix_cache_max_blocks=None if limit is None else limit // config.block_size,
+    )

@@ -1,0 +1,210 @@
+"""The engine's loop: schedule, run, hand out.
+
+One engine serves both kinds of node. It lives in the head process, on one asyncio loop, and talks
+to the ranks through an ``Executor``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..errors import RequestError, UnavailableError
+from ..kv.block_pool import OutOfBlocksError
+from .plan import StepPlan, StepResult
+from .scheduler import Scheduler, StepOutput
+from .sequence import FinishReason, Phase, Sequence
+
+log = logging.getLogger(__name__)
+
+@dataclass(slots=True)
+class _Stream:
+    transfer: tuple[int, int]
+    on_start: Callable[[], None]
+    open: bool = False
+
+
+Listener = Callable[[StepOutput], None]
+
+
+class ExecutorLostError(Exception):
+    """A rank process died: what it held is gone, and the node with it."""
+
+
+class Executor(Protocol):
+    """Runs steps on the ranks."""
+
+    async def step(self, plan: StepPlan, streams: dict[int, tuple[int, int]]) -> StepResult:
+        """Compute one step on every rank. ``streams`` maps sequences to the transfer and
+        attempt that want their KV as it is computed. Raises ``ExecutorLostError``."""
+        ...
+
+
+class EngineCore:
+    """Runs sequences to their end, and tells each one's listener what every step gave it.
+
+    ``on_lost`` is called once when the ranks are gone.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        on_lost: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self.scheduler = scheduler
+        self._executor = executor
+        self._on_lost = on_lost
+        self._listeners: dict[Sequence, Listener] = {}
+        self._streams: dict[Sequence, _Stream] = {}
+        self._wake = asyncio.Event()
+        self._next_id = 0
+        self._lost = ""
+        self.steps = 0
+        self.step_seconds = 0.0
+        self.prefill_tokens_per_second = 0.0
+        self.generated_tokens = 0
+        self.prompt_tokens = 0
+
+    # ---- sequences -------------------------------------------------------------------------
+
+    def new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+    def admit(self, prompt_tokens: int, max_tokens: int) -> None:
+        """Refuse what cannot run. Raises one of the request's errors."""
+        if self._lost:
+            raise UnavailableError(f"this node has lost its ranks: {self._lost}")
+        self.scheduler.check_room()
+        limit = self.scheduler.max_model_len
+        if prompt_tokens + 1 > limit or prompt_tokens + max_tokens > limit:
+            raise RequestError(
+                f"This model's maximum context length is {limit} tokens, but the prompt has "
+                f"{prompt_tokens} and {max_tokens} were asked for. Shorten one of them.",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
+
+    def submit(self, sequence: Sequence, listener: Listener) -> None:
+        """Queue a sequence (its siblings wait with it). Raises ``OverloadedError``."""
+        self.scheduler.add(sequence)
+        self.listen(sequence, listener)
+        self._wake.set()
+
+    def listen(self, sequence: Sequence, listener: Listener) -> None:
+        """Tell ``listener`` about every step of the sequence and of its siblings."""
+        for one in (sequence, *sequence.siblings):
+            self._listeners[one] = listener
+
+    def stream(
+        self, sequence: Sequence, transfer: tuple[int, int], on_start: Callable[[], None]
+    ) -> None:
+        """Send the sequence's KV to this transfer and attempt, layer by layer, as it is computed.
+
+        ``on_start`` is called once its blocks are known, before the first step that fills them.
+        """
+        self._streams[sequence] = _Stream(transfer, on_start)
+
+    def unstream(self, sequence: Sequence) -> None:
+        self._streams.pop(sequence, None)
+
+    def cancel(self, sequence: Sequence) -> None:
+        """End a sequence that is not receiving; its listener hears nothing more."""
+        self._listeners.pop(sequence, None)
+        for sibling in sequence.siblings:
+            self.cancel_waiting_sibling(sibling)
+        self.scheduler.cancel(sequence)
+        self._wake.set()
+
+    def cancel_waiting_sibling(self, sibling: Sequence) -> None:
+        """End a choice that has not started: it is in no queue and holds no block."""
+        self._listeners.pop(sibling, None)
+        if sibling.phase is Phase.WAITING:
+            sibling.move(Phase.FINISHED)
+            sibling.finish_reason = FinishReason.CANCELLED
+
+    def wake(self) -> None:
+        """Something outside changed what can be scheduled (a transfer ended, blocks returned)."""
+        self._wake.set()
+
+    def reserve(self, sequence: Sequence, end: int) -> list[int] | None:
+        """Park the sequence for a transfer, or ``None`` when blocks are short."""
+        try:
+            return self.scheduler.receive(sequence, end)
+        except OutOfBlocksError:
+            return None
+
+    # ---- the loop --------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Step until cancelled. Ends by itself only when the ranks are lost."""
+        while True:
+            plan = self.scheduler.schedule() if self.scheduler.has_work else None
+            if plan is None:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            try:
+                result = await self._executor.step(plan, self._open_streams(plan))
+            except ExecutorLostError as error:
+                self._fail(str(error))
+                return
+            self._account(plan, result)
+            for output in self.scheduler.apply(result):
+                self._hand_out(output)
+
+    def _open_streams(self, plan: StepPlan) -> dict[int, tuple[int, int]]:
+        """The transfers that this step feeds; those that it feeds first are opened."""
+        planned = {row.sequence_id for row in plan.sequences}
+        fed = {}
+        for sequence, stream in self._streams.items():
+            if sequence.sequence_id in planned:
+                if not stream.open:
+                    stream.open = True
+                    stream.on_start()
+                fed[sequence.sequence_id] = stream.transfer
+        return fed
+
+    def _hand_out(self, output: StepOutput) -> None:
+        sequence = output.sequence
+        listener = self._listeners.get(sequence)
+        if sequence.finish_reason is not None:
+            self._listeners.pop(sequence, None)
+        if listener is None:
+            return
+        listener(output)
+        if sequence.finish_reason is FinishReason.ERROR:
+            for sibling in sequence.siblings:
+                self._end_with_error(sibling, sequence.error)
+
+    def _account(self, plan: StepPlan, result: StepResult) -> None:
+        self.steps += 1
+        self.step_seconds += result.seconds
+        self.generated_tokens += len(result.sampled)
+        chunk = sum(len(row.tokens) for row in plan.sequences if len(row.tokens) > 1)
+        self.prompt_tokens += chunk
+        if chunk >= 64 and result.seconds > 0:
+            rate = chunk / result.seconds
+            known = self.prefill_tokens_per_second
+            self.prefill_tokens_per_second = 0.7 * known + 0.3 * rate if known else rate
+
+    def _fail(self, reason: str) -> None:
+        log.error("the ranks are lost: %s", reason)
+        self._lost = reason
+        self.scheduler.fail_step(reason)
+        for sequence in list(self._listeners):
+            self._end_with_error(sequence, reason)
+        self._on_lost(reason)
+
+    def _end_with_error(self, sequence: Sequence, reason: str) -> None:
+        listener = self._listeners.pop(sequence, None)
+        if sequence.phase is not Phase.FINISHED and sequence.phase is not Phase.RECEIVING:
+            self.scheduler.cancel(sequence, FinishReason.ERROR)
+        sequence.finish_reason = FinishReason.ERROR
+        sequence.error = sequence.error or reason
+        if listener is not None:
+            listener(StepOutput(sequence, []))

@@ -1,0 +1,162 @@
+"""The head's side of its ranks: start them, feed them, notice when one is gone.
+
+Each rank is a process of its own, reached over a socket pair. The same step goes to every rank;
+rank 0 answers with the sampled tokens, the others only say that they are done. Data-plane commands
+and events travel on the same channel, and never wait for a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import ModelError, StartupError
+from .channel import PREFIX_BYTES, body_length, pack, unpack
+from .core import ExecutorLostError
+from .plan import StepPlan, StepResult, result_from_wire, to_wire
+
+START_SECONDS = 600.0
+STOP_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """What a rank can give to the KV cache, once its weights are loaded."""
+
+    free_bytes: int
+    bytes_per_block: int
+
+
+@dataclass(slots=True, eq=False)
+class _Rank:
+    index: int
+    process: asyncio.subprocess.Process
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    replies: asyncio.Queue[tuple[str, Any]] = field(default_factory=asyncio.Queue)
+    pump: asyncio.Task[None] | None = None
+
+
+class RankPool:
+    """The ranks of one node. ``on_event(rank, data)`` gets data-plane events as wire bytes."""
+
+    def __init__(self, on_event: Callable[[int, bytes], None] = lambda rank, data: None) -> None:
+        self._on_event = on_event
+        self._ranks: list[_Rank] = []
+        self._lost = ""
+
+    async def start(self, settings: list[dict[str, Any]]) -> list[RankMemory]:
+        """Start one process for each entry and load its weights.
+
+        Raises ``ModelError`` or ``StartupError`` with the rank's own words when one cannot.
+        """
+        for index, values in enumerate(settings):
+            self._ranks.append(await self._spawn(index))
+            self._send(self._ranks[-1], "load", values)
+        return [RankMemory(*(await self._reply(rank, "loaded"))) for rank in self._ranks]
+
+    async def allocate(self, num_blocks: int) -> list[list[str]]:
+        """Give every rank its cache. Returns each rank's data-plane endpoints, if it has any."""
+        for rank in self._ranks:
+            self._send(rank, "allocate", num_blocks)
+        return [await self._reply(rank, "ready") for rank in self._ranks]
+
+    async def step(self, plan: StepPlan, streams: dict[int, tuple[int, int]]) -> StepResult:
+        """See ``Executor.step``."""
+        payload = [to_wire(plan), [[key, *transfer] for key, transfer in streams.items()]]
+        message = pack("step", payload)
+        for rank in self._ranks:
+            rank.writer.write(message)
+        try:
+            answers = [await self._reply(rank, "result") for rank in self._ranks]
+        except StartupError as error:
+            raise ExecutorLostError(str(error)) from None
+        return result_from_wire(answers[0])
+
+    def send_data(self, rank: int, command: bytes) -> None:
+        """Pass a command to one rank's data plane."""
+        self._send(self._ranks[rank], "data", command)
+
+    async def stop(self) -> None:
+        """End every rank: closing its channel is the request, a signal the last resort."""
+        for rank in self._ranks:
+            rank.writer.close()
+        for rank in self._ranks:
+            await _end(rank.process)
+            if rank.pump is not None:
+                rank.pump.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await rank.pump
+            with contextlib.suppress(OSError):
+                await rank.writer.wait_closed()
+        self._ranks = []
+
+    async def _spawn(self, index: int) -> _Rank:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "tandem.shared.engine.rank",
+                str(theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                env=os.environ | {"PYTHONSAFEPATH": "1"},
+                # Ctrl-C reaches the whole foreground group; only the head may react to it.
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        rank = _Rank(index, process, reader, writer)
+        rank.pump = asyncio.create_task(self._pump(rank))
+        return rank
+
+    async def _pump(self, rank: _Rank) -> None:
+        """Sort what a rank says: events to the handoff, everything else to whoever waits."""
+        reason = "closed its channel"
+        try:
+            while True:
+                prefix = await rank.reader.readexactly(PREFIX_BYTES)
+                kind, payload = unpack(await rank.reader.readexactly(body_length(prefix)))
+                if kind == "event":
+                    self._on_event(rank.index, payload)
+                else:
+                    rank.replies.put_nowait((kind, payload))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            with contextlib.suppress(TimeoutError):
+                status = await asyncio.wait_for(rank.process.wait(), STOP_SECONDS)
+                reason = f"ended with exit status {status}"
+        rank.replies.put_nowait(("lost", f"rank {rank.index} {reason}; its log has the cause"))
+
+    async def _reply(self, rank: _Rank, wanted: str) -> Any:
+        async with asyncio.timeout(START_SECONDS):
+            kind, payload = await rank.replies.get()
+        if kind == wanted:
+            return payload
+        if kind == "failed":
+            category, message = payload
+            raise (ModelError if category == "model" else StartupError)(message)
+        raise StartupError(payload if kind == "lost" else f"rank answered {kind!r}, not {wanted!r}")
+
+    def _send(self, rank: _Rank, kind: str, payload: Any) -> None:
+        if not rank.writer.is_closing():
+            rank.writer.write(pack(kind, payload))
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    for signal in (None, process.terminate, process.kill):
+        if signal is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal()
+        try:
+            await asyncio.wait_for(process.wait(), STOP_SECONDS)
+            return
+        except TimeoutError:
+            continue

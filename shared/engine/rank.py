@@ -1,0 +1,135 @@
+"""One rank: a process with its slice of the model, of the KV cache, and of the data plane.
+
+``python -m tandem.shared.engine.rank FD`` is started by the head with one end of a socket pair.
+The main thread computes; a reader thread passes data-plane commands on at once, so that a long step
+never delays a cancel; the data plane has a thread of its own. When the head's end closes, the
+process exits: a rank never outlives its head.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ModelError, TandemError
+from .channel import BlockingChannel
+from .plan import StepPlan, plan_from_wire, to_wire
+
+if TYPE_CHECKING:
+    from ..handoff.data_plane import DataPlane
+    from .runner import ModelRunner
+
+
+class Rank:
+    """Answers the head's messages, one at a time, in the main thread."""
+
+    def __init__(self, channel: BlockingChannel) -> None:
+        self._channel = channel
+        self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._settings: dict[str, Any] = {}
+        self._loaded: Any = None
+        self._runner: ModelRunner | None = None
+        self._plane: DataPlane | None = None
+
+    def serve(self) -> None:
+        """Answer until the head is gone; that ends the process from the reader thread."""
+        threading.Thread(target=self._read, name="reader", daemon=True).start()
+        handlers = {"load": self._load, "allocate": self._allocate, "step": self._step}
+        while True:
+            kind, payload = self._inbox.get()
+            try:
+                handlers[kind](payload)
+            except TandemError as error:
+                category = "model" if isinstance(error, ModelError) else "startup"
+                self._channel.send("failed", [category, str(error)])
+            except Exception as error:
+                traceback.print_exc()
+                self._channel.send("failed", ["internal", f"{type(error).__name__}: {error}"])
+
+    def _read(self) -> None:
+        while (message := self._channel.receive()) is not None:
+            kind, payload = message
+            if kind == "data":
+                self._command(payload)
+            else:
+                self._inbox.put((kind, payload))
+        os._exit(0)  # the main thread may be deep in a forward pass; nothing here needs saving
+
+    def _load(self, settings: dict[str, Any]) -> None:
+        from .rank_setup import free_memory, load_model
+
+        self._settings = settings
+        self._loaded = load_model(settings)
+        free = free_memory(self._loaded.device)
+        self._channel.send("loaded", [free, self._loaded.bytes_per_block])
+
+    def _allocate(self, num_blocks: int) -> None:
+        self._runner = self._loaded.runner(num_blocks)
+        endpoints: list[str] = []
+        if self._settings["data_plane"] is not None:
+            from .rank_setup import start_data_plane
+
+            self._plane = start_data_plane(self._settings, self._runner.cache, self._event)
+            endpoints = [self._plane.endpoints.bulk, self._plane.endpoints.control]
+        self._channel.send("ready", endpoints)
+
+    def _event(self, event: Any) -> None:
+        from ..handoff.messages import to_wire as event_to_wire
+
+        self._channel.send("event", event_to_wire(event))
+
+    def _command(self, data: bytes) -> None:
+        from ..handoff.messages import from_wire
+
+        if self._plane is not None:
+            self._plane.submit(from_wire(data))  # type: ignore[arg-type]
+
+    def _step(self, payload: list[Any]) -> None:
+        assert self._runner is not None
+        plan = plan_from_wire(payload[0])
+        streams = {sequence: (transfer, attempt) for sequence, transfer, attempt in payload[1]}
+        result = self._runner.execute(plan, self._layer_hook(plan, streams))
+        answer = to_wire(result) if self._settings["rank"] == 0 else None
+        self._channel.send("result", answer)
+
+    def _layer_hook(self, plan: StepPlan, streams: dict[int, tuple[int, int]]) -> Any:
+        """Tells the data plane which cells a layer has just computed, if anybody wants them."""
+        rows = [
+            (streams[row.sequence_id], row.start, row.start + len(row.tokens))
+            for row in plan.sequences
+            if row.sequence_id in streams
+        ]
+        plane = self._plane
+        if not rows or plane is None:
+            return None
+        from ..handoff.messages import LayerReady
+
+        def computed(layer: int) -> None:
+            for (transfer, attempt), first, end in rows:
+                plane.submit(
+                    LayerReady(
+                        transfer_id=transfer,
+                        attempt=attempt,
+                        first_layer=layer,
+                        end_layer=layer + 1,
+                        first_token=first,
+                        end_token=end,
+                    )
+                )
+
+        return computed
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Rank(BlockingChannel(socket.socket(fileno=int(sys.argv[1])))).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""What a rank builds from the head's settings: the model on its device, the cache, the data plane.
+
+Everything heavy is imported here, so that a rank that is told to stop at once never pays for it.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import StartupError
+from ..handoff.data_plane import DataPlane, DataPlaneConfig
+from ..kv.cache import KVCache, bytes_per_block
+from ..models.decoder import Decoder
+from ..models.parallel import TensorParallel
+from ..weights import load
+from .runner import ModelRunner
+from .sampler import Sampler
+
+RENDEZVOUS_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """Weights on their device, before the cache is planned."""
+
+    model: Decoder
+    block_size: int
+    tp: TensorParallel
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.place.device
+
+    @property
+    def bytes_per_block(self) -> int:
+        return bytes_per_block(
+            self.model.spec, self.block_size, self.model.place.dtype, self.tp.size, self.tp.rank
+        )
+
+    def runner(self, num_blocks: int) -> ModelRunner:
+        """Raises ``StartupError`` when the cache does not fit after all."""
+        try:
+            cache = KVCache(
+                self.model.spec,
+                num_blocks=num_blocks,
+                block_size=self.block_size,
+                dtype=self.model.place.dtype,
+                device=self.device,
+                tp_rank=self.tp.rank,
+                tp_size=self.tp.size,
+            )
+        except (RuntimeError, MemoryError) as error:
+            size = num_blocks * self.bytes_per_block
+            raise StartupError(
+                f"the KV cache of {num_blocks} blocks ({size} bytes) cannot be allocated: "
+                f"{str(error).splitlines()[0]}; lower --kv-fraction"
+            ) from None
+        sampler = Sampler(self.model.spec.vocab_size, self.device)
+        return ModelRunner(self.model, cache, sampler, self.tp)
+
+
+def load_model(settings: dict[str, Any]) -> LoadedModel:
+    """Place this rank's part of the model, having met the other ranks if there are any."""
+    device = _device(settings["device"], settings["device_index"])
+    torch.set_num_threads(settings["threads"])
+    tp = _meet(settings, device)
+    model = load.load_model(
+        settings["folder"],
+        dtype=settings["dtype"],
+        device=device,
+        tp=tp,
+        load_format=settings["load_format"],
+        seed=settings["seed"],
+    )
+    return LoadedModel(model, settings["block_size"], tp)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that this process could still take: on a CPU, what the machine and the container
+    leave."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = _meminfo("MemAvailable") or (8 << 30)
+    limit, used = (_number(Path("/sys/fs/cgroup") / f"memory.{n}") for n in ("max", "current"))
+    if limit is not None and used is not None:
+        free = min(free, max(0, limit - used))
+    return free
+
+
+def start_data_plane(
+    settings: dict[str, Any], cache: KVCache, on_event: Callable[[Any], None]
+) -> DataPlane:
+    """Open this rank's end of the data plane. Raises ``StartupError``."""
+    values = settings["data_plane"]
+    heads = cache.heads[0]
+    config = DataPlaneConfig(
+        node_id=values["node_id"],
+        epoch=values["epoch"],
+        rank=settings["rank"],
+        tp_size=settings["size"],
+        dtype=str(cache.dtype).removeprefix("torch."),
+        first_head=heads.start,
+        end_head=heads.stop,
+        listen_host=values["host"],
+        staging_slots=max(2, values["staging_bytes"] >> 20),
+    )
+    plane = DataPlane(config, _CacheOfPlane(cache), on_event)
+    plane.start()
+    return plane
+
+
+class _CacheOfPlane:
+    """The cache as the data plane sees it: whole layers of this rank's heads, all alike."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self._cache = cache
+        self.num_layers = len(cache.layers)
+        sizes = {cache.packed_bytes(layer, 1) for layer in range(self.num_layers)}
+        if len(sizes) != 1:
+            raise StartupError(f"layers with KV of different sizes {sizes} cannot be handed over")
+        self.layer_bytes_per_token = sizes.pop()
+
+    def pack(
+        self, layer: int, block_table: Sequence[int], first: int, end: int, out: memoryview
+    ) -> None:
+        # An index copy inside would allocate with autograd's bookkeeping otherwise.
+        with torch.inference_mode():
+            self._cache.pack(layer, block_table, first, end, out)
+
+    def scatter(
+        self, layer: int, block_table: Sequence[int], first: int, end: int, data: memoryview
+    ) -> None:
+        with torch.inference_mode():
+            self._cache.scatter(layer, block_table, first, end, data)
+
+
+def _device(name: str, index: int) -> torch.device:
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise StartupError("--device cuda: this torch sees no CUDA device; use --device cpu")
+    count = torch.cuda.device_count()
+    if index >= count:
+        raise StartupError(f"CUDA device {index} was asked for, but there are {count}; see --d")
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def _meet(settings: dict[str, Any], device: torch.device) -> TensorParallel:
+    if settings["size"] == 1:
+        return TensorParallel()
+    try:
+        torch.distributed.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            init_method=settings["rendezvous"],
+            rank=settings["rank"],
+            world_size=settings["size"],
+            timeout=datetime.timedelta(seconds=RENDEZVOUS_SECONDS),
+        )
+    except (RuntimeError, ValueError) as error:
+        raise StartupError(
+            f"rank {settings['rank']} did not meet the other {settings['size'] - 1} at "
+            f"{settings['rendezvous']} within {RENDEZVOUS_SECONDS} s: {str(error).splitlines()[0]}"
+        ) from None
+    return TensorParallel(settings["rank"], settings["size"])
+
+
+def _meminfo(field: str) -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) << 10
+    return None
+
+
+def _number(file: Path) -> int | None:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):  # no cgroup, or "max"
+        return None

@@ -1,0 +1,147 @@
+"""What one rank does with a step: build the batch, run the model, sample."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ..kv.cache import KVCache, plan_num_blocks
+from ..models.batch import build_batch
+from ..models.decoder import Decoder
+from ..models.parallel import TensorParallel
+from ..weights.load import load_model
+from .logprobs import position_logprobs
+from .plan import PositionLogprobs, SequenceStep, StepPlan, StepResult
+from .sampler import Sampler
+
+# Logits of prompt positions are taken this many rows at a time: a row is as wide as the vocabulary.
+_PROMPT_ROWS = 64
+
+
+class ModelRunner:
+    """Owns one rank's tensors. Between steps it keeps the weights, the cache and the sampler's
+    history; everything else comes with the plan. Rank 0 alone samples."""
+
+    def __init__(
+        self, model: Decoder, cache: KVCache, sampler: Sampler, tp: TensorParallel
+    ) -> None:
+        self.model = model
+        self.cache = cache
+        self.sampler = sampler
+        self.tp = tp
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan, on_layer: Callable[[int], None] | None = None) -> StepResult:
+        """Run one step. ``on_layer(i)``: layer i's K and V of this step are in the cache."""
+        begun = time.perf_counter()
+        for sequence_id in plan.removed:
+            self.sampler.remove(sequence_id)
+        for spec in plan.added:
+            self.sampler.add(spec)
+        result = StepResult(plan.step, [])
+        if plan.sequences:
+            self._run(plan.sequences, on_layer, result)
+        return StepResult(
+            plan.step,
+            result.sampled,
+            result.prompt_logprobs,
+            result.failed,
+            time.perf_counter() - begun,
+        )
+
+    def _run(
+        self,
+        sequences: list[SequenceStep],
+        on_layer: Callable[[int], None] | None,
+        result: StepResult,
+    ) -> None:
+        rows, asked = _output_rows(sequences)
+        batch = build_batch(sequences, self.cache.block_size, self.cache.device, rows)
+        hidden = self.model.forward(batch, self.cache.layers, on_layer)
+        sampling = [s.sequence_id for s in sequences if s.sample]
+        if sampling:
+            logits = self.model.logits(hidden[: len(sampling)])
+            if logits is not None:
+                sampled, failed = self.sampler.sample(sampling, logits)
+                result.sampled.extend(sampled)
+                result.failed.update(failed)
+        row = len(sampling)
+        for sequence in asked:
+            end = row + len(sequence.prompt_targets)
+            result.prompt_logprobs[sequence.sequence_id] = self._prompt(sequence, hidden[row:end])
+            row = end
+
+    def _prompt(self, sequence: SequenceStep, hidden: torch.Tensor) -> list[PositionLogprobs]:
+        listed: list[PositionLogprobs] = []
+        for first in range(0, len(hidden), _PROMPT_ROWS):
+            logits = self.model.logits(hidden[first : first + _PROMPT_ROWS])
+            if logits is not None:
+                targets = sequence.prompt_targets[first : first + _PROMPT_ROWS]
+                listed += position_logprobs(logits, targets, sequence.prompt_logprobs or 0)
+        return listed
+
+
+def _output_rows(sequences: list[SequenceStep]) -> tuple[list[int], list[SequenceStep]]:
+    """Rows whose hidden state is wanted: those that sample, then those of prompt logprobs, whose
+    sequences are returned in the same order."""
+    sampling: list[int] = []
+    prompt: list[int] = []
+    asked = []
+    first = 0
+    for sequence in sequences:
+        if sequence.sample:
+            sampling.append(first + len(sequence.tokens) - 1)
+        if sequence.prompt_logprobs is not None and sequence.prompt_targets:
+            prompt += range(first, first + len(sequence.prompt_targets))
+            asked.append(sequence)
+        first += len(sequence.tokens)
+    return sampling + prompt, asked
+
+
+def build_runner(
+    model_path: str | Path,
+    *,
+    dtype: str = "auto",
+    device: torch.device | str = "cpu",
+    block_size: int = 16,
+    num_blocks: int | None = None,
+    kv_bytes: int | None = None,
+    max_model_len: int | None = None,
+    max_num_seqs: int = 1,
+    tp: TensorParallel | None = None,
+    load_format: str = "auto",
+    seed: int = 0,
+) -> ModelRunner:
+    """Load a rank's part of a model and give it a cache.
+
+    ``num_blocks`` wins; without it the cache takes ``kv_bytes`` bytes a rank, or room for
+    ``max_num_seqs`` sequences of ``max_model_len`` tokens (the model's own limit by default).
+    """
+    tp = tp or TensorParallel()
+    model = load_model(
+        model_path, dtype=dtype, device=device, tp=tp, load_format=load_format, seed=seed
+    )
+    place = model.place
+    if num_blocks is None:
+        num_blocks = plan_num_blocks(
+            model.spec,
+            block_size=block_size,
+            dtype=place.dtype,
+            max_model_len=max_model_len or model.spec.max_position,
+            max_num_seqs=max_num_seqs,
+            kv_bytes=kv_bytes,
+            tp_size=tp.size,
+        )
+    cache = KVCache(
+        model.spec,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        dtype=place.dtype,
+        device=place.device,
+        tp_rank=tp.rank,
+        tp_size=tp.size,
+    )
+    return ModelRunner(model, cache, Sampler(model.spec.vocab_size, place.device), tp)

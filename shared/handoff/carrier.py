@@ -1,0 +1,96 @@
+"""The boundary between the transfer's state machines and what moves the bytes.
+
+A carrier has two ends. The listener belongs to the sending rank: it accepts greetings and gives out
+frames from the staging ring. The dialer belongs to the receiving rank: it connects, greets, and
+hands over each frame as a view. ZeroMQ over TCP is the first; shared memory and CUDA IPC fit behind
+the same methods, where the message carries an offset into the mapped ring instead of the bytes.
+
+All methods are called from the data-plane thread and none of them waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..errors import TransferError
+from .greeting import PeerKey
+
+
+class PeerGoneError(TransferError):
+    """There is no live connection to this peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where a sending rank listens; both empty when it does not."""
+
+    bulk: str = ""
+    control: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Greeted in both directions."""
+
+    peer: PeerKey
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The connection ended. ``refused``: no later connection can succeed either."""
+
+    peer: PeerKey
+    reason: str
+    refused: bool = False
+
+
+Notice = Joined | Lost
+
+
+class Departure(Protocol):
+    """A frame on its way out of a staging slot."""
+
+    @property
+    def done(self) -> bool:
+        """The slot may be written again."""
+
+
+class Carrier(Protocol):
+    """What both ends share."""
+
+    def sockets(self) -> Iterable[Any]:
+        """What a zmq.Poller can wait for."""
+
+    def is_live(self, peer: PeerKey) -> bool: ...
+
+    def send_control(self, peer: PeerKey, message: bytes) -> None:
+        """Send a small frame; raises PeerGoneError."""
+
+    def receive_control(self, now: float) -> list[tuple[PeerKey, bytes]]:
+        """Small frames that have come, at most a fixed number; bounded, not yet parsed."""
+
+    def notices(self, now: float) -> list[Notice]:
+        """Who joined or was lost since the last call; also sends pings that are due."""
+
+    def close(self) -> None: ...
+
+
+class Listener(Carrier, Protocol):
+    """The sending rank's end."""
+
+    def start(self) -> Endpoints: ...
+
+    def send_bulk(self, peer: PeerKey, message: memoryview) -> Departure:
+        """Send a frame without copying it; raises PeerGoneError."""
+
+
+class Dialer(Carrier, Protocol):
+    """The receiving rank's end."""
+
+    def connect(self, peer: PeerKey, endpoints: Endpoints, now: float) -> None:
+        """Begin to connect and greet, unless that is done or under way."""
+
+    def receive_bulk(self, now: float) -> tuple[PeerKey, memoryview] | None:
+        """The next frame, fair among peers; the view is valid until the next call."""

@@ -1,0 +1,360 @@
+"""The thread of a rank that owns its sockets, its staging ring and all its transfers.
+
+Other threads only queue commands and read counters. Events come back through ``on_event``, which
+is called on this thread and must not block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import zmq
+
+from ..errors import OverloadedError, StartupError
+from . import frame
+from .cache_port import CachePort
+from .carrier import Carrier, Endpoints, Lost
+from .frame import HEADER_BYTES, FrameError, Header
+from .greeting import Greeting, PeerKey
+from .messages import (
+    CancelExpect,
+    CancelSend,
+    Command,
+    Event,
+    Expect,
+    LayerReady,
+    OpenSend,
+    PeerLost,
+    PlaneFailed,
+)
+from .receiver import Receiver
+from .sender import Sender
+from .staging import DEFAULT_SLOT_BYTES, StagingRing
+from .stats import DataPlaneStats
+from .zmq_carrier import Timing, ZmqDialer, ZmqListener
+
+TICK_SECONDS = 0.1
+SLOT_POLL_SECONDS = 0.001
+FRAMES_A_ROUND = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataPlaneConfig:
+    """Who this rank is, and what it may use. ``listen_host`` None: it only receives."""
+
+    node_id: str
+    epoch: int
+    rank: int = 0
+    tp_size: int = 1
+    dtype: str = "bfloat16"
+    first_head: int = 0
+    end_head: int = 1
+    listen_host: str | None = "127.0.0.1"
+    slot_bytes: int = DEFAULT_SLOT_BYTES
+    staging_slots: int = 64
+    max_commands: int = 65_536
+    timing: Timing = field(default_factory=Timing)
+
+
+class DataPlane:
+    """One rank's end of the data plane."""
+
+    def __init__(
+        self,
+        config: DataPlaneConfig,
+        cache: CachePort,
+        on_event: Callable[[Event], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        staging_memory: memoryview | None = None,
+    ) -> None:
+        self._config = config
+        self._cache = cache
+        self._on_event = on_event
+        self._clock = clock
+        self._staging_memory = staging_memory
+        self._commands: queue.Queue[Command] = queue.Queue(config.max_commands)
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._woken = False
+        self._stop = threading.Event()
+        self._ready = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._endpoints = Endpoints()
+        self._stats = DataPlaneStats()
+
+    # ---- any thread --------------------------------------------------------------------------
+
+    @property
+    def endpoints(self) -> Endpoints:
+        """Where this rank listens; known after ``start``."""
+        return self._endpoints
+
+    def start(self, timeout: float = 10.0) -> Endpoints:
+        """Bind, and begin to serve. Raises StartupError."""
+        if self._cache.layer_bytes_per_token > self._config.slot_bytes:
+            raise StartupError(
+                f"one token of one layer has {self._cache.layer_bytes_per_token} bytes, a staging "
+                f"slot {self._config.slot_bytes}: raise the slot size"
+            )
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="data-plane", daemon=True)
+        self._thread.start()
+        if not self._ready.wait(timeout):
+            raise StartupError(f"the data plane did not start within {timeout:g} s")
+        if self._failure is not None:
+            raise StartupError(f"the data plane cannot start: {self._failure}")
+        return self._endpoints
+
+    def submit(self, command: Command) -> None:
+        """Queue a command; never waits. Raises OverloadedError when the queue is full."""
+        try:
+            self._commands.put_nowait(command)
+        except queue.Full:
+            raise OverloadedError(
+                f"{self._config.max_commands} commands wait for the data plane; it is stuck"
+            ) from None
+        self._wake()
+
+    def layer_ready(
+        self,
+        transfer_id: int,
+        attempt: int,
+        layer: int,
+        first_token: int,
+        end_token: int,
+        end_layer: int | None = None,
+    ) -> None:
+        """For the runner's thread, after it computed a layer of a chunk: only queues."""
+        self.submit(
+            LayerReady(
+                transfer_id=transfer_id,
+                attempt=attempt,
+                first_layer=layer,
+                end_layer=layer + 1 if end_layer is None else end_layer,
+                first_token=first_token,
+                end_token=end_token,
+            )
+        )
+
+    def stats(self) -> DataPlaneStats:
+        """A copy of the counters."""
+        return replace(self._stats)
+
+    def stop(self, deadline: float = 5.0) -> None:
+        """Fail what is under way, close the sockets, end the thread within ``deadline`` seconds."""
+        self._stop.set()
+        self._wake()
+        if self._thread is not None:
+            self._thread.join(deadline)
+            if self._thread.is_alive():
+                raise TimeoutError(f"the data plane did not stop within {deadline:g} s")
+        self._wake_in.close()
+        self._wake_out.close()
+
+    def _wake(self) -> None:
+        # A lost race costs one byte more in the pair, never a lost wake-up: the thread clears the
+        # flag before it reads the queue.
+        if not self._woken:
+            self._woken = True
+            with contextlib.suppress(BlockingIOError, OSError):
+                self._wake_in.send(b"w")
+
+    # ---- the data-plane thread ---------------------------------------------------------------
+
+    def _run(self) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            with contextlib.closing(_Loop(self, context)) as loop:
+                self._endpoints = loop.start()
+                self._ready.set()
+                while not self._stop.is_set():
+                    loop.round()
+        except Exception as error:  # the head must learn of it, whatever it is
+            started = self._ready.is_set()
+            self._failure = error
+            self._ready.set()
+            if started:
+                self._on_event(PlaneFailed(reason=repr(error)))
+        finally:
+            context.destroy(linger=0)
+
+
+class _Loop:
+    """What the thread works with; made, used and closed on it."""
+
+    def __init__(self, plane: DataPlane, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        config, cache, stats = plane._config, plane._cache, plane._stats
+        self._commands = plane._commands
+        self._plane = plane
+        self._clock = plane._clock
+        self._stats = stats
+        self._emit = plane._on_event
+        self._me = _greeting(config, cache)
+        limit = HEADER_BYTES + config.slot_bytes
+        self._dialer = ZmqDialer(context, self._me, max_frame_bytes=limit, timing=config.timing)
+        self._listener = ZmqListener(
+            context,
+            self._me,
+            host=config.listen_host or "",
+            max_frame_bytes=limit,
+            timing=config.timing,
+        )
+        self._listens = config.listen_host is not None
+        self._sender = Sender(
+            cache=cache,
+            carrier=self._listener,
+            ring=StagingRing(
+                slots=config.staging_slots if self._listens else 2,
+                payload_bytes=config.slot_bytes,
+                memory=plane._staging_memory if self._listens else None,
+            ),
+            me=self._me,
+            emit=self._emit,
+            stats=stats,
+            clock=self._clock,
+        )
+        self._receiver = Receiver(
+            cache=cache,
+            carrier=self._dialer,
+            me=self._me,
+            max_payload=config.slot_bytes,
+            emit=self._emit,
+            stats=stats,
+            clock=self._clock,
+        )
+        self._next_tick = 0.0
+        self._busy = False
+
+    def start(self) -> Endpoints:
+        return self._listener.start() if self._listens else Endpoints()
+
+    def round(self) -> None:
+        """Wait for anything, then do a bounded amount of everything."""
+        self._wait()
+        self._take_commands()
+        now = self._clock()
+        self._take_control(self._listener, self._sender.on_control, now)
+        self._take_control(self._dialer, self._receiver.on_control, now)
+        received = self._take_bulk(now)
+        more = self._sender.pump(FRAMES_A_ROUND)
+        self._busy = more or received == FRAMES_A_ROUND
+        self._take_notices(now)
+        if now >= self._next_tick:
+            self._next_tick = now + TICK_SECONDS
+            self._sender.tick(now)
+            self._receiver.tick(now)
+        self._sender.fill(self._stats)
+        self._receiver.fill(self._stats)
+
+    def _wait(self) -> None:
+        seconds = TICK_SECONDS
+        if self._busy:
+            seconds = 0.0
+        elif self._sender.awaits_slots:
+            seconds = SLOT_POLL_SECONDS  # nothing wakes us when ZeroMQ lets go of a slot
+        poller = zmq.Poller()
+        poller.register(self._plane._wake_out, zmq.POLLIN)
+        for carrier in (self._listener, self._dialer):
+            for each in carrier.sockets():
+                poller.register(each, zmq.POLLIN)
+        ready = dict(poller.poll(int(seconds * 1000)))
+        if self._plane._wake_out.fileno() in ready:
+            with contextlib.suppress(BlockingIOError):
+                self._plane._wake_out.recv(4096)
+        self._plane._woken = False
+
+    def _take_commands(self) -> None:
+        handlers: dict[type, Callable[..., None]] = {
+            OpenSend: self._open,
+            LayerReady: self._sender.ready,
+            CancelSend: self._sender.cancel,
+            Expect: self._receiver.expect,
+            CancelExpect: self._receiver.cancel,
+        }
+        for _ in range(self._commands.qsize()):
+            command = self._commands.get_nowait()
+            handlers[type(command)](command)
+
+    def _open(self, command: OpenSend) -> None:
+        if not self._listens:
+            raise RuntimeError("OpenSend to a rank that was configured without listen_host")
+        self._sender.open(command)
+
+    def _take_control(
+        self,
+        carrier: Carrier,
+        handle: Callable[[PeerKey, Header, memoryview], None],
+        now: float,
+    ) -> None:
+        for peer, message in carrier.receive_control(now):
+            try:
+                header, payload = frame.decode(message, frame.MAX_REASON_BYTES)
+            except FrameError:
+                self._stats.frames_refused += 1
+                continue
+            # ZeroMQ may hand a restarted process what was meant for the one before it.
+            if (header.sender_epoch, header.receiver_epoch) == (peer.epoch, self._me.epoch):
+                handle(peer, header, payload)
+            else:
+                self._stats.frames_refused += 1
+
+    def _take_bulk(self, now: float) -> int:
+        for count in range(FRAMES_A_ROUND):
+            taken = self._dialer.receive_bulk(now)
+            if taken is None:
+                return count
+            self._receiver.on_bulk(*taken)
+        return FRAMES_A_ROUND
+
+    def _take_notices(self, now: float) -> None:
+        for notice in self._listener.notices(now):
+            if isinstance(notice, Lost):
+                self._sender.on_lost(notice.peer, notice.reason)
+                self._report(notice)
+        for notice in self._dialer.notices(now):
+            if isinstance(notice, Lost):
+                self._receiver.on_lost(notice.peer, notice.reason, refused=notice.refused)
+                self._report(notice)
+            else:
+                self._receiver.on_joined(notice.peer)
+
+    def _report(self, notice: Lost) -> None:
+        self._stats.peers_lost += 1
+        peer = notice.peer
+        self._emit(
+            PeerLost(node_id=peer.node_id, epoch=peer.epoch, rank=peer.rank, reason=notice.reason)
+        )
+
+    def close(self) -> None:
+        self._sender.close()
+        self._receiver.close()
+        self._listener.close()
+        self._dialer.close()
+        # Closed sockets let go of their frames soon; only then may the ring's memory go away.
+        give_up = time.monotonic() + 2.0
+        while not self._sender.settled and time.monotonic() < give_up:
+            time.sleep(SLOT_POLL_SECONDS)
+        self._sender.fill(self._stats)
+        self._receiver.fill(self._stats)
+
+
+def _greeting(config: DataPlaneConfig, cache: CachePort) -> Greeting:
+    return Greeting(
+        node_id=config.node_id,
+        epoch=config.epoch,
+        rank=config.rank,
+        tp_size=config.tp_size,
+        dtype=config.dtype,
+        num_layers=cache.num_layers,
+        layer_bytes_per_token=cache.layer_bytes_per_token,
+        first_head=config.first_head,
+        end_head=config.end_head,
+    )

@@ -1,0 +1,151 @@
+"""What two ranks tell each other when they connect, before any KV moves.
+
+Equal where it must be equal, and refused by name where it is not. The model's fingerprint is
+compared by the heads over gRPC; this greeting guards what the ranks themselves rely on: the shape
+of a token's bytes, the slice of heads, and which start of which process is at the other end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import msgpack
+
+from ..errors import PeerRefusedError
+from . import frame
+from .frame import FrameError
+
+MAGIC = b"TDMG"
+MAX_GREETING_BYTES = 4096
+MAX_TEXT_BYTES = 256
+
+CAPABILITY_XXH3 = 1
+CAPABILITIES = CAPABILITY_XXH3
+
+# A peer that differs here can never hand over to this rank.
+MUST_AGREE = (
+    "protocol",
+    "tp_size",
+    "rank",
+    "dtype",
+    "num_layers",
+    "layer_bytes_per_token",
+    "first_head",
+    "end_head",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerKey:
+    """One start of one rank's process."""
+
+    node_id: str
+    epoch: int
+    rank: int
+
+    def __str__(self) -> str:
+        return f"{self.node_id} rank {self.rank} (epoch {self.epoch:016x})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Greeting:
+    """``connection`` pairs the two sockets of one connection; ``refused`` is empty in a welcome."""
+
+    node_id: str
+    epoch: int
+    rank: int
+    tp_size: int
+    dtype: str
+    num_layers: int
+    layer_bytes_per_token: int
+    first_head: int
+    end_head: int
+    protocol: int = frame.VERSION
+    capabilities: int = CAPABILITIES
+    peer_epoch: int = 0
+    connection: int = 0
+    refused: str = ""
+
+    @property
+    def key(self) -> PeerKey:
+        return PeerKey(node_id=self.node_id, epoch=self.epoch, rank=self.rank)
+
+
+_LIMITS = {
+    "epoch": 2**64,
+    "peer_epoch": 2**64,
+    "connection": 2**64,
+    "capabilities": 2**64,
+}
+
+
+def encode(greeting: Greeting) -> bytes:
+    return MAGIC + bytes(msgpack.packb(asdict(greeting)))
+
+
+def is_greeting(message: memoryview | bytes) -> bool:
+    return bytes(message[: len(MAGIC)]) == MAGIC
+
+
+def decode(message: memoryview | bytes) -> Greeting:
+    """A greeting out of bytes that anybody may have sent."""
+    if len(message) > MAX_GREETING_BYTES:
+        raise FrameError(f"greeting of {len(message)} bytes; the limit is {MAX_GREETING_BYTES}")
+    if not is_greeting(message):
+        raise FrameError("not a greeting")
+    try:
+        values = msgpack.unpackb(
+            bytes(message[len(MAGIC) :]),
+            max_str_len=2 * MAX_TEXT_BYTES,
+            max_bin_len=0,
+            max_ext_len=0,
+            max_array_len=0,
+            max_map_len=len(fields(Greeting)),
+        )
+    except Exception as error:  # msgpack raises a dozen unrelated types on hostile input
+        raise FrameError(f"greeting is not msgpack of the expected shape: {error}") from None
+    return _checked(values)
+
+
+def check(mine: Greeting, theirs: Greeting) -> None:
+    """Refuse a peer that differs in what must be equal, naming the field and both values."""
+    for name in MUST_AGREE:
+        ours, other = getattr(mine, name), getattr(theirs, name)
+        if ours != other:
+            raise PeerRefusedError(f"{name}: here {ours}, at {theirs.node_id} {other}")
+    if not mine.capabilities & theirs.capabilities & CAPABILITY_XXH3:
+        raise PeerRefusedError(
+            f"capabilities: here {mine.capabilities:#x}, at {theirs.node_id} "
+            f"{theirs.capabilities:#x}; the xxh3 checksum is required"
+        )
+
+
+def check_epoch(expected: int, found: int, whose: str) -> None:
+    """A restarted process is another process: what was agreed with the one before is void."""
+    if expected != found:
+        raise PeerRefusedError(f"epoch: {whose} was {expected:016x}, now {found:016x}")
+
+
+def _checked(values: Any) -> Greeting:
+    if not isinstance(values, dict):
+        raise FrameError(f"greeting is a {type(values).__name__}, not a map")
+    names = {field.name: field.type for field in fields(Greeting)}
+    if values.keys() != names.keys():
+        wrong = sorted(map(str, values.keys() ^ names.keys()))
+        raise FrameError(f"greeting has other fields than expected: {', '.join(wrong)[:200]}")
+    for name, kind in names.items():
+        _check_value(name, str(kind), values[name])
+    return Greeting(**values)
+
+
+def _check_value(name: str, kind: str, value: Any) -> None:
+    if kind == "str":
+        if not isinstance(value, str) or len(value.encode()) > 2 * MAX_TEXT_BYTES:
+            raise FrameError(f"greeting field {name} must be a short text")
+        if not value.isprintable():
+            raise FrameError(f"greeting field {name} holds unprintable characters")
+        return
+    limit = _LIMITS.get(name, 2**32)
+    if type(value) is not int or not 0 <= value < limit:
+        raise FrameError(f"greeting field {name} must be a number from 0 to {limit - 1}")

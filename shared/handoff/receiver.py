@@ -1,0 +1,341 @@
+"""The decode rank's half of every transfer: check each frame, scatter it, grant credit, confirm.
+
+A frame is believed only when its connection, epochs, transfer, attempt, sequence, ranges, coverage
+and checksum all fit what was reserved. Anything else ends the attempt (never the process, never the
+request). Scattering happens on the one thread that also handles cancels, which is why an attempt
+that was cancelled or has failed can write nothing afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..errors import TransferError
+from . import frame
+from .cache_port import CachePort
+from .carrier import Dialer, Endpoints, PeerGoneError
+from .closed import ClosedAttempts
+from .coverage import Coverage, OverlapError
+from .frame import ChecksumError, Digest, FrameError, Header, Kind
+from .greeting import Greeting, PeerKey
+from .messages import CancelExpect, Cancelled, Event, Expect, Expecting, Received, ReceiveFailed
+from .stats import DataPlaneStats
+
+
+@dataclass(slots=True, kw_only=True)
+class Incoming:
+    """One attempt at one transfer, seen from the receiver. Counts are payload bytes."""
+
+    command: Expect
+    peer: PeerKey
+    coverage: Coverage
+    opened_at: float
+    frame_at: float = 0.0
+    announced: bool = False
+    sequence: int = 0
+    received: int = 0
+    acknowledged: int = 0
+    digest: Digest = field(default_factory=Digest)
+
+
+class Receiver:
+    """All incoming transfers of one rank."""
+
+    def __init__(
+        self,
+        *,
+        cache: CachePort,
+        carrier: Dialer,
+        me: Greeting,
+        max_payload: int,
+        emit: Callable[[Event], None],
+        stats: DataPlaneStats,
+        clock: Callable[[], float],
+    ) -> None:
+        self._cache = cache
+        self._carrier = carrier
+        self._me = me
+        self._max_payload = max_payload
+        self._emit = emit
+        self._stats = stats
+        self._clock = clock
+        self._transfers: dict[int, Incoming] = {}
+        self._closed = ClosedAttempts()
+        self._aborted = ClosedAttempts()
+
+    # ---- commands ----------------------------------------------------------------------------
+
+    def expect(self, command: Expect) -> None:
+        known = self._transfers.get(command.transfer_id)
+        if known is not None and known.command.attempt == command.attempt:
+            return
+        reason = self._refusal(command, known)
+        if reason:
+            self._report_failed(command, reason, retriable=False)
+            return
+        if known is not None:
+            self._fail(known, f"attempt {command.attempt} took its place", retriable=False)
+        now = self._clock()
+        transfer = Incoming(
+            command=command,
+            peer=PeerKey(
+                node_id=command.peer_node, epoch=command.peer_epoch, rank=command.peer_rank
+            ),
+            coverage=Coverage(self._cache.num_layers, command.first_token, command.end_token),
+            opened_at=now,
+        )
+        self._transfers[command.transfer_id] = transfer
+        self._carrier.connect(
+            transfer.peer, Endpoints(bulk=command.bulk, control=command.control), now
+        )
+        self._announce(transfer)
+
+    def _refusal(self, command: Expect, known: Incoming | None) -> str:
+        if self._closed.covers(command.transfer_id, command.attempt):
+            return f"attempt {command.attempt} is over"
+        if known is not None and known.command.attempt > command.attempt:
+            return f"attempt {known.command.attempt} is under way"
+        if not 0 <= command.first_token < command.end_token < 2**32:
+            return f"tokens [{command.first_token}, {command.end_token}) are no range"
+        return ""
+
+    def cancel(self, command: CancelExpect) -> None:
+        transfer = self._transfers.get(command.transfer_id)
+        self._closed.add(command.transfer_id, command.attempt)
+        if transfer is not None and transfer.command.attempt <= command.attempt:
+            self._answer(transfer.peer, self._header(transfer, Kind.ABORT), "cancelled")
+            self._drop(transfer)
+            self._stats.cancelled += 1
+        self._emit(
+            Cancelled(transfer_id=command.transfer_id, attempt=command.attempt, side="receive")
+        )
+
+    def on_joined(self, peer: PeerKey) -> None:
+        for transfer in self._transfers.values():
+            if transfer.peer == peer:
+                self._announce(transfer)
+
+    def _announce(self, transfer: Incoming) -> None:
+        if transfer.announced or not self._carrier.is_live(transfer.peer):
+            return
+        transfer.announced = True
+        command = transfer.command
+        self._emit(Expecting(transfer_id=command.transfer_id, attempt=command.attempt))
+
+    # ---- the wire ----------------------------------------------------------------------------
+
+    def on_bulk(self, peer: PeerKey, message: memoryview) -> None:
+        """One frame from the bulk socket; whatever is wrong with it is dealt with here."""
+        try:
+            header, payload = frame.parse(message, self._max_payload)
+        except FrameError:
+            self._stats.frames_refused += 1
+            return
+        transfer = self._transfers.get(header.transfer_id)
+        if not self._is_meant(transfer, peer, header):
+            self._stats.frames_refused += 1
+            self._answer_stale(peer, header)
+            return
+        assert transfer is not None
+        try:
+            self._take(transfer, header, payload, frame.verify(message))
+        except TransferError as error:
+            self._stats.frames_refused += 1
+            self._stats.checksum_failures += isinstance(error, ChecksumError)
+            self._reject(transfer, str(error))
+        except Exception as error:  # whatever a cache raises ends one transfer, not the plane
+            self._reject(transfer, f"scattering failed: {error!r}")
+
+    def _is_meant(self, transfer: Incoming | None, peer: PeerKey, header: Header) -> bool:
+        """Whether the frame belongs to what is expected now, from the process it is expected of."""
+        return (
+            transfer is not None
+            and transfer.peer == peer
+            and transfer.command.attempt == header.attempt
+            and header.sender_epoch == peer.epoch
+            and header.receiver_epoch == self._me.epoch
+        )
+
+    def _answer_stale(self, peer: PeerKey, header: Header) -> None:
+        """Abort, once an attempt: a window's worth of late frames needs one answer."""
+        if header.kind not in (Kind.DATA, Kind.FIN):
+            return
+        if self._aborted.covers(header.transfer_id, header.attempt):
+            return
+        self._aborted.add(header.transfer_id, header.attempt)
+        answer = Header(
+            kind=Kind.ABORT,
+            transfer_id=header.transfer_id,
+            attempt=header.attempt,
+            sender_epoch=self._me.epoch,
+            receiver_epoch=peer.epoch,
+        )
+        if self._answer(peer, answer, "not expecting this attempt"):
+            self._stats.aborts_sent += 1
+
+    def _take(self, transfer: Incoming, header: Header, payload: memoryview, checksum: int) -> None:
+        if header.sequence != transfer.sequence:
+            raise FrameError(f"frame {header.sequence} came where {transfer.sequence} is next")
+        if header.kind is Kind.DATA:
+            self._data(transfer, header, payload, checksum)
+        elif header.kind is Kind.FIN:
+            self._fin(transfer, frame.read_fin(payload))
+        else:
+            raise FrameError(f"a {header.kind.name.lower()} frame on the bulk connection")
+
+    def _data(self, transfer: Incoming, header: Header, payload: memoryview, checksum: int) -> None:
+        self._check_data(transfer, header, len(payload))
+        tokens = header.end_token - header.first_token
+        step = tokens * self._cache.layer_bytes_per_token
+        for index, layer in enumerate(range(header.first_layer, header.end_layer)):
+            self._cache.scatter(
+                layer,
+                transfer.command.block_table,
+                header.first_token,
+                header.end_token,
+                payload[index * step : (index + 1) * step],
+            )
+        transfer.digest.add(checksum)
+        transfer.sequence += 1
+        transfer.received += len(payload)
+        transfer.frame_at = self._clock()
+        self._stats.frames_received += 1
+        self._stats.bytes_received += len(payload)
+        if 4 * (transfer.received - transfer.acknowledged) >= transfer.command.window_bytes:
+            self._acknowledge(transfer)
+
+    def _check_data(self, transfer: Incoming, header: Header, length: int) -> None:
+        heads = (header.first_head, header.end_head)
+        if heads != (self._me.first_head, self._me.end_head):
+            mine = (self._me.first_head, self._me.end_head)
+            raise FrameError(f"heads {heads} came, this rank holds {mine}")
+        try:
+            transfer.coverage.add(
+                header.first_layer, header.end_layer, header.first_token, header.end_token
+            )
+        except OverlapError as error:
+            raise FrameError(str(error)) from None
+        cells = (header.end_layer - header.first_layer) * (header.end_token - header.first_token)
+        if length != cells * self._cache.layer_bytes_per_token:
+            raise FrameError(
+                f"{length} bytes for {cells} cells of {self._cache.layer_bytes_per_token}"
+            )
+        outstanding = transfer.received + length - transfer.acknowledged
+        if outstanding > transfer.command.window_bytes:
+            raise FrameError(
+                f"{outstanding} bytes without credit; the window is {transfer.command.window_bytes}"
+            )
+
+    def _fin(self, transfer: Incoming, fin: frame.Fin) -> None:
+        mine = frame.Fin(transfer.sequence, transfer.received, transfer.digest.value)
+        if fin != mine:
+            raise FrameError(f"the sender counts {fin}, here arrived {mine}")
+        if not transfer.coverage.complete:
+            coverage = transfer.coverage
+            raise FrameError(f"fin after {coverage.cells} of {coverage.total} cells")
+        transfer.sequence += 1
+        self._acknowledge(transfer)
+        # The bytes are here, so a connection that broke on the last ack costs the sender an event
+        # and us nothing.
+        if self._transfers.get(transfer.command.transfer_id) is transfer:
+            self._drop(transfer)
+        self._stats.receives_finished += 1
+        command = transfer.command
+        self._emit(
+            Received(
+                transfer_id=command.transfer_id, attempt=command.attempt, bytes=transfer.received
+            )
+        )
+
+    def _acknowledge(self, transfer: Incoming) -> None:
+        transfer.acknowledged = transfer.received
+        message = frame.encode(
+            self._header(transfer, Kind.ACK), frame.ack_payload(transfer.received)
+        )
+        try:
+            self._carrier.send_control(transfer.peer, message)
+        except PeerGoneError:
+            return  # the carrier's notice will fail the transfer
+
+    def _header(self, transfer: Incoming, kind: Kind) -> Header:
+        return Header(
+            kind=kind,
+            transfer_id=transfer.command.transfer_id,
+            attempt=transfer.command.attempt,
+            sequence=transfer.sequence,
+            sender_epoch=self._me.epoch,
+            receiver_epoch=transfer.peer.epoch,
+        )
+
+    def on_control(self, peer: PeerKey, header: Header, payload: memoryview) -> None:
+        """An abort from a sender; the epochs have been checked. Never answered: that would echo."""
+        transfer = self._transfers.get(header.transfer_id)
+        if header.kind is Kind.ABORT and self._is_meant(transfer, peer, header):
+            assert transfer is not None
+            reason = frame.read_reason(payload)
+            self._fail(transfer, f"aborted by the sender: {reason}", retriable=True)
+
+    # ---- failures and time -------------------------------------------------------------------
+
+    def on_lost(self, peer: PeerKey, reason: str, *, refused: bool) -> None:
+        for transfer in [t for t in self._transfers.values() if t.peer == peer]:
+            what = "refused by" if refused else "lost"
+            self._fail(transfer, f"{what} {peer}: {reason}", retriable=not refused)
+
+    def tick(self, now: float) -> None:
+        for transfer in list(self._transfers.values()):
+            reason = self._overdue(transfer, now)
+            if reason:
+                self._reject(transfer, reason)
+
+    @staticmethod
+    def _overdue(transfer: Incoming, now: float) -> str:
+        command = transfer.command
+        if now - transfer.opened_at > command.deadline_seconds:
+            return f"not complete after {command.deadline_seconds:g} s"
+        if transfer.frame_at and now - transfer.frame_at > command.progress_seconds:
+            return f"no frame for {command.progress_seconds:g} s"
+        return ""
+
+    def _reject(self, transfer: Incoming, reason: str) -> None:
+        """Tell the sender that this attempt failed here, and give it up."""
+        self._answer(transfer.peer, self._header(transfer, Kind.NACK), reason)
+        self._fail(transfer, reason, retriable=True)
+
+    def _answer(self, peer: PeerKey, header: Header, reason: str) -> bool:
+        try:
+            self._carrier.send_control(peer, frame.encode(header, frame.reason_payload(reason)))
+        except PeerGoneError:
+            return False  # who is gone needs no answer
+        return True
+
+    def _fail(self, transfer: Incoming, reason: str, *, retriable: bool) -> None:
+        if self._transfers.get(transfer.command.transfer_id) is not transfer:
+            return
+        self._drop(transfer)
+        self._report_failed(transfer.command, reason, retriable=retriable)
+
+    def _report_failed(self, command: Expect, reason: str, *, retriable: bool) -> None:
+        self._stats.receives_failed += 1
+        self._emit(
+            ReceiveFailed(
+                transfer_id=command.transfer_id,
+                attempt=command.attempt,
+                reason=reason,
+                retriable=retriable,
+            )
+        )
+
+    def _drop(self, transfer: Incoming) -> None:
+        del self._transfers[transfer.command.transfer_id]
+        self._closed.add(transfer.command.transfer_id, transfer.command.attempt)
+        # Late frames of an attempt that we ended ourselves have had their answer.
+        self._aborted.add(transfer.command.transfer_id, transfer.command.attempt)
+
+    def close(self) -> None:
+        for transfer in list(self._transfers.values()):
+            self._reject(transfer, "the data plane is shutting down")
+
+    def fill(self, stats: DataPlaneStats) -> None:
+        stats.active_receives = len(self._transfers)

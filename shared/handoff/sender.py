@@ -1,0 +1,373 @@
+"""The prefill rank's half of every transfer: pack, send against credits, await the confirmation.
+
+A frame is packed straight from the cache at the moment when there is credit for it, so the compute
+thread never waits and nothing is copied early. Transfers take turns frame by frame, and no peer may
+hold more slots of the ring than are free: whoever does not drain stops getting slots, while some
+always remain for the others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from . import frame
+from .cache_port import CachePort
+from .carrier import Departure, Listener, PeerGoneError
+from .closed import ClosedAttempts
+from .frame import HEADER_BYTES, Digest, Fin, Header, Kind
+from .greeting import Greeting, PeerKey
+from .messages import Cancelled, CancelSend, Event, LayerReady, OpenSend, SendFailed, SendFinished
+from .staging import Slot, StagingRing
+from .stats import DataPlaneStats
+from .work_list import Piece, WorkList
+
+
+@dataclass(slots=True, kw_only=True)
+class Outgoing:
+    """One attempt at one transfer, seen from the sender. Counts are payload bytes."""
+
+    command: OpenSend
+    peer: PeerKey
+    work: WorkList
+    frame_cells: int
+    progress_at: float
+    computed_at: float = 0.0
+    sequence: int = 0
+    sent: int = 0
+    acknowledged: int = 0
+    fin_sent: bool = False
+    digest: Digest = field(default_factory=Digest)
+
+    @property
+    def in_flight(self) -> int:
+        return self.sent - self.acknowledged
+
+    @property
+    def waits_for_peer(self) -> bool:
+        """Whether the next move is the receiver's (otherwise it is the computation's)."""
+        return self.in_flight > 0 or self.fin_sent or not self.work.empty
+
+
+class Sender:
+    """All outgoing transfers of one rank."""
+
+    def __init__(
+        self,
+        *,
+        cache: CachePort,
+        carrier: Listener,
+        ring: StagingRing,
+        me: Greeting,
+        emit: Callable[[Event], None],
+        stats: DataPlaneStats,
+        clock: Callable[[], float],
+    ) -> None:
+        self._cache = cache
+        self._carrier = carrier
+        self._ring = ring
+        self._me = me
+        self._emit = emit
+        self._stats = stats
+        self._clock = clock
+        self._transfers: dict[int, Outgoing] = {}
+        self._turn: deque[int] = deque()
+        self._departing: dict[PeerKey, deque[tuple[Slot, Departure]]] = {}
+        self._held: Counter[PeerKey] = Counter()
+        self._closed = ClosedAttempts()
+        # Whether the last pump could have sent more, had a slot been free.
+        self.awaits_slots = False
+
+    # ---- commands ----------------------------------------------------------------------------
+
+    def open(self, command: OpenSend) -> None:
+        known = self._transfers.get(command.transfer_id)
+        if known is not None and known.command.attempt == command.attempt:
+            return
+        reason = self._refusal(command, known)
+        if reason:
+            self._report_failed(command.transfer_id, command.attempt, reason)
+            return
+        if known is not None:
+            self._fail(known, f"attempt {command.attempt} took its place")
+        frame_bytes = min(self._ring.payload_bytes, command.window_bytes // 2)
+        self._transfers[command.transfer_id] = Outgoing(
+            command=command,
+            peer=PeerKey(
+                node_id=command.peer_node, epoch=command.peer_epoch, rank=command.peer_rank
+            ),
+            work=WorkList(self._cache.num_layers, command.first_token, command.end_token),
+            frame_cells=frame_bytes // self._cache.layer_bytes_per_token,
+            progress_at=self._clock(),
+        )
+        self._turn.append(command.transfer_id)
+
+    def _refusal(self, command: OpenSend, known: Outgoing | None) -> str:
+        cell = self._cache.layer_bytes_per_token
+        if self._closed.covers(command.transfer_id, command.attempt):
+            return f"attempt {command.attempt} is over"
+        if known is not None and known.command.attempt > command.attempt:
+            return f"attempt {known.command.attempt} is under way"
+        if not 0 <= command.first_token < command.end_token < 2**32:
+            return f"tokens [{command.first_token}, {command.end_token}) are no range"
+        if command.window_bytes < 2 * cell:
+            return f"a window of {command.window_bytes} bytes; two tokens need {2 * cell}"
+        return ""
+
+    def ready(self, command: LayerReady) -> None:
+        """Cells are computed. Of a transfer that is over, that is no news."""
+        transfer = self._transfers.get(command.transfer_id)
+        if transfer is None or transfer.command.attempt != command.attempt:
+            return
+        now = self._clock()
+        if not transfer.waits_for_peer:
+            transfer.progress_at = now
+        try:
+            transfer.work.add(
+                command.first_layer, command.end_layer, command.first_token, command.end_token
+            )
+        except ValueError as error:
+            self._fail(transfer, str(error), tell=True)
+            return
+        if transfer.work.complete and not transfer.computed_at:
+            transfer.computed_at = now
+
+    def cancel(self, command: CancelSend) -> None:
+        transfer = self._transfers.get(command.transfer_id)
+        self._closed.add(command.transfer_id, command.attempt)
+        if transfer is not None and transfer.command.attempt <= command.attempt:
+            self._tell(transfer, Kind.ABORT, "cancelled by the sender")
+            self._drop(transfer)
+            self._stats.cancelled += 1
+        self._emit(Cancelled(transfer_id=command.transfer_id, attempt=command.attempt, side="send"))
+
+    # ---- the wire ----------------------------------------------------------------------------
+
+    def pump(self, max_frames: int) -> bool:
+        """Send up to ``max_frames``, one transfer after the other; whether more could go now."""
+        self._reap()
+        self.awaits_slots = False
+        sent = idle = 0
+        while idle < len(self._turn) and sent < max_frames:
+            self._turn.rotate(-1)
+            if self._advance(self._transfers[self._turn[0]]):
+                sent += 1
+                idle = 0
+            else:
+                idle += 1
+        return sent >= max_frames
+
+    def _advance(self, transfer: Outgoing) -> bool:
+        """Send one frame of a transfer, if credit and staging allow it."""
+        if transfer.fin_sent or not self._carrier.is_live(transfer.peer):
+            return False
+        try:
+            if transfer.work.empty:
+                return transfer.work.complete and self._send_fin(transfer)
+            return self._send_piece(transfer)
+        except PeerGoneError as error:
+            self._fail(transfer, str(error))
+        except Exception as error:  # whatever a cache raises ends one transfer, not the plane
+            self._fail(transfer, f"packing failed: {error!r}", tell=True)
+        return False
+
+    def _send_piece(self, transfer: Outgoing) -> bool:
+        piece = transfer.work.peek(transfer.frame_cells)
+        assert piece is not None
+        length = piece.cells * self._cache.layer_bytes_per_token
+        if transfer.in_flight + length > transfer.command.window_bytes:
+            return False
+        slot = self._ring.acquire() if self._held[transfer.peer] < self._ring.free else None
+        if slot is None:
+            self.awaits_slots = True
+            return False
+        try:
+            self._pack(transfer, piece, slot.payload[:length])
+            checksum = frame.seal(slot.buffer, self._data_header(transfer, piece), length)
+            departure = self._carrier.send_bulk(transfer.peer, slot.buffer[: HEADER_BYTES + length])
+        except BaseException:
+            self._ring.release(slot)
+            raise
+        self._departing.setdefault(transfer.peer, deque()).append((slot, departure))
+        self._held[transfer.peer] += 1
+        self._count(transfer, piece, length, checksum)
+        return True
+
+    def _pack(self, transfer: Outgoing, piece: Piece, out: memoryview) -> None:
+        tokens = piece.end_token - piece.first_token
+        step = tokens * self._cache.layer_bytes_per_token
+        for index, layer in enumerate(range(piece.first_layer, piece.end_layer)):
+            self._cache.pack(
+                layer,
+                transfer.command.block_table,
+                piece.first_token,
+                piece.end_token,
+                out[index * step : (index + 1) * step],
+            )
+
+    def _count(self, transfer: Outgoing, piece: Piece, length: int, checksum: int) -> None:
+        if not transfer.in_flight:
+            transfer.progress_at = self._clock()
+        transfer.work.take(piece)
+        transfer.digest.add(checksum)
+        transfer.sequence += 1
+        transfer.sent += length
+        self._stats.frames_sent += 1
+        self._stats.bytes_sent += length
+
+    def _data_header(self, transfer: Outgoing, piece: Piece) -> Header:
+        return Header(
+            kind=Kind.DATA,
+            transfer_id=transfer.command.transfer_id,
+            attempt=transfer.command.attempt,
+            sequence=transfer.sequence,
+            sender_epoch=self._me.epoch,
+            receiver_epoch=transfer.peer.epoch,
+            first_layer=piece.first_layer,
+            end_layer=piece.end_layer,
+            first_token=piece.first_token,
+            end_token=piece.end_token,
+            first_head=self._me.first_head,
+            end_head=self._me.end_head,
+        )
+
+    def _send_fin(self, transfer: Outgoing) -> bool:
+        """Behind the data on the same socket, so that it can never overtake it."""
+        fin = Fin(transfer.sequence, transfer.sent, transfer.digest.value)
+        message = frame.encode(self._header(transfer, Kind.FIN), frame.fin_payload(fin))
+        self._carrier.send_bulk(transfer.peer, memoryview(message))
+        transfer.fin_sent = True
+        transfer.progress_at = self._clock()
+        return True
+
+    def _header(self, transfer: Outgoing, kind: Kind) -> Header:
+        return Header(
+            kind=kind,
+            transfer_id=transfer.command.transfer_id,
+            attempt=transfer.command.attempt,
+            sequence=transfer.sequence,
+            sender_epoch=self._me.epoch,
+            receiver_epoch=transfer.peer.epoch,
+        )
+
+    def on_control(self, peer: PeerKey, header: Header, payload: memoryview) -> None:
+        """An ack, nack or abort from a receiver; the epochs have been checked."""
+        transfer = self._transfers.get(header.transfer_id)
+        if transfer is None or transfer.command.attempt != header.attempt or transfer.peer != peer:
+            self._answer_unknown(peer, header)
+        elif header.kind is Kind.ACK:
+            self._acknowledged(transfer, header.sequence, frame.read_ack(payload))
+        elif header.kind in (Kind.NACK, Kind.ABORT):
+            self._fail(transfer, f"refused by the receiver: {frame.read_reason(payload)}")
+
+    def _answer_unknown(self, peer: PeerKey, header: Header) -> None:
+        """An ack for what we do not send: its owner should stop waiting. Aborts end here."""
+        if header.kind is not Kind.ACK:
+            return
+        answer = Header(
+            kind=Kind.ABORT,
+            transfer_id=header.transfer_id,
+            attempt=header.attempt,
+            sender_epoch=self._me.epoch,
+            receiver_epoch=peer.epoch,
+        )
+        try:
+            self._carrier.send_control(
+                peer, frame.encode(answer, frame.reason_payload("not sending this attempt"))
+            )
+            self._stats.aborts_sent += 1
+        except PeerGoneError:
+            return  # who is gone waits for nothing
+
+    def _acknowledged(self, transfer: Outgoing, sequence: int, received: int) -> None:
+        if not transfer.acknowledged <= received <= transfer.sent:
+            reason = f"{received} bytes acknowledged, {transfer.sent} sent"
+            self._fail(transfer, reason, tell=True)
+            return
+        self._stats.bytes_acknowledged += received - transfer.acknowledged
+        transfer.acknowledged = received
+        transfer.progress_at = self._clock()
+        # Only the answer to the fin counts it; all bytes acknowledged is not yet all verified.
+        if transfer.fin_sent and sequence == transfer.sequence + 1 and not transfer.in_flight:
+            self._finish(transfer)
+
+    def _finish(self, transfer: Outgoing) -> None:
+        self._drop(transfer)
+        self._stats.sends_finished += 1
+        self._emit(
+            SendFinished(
+                transfer_id=transfer.command.transfer_id,
+                attempt=transfer.command.attempt,
+                bytes=transfer.sent,
+                exposed_seconds=self._clock() - transfer.computed_at,
+            )
+        )
+
+    # ---- failures and time -------------------------------------------------------------------
+
+    def on_lost(self, peer: PeerKey, reason: str) -> None:
+        for transfer in [t for t in self._transfers.values() if t.peer == peer]:
+            self._fail(transfer, f"lost {peer}: {reason}")
+
+    def tick(self, now: float) -> None:
+        """Fail what waits too long for its receiver; waiting for the computation is the head's."""
+        for transfer in list(self._transfers.values()):
+            waited = now - transfer.progress_at
+            if transfer.waits_for_peer and waited > transfer.command.progress_seconds:
+                self._fail(
+                    transfer, f"no progress at {transfer.peer} for {waited:.1f} s", tell=True
+                )
+
+    def _fail(self, transfer: Outgoing, reason: str, *, tell: bool = False) -> None:
+        if tell:
+            self._tell(transfer, Kind.ABORT, reason)
+        self._drop(transfer)
+        self._report_failed(transfer.command.transfer_id, transfer.command.attempt, reason)
+
+    def _report_failed(self, transfer_id: int, attempt: int, reason: str) -> None:
+        self._stats.sends_failed += 1
+        self._emit(SendFailed(transfer_id=transfer_id, attempt=attempt, reason=reason))
+
+    def _tell(self, transfer: Outgoing, kind: Kind, reason: str) -> None:
+        message = frame.encode(self._header(transfer, kind), frame.reason_payload(reason))
+        try:
+            self._carrier.send_control(transfer.peer, message)
+        except PeerGoneError:
+            return  # it finds out by itself
+
+    def _drop(self, transfer: Outgoing) -> None:
+        del self._transfers[transfer.command.transfer_id]
+        self._turn.remove(transfer.command.transfer_id)
+        self._closed.add(transfer.command.transfer_id, transfer.command.attempt)
+        self._stats.bytes_written_off += transfer.in_flight
+
+    # ---- staging -----------------------------------------------------------------------------
+
+    def _reap(self) -> None:
+        """Take back the slots whose frames have left; a connection's leave in order."""
+        for peer, queue in list(self._departing.items()):
+            while queue and queue[0][1].done:
+                self._ring.release(queue.popleft()[0])
+                self._held[peer] -= 1
+            if not queue:
+                del self._departing[peer]
+                del self._held[peer]
+
+    def close(self) -> None:
+        """Fail everything; the slots come back as the carrier lets go of them (``settled``)."""
+        for transfer in list(self._transfers.values()):
+            self._fail(transfer, "the data plane is shutting down", tell=True)
+
+    @property
+    def settled(self) -> bool:
+        """Whether every slot is free again; raises when the books do not balance."""
+        self._reap()
+        self._ring.check_conserved(sum(self._held.values()))
+        return self._ring.free == self._ring.total
+
+    def fill(self, stats: DataPlaneStats) -> None:
+        stats.active_sends = len(self._transfers)
+        stats.credit_in_flight = sum(t.in_flight for t in self._transfers.values())
+        stats.free_slots = self._ring.free
+        stats.total_slots = self._ring.total

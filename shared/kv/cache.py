@@ -1,0 +1,161 @@
+"""The cache tensors of one rank, and how KV leaves and enters them for a handoff.
+
+Head-major: each layer's K and V are [kv_heads, slots, head_dim]. A sequence with consecutive
+blocks is attended through a view, each head's context is one contiguous run, and the wire's
+canonical [K|V][head][token][dim] is copied in long runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..models.memory import bytes_per_block, plan_num_blocks
+from ..models.spec import DecoderSpec
+
+__all__ = ["KVCache", "bytes_per_block", "plan_num_blocks"]
+
+# With more runs than this, one indexed copy is cheaper than a copy for each run.
+_MAX_RUNS = 8
+
+# torch's tensor, or anything with the buffer protocol (bytes, memoryview, shared memory, numpy).
+Buffer = Any
+
+
+class KVCache:
+    """K and V of every layer for ``num_blocks`` blocks: this rank's heads only."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        tp_rank: int = 0,
+        tp_size: int = 1,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.dtype = dtype
+        self.device = torch.device(device)
+        attention = [layer.attention for layer in spec.layers]
+        # Global numbers of the KV heads that this rank holds, by layer.
+        self.heads = [a.kv_heads_of(tp_rank, tp_size) for a in attention]
+        self.layers = [
+            (self._empty(len(heads), a.head_dim), self._empty(len(heads), a.head_dim))
+            for heads, a in zip(self.heads, attention, strict=True)
+        ]
+
+    def _empty(self, heads: int, dim: int) -> torch.Tensor:
+        # Zeros cost nothing until touched, and no slot ever holds a stray NaN.
+        shape = (heads, self.num_blocks * self.block_size, dim)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def packed_bytes(self, layer: int, tokens: int, heads: range | None = None) -> int:
+        """The size of ``tokens`` tokens of one layer in the canonical layout."""
+        keys = self.layers[layer][0]
+        count = len(self._local(layer, heads))
+        return 2 * count * tokens * keys.shape[2] * self.dtype.itemsize
+
+    def pack(
+        self,
+        layer: int,
+        block_table: Sequence[int],
+        first_token: int,
+        end_token: int,
+        out: Buffer,
+        heads: range | None = None,
+    ) -> None:
+        """Copy tokens first to end into ``out`` as [K|V][head][token][dim].
+
+        ``heads`` are global head numbers among those held here; all of them by default.
+        """
+        local = self._local(layer, heads)
+        packed = self._canonical(layer, len(local), end_token - first_token, out)
+        for side, cached in zip(packed, self.layers[layer], strict=True):
+            held = cached[local.start : local.stop]
+            for at, slots in self._runs(block_table, first_token, end_token):
+                side[:, at].copy_(held[:, slots])
+
+    def scatter(
+        self,
+        layer: int,
+        block_table: Sequence[int],
+        first_token: int,
+        end_token: int,
+        data: Buffer,
+        heads: range | None = None,
+    ) -> None:
+        """The inverse of ``pack``."""
+        local = self._local(layer, heads)
+        packed = self._canonical(layer, len(local), end_token - first_token, data)
+        for side, cached in zip(packed, self.layers[layer], strict=True):
+            held = cached[local.start : local.stop]
+            for at, slots in self._runs(block_table, first_token, end_token):
+                held[:, slots] = side[:, at].to(self.device)
+
+    def _local(self, layer: int, heads: range | None) -> range:
+        """Global head numbers as indices into this rank's tensors."""
+        held = self.heads[layer]
+        if heads is None:
+            return range(len(held))
+        if heads.start < held.start or heads.stop > held.stop:
+            raise ValueError(
+                f"heads {heads} of layer {layer} are not all here; this rank has {held}"
+            )
+        return range(heads.start - held.start, heads.stop - held.start)
+
+    def _canonical(self, layer: int, heads: int, tokens: int, buffer: Buffer) -> torch.Tensor:
+        """The buffer seen as [2, heads, tokens, dim]."""
+        dim = self.layers[layer][0].shape[2]
+        raw = buffer if isinstance(buffer, torch.Tensor) else _as_tensor(buffer)
+        raw = raw.view(-1).view(torch.uint8)
+        wanted = 2 * heads * tokens * dim * self.dtype.itemsize
+        if raw.numel() != wanted:
+            raise ValueError(
+                f"{raw.numel()} bytes for {tokens} tokens of layer {layer}; it takes {wanted}"
+            )
+        return raw.view(self.dtype).view(2, heads, tokens, dim)
+
+    def _runs(
+        self, table: Sequence[int], first: int, end: int
+    ) -> Iterator[tuple[slice, slice | torch.Tensor]]:
+        """Pairs of (tokens counted from ``first``, their slots): runs of consecutive slots, or
+        one pair with an index tensor if there would be too many."""
+        size = self.block_size
+        runs: list[list[int]] = []  # token, slot, length
+        for index in range(first // size, -(-end // size)):
+            token = max(first, index * size)
+            slot = table[index] * size + token % size
+            length = min(end, (index + 1) * size) - token
+            if runs and runs[-1][1] + runs[-1][2] == slot:
+                runs[-1][2] += length
+            else:
+                runs.append([token, slot, length])
+        if len(runs) > _MAX_RUNS:
+            index_of = [slot + i for _, slot, length in runs for i in range(length)]
+            yield slice(0, end - first), torch.tensor(index_of, device=self.device)
+            return
+        for token, slot, length in runs:
+            yield slice(token - first, token - first + length), slice(slot, slot + length)
+
+
+class _Writable:
+    """A buffer's memory as numpy's array interface, declared writable: torch warns about read-only
+    memory, and data that is only read from must not cost a copy for that."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        interface = dict(array.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__ = interface
+        self.owner = array
+
+
+def _as_tensor(buffer: Buffer) -> torch.Tensor:
+    """The bytes of a buffer as a tensor that shares its memory."""
+    return torch.from_numpy(np.asarray(_Writable(np.frombuffer(buffer, dtype=np.uint8))))

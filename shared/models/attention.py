@@ -1,0 +1,67 @@
+"""Grouped-query attention over the paged cache."""
+
+from __future__ import annotations
+
+import torch
+
+from ...kernels import reference
+from .batch import ForwardBatch
+from .linear import ColumnParallel, RowParallel
+from .norm import RMSNorm
+from .parallel import Placement, Slot
+from .spec import AttentionSpec
+
+Angles = tuple[torch.Tensor, torch.Tensor]
+LayerKV = tuple[torch.Tensor, torch.Tensor]
+
+
+class Attention:
+    """This rank's heads of one layer's attention, in two halves: what ends with K and V in the
+    cache, and the rest."""
+
+    def __init__(self, place: Placement, spec: AttentionSpec, hidden: int, eps: float) -> None:
+        tp, dim = place.tp, spec.head_dim
+        query = spec.query_heads_of(tp.rank, tp.size)
+        kv = spec.kv_heads_of(tp.rank, tp.size)
+        query_rows = range(query.start * dim, query.stop * dim)
+        kv_part = (spec.num_kv_heads * dim, range(kv.start * dim, kv.stop * dim))
+        parts = {"q": (spec.num_heads * dim, query_rows), "k": kv_part, "v": kv_part}
+        self.qkv = ColumnParallel(place, hidden, parts, spec.qkv_bias)
+        self.o = RowParallel(place, "o", spec.num_heads * dim, query_rows, hidden, spec.o_bias)
+        self.q_norm = RMSNorm(place, dim, eps) if spec.qk_norm else None
+        self.k_norm = RMSNorm(place, dim, eps) if spec.qk_norm else None
+        self.heads = len(query)
+        self.kv_heads = len(kv)
+        self.dim = dim
+        self.window = spec.sliding_window
+
+    def project(
+        self, x: torch.Tensor, batch: ForwardBatch, angles: Angles, cache: LayerKV
+    ) -> torch.Tensor:
+        """Write the rows' K and V into the cache; return their queries, [T, H, D]."""
+        qkv = self.qkv(x).view(x.shape[0], -1, self.dim)
+        turned, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = turned.split([self.heads, self.kv_heads], dim=1)
+            turned = torch.cat([self.q_norm(q), self.k_norm(k)], dim=1)
+        turned = reference.rotary(turned, *angles)
+        q, k = turned.split([self.heads, self.kv_heads], dim=1)
+        reference.write_kv(*cache, batch.slots, k, v)
+        return q
+
+    def attend(self, q: torch.Tensor, batch: ForwardBatch, cache: LayerKV) -> torch.Tensor:
+        """Attention and the output projection."""
+        attended = reference.paged_attention(q, *cache, batch.contexts, self.window)
+        return self.o(attended.view(q.shape[0], -1))
+
+    def slots(self, prefix: str) -> dict[str, Slot]:
+        """The parameters by name, for the loader."""
+        slots = self.qkv.slots(prefix) | self.o.slots(prefix)
+        if self.q_norm is not None and self.k_norm is not None:
+            slots |= self.q_norm.slots(f"{prefix}.q_norm") | self.k_norm.slots(f"{prefix}.k_norm")
+        return slots
+
+    def finish(self) -> None:
+        """Called once the parameters are filled."""
+        self.qkv.finish()
+        self.o.finish()

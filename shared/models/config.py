@@ -1,0 +1,126 @@
+"""Reading a ``config.json`` without guessing: what is not understood is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import ModelError
+from .spec import LinearScaling, Llama3Scaling, RopeScaling, RopeSpec
+
+# Bookkeeping, defaults of text generation, and training knobs: none changes the forward pass.
+NO_EFFECT = frozenset(
+    ["architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "use_cache", "initializer_range", "attention_dropout", "hidden_dropout", "pretraining_tp", "pad_token_id", "id2label", "label2id", "problem_type", "chunk_size_feed_forward", "is_encoder_decoder", "is_decoder", "output_attentions", "output_hidden_states", "return_dict", "task_specific_params", "tokenizer_class", "unsloth_fixed", "unsloth_version", "num_return_sequences", "do_sample", "temperature", "top_k", "top_p", "max_length", "min_length", "eos_token_id", "bos_token_id", "auto_map", "finetuning_task", "prefix", "add_cross_attention", "cross_attention_hidden_size", "output_router_logits", "transformers.js_config", "max_window_layers", "attn_implementation"]
+)
+
+
+class Config:
+    """A config dict that remembers which of its keys were read."""
+
+    def __init__(self, values: dict[str, Any], file: str = "config.json") -> None:
+        self.values = values
+        self.file = file
+        self._read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value, or the default where the key is missing or null."""
+        self._read.add(key)
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A positive integer."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.refusal(key, value, "a positive integer")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive number."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+            raise self.refusal(key, value, "a positive number")
+        return float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """A boolean."""
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise self.refusal(key, value, "true or false")
+        return value
+
+    def one_of(self, key: str, supported: tuple[Any, ...], default: Any = None) -> Any:
+        """A value that must be among those implemented."""
+        value = self.get(key, default)
+        if value not in supported:
+            raise self.refusal(key, value, " or ".join(repr(item) for item in supported))
+        return value
+
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """One token id, several, or none."""
+        value = self.get(key, [])
+        ids = value if isinstance(value, list) else [value]
+        if not all(isinstance(item, int) and not isinstance(item, bool) for item in ids):
+            raise self.refusal(key, value, "a token id or a list of them")
+        return tuple(ids)
+
+    def refusal(self, key: str, value: object, supported: str) -> ModelError:
+        """The error for a value that is not implemented."""
+        return ModelError(f"{self.file}: {key} is {value!r}; supported: {supported}")
+
+    def finish(self) -> None:
+        """Refuse what nobody read, unless it is switched off or known to have no effect."""
+        for key, value in self.values.items():
+            harmless = key in NO_EFFECT or key.startswith("_") or value is None or value is False
+            if key not in self._read and not harmless:
+                raise ModelError(
+                    f"{self.file}: {key} ({value!r}) is not supported for this model; "
+                    f"it may change what the model computes, so it is not ignored"
+                )
+
+
+def read_rope(config: Config, head_dim: int) -> RopeSpec:
+    """Both spellings: ``rope_parameters`` (transformers 5) and ``rope_theta``, ``rope_scaling``."""
+    config.one_of("partial_rotary_factor", (1.0,), 1.0)
+    theta = config.number("rope_theta", 10000.0)
+    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    values = config.get(key, {})
+    config.get("rope_scaling")
+    if not isinstance(values, dict) or any(isinstance(v, dict) for v in values.values()):
+        raise config.refusal(key, values, "one flat table for all layers")
+    rope = Config(values, f"{config.file}: {key}")
+    theta = rope.number("rope_theta", theta)
+    rope.one_of("partial_rotary_factor", (1.0,), 1.0)
+    scaling = _scaling(rope, config.integer("max_position_embeddings"))
+    rope.finish()
+    return RopeSpec(theta=theta, head_dim=head_dim, scaling=scaling)
+
+
+def _scaling(rope: Config, max_position: int) -> RopeScaling | None:
+    old_name = rope.get("type", "default")
+    kind = rope.get("rope_type", old_name)
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return LinearScaling(factor=rope.number("factor"))
+    if kind == "llama3":
+        return Llama3Scaling(
+            factor=rope.number("factor"),
+            low_freq_factor=rope.number("low_freq_factor"),
+            high_freq_factor=rope.number("high_freq_factor"),
+            original_max_position=rope.integer("original_max_position_embeddings", max_position),
+        )
+    raise rope.refusal("rope_type", kind, "'default', 'linear' or 'llama3'")
+
+
+def read_windows(config: Config, layers: int, default: tuple[int | None, ...]) -> list[int | None]:
+    """The sliding window of each layer: ``layer_types`` where it stands, else the default."""
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return list(default)
+    known = {"full_attention", "sliding_attention"}
+    if not isinstance(kinds, list) or len(kinds) != layers or not known.issuperset(kinds):
+        raise config.refusal("layer_types", kinds, f"{layers} of {sorted(known)}")
+    window = config.get("sliding_window")
+    if window is None and "sliding_attention" in kinds:
+        raise config.refusal("sliding_window", None, "an integer, as layer_types asks for one")
+    return [window if kind == "sliding_attention" else None for kind in kinds]

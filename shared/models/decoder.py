@@ -1,0 +1,155 @@
+"""The decoder: embedding, layers, head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from ...kernels.linear import Product, product
+from ..errors import StartupError
+from .attention import Angles, Attention, LayerKV
+from .batch import ForwardBatch
+from .ffn import DenseMLP
+from .norm import RMSNorm
+from .parallel import Placement, Slot
+from .rope import Rope
+from .spec import DecoderSpec, LayerSpec, tensor_parallel_problem
+
+OnLayer = Callable[[int], None]
+
+
+class VocabParallel:
+    """A [vocabulary, hidden] table, each rank holding a range of the rows: embedding and head."""
+
+    def __init__(self, place: Placement, vocab: int, hidden: int) -> None:
+        self.tp = place.tp
+        self.vocab = vocab
+        self.mine = place.tp.share(vocab)
+        # Ranks gather equal shapes, so the last ones' tables are padded with rows of zeros.
+        self.weight = place.empty(-(-vocab // place.tp.size), hidden)
+        self.weight[len(self.mine) :].zero_()
+        self._product: Product | None = None
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The rows of these tokens."""
+        if self.tp.size == 1:
+            return F.embedding(tokens, self.weight)
+        local = tokens - self.mine.start
+        elsewhere = (local < 0) | (local >= len(self.mine))
+        rows = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
+        return self.tp.all_reduce(rows.masked_fill_(elsewhere[:, None], 0))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """[rows, vocabulary] in fp32 on rank 0, nothing on the others."""
+        assert self._product is not None, "finish() comes first"
+        parts = self.tp.gather(self._product(hidden))
+        if not parts:
+            return None
+        full = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        return full[:, : self.vocab].float()
+
+    def slot(self) -> Slot:
+        """The parameter, for the loader."""
+        target = self.weight[: len(self.mine)]
+        return Slot(target, (self.vocab, self.weight.shape[1]), 0, self.mine.start, self.mine.stop)
+
+    def finish(self, keep_table: bool) -> None:
+        """Called once filled, on a table used as head; one that also embeds keeps its plain rows,
+        because rows cannot be read from the packed copy."""
+        self._product = product(self.weight, None)
+        if not keep_table:
+            del self.weight
+
+
+class Layer:
+    """One pre-norm layer."""
+
+    def __init__(self, place: Placement, spec: LayerSpec, hidden: int, eps: float) -> None:
+        self.attention_norm = RMSNorm(place, hidden, eps)
+        self.attention = Attention(place, spec.attention, hidden, eps)
+        self.mlp_norm = RMSNorm(place, hidden, eps)
+        self.mlp = DenseMLP(place, spec.mlp, hidden)
+
+    def write(
+        self, x: torch.Tensor, batch: ForwardBatch, angles: Angles, cache: LayerKV
+    ) -> torch.Tensor:
+        """The first half: K and V to the cache; returns the queries."""
+        return self.attention.project(self.attention_norm(x), batch, angles, cache)
+
+    def rest(
+        self, x: torch.Tensor, q: torch.Tensor, batch: ForwardBatch, cache: LayerKV
+    ) -> torch.Tensor:
+        """The second half: attention and feed-forward."""
+        normed, x = self.mlp_norm.add(self.attention.attend(q, batch, cache), x)
+        return x + self.mlp(normed)
+
+    def slots(self, prefix: str) -> dict[str, Slot]:
+        """The parameters by name, for the loader."""
+        return {
+            **self.attention_norm.slots(f"{prefix}.attention_norm"),
+            **self.attention.slots(f"{prefix}.attention"),
+            **self.mlp_norm.slots(f"{prefix}.mlp_norm"),
+            **self.mlp.slots(f"{prefix}.mlp"),
+        }
+
+
+class Decoder:
+    """A rank's part of the model. Parameters are unfilled until the loader has been over
+    ``slots()`` and has called ``finish()``."""
+
+    def __init__(self, spec: DecoderSpec, place: Placement) -> None:
+        problem = tensor_parallel_problem(spec, place.tp.size)
+        if problem is not None:
+            raise StartupError(f"tensor parallelism over {place.tp.size} ranks: {problem}")
+        self.spec = spec
+        self.place = place
+        self.embed = VocabParallel(place, spec.vocab_size, spec.hidden_size)
+        self.layers = [Layer(place, s, spec.hidden_size, spec.norm_eps) for s in spec.layers]
+        self.norm = RMSNorm(place, spec.hidden_size, spec.norm_eps)
+        self.head = (
+            self.embed
+            if spec.tie_embeddings
+            else VocabParallel(place, spec.vocab_size, spec.hidden_size)
+        )
+        self.rope = Rope(spec.rope, place.device)
+
+    def forward(
+        self, batch: ForwardBatch, cache: Sequence[LayerKV], on_layer: OnLayer | None = None
+    ) -> torch.Tensor:
+        """The normed hidden state of ``batch.output_rows``.
+
+        ``on_layer(i)`` is called as soon as the step's K and V of layer i are in the cache.
+        """
+        x = self.embed.embed(batch.tokens)
+        angles = self.rope.angles(batch.positions)
+        last = len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
+            q = layer.write(x, batch, angles, cache[index])
+            if on_layer is not None:
+                on_layer(index)
+            if index == last and not len(batch.output_rows):
+                break
+            x = layer.rest(x, q, batch, cache[index])
+        return self.norm(x.index_select(0, batch.output_rows))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """[rows, vocabulary] in fp32 on rank 0, nothing on the others."""
+        return self.head.logits(hidden)
+
+    def slots(self) -> dict[str, Slot]:
+        """Every parameter of this rank by name: what the loader must fill."""
+        slots = {"embed.weight": self.embed.slot(), **self.norm.slots("norm")}
+        if self.head is not self.embed:
+            slots["head.weight"] = self.head.slot()
+        for index, layer in enumerate(self.layers):
+            slots |= layer.slots(f"layers.{index}")
+        return slots
+
+    def finish(self) -> None:
+        """Called once the parameters are filled: packs the weights where that pays."""
+        for layer in self.layers:
+            layer.attention.finish()
+            layer.mlp.finish()
+        self.head.finish(keep_table=self.head is self.embed)

@@ -1,0 +1,21 @@
+"""Llama 2 and 3, and the many checkpoints that use their architecture."""
+
+from __future__ import annotations
+
+from ..config import Config
+from ..spec import DecoderSpec
+from .dense import DENSE_WEIGHTS, MLP_BIAS, O_BIAS, QKV_BIAS, read_dense
+
+WEIGHTS = DENSE_WEIGHTS | QKV_BIAS | O_BIAS | MLP_BIAS
+
+
+def read(config: Config) -> DecoderSpec:
+    """No window; biases only where the config says so."""
+    bias = config.flag("attention_bias")
+    return read_dense(
+        config,
+        windows=[None] * config.integer("num_hidden_layers"),
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=config.flag("mlp_bias"),
+    )

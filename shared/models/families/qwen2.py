@@ -1,0 +1,26 @@
+"""Qwen2 and Qwen2.5: biases on q, k and v."""
+
+from __future__ import annotations
+
+from ..config import Config, read_windows
+from ..spec import DecoderSpec
+from .dense import DENSE_WEIGHTS, QKV_BIAS, read_dense
+
+WEIGHTS = DENSE_WEIGHTS | QKV_BIAS
+
+
+def qwen_windows(config: Config) -> list[int | None]:
+    """``sliding_window`` counts only with ``use_sliding_window``, from ``max_window_layers`` on."""
+    layers = config.integer("num_hidden_layers")
+    window = config.get("sliding_window")
+    if not config.flag("use_sliding_window"):
+        config.get("layer_types")
+        return [None] * layers
+    first = config.get("max_window_layers", 28)
+    default = tuple(window if index >= first else None for index in range(layers))
+    return read_windows(config, layers, default)
+
+
+def read(config: Config) -> DecoderSpec:
+    """The biases are part of the architecture, not of the config."""
+    return read_dense(config, windows=qwen_windows(config), qkv_bias=True)

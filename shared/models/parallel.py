@@ -1,0 +1,69 @@
+"""Tensor parallelism as the model sees it: who it is, a sum over ranks, a gather to the first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class TensorParallel:
+    """One rank of several. ``group`` is a torch.distributed group (``None``: the default one)."""
+
+    rank: int = 0
+    size: int = 1
+    group: Any = None
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks, in place."""
+        if self.size > 1:
+            torch.distributed.all_reduce(x, group=self.group)
+        return x
+
+    def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """Every rank's tensor on rank 0, nothing on the others; all have the same shape."""
+        if self.size == 1:
+            return [x]
+        x = x.contiguous()
+        parts = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else None
+        torch.distributed.gather(x, parts, group=self.group, group_dst=0)
+        return parts or []
+
+    def share(self, total: int) -> range:
+        """This rank's part of ``total`` rows; the last ranks' may be shorter, or empty."""
+        each = -(-total // self.size)
+        return range(min(self.rank * each, total), min((self.rank + 1) * each, total))
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where parameters live, in which type, and which part of them."""
+
+    dtype: torch.dtype
+    device: torch.device
+    tp: TensorParallel
+
+    def empty(self, *shape: int) -> torch.Tensor:
+        """An unfilled parameter."""
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one tensor of a checkpoint goes: ``target`` receives ``full[first:end]`` along ``dim``.
+
+    ``shape`` is the full tensor's.
+    """
+
+    target: torch.Tensor
+    shape: tuple[int, ...]
+    dim: int
+    first: int
+    end: int
+
+
+def whole(target: torch.Tensor) -> Slot:
+    """A parameter that every rank holds in full."""
+    return Slot(target, tuple(target.shape), 0, 0, target.shape[0])

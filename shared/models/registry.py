@@ -1,0 +1,77 @@
+"""From a model folder's ``config.json`` to a spec and the names of its weights. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelError
+from .config import Config
+from .families import llama, mistral, qwen2, qwen3
+from .spec import DecoderSpec
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kind of checkpoint: config in, spec and weight names out."""
+
+    read: Callable[[Config], DecoderSpec]
+    weights: dict[str, str | None]
+
+
+FAMILIES = {
+    "LlamaForCausalLM": Family(llama.read, llama.WEIGHTS),
+    "MistralForCausalLM": Family(mistral.read, mistral.WEIGHTS),
+    "Qwen2ForCausalLM": Family(qwen2.read, qwen2.WEIGHTS),
+    "Qwen3ForCausalLM": Family(qwen3.read, qwen3.WEIGHTS),
+}
+_BY_MODEL_TYPE = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+
+def family_of(values: dict[str, Any], file: str = "config.json") -> Family:
+    """The family that ``architectures`` names, or ``model_type`` where that is missing."""
+    names = values.get("architectures") or [_BY_MODEL_TYPE.get(values.get("model_type") or "")]
+    name = names[0] if isinstance(names, list) else names
+    if name not in FAMILIES:
+        raise ModelError(
+            f"{file}: architectures is {values.get('architectures')!r} and model_type "
+            f"{values.get('model_type')!r}; supported: {', '.join(sorted(FAMILIES))}"
+        )
+    return FAMILIES[name]
+
+
+def read_spec(folder: str | Path) -> DecoderSpec:
+    """The spec of the model in a folder, with the end tokens of ``generation_config.json`` too."""
+    folder = Path(folder)
+    file = folder / "config.json"
+    values = read_json(file)
+    spec = family_of(values, str(file)).read(Config(values, str(file)))
+    generation = folder / "generation_config.json"
+    if not generation.is_file():
+        return spec
+    more = Config(read_json(generation), str(generation)).token_ids("eos_token_id")
+    return dataclasses.replace(spec, eos_token_ids=tuple(dict.fromkeys(spec.eos_token_ids + more)))
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object of the model folder."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{file} is missing: give the folder of a Hugging Face model") from None
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelError(f"{file} is not valid JSON ({error}): download it again") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{file} holds a {type(value).__name__}, not an object: download it again")
+    return value

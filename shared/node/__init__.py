@@ -1,0 +1,1 @@
+"""What the head processes of both kinds of node share: start-up, registration, probes, metrics."""

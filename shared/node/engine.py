@@ -1,0 +1,195 @@
+"""Brings up the engine of a node: ranks, block pool, scheduler, core."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config import EngineConfig, HandoffConfig, ResolvedEngine, resolve_engine
+from ..engine.core import EngineCore
+from ..engine.executor import RankPool
+from ..engine.scheduler import Scheduler
+from ..errors import ModelError, StartupError
+from ..kv.block_pool import BlockPool
+from ..models.registry import read_spec
+from ..models.spec import DecoderSpec, fingerprint_fields, tensor_parallel_problem
+from ..weights.locate import display_name, locate_model
+
+
+@dataclass(frozen=True, slots=True)
+class NodeIdentity:
+    """Who a node is: a name, and one random number a process start."""
+
+    node_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEngine:
+    """A running engine and what the node needs to know of it."""
+
+    core: EngineCore
+    ranks: RankPool
+    spec: DecoderSpec
+    folder: Path
+    name: str
+    resolved: ResolvedEngine
+    fingerprint: dict[str, str]
+    kv_dtype: str
+    endpoints: list[list[str]]
+    world_size: int
+
+
+async def start_engine(
+    config: EngineConfig,
+    identity: NodeIdentity,
+    *,
+    handoff: HandoffConfig | None = None,
+    listen: bool = False,
+    on_event: Callable[[int, bytes], None] = lambda rank, data: None,
+    on_lost: Callable[[str], None] = lambda reason: None,
+) -> NodeEngine:
+    """Load the model on its ranks and plan the cache. The caller runs ``core.run()``.
+
+    ``handoff`` gives the ranks a data plane, which accepts connections when ``listen`` is set.
+    Raises ``ModelError`` or ``StartupError``; nothing is left running then.
+    """
+    folder = locate_model(config.model)
+    spec = read_spec(folder)
+    size = config.world_size
+    problem = tensor_parallel_problem(spec, size)
+    if problem:
+        raise ModelError(f"{folder} cannot be split over {size} ranks: {problem}")
+    ranks = RankPool(on_event)
+    try:
+        settings = [
+            _rank_settings(config, identity, folder, rank, size, handoff, listen)
+            for rank in range(size)
+        ]
+        _share_rendezvous(settings)
+        memory = await ranks.start(settings)
+        resolved = resolve_engine(
+            config,
+            context=spec.max_position,
+            bytes_per_block=max(m.bytes_per_block for m in memory),
+            # On one machine the ranks of a CPU node draw on the same memory.
+            free_bytes=min(m.free_bytes for m in memory) // (1 if _on_gpu(config) else size),
+            on_gpu=_on_gpu(config),
+        )
+        endpoints = await ranks.allocate(resolved.num_blocks)
+    except BaseException:
+        await ranks.stop()
+        raise
+    pool = BlockPool(
+        resolved.num_blocks,
+        resolved.block_size,
+        enable_prefix_cache=config.enable_prefix_caching,
+        prefix_cache_max_blocks=resolved.prefix_cache_max_blocks,
+    )
+    scheduler = Scheduler(
+        pool,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        max_num_seqs=resolved.max_num_seqs,
+        max_model_len=resolved.max_model_len,
+        max_waiting=config.max_waiting,
+        policy=config.scheduling_policy,
+        eos_token_ids=spec.eos_token_ids,
+    )
+    kv_dtype = resolve_dtype_name(config, spec)
+    return NodeEngine(
+        core=EngineCore(scheduler, ranks, on_lost),
+        ranks=ranks,
+        spec=spec,
+        folder=folder,
+        name=config.served_model_name or display_name(config.model),
+        resolved=resolved,
+        fingerprint=model_fingerprint(spec, folder),
+        kv_dtype=kv_dtype,
+        endpoints=endpoints,
+        world_size=size,
+    )
+
+
+def resolve_dtype_name(config: EngineConfig, spec: DecoderSpec) -> str:
+    """The dtype that ``--dtype auto`` stands for. float16 products are unusable on CPUs."""
+    name = spec.dtype if config.dtype == "auto" else config.dtype
+    if name == "float16" and not _on_gpu(config):
+        return "bfloat16"
+    return name
+
+
+def model_fingerprint(spec: DecoderSpec, folder: Path) -> dict[str, str]:
+    """What two nodes must agree on before KV may pass between them, field by field.
+
+    It covers shapes, rope, tokenizer and template; two trainings of one shape look the same here.
+    """
+    fields = fingerprint_fields(spec)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        file = folder / name
+        if file.is_file():
+            fields[name] = hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest()
+    return fields
+
+
+def fingerprint_digest(fields: dict[str, str]) -> str:
+    """All fields in one short word, for logs and the registry."""
+    text = "\n".join(f"{key}={value}" for key, value in sorted(fields.items()))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _on_gpu(config: EngineConfig) -> bool:
+    return config.device == "cuda" or (config.device == "auto" and bool(config.device_ids))
+
+
+def _rank_settings(
+    config: EngineConfig,
+    identity: NodeIdentity,
+    folder: Path,
+    rank: int,
+    size: int,
+    handoff: HandoffConfig | None,
+    listen: bool,
+) -> dict[str, Any]:
+    ids = config.device_ids
+    if ids and config.device == "cpu":
+        raise StartupError(f"--d {config.devices} names CUDA devices, but --device is cpu")
+    data_plane = None
+    if handoff is not None:
+        data_plane = {
+            "node_id": identity.node_id,
+            "epoch": identity.epoch,
+            "host": handoff.host if listen else None,
+            "staging_bytes": handoff.staging_bytes,
+        }
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "folder": str(folder),
+        "dtype": config.dtype,
+        "device": config.device if not ids else "cuda",
+        "device_index": ids[rank] if ids else rank,
+        "rank": rank,
+        "size": size,
+        "rendezvous": "",
+        "block_size": config.block_size,
+        "load_format": config.load_format,
+        "seed": config.seed,
+        "threads": config.threads or max(1, (cores or 1) // size),
+        "data_plane": data_plane,
+    }
+
+
+def _share_rendezvous(settings: list[dict[str, Any]]) -> None:
+    """Several ranks meet at a loopback port that the OS picks."""
+    if len(settings) == 1:
+        return
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    for values in settings:
+        values["rendezvous"] = f"tcp://127.0.0.1:{port}"

@@ -1,0 +1,199 @@
+"""From token ids to text, one token at a time.
+
+Two kinds of decoder cover nearly every model, and for both a token stands for fixed bytes: the
+byte-level alphabet of GPT-2, and SentencePiece's (``▁`` for a space, ``<0xE2>`` for a byte). There
+the text is an incremental UTF-8 decoding of the tokens' bytes: exact, and O(1) a token. Any other
+decoder is asked for the text of a short window of tokens before and after the new one.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as RawTokenizer
+
+REPLACEMENT = "\ufffd"
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+# A window whose text still ends in U+FFFD after this many tokens holds bytes that are simply wrong.
+WINDOW = 8
+
+
+class Detokenizer(Protocol):
+    """The text of one growing sequence: the deltas, joined, are the text of all its tokens."""
+
+    def push(self, token: int) -> str:
+        """The text that this token completes; empty inside a multi-byte character."""
+
+    def flush(self) -> str:
+        """The rest: an incomplete character becomes U+FFFD."""
+
+
+class TokenTexts:
+    """What each token stands for. Owned by a tokenizer, shared by all its detokenizers."""
+
+    def __init__(self, raw: RawTokenizer) -> None:
+        self._raw = raw
+        self._known: dict[int, bytes] = {}
+        self.special_ids = frozenset(
+            token for token, added in raw.get_added_tokens_decoder().items() if added.special
+        )
+        steps = _decoder_steps(raw)
+        self.byte_level = [step["type"] for step in steps] == ["ByteLevel"]
+        self._replacements, self._byte_fallback, self.strip_left = _sentencepiece(steps)
+        self.exact = self.byte_level or self._replacements is not None
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        """A fresh detokenizer for one sequence."""
+        skip = self.special_ids if skip_special_tokens else frozenset()
+        if self.exact:
+            return _ByteDetokenizer(self, skip)
+        return _WindowDetokenizer(self._raw, skip)
+
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes that a token stands for; empty for an id that the tokenizer does not know."""
+        known = self._known.get(token)
+        if known is None:
+            known = self._known[token] = self._compute(token)
+        return known
+
+    def text_of(self, token: int) -> str:
+        """One token on its own, for people: part of a character shows as U+FFFD."""
+        return self.bytes_of(token).decode("utf-8", "replace")
+
+    def _compute(self, token: int) -> bytes:
+        piece = self._raw.id_to_token(token)
+        if piece is None:
+            return b""
+        if self.byte_level:
+            return _byte_level(piece)
+        if self._replacements is None:
+            return self._raw.decode([token], skip_special_tokens=False).encode()
+        byte = BYTE_TOKEN.fullmatch(piece) if self._byte_fallback else None
+        if byte:
+            return bytes([int(byte[1], 16)])
+        for pattern, content in self._replacements:
+            piece = piece.replace(pattern, content)
+        return piece.encode()
+
+
+class _ByteDetokenizer:
+    def __init__(self, texts: TokenTexts, skip: frozenset[int]) -> None:
+        self._bytes_of = texts.bytes_of
+        self._skip = skip
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._strip = texts.strip_left
+
+    def push(self, token: int) -> str:
+        if token in self._skip:
+            return ""
+        text = self._decode(self._bytes_of(token))
+        return self._stripped(text) if self._strip and text else text
+
+    def flush(self) -> str:
+        return self._decode(b"", True)
+
+    def _stripped(self, text: str) -> str:
+        """SentencePiece puts one space before the text; it is not part of it."""
+        while self._strip and text.startswith(" "):
+            text = text[1:]
+            self._strip -= 1
+        if text:
+            self._strip = 0
+        return text
+
+
+class _WindowDetokenizer:
+    """Decodes ``window[:shown]`` and the whole window; the difference is new text."""
+
+    def __init__(self, raw: RawTokenizer, skip: frozenset[int]) -> None:
+        self._raw = raw
+        self._skip = skip
+        self._window: list[int] = []
+        self._shown = 0
+        self._shown_text = ""
+
+    def push(self, token: int) -> str:
+        if token in self._skip:
+            return ""
+        self._window.append(token)
+        text = self._text(self._window)
+        new = text[len(self._shown_text) :]
+        if not new or (new.endswith(REPLACEMENT) and len(self._window) - self._shown < WINDOW):
+            return ""
+        # The tokens just shown stay as context for the next: decoders treat a first token apart.
+        self._window = self._window[self._shown :]
+        self._shown = len(self._window)
+        self._shown_text = self._text(self._window)
+        return new
+
+    def flush(self) -> str:
+        rest = self._text(self._window)[len(self._shown_text) :]
+        self._shown_text += rest
+        return rest
+
+    def _text(self, tokens: list[int]) -> str:
+        return self._raw.decode(tokens, skip_special_tokens=False)
+
+
+def detokenize(
+    texts: TokenTexts, tokens: Iterable[int], *, skip_special_tokens: bool = True
+) -> str:
+    """The text of a whole sequence, by the same rules as the deltas."""
+    detokenizer = texts.detokenizer(skip_special_tokens=skip_special_tokens)
+    return "".join(map(detokenizer.push, tokens)) + detokenizer.flush()
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    alphabet.update({chr(256 + i): byte for i, byte in enumerate(others)})
+    return alphabet
+
+
+BYTE_LEVEL = _byte_level_alphabet()
+
+
+def _byte_level(piece: str) -> bytes:
+    """A token outside the alphabet (an added one, with a space in it) stands for itself."""
+    try:
+        return bytes(BYTE_LEVEL[character] for character in piece)
+    except KeyError:
+        return piece.encode()
+
+
+def _decoder_steps(raw: RawTokenizer) -> list[dict[str, Any]]:
+    """The tokenizer's decoder as a flat list of steps; without one, tokens are joined by spaces."""
+    if raw.decoder is None:
+        return [{"type": "Spaces"}]
+    decoder = json.loads(raw.decoder.__getstate__())
+    steps: list[dict[str, Any]] = decoder["decoders"] if "decoders" in decoder else [decoder]
+    return steps
+
+
+def _sentencepiece(
+    steps: list[dict[str, Any]],
+) -> tuple[list[tuple[str, str]] | None, bool, int]:
+    """(replacements, byte fallback, spaces to strip on the left); no replacements: another kind."""
+    replacements: list[tuple[str, str]] = []
+    byte_fallback = fused = False
+    strip = 0
+    for step in steps:
+        match step:
+            case {"type": "Replace", "pattern": {"String": str(pattern)}, "content": str(content)}:
+                replacements.append((pattern, content))
+            case {"type": "ByteFallback"}:
+                byte_fallback = True
+            case {"type": "Fuse"}:
+                fused = True
+            case {"type": "Strip", "content": " ", "start": int(start), "stop": 0} if fused:
+                strip = start
+            case _:
+                return None, False, 0
+    return replacements, byte_fallback, strip

@@ -1,0 +1,122 @@
+"""Filling a rank's parameters: each exactly once, and no tensor of the checkpoint overlooked."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from pathlib import Path
+
+import torch
+
+from ..errors import ModelError
+from ..models.decoder import Decoder
+from ..models.parallel import Placement, Slot, TensorParallel
+from ..models.registry import family_of, read_json, read_spec
+from ..models.spec import DecoderSpec
+from .checkpoint import Checkpoint
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+LOAD_FORMATS = ("auto", "dummy")
+
+
+def resolve_dtype(name: str, spec: DecoderSpec, device: torch.device) -> torch.dtype:
+    """``auto`` is the checkpoint's own type; float16 becomes bfloat16 on a CPU, which multiplies
+    float16 a hundred times slower (ask for float32 to keep all of its bits)."""
+    wanted = spec.dtype if name == "auto" else name
+    if wanted not in DTYPES:
+        raise ModelError(f"dtype {wanted!r} is not supported; use auto or {', '.join(DTYPES)}")
+    if DTYPES[wanted] == torch.float16 and device.type == "cpu":
+        if name != "auto":
+            raise ModelError("dtype float16 is not supported on CPUs; use bfloat16 or float32")
+        return torch.bfloat16
+    return DTYPES[wanted]
+
+
+def load_model(
+    folder: str | Path,
+    *,
+    dtype: str = "auto",
+    device: torch.device | str = "cpu",
+    tp: TensorParallel | None = None,
+    load_format: str = "auto",
+    seed: int = 0,
+) -> Decoder:
+    """The model of a folder, this rank's part of it. ``dummy`` needs ``config.json`` alone."""
+    spec = read_spec(folder)
+    device = torch.device(device)
+    place = Placement(resolve_dtype(dtype, spec, device), device, tp or TensorParallel())
+    model = Decoder(spec, place)
+    if load_format == "dummy":
+        fill_random(model, seed)
+    elif load_format == "auto":
+        with Checkpoint(folder) as checkpoint:
+            fill(model, checkpoint, family_of(read_json(Path(folder) / "config.json")).weights)
+    else:
+        raise ModelError(f"load format {load_format!r}; supported: {', '.join(LOAD_FORMATS)}")
+    model.finish()
+    return model
+
+
+def fill(model: Decoder, checkpoint: Checkpoint, names: dict[str, str | None]) -> None:
+    """Copy the checkpoint's tensors into the model, checking both ways."""
+    slots = model.slots()
+    for theirs in checkpoint.names():
+        ours = _our_name(theirs, names, checkpoint.folder)
+        if ours is None or (ours == "head.weight" and model.spec.tie_embeddings):
+            continue  # a tied head is the embedding, whatever was saved beside it
+        slot = slots.pop(ours, None)
+        if slot is None:
+            raise ModelError(f"{checkpoint.folder}: {theirs} has no place in this model: {_REMEDY}")
+        shape = checkpoint.shape(theirs)
+        if shape != slot.shape:
+            raise ModelError(
+                f"{checkpoint.folder}: {theirs} is {list(shape)}, and config.json makes it "
+                f"{list(slot.shape)}: {_REMEDY}"
+            )
+        if slot.end > slot.first:
+            slot.target.copy_(checkpoint.read(theirs, slot.dim, slot.first, slot.end))
+    if slots:
+        missing = ", ".join(sorted(slots)[:3])
+        raise ModelError(f"{checkpoint.folder} lacks {len(slots)} weights ({missing}): {_REMEDY}")
+
+
+_REMEDY = "config.json and the weights do not belong together, download both again"
+
+
+def _our_name(theirs: str, names: dict[str, str | None], folder: Path) -> str | None:
+    """Our name for a tensor; the number in it, if any, is the layer's."""
+    layer = re.search(r"\.(\d+)\.", theirs)
+    pattern = theirs if layer is None else theirs.replace(layer[0], ".{i}.", 1)
+    if pattern not in names:
+        raise ModelError(
+            f"{folder}: tensor {theirs} is not known for this model, and it may matter"
+        )
+    ours = names[pattern]
+    return ours if ours is None or layer is None else ours.replace("{i}", layer[1])
+
+
+# Random weights repeat with this (prime) period, so that rows differ and filling is a copy.
+_PERIOD = 1_000_003
+
+
+def fill_random(model: Decoder, seed: int) -> None:
+    """Seeded weights, the same for every tensor-parallel size: norms one, the rest such that the
+    hidden state keeps its scale."""
+    generator = torch.Generator().manual_seed(seed)
+    pool = torch.randn(_PERIOD, generator=generator)
+    for name, slot in model.slots().items():
+        if len(slot.shape) == 1:
+            slot.target.fill_(0.0 if name.endswith("bias") else 1.0)
+        else:
+            slot.target.copy_(_random_part(name, slot, pool))
+
+
+def _random_part(name: str, slot: Slot, pool: torch.Tensor) -> torch.Tensor:
+    rows, columns = slot.shape
+    scale = 1.0 if name == "embed.weight" else columns**-0.5
+    first_row, last_row = (slot.first, slot.end) if slot.dim == 0 else (0, rows)
+    begin = (zlib.crc32(name.encode()) + first_row * columns) % _PERIOD
+    count = (last_row - first_row) * columns
+    repeats = -(-(begin + count) // _PERIOD)
+    part = pool.repeat(repeats)[begin : begin + count].view(-1, columns) * scale
+    return part if slot.dim == 0 else part[:, slot.first : slot.end]

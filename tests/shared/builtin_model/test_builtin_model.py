@@ -1,0 +1,114 @@
+"""The committed model is whole, small and consistent with the script that makes it."""
+
+import json
+from itertools import islice
+from random import Random
+
+import pytest
+from jinja2 import Environment
+from safetensors import safe_open
+from tandem.shared.builtin_model import builtin_model_path
+from tandem.shared.builtin_model.chat import MAKERS
+from tandem.shared.builtin_model.corpus import Turn, conversation, conversations
+from tandem.shared.builtin_model.recall import filler_sentence, make_fact, passage
+from tandem.shared.builtin_model.tokenizer import CHAT_TEMPLATE
+from tokenizers import Tokenizer
+
+WEIGHTS = builtin_model_path()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(WEIGHTS / "tokenizer.json"))
+
+
+def test_the_corpus_is_the_same_for_the_same_seed() -> None:
+    first = list(islice(conversations(3, 256), 20))
+    assert first == list(islice(conversations(3, 256), 20))
+    assert first != list(islice(conversations(4, 256), 20))
+
+
+@pytest.mark.parametrize("length", [128, 256, 1024, 4096])
+def test_a_conversation_fills_its_length_and_alternates(length: int, tokenizer: Tokenizer) -> None:
+    for seed in range(5):
+        turns = conversation(Random(seed), length)
+        roles = [turn.role for turn in turns if turn.role != "system"]
+        assert roles == ["user", "assistant"] * (len(roles) // 2)
+        size = sum(len(tokenizer.encode(turn.content).ids) + 5 for turn in turns)
+        assert 0.9 * length < size < 1.6 * length + 300
+
+
+def test_facts_have_different_keys_and_stand_in_their_passage() -> None:
+    rng = Random(1)
+    taken: set[tuple[str, str]] = set()
+    facts = [make_fact(rng, taken) for _ in range(200)]
+    assert len({(fact.attribute, fact.key) for fact in facts}) == 200
+    text = passage(rng, facts, 50)
+    assert all(fact.sentence in text for fact in facts)
+    assert filler_sentence(rng).endswith(".")
+
+
+@pytest.mark.parametrize("maker", [maker for maker, _ in MAKERS])
+def test_every_exchange_has_two_sides(maker) -> None:  # type: ignore[no-untyped-def]
+    rng = Random(2)
+    for _ in range(200):
+        question, answer = maker(rng)
+        assert question.strip() and answer.strip()
+
+
+def test_the_weights_load_and_the_folder_is_small() -> None:
+    config = json.loads((WEIGHTS / "config.json").read_text())
+    assert config["architectures"] == ["Qwen3ForCausalLM"]
+    assert config["max_position_embeddings"] == 8192
+    with safe_open(WEIGHTS / "model.safetensors", framework="pt") as tensors:
+        names = set(tensors.keys())
+        embedding = tensors.get_tensor("model.embed_tokens.weight")
+    assert "lm_head.weight" not in names
+    assert embedding.shape == (config["vocab_size"], config["hidden_size"])
+    assert str(embedding.dtype) == "torch.bfloat16"
+    assert len(names) == 2 + 11 * config["num_hidden_layers"]
+    assert sum(file.stat().st_size for file in WEIGHTS.iterdir()) < 10_000_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " two  spaces ", "\r\n\n\ttabs", "naïve Ünïcode", "日本語 🦊👩‍🚀", "a\u0301 e\u0301", "\x00\x7f"],
+)
+def test_the_tokenizer_gives_any_text_back(text: str, tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode(text).ids
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+def test_random_text_comes_back(tokenizer: Tokenizer) -> None:
+    rng = Random(5)
+    for _ in range(200):
+        points = (rng.choice((rng.randrange(1, 0xD800), rng.randrange(32, 127))) for _ in range(40))
+        text = "".join(map(chr, points))
+        assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
+
+
+def test_each_digit_is_a_token(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode("481").tokens == ["4", "8", "1"]
+    assert tokenizer.encode("is 481").tokens[-3:] == ["4", "8", "1"]
+
+
+def test_the_special_tokens_are_single_and_match_the_config(tokenizer: Tokenizer) -> None:
+    config = json.loads((WEIGHTS / "config.json").read_text())
+    generation = json.loads((WEIGHTS / "generation_config.json").read_text())
+    end = tokenizer.token_to_id("<|im_end|>")
+    assert config["eos_token_id"] == generation["eos_token_id"] == end
+    assert tokenizer.encode("<|im_end|>").ids == [end]
+
+
+def test_the_chat_template_renders_what_training_saw() -> None:
+    config = json.loads((WEIGHTS / "tokenizer_config.json").read_text())
+    assert config["chat_template"] == CHAT_TEMPLATE
+    turns = [Turn("system", "Be brief."), Turn("user", "Hello")]
+    messages = [{"role": turn.role, "content": turn.content} for turn in turns]
+    template = Environment(autoescape=False).from_string(CHAT_TEMPLATE)
+    assert template.render(messages=messages, add_generation_prompt=True) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n"
+        "<|im_start|>user\nHello<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert template.render(messages=messages).endswith("Hello<|im_end|>\n")

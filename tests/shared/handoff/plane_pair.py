@@ -1,0 +1,153 @@
+"""Data planes over loopback with caches in memory, and events that can be waited for."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from tandem.shared.handoff.cache_port import MemoryCache
+from tandem.shared.handoff.data_plane import DataPlane, DataPlaneConfig
+from tandem.shared.handoff.epoch import new_epoch
+from tandem.shared.handoff.messages import Event, Expect, Expecting, OpenSend
+from tandem.shared.handoff.zmq_carrier import Timing
+
+WAIT_SECONDS = 10.0
+LAYERS, HEADS, HEAD_BYTES, BLOCK = 3, 2, 16, 8
+CELL = 2 * HEADS * HEAD_BYTES
+
+
+def make_cache(*, blocks: int = 64, seed: int | None = None) -> MemoryCache:
+    cache = MemoryCache(
+        num_layers=LAYERS,
+        num_blocks=blocks,
+        block_size=BLOCK,
+        num_heads=HEADS,
+        head_bytes=HEAD_BYTES,
+    )
+    if seed is not None:
+        source = random.Random(seed)
+        for layer in cache.layers:
+            layer[:] = source.randbytes(len(layer))
+    return cache
+
+
+class EventLog:
+    """Collects events; ``wait`` returns the first one that fits, or fails the test."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._changed = threading.Condition()
+
+    def __call__(self, event: Event) -> None:
+        with self._changed:
+            self.events.append(event)
+            self._changed.notify_all()
+
+    def wait(
+        self, kind: type[Event], transfer_id: int | None = None, *, seconds: float = WAIT_SECONDS
+    ) -> Event:
+        def found() -> Event | None:
+            for event in self.events:
+                named = transfer_id is None or getattr(event, "transfer_id", None) == transfer_id
+                if isinstance(event, kind) and named:
+                    return event
+            return None
+
+        with self._changed:
+            assert self._changed.wait_for(found, seconds), (kind, transfer_id, self.events)
+            event = found()
+        assert event is not None
+        return event
+
+    def of(self, kind: type[Event]) -> list[Event]:
+        with self._changed:
+            return [event for event in self.events if isinstance(event, kind)]
+
+
+class Rank:
+    """One data plane with its cache and its log."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        cache: MemoryCache | None = None,
+        seed: int | None = None,
+        epoch: int | None = None,
+        **config,
+    ) -> None:
+        self.cache = cache or make_cache(seed=seed)
+        self.log = EventLog()
+        config.setdefault("slot_bytes", 2048)
+        config.setdefault("staging_slots", 8)
+        config.setdefault("timing", Timing(ping_seconds=0.2, silence_seconds=1.0))
+        config.setdefault("end_head", HEADS)
+        self.config = DataPlaneConfig(node_id=name, epoch=epoch or new_epoch(), **config)
+        self.plane = DataPlane(self.config, self.cache, self.log)
+
+    def __enter__(self) -> Rank:
+        self.plane.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.plane.stop()
+        stats = self.plane.stats()
+        assert stats.free_slots == stats.total_slots
+        assert stats.active_sends == stats.active_receives == stats.credit_in_flight == 0
+        assert stats.bytes_sent == stats.bytes_acknowledged + stats.bytes_written_off
+
+    def expect(self, sender: Rank, transfer_id: int, blocks: Iterable[int], **fields) -> None:
+        """Reserve on this rank and wait until the sender has been greeted."""
+        self.plane.submit(expect(sender, transfer_id, blocks, **fields))
+        self.log.wait(Expecting, transfer_id)
+
+    def open(self, receiver: Rank, transfer_id: int, blocks: Iterable[int], **fields) -> None:
+        fields.setdefault("attempt", 1)
+        self.plane.submit(
+            OpenSend(
+                transfer_id=transfer_id,
+                peer_node=receiver.config.node_id,
+                peer_epoch=receiver.config.epoch,
+                peer_rank=receiver.config.rank,
+                block_table=tuple(blocks),
+                **fields,
+            )
+        )
+
+    def compute(self, transfer_id: int, first: int, end: int, *, chunk: int, attempt: int = 1):
+        """Announce layers chunk by chunk, as a prefill does."""
+        for start in range(first, end, chunk):
+            for layer in range(LAYERS):
+                self.plane.layer_ready(transfer_id, attempt, layer, start, min(end, start + chunk))
+
+
+def expect(sender: Rank, transfer_id: int, blocks: Iterable[int], **fields) -> Expect:
+    fields.setdefault("attempt", 1)
+    fields.setdefault("peer_epoch", sender.config.epoch)
+    return Expect(
+        transfer_id=transfer_id,
+        peer_node=sender.config.node_id,
+        peer_rank=sender.config.rank,
+        bulk=sender.plane.endpoints.bulk,
+        control=sender.plane.endpoints.control,
+        block_table=tuple(blocks),
+        **fields,
+    )
+
+
+def rows(cache: MemoryCache, blocks: Iterable[int], first: int, end: int) -> list[bytes]:
+    """The raw rows of a token range in every layer, for comparing caches."""
+    table = tuple(blocks)
+    return [
+        bytes(layer[cache.row(table, token)]) for layer in cache.layers for token in range(first, end)
+    ]
+
+
+def until(condition: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
+    """Poll something that has no event of its own; fails at the deadline."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true in time"
+        threading.Event().wait(0.002)

@@ -1,0 +1,149 @@
+"""Each family against transformers, in fp32: logits and greedy tokens."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from tandem.shared.engine.plan import SamplerSpec, SamplingParams, SequenceStep, StepPlan
+from tandem.shared.engine.runner import ModelRunner, build_runner
+from tandem.shared.models.batch import build_batch
+
+from ... import tiny_models
+
+STEPS = 16
+BLOCK = 4
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 512, (length,), generator=generator).tolist()
+
+
+@cache
+def reference(folder: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@cache
+def reference_run(folder: Path, length: int, seed: int = 0) -> tuple[list[int], torch.Tensor]:
+    """Greedy tokens, and the logits [STEPS, V] that gave them."""
+    tokens = prompt_of(length, seed)
+    rows = []
+    with torch.inference_mode():
+        for _ in range(STEPS):
+            rows.append(reference(folder)(torch.tensor([tokens])).logits[0, -1])
+            tokens = [*tokens, int(rows[-1].argmax())]
+    return tokens[length:], torch.stack(rows)
+
+
+def runner_for(folder: Path, num_blocks: int = 400) -> ModelRunner:
+    return build_runner(folder, dtype="float32", block_size=BLOCK, num_blocks=num_blocks)
+
+
+def spec_of(sequence_id: int, prompt: list[int], **params: Any) -> SamplerSpec:
+    return SamplerSpec(
+        sequence_id, SamplingParams(**{"temperature": 0.0, **params}), 0, tuple(prompt)
+    )
+
+
+def consecutive(first: int, tokens: int) -> list[int]:
+    return list(range(first, first + -(-tokens // BLOCK)))
+
+
+def scattered(first: int, tokens: int) -> list[int]:
+    """Every second block, backwards."""
+    return [first + 2 * index for index in range(-(-tokens // BLOCK))][::-1]
+
+
+def greedy(
+    runner: ModelRunner, prompt: list[int], table: list[int], chunk: int = 10_000
+) -> list[int]:
+    """Prefill in chunks, then STEPS greedy tokens."""
+    added = [spec_of(1, prompt)]
+    tokens: list[int] = []
+    for start in range(0, len(prompt), chunk):
+        part = prompt[start : start + chunk]
+        last = start + len(part) == len(prompt)
+        plan = StepPlan(0, [SequenceStep(1, part, start, table, last)], added)
+        added = []
+        tokens += [s.token for s in runner.execute(plan).sampled]
+    while len(tokens) < STEPS:
+        start = len(prompt) + len(tokens) - 1
+        plan = StepPlan(0, [SequenceStep(1, tokens[-1:], start, table, True)])
+        tokens += [s.token for s in runner.execute(plan).sampled]
+    runner.execute(StepPlan(0, [], removed=[1]))
+    return tokens
+
+
+@pytest.mark.parametrize("length", [1, 50])
+def test_logits_are_those_of_transformers(folder: Path, length: int) -> None:
+    runner = runner_for(folder)
+    expected_tokens, expected = reference_run(folder, length)
+    prompt = prompt_of(length)
+    table = consecutive(3, length + STEPS)
+    tokens, start = prompt, 0
+    for step in range(STEPS):
+        batch = build_batch(
+            [SequenceStep(1, tokens, start, table, True)], BLOCK, runner.cache.device
+        )
+        with torch.inference_mode():
+            logits = runner.model.logits(runner.model.forward(batch, runner.cache.layers))
+        assert logits is not None
+        torch.testing.assert_close(logits[0], expected[step], atol=1e-4, rtol=1e-4)
+        start += len(tokens)
+        tokens = [expected_tokens[step]]
+
+
+def test_greedy_tokens_vary(folder: Path) -> None:
+    assert len(set(reference_run(folder, 50)[0])) > STEPS // 2
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 32, 10_000])
+def test_greedy_is_the_same_in_chunks(folder: Path, chunk: int) -> None:
+    expected, _ = reference_run(folder, 50)
+    assert greedy(runner_for(folder), prompt_of(50), consecutive(0, 70), chunk) == expected
+
+
+@pytest.mark.parametrize("chunk", [7, 10_000])
+def test_greedy_is_the_same_over_scattered_blocks(folder: Path, chunk: int) -> None:
+    expected, _ = reference_run(folder, 50)
+    assert greedy(runner_for(folder), prompt_of(50), scattered(5, 70), chunk) == expected
+
+
+def test_greedy_is_the_same_in_a_mixed_batch(folder: Path) -> None:
+    """Sequences of different lengths join while others decode, one in chunks."""
+    runner = runner_for(folder)
+    lengths = {1: 50, 2: 1, 3: 33}
+    prompts = {i: prompt_of(n, seed=n) for i, n in lengths.items()}
+    tables = {1: consecutive(0, 80), 2: scattered(100, 80), 3: consecutive(50, 80)}
+    joins = {1: 0, 2: 2, 3: 3}
+    done: dict[int, int] = dict.fromkeys(lengths, 0)
+    outputs: dict[int, list[int]] = {i: [] for i in lengths}
+    for step in range(40):
+        sequences, added = [], []
+        for i, prompt in prompts.items():
+            if step < joins[i] or len(outputs[i]) >= STEPS:
+                continue
+            added += [spec_of(i, prompt)] * (step == joins[i])
+            known = prompt + outputs[i]
+            tokens = known[done[i] : done[i] + 19]
+            last = done[i] + len(tokens) == len(known)
+            sequences.append(SequenceStep(i, tokens, done[i], tables[i], last))
+            done[i] += len(tokens)
+        for sampled in runner.execute(StepPlan(step, sequences, added)).sampled:
+            outputs[sampled.sequence_id].append(sampled.token)
+    assert outputs == {i: reference_run(folder, n, seed=n)[0] for i, n in lengths.items()}
+
+
+def test_a_chunk_longer_than_a_tile_matches(model_root: Path) -> None:
+    for name in ("qwen3", "mistral"):
+        folder = tiny_models.cached(name, model_root)
+        runner = runner_for(folder, num_blocks=700)
+        expected, _ = reference_run(folder, 1100)
+        assert greedy(runner, prompt_of(1100), scattered(0, 1120)[::-1], 700) == expected

@@ -1,0 +1,127 @@
+"""Tiny random checkpoints of each family, written by transformers: the oracle's own files.
+
+``build("qwen3", folder)`` writes one; ``cached("qwen3", root)`` writes it once under ``root``.
+The weights are scaled such that greedy decoding gives varied tokens with clear margins.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+VOCAB = 512
+EOS, IM_START, IM_END = 256, 257, 258
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "eos_token_id": EOS,
+    "bos_token_id": None,
+    "pad_token_id": None,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+# Name: (class prefix, config, options of this builder).
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
+    "llama_bias": ("Llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
+    "llama_linear": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}},
+    ),
+    "qwen2": ("Qwen2", {"num_key_value_heads": 4}),
+    "qwen3": ("Qwen3", {}),
+    "qwen3_tied": ("Qwen3", {"tie_word_embeddings": True, "num_key_value_heads": 8}),
+    "mistral": ("Mistral", {"sliding_window": 24}),
+}
+SHARDED = frozenset({"qwen2"})
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def cached(name: str, root: Path) -> Path:
+    """The model's folder under ``root``, built if it is not there yet."""
+    folder = root / name
+    if not (folder / "tokenizer.json").is_file():
+        build(name, folder)
+    return folder
+
+
+def build(
+    name: str, folder: Path, *, seed: int = 0, dtype: str = "float32", **changes: Any
+) -> None:
+    """Write config, weights and tokenizer; ``changes`` override the model's config."""
+    import torch
+    import transformers
+
+    prefix, config = MODELS[name]
+    settings = {"tie_word_embeddings": False, **_SHAPE, **config, **changes}
+    if prefix == "Qwen2":
+        del settings["head_dim"]
+        settings["hidden_size"] = 128
+    model = getattr(transformers, f"{prefix}ForCausalLM")(
+        getattr(transformers, f"{prefix}Config")(**settings)
+    )
+    _randomise(model, seed)
+    shards = {"max_shard_size": "200KB"} if name in SHARDED else {}
+    model.to(getattr(torch, dtype)).save_pretrained(folder, **shards)
+    write_tokenizer(folder)
+
+
+def _randomise(model: Any, seed: int) -> None:
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "norm" in name:
+                parameter.copy_(1 + 0.1 * noise)
+            elif parameter.dim() == 1:
+                parameter.copy_(0.2 * noise)
+            elif "embed_tokens" in name:
+                parameter.copy_(0.5 * noise)
+            else:
+                # The layers must outweigh the embedding, or a tied model repeats its input.
+                parameter.copy_(1.5 * noise * parameter.shape[1] ** -0.5)
+
+
+def write_tokenizer(folder: Path) -> None:
+    """One token a byte, three special tokens, a ChatML template."""
+    import tokenizers
+
+    folder.mkdir(parents=True, exist_ok=True)
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocab = {character: index for index, character in enumerate(alphabet)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    )
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "chat_template": CHAT_TEMPLATE,
+        "model_max_length": 4096,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
