@@ -89,9 +89,7 @@ class ChatAnswer:
         }
 
 
-def _choice(
-    index: int, delta: dict[str, Any], finish_reason: str | None = None
-) -> dict[str, Any]:
+def _choice(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
 
 

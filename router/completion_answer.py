@@ -94,7 +94,9 @@ class CompletionAnswer:
 def _logprobs(scored: list[Scored], tokenizer: Tokenizer) -> dict[str, Any]:
     return {
         "tokens": [tokenizer.texts.text_of(item.token) for item in scored],
-        "token_logprobs": [item.logprobs and finite(item.logprobs.chosen.logprob) for item in scored],
+        "token_logprobs": [
+            item.logprobs and finite(item.logprobs.chosen.logprob) for item in scored
+        ],
         "top_logprobs": [item.logprobs and _top(item.logprobs, tokenizer) for item in scored],
         "text_offset": [item.offset for item in scored],
     }

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
 import grpc
 
@@ -23,6 +24,9 @@ from .placement import place
 
 log = logger("router")
 
+# What ``read`` gives at the end of a stream; the stubs for grpc do not know it.
+EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+
 MAX_ATTEMPTS = 4
 # Added to the request's own deadline, so that the node's own answer about it arrives.
 DEADLINE_MARGIN = 5.0
@@ -30,7 +34,7 @@ DEADLINE_MARGIN = 5.0
 
 async def dispatch(
     request: pb.GenerateRequest, nodes: NodeTable, options: RouterOptions
-) -> AsyncIterator[tuple[Node, pb.GenerateEvent]]:
+) -> AsyncGenerator[tuple[Node, pb.GenerateEvent], None]:
     """The node's events, with the node; ``Admitted`` comes first, and once."""
     failed: frozenset[tuple[str, int]] = frozenset()
     admitted = False
@@ -78,13 +82,13 @@ def _place(
 
 async def _events(
     node: Node, request: pb.GenerateRequest, options: RouterOptions
-) -> AsyncIterator[pb.GenerateEvent]:
+) -> AsyncGenerator[pb.GenerateEvent, None]:
     """One call. Leaving it in any way cancels it on the node."""
     call = node.generate(request, options.request_timeout + DEADLINE_MARGIN)
     try:
         async with asyncio.timeout(options.admission_timeout):
             event = await call.read()
-        while event is not grpc.aio.EOF:
+        while event is not EOF:
             yield event
             event = await call.read()
     except TimeoutError:
@@ -108,7 +112,7 @@ def _cancelling() -> bool:
 
 
 def _translated(error: grpc.aio.AioRpcError) -> Exception:
-    """The node's status as one of ours. Details of failures stay in the log: they hold addresses."""
+    """The node's status as one of ours. Details stay in the log: they hold addresses."""
     details = error.details() or ""
     match error.code():
         case grpc.StatusCode.INVALID_ARGUMENT:

@@ -122,7 +122,8 @@ def dump(value: Any) -> bytes:
 def parse_json(body: bytes) -> Any:
     """Strict JSON: no NaN, no lone surrogates, no nesting without end."""
     try:
-        value = json.loads(body, parse_constant=_no_constant)
+        # Decoded here: json itself would let encoded surrogates through.
+        value = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
         if b"\\u" in body:
             dump(value)
     except UnicodeError:

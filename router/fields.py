@@ -1,4 +1,4 @@
-"""Reading a request body field by field, each with its type, range and OpenAI's words of refusal."""
+"""A request body, field by field, each with its type, range and OpenAI's words of refusal."""
 
 from __future__ import annotations
 

@@ -178,4 +178,3 @@ class NodeTable:
             log.info("node %s %s", node_id, why)
             node.lose()
             self._lost.append(node)
-

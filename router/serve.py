@@ -9,7 +9,7 @@ differ.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from ..proto import tandem_pb2 as pb
@@ -29,7 +29,7 @@ QUEUED_ITEMS = 256
 
 async def serve(
     generation: Generation, nodes: NodeTable, options: RouterOptions
-) -> AsyncIterator[Item]:
+) -> AsyncGenerator[Item, None]:
     """``Admitted``, then the deltas of all choices in any order, then ``Done``."""
     usage = Usage()
     runs = [
@@ -56,7 +56,7 @@ async def serve(
 
 async def _serve_prompt(
     generation: Generation, number: int, nodes: NodeTable, options: RouterOptions, usage: Usage
-) -> AsyncIterator[Item]:
+) -> AsyncGenerator[Item, None]:
     """One prompt and its n choices, on one node at a time."""
     prompt = generation.prompts[number]
     first = number * generation.n
@@ -98,14 +98,14 @@ async def _serve_prompt(
     raise NodeError("The node ended the request before it was finished.")
 
 
-async def _interleave(runs: list[AsyncIterator[Item]]) -> AsyncIterator[Item]:
+async def _interleave(runs: list[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
     """Items of all runs as they come, ``WAVE`` runs at a time. The first failure ends them all."""
     queue: asyncio.Queue[Item | Exception | None] = asyncio.Queue(QUEUED_ITEMS)
     slots = asyncio.Semaphore(WAVE)
 
-    async def pump(run: AsyncIterator[Item]) -> None:
+    async def pump(run: AsyncGenerator[Item, None]) -> None:
         try:
-            async with slots, aclosing(run) as items:  # type: ignore[type-var]
+            async with slots, aclosing(run) as items:
                 async for item in items:
                     await queue.put(item)
             await queue.put(None)

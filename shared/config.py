@@ -186,6 +186,72 @@ class HandoffConfig:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class NodeConfig:
+    """One head process: where it listens, and which routers it joins."""
+
+    host: str = option("127.0.0.1", "--host", "Address to listen on.")
+    port: int = option(
+        0, "--port", "Port of the control plane (0: any free one).", minimum=0, maximum=65535
+    )
+    health_port: int = option(
+        0, "--health-port", "Port of /health, /ready and /metrics.", minimum=0, maximum=65535
+    )
+    join: str | None = option(
+        None, "--join", "Registries of the routers to join, host:port, separated by commas."
+    )
+    node_id: str | None = option(None, "--node-id", "Name of this node (default: made up).")
+    advertise: str | None = option(
+        None, "--advertise", "host:port that others reach this node at, if not what it listens on."
+    )
+    drain_timeout: float = option(
+        30.0, "--drain-timeout", "Seconds that SIGTERM leaves running requests.", minimum=0.0
+    )
+
+    @property
+    def routers(self) -> tuple[str, ...]:
+        return split_addresses("--join", self.join)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterConfig:
+    """The HTTP front."""
+
+    host: str = option("127.0.0.1", "--host", "Address to listen on.")
+    port: int = option(8000, "--port", "HTTP port (0: any free one).", minimum=0, maximum=65535)
+    registry_host: str = option("127.0.0.1", "--registry-host", "Address that nodes join at.")
+    registry_port: int = option(
+        8001, "--registry-port", "Port that nodes join at (0: any free one).", minimum=0, maximum=65535
+    )
+    pd_url: str | None = option(
+        None, "--pd-url", "Prefill nodes that do not join by themselves: host:port[,host:port]."
+    )
+    api_key: str | None = option(
+        None, "--api-key", "Keys that clients must show, separated by commas (default: none)."
+    )
+    max_body_bytes: int = option(
+        32 << 20, "--max-body-bytes", "Largest request body; a larger one gets 413.", minimum=1024
+    )
+    max_concurrent_requests: int = option(
+        1024, "--max-concurrent-requests", "Beyond it clients get 503.", minimum=1
+    )
+    drain_timeout: float = option(
+        30.0, "--drain-timeout", "Seconds that SIGTERM leaves running requests.", minimum=0.0
+    )
+
+
+def split_addresses(flag: str, value: str | None) -> tuple[str, ...]:
+    """``host:port[,host:port]`` as a tuple. Raises ``UsageError`` for anything else."""
+    if value is None:
+        return ()
+    addresses = tuple(part.strip() for part in value.split(","))
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit() or not 0 <= int(port) <= 65535:
+            raise UsageError(f"{flag} {address!r} is not host:port, such as 127.0.0.1:8100")
+    return addresses
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedEngine:
     """An ``EngineConfig`` in which nothing is left open."""
@@ -251,4 +317,28 @@ def resolve_engine(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens or (2048 if on_gpu else 512),
         prefix_cache_max_blocks=None if limit is None else limit // config.block_size,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """Which processes ``tandem serve`` starts."""
+
+    pd_server: bool = option(
+        False, "--pd-server", "Start a prefill node only; --pd-url is where it listens."
+    )
+    pd_client: bool = option(
+        False,
+        "--pd-client",
+        "Start a router and a decode node that use the prefill nodes of --pd-url.",
+    )
+    prefill_nodes: int = option(
+        0, "--prefill-nodes", "Prefill nodes to start on this machine.", minimum=0, maximum=64
+    )
+    decode_nodes: int = option(
+        1, "--decode-nodes", "Decode nodes to start on this machine.", minimum=1, maximum=64
+    )
+    log_dir: str = option("logs", "--log-dir", "Folder for one log file a process.")
+    start_timeout: float = option(
+        600.0, "--start-timeout", "Seconds that all processes may take to be ready.", minimum=1.0
     )

@@ -76,7 +76,7 @@ FIXED = (
 
 
 def fixed(rng: Random) -> Exchange:
-    answer, questions = rng.choice(FIXED + (WHO, WHAT))
+    answer, questions = rng.choice((*FIXED, WHO, WHAT))
     return rng.choice(questions.split("|")), answer
 
 
@@ -140,7 +140,10 @@ def animal(rng: Random) -> Exchange:
         return question, f"A {beast} {sound}."
     beast, legs = rng.choice(list(w.LEGS.items()))
     article = "An" if beast[0] in "ao" else "A"
-    return f"How many legs does {article.lower()} {beast} have?", f"{article} {beast} has {legs} legs."
+    return (
+        f"How many legs does {article.lower()} {beast} have?",
+        f"{article} {beast} has {legs} legs.",
+    )
 
 
 def opposite(rng: Random) -> Exchange:

@@ -18,6 +18,9 @@ SYSTEMS = (
     "You are helpful and brief.",
     "Answer the questions.",
 )
+# Which part of a text's sentences are facts. Short texts are dense: recall is learned there.
+SHARES = (0.05, 0.15, 0.3, 0.5)
+DENSE = (0.3, 0.6, 0.8, 1.0)
 _PIECES = re.compile(r"\d|[^\W\d]+|[^\w\s]")
 _TURN_TOKENS = 5
 _SENTENCE_TOKENS = 11
@@ -52,7 +55,7 @@ class _Conversation:
     def text(self, length: int) -> str:
         """A passage of about `length` tokens with new facts, few or many of them."""
         sentences = max(1, length // _SENTENCE_TOKENS)
-        share = int(sentences * self.rng.choice((0.02, 0.1, 0.25, 0.5)))
+        share = int(sentences * self.rng.choice(SHARES if length > 300 else DENSE))
         number = min(sentences, 60, max(self.rng.randint(1, 6), share))
         facts = [make_fact(self.rng, self.taken) for _ in range(number)]
         self.unasked += facts
@@ -91,20 +94,20 @@ def conversation(rng: Random, length: int) -> list[Turn]:
     talk = _Conversation(rng, length)
     if rng.random() < 0.2:
         talk.turns.append(Turn("system", rng.choice(SYSTEMS)))
-    if length <= 256 and rng.random() < 0.5:
+    if length <= 256 and rng.random() < 0.25:
         while talk.left > 0:
             talk.chat()
         return talk.turns
     if rng.random() < 0.3:
         talk.chat()
-    # The long text leaves room for some eight questions at the least.
-    room = max(talk.left // 4, talk.left - 250)
-    talk.read(int(rng.uniform(0.3, 1.0) * room))
+    # The long text leaves room for many questions: each is a lesson, the text alone is none.
+    room = max(talk.left * 9 // 20, talk.left - max(250, length // 5))
+    talk.read(int(rng.uniform(0.4, 1.0) * room))
     while talk.left > 0:
         kind = rng.random()
-        if kind < 0.1 or (kind < 0.7 and not talk.unasked):
+        if kind < 0.06 or (kind < 0.7 and not talk.unasked):
             talk.read(rng.randint(10, 120))
-        elif kind < 0.25 or not talk.unasked:
+        elif kind < 0.2 or not talk.unasked:
             talk.chat()
         else:
             talk.ask()

@@ -22,6 +22,7 @@ SEED = 20261121
 CONTEXT = 8192
 PEAK_RATE = 1.5e-3
 WARM_UP = 100
+DIGIT_WEIGHT = 3.0
 
 
 @dataclass(frozen=True)
@@ -73,39 +74,49 @@ def make_model(vocabulary: int) -> Any:
     return model
 
 
-def render(turns: list[Turn], tokenizer: Any) -> tuple[list[int], list[bool]]:
-    """The tokens of a dialogue in the chat template, and which of them the model must say."""
+def render(turns: list[Turn], tokenizer: Any) -> tuple[list[int], list[float]]:
+    """The tokens of a dialogue in the chat template, and how much each counts as a lesson.
+
+    Only what the model says counts, and digits count most: they are the few tokens of an answer
+    that cannot be guessed from the question.
+    """
     texts, said = [], []
     for turn in turns:
-        answer = turn.role == "assistant"
         texts += [f"<|im_start|>{turn.role}\n", f"{turn.content}<|im_end|>", "\n"]
-        said += [False, answer, False]
-    ids, learn = [], []
-    for encoding, flag in zip(tokenizer.encode_batch(texts), said, strict=True):
+        said += [False, turn.role == "assistant", False]
+    ids: list[int] = []
+    weights: list[float] = []
+    for encoding, counts in zip(tokenizer.encode_batch(texts), said, strict=True):
         ids += encoding.ids
-        learn += [flag] * len(encoding.ids)
-    return ids, learn
+        weights += [
+            (DIGIT_WEIGHT if token.isdigit() else 1.0) if counts else 0.0
+            for token in encoding.tokens
+        ]
+    return ids, weights
 
 
 def batches(stage: Stage, seed: int, tokenizer: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Rows of exactly `stage.length` + 1 tokens, cut or padded, and their masks."""
+    """Rows of exactly `stage.length` + 1 tokens, cut or padded, and their weights."""
     size = stage.length + 1
     dialogues = conversations(seed, stage.length)
     while True:
-        rows, masks = [], []
+        rows, lessons = [], []
         for _ in range(stage.rows):
-            ids, learn = render(next(dialogues), tokenizer)
+            ids, weights = render(next(dialogues), tokenizer)
             short = max(0, size - len(ids))
             rows.append(ids[:size] + [0] * short)
-            masks.append(learn[:size] + [False] * short)
-        yield torch.tensor(rows), torch.tensor(masks)
+            lessons.append(weights[:size] + [0.0] * short)
+        yield torch.tensor(rows), torch.tensor(lessons)
 
 
-def answer_loss(model: Any, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Cross entropy where the model speaks; elsewhere no logits are computed at all."""
+def answer_loss(model: Any, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Weighted cross entropy where the model speaks; elsewhere no logits are computed at all."""
     hidden = model.model(input_ids=rows[:, :-1], use_cache=False).last_hidden_state
-    spoken = mask[:, 1:]
-    return functional.cross_entropy(model.lm_head(hidden[spoken]).float(), rows[:, 1:][spoken])
+    wanted, weight = rows[:, 1:], weights[:, 1:]
+    spoken = weight > 0
+    logits = model.lm_head(hidden[spoken]).float()
+    losses = functional.cross_entropy(logits, wanted[spoken], reduction="none")
+    return (losses * weight[spoken]).sum() / weight[spoken].sum()
 
 
 def rate(step: int, total: int) -> float:
@@ -139,24 +150,23 @@ def optimizer_for(model: Any) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=PEAK_RATE, betas=(0.9, 0.98), fused=True)
 
 
-def train(out: Path, device: str, scale: float, compiled: bool) -> None:
+def train(out: Path, device: str, scale: float) -> None:
     """All stages in order; the folder holds a usable model after each."""
     torch.manual_seed(SEED)
     tokenizer = train_tokenizer(SEED)
     model = make_model(tokenizer.get_vocab_size()).to(device)
     save(model, tokenizer, out)
-    runner = torch.compile(answer_loss, dynamic=False) if compiled else answer_loss
     optimizer = optimizer_for(model)
     total = sum(round(stage.steps * scale) for stage in STAGES)
     step, began, seen = 0, time.monotonic(), 0
     for index, stage in enumerate(STAGES):
         source = batches(stage, SEED + index, tokenizer)
         for _ in range(round(stage.steps * scale)):
-            rows, mask = (tensor.to(device) for tensor in next(source))
+            rows, weights = (tensor.to(device) for tensor in next(source))
             for group in optimizer.param_groups:
                 group["lr"] = rate(step, total)
             with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
-                loss = runner(model, rows, mask)
+                loss = answer_loss(model, rows, weights)
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -180,7 +190,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    train(options.out, options.device, options.steps_scale, compiled=False)
+    train(options.out, options.device, options.steps_scale)
 
 
 if __name__ == "__main__":

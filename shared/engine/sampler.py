@@ -167,7 +167,7 @@ def _draw_random(logits: torch.Tensor, states: list[_State]) -> list[int]:
     values = logits / column([state.params.temperature for state in states]).float()
     _filter(values, [state.params for state in states])
     cumulative = values.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
-    total = cumulative[:, -1:]
+    total = cumulative[:, -1:].contiguous()
     points = column([uniform(state.spec.seed, state.drawn) for state in states]) * total
     tokens = torch.searchsorted(cumulative, points, right=True)
     # Rounding may put a point on the total itself; the last token with any probability is meant.

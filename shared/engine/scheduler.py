@@ -118,6 +118,10 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence. Raises ``OverloadedError`` when the queue is full."""
         self.check_room()
+        self.enqueue(sequence)
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Queue a sequence that was admitted earlier, whatever the queue's length."""
         self._stamp(sequence)
         self._enqueue(sequence)
 

@@ -80,7 +80,8 @@ class DataPlane:
         self._clock = clock
         self._staging_memory = staging_memory
         self._commands: queue.Queue[Command] = queue.Queue(config.max_commands)
-        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in: socket.socket | None = None
+        self._wake_out: socket.socket | None = None
         self._woken = False
         self._stop = threading.Event()
         self._ready = threading.Event()
@@ -103,6 +104,7 @@ class DataPlane:
                 f"one token of one layer has {self._cache.layer_bytes_per_token} bytes, a staging "
                 f"slot {self._config.slot_bytes}: raise the slot size"
             )
+        self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="data-plane", daemon=True)
@@ -156,16 +158,26 @@ class DataPlane:
             self._thread.join(deadline)
             if self._thread.is_alive():
                 raise TimeoutError(f"the data plane did not stop within {deadline:g} s")
-        self._wake_in.close()
-        self._wake_out.close()
+        for end in (self._wake_in, self._wake_out):
+            if end is not None:
+                end.close()
+        self._wake_in = self._wake_out = None
 
     def _wake(self) -> None:
         # A lost race costs one byte more in the pair, never a lost wake-up: the thread clears the
         # flag before it reads the queue.
-        if not self._woken:
+        pair = self._wake_in
+        if not self._woken and pair is not None:
             self._woken = True
-            with contextlib.suppress(BlockingIOError, OSError):
-                self._wake_in.send(b"w")
+            with contextlib.suppress(OSError):  # full, or closed by a stop: either way it is awake
+                pair.send(b"w")
+
+    def rest(self) -> None:
+        """The loop is awake: swallow the wake-ups; the commands are read after this."""
+        if self._wake_out is not None:
+            with contextlib.suppress(BlockingIOError):
+                self._wake_out.recv(4096)
+        self._woken = False
 
     # ---- the data-plane thread ---------------------------------------------------------------
 
@@ -265,11 +277,8 @@ class _Loop:
         for carrier in (self._listener, self._dialer):
             for each in carrier.sockets():
                 poller.register(each, zmq.POLLIN)
-        ready = dict(poller.poll(int(seconds * 1000)))
-        if self._plane._wake_out.fileno() in ready:
-            with contextlib.suppress(BlockingIOError):
-                self._plane._wake_out.recv(4096)
-        self._plane._woken = False
+        poller.poll(int(seconds * 1000))
+        self._plane.rest()
 
     def _take_commands(self) -> None:
         handlers: dict[type, Callable[..., None]] = {

@@ -9,7 +9,46 @@ from .spec import LinearScaling, Llama3Scaling, RopeScaling, RopeSpec
 
 # Bookkeeping, defaults of text generation, and training knobs: none changes the forward pass.
 NO_EFFECT = frozenset(
-    ["architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "use_cache", "initializer_range", "attention_dropout", "hidden_dropout", "pretraining_tp", "pad_token_id", "id2label", "label2id", "problem_type", "chunk_size_feed_forward", "is_encoder_decoder", "is_decoder", "output_attentions", "output_hidden_states", "return_dict", "task_specific_params", "tokenizer_class", "unsloth_fixed", "unsloth_version", "num_return_sequences", "do_sample", "temperature", "top_k", "top_p", "max_length", "min_length", "eos_token_id", "bos_token_id", "auto_map", "finetuning_task", "prefix", "add_cross_attention", "cross_attention_hidden_size", "output_router_logits", "transformers.js_config", "max_window_layers", "attn_implementation"]
+    {
+        "architectures",
+        "attention_dropout",
+        "attn_implementation",
+        "auto_map",
+        "bos_token_id",
+        "chunk_size_feed_forward",
+        "do_sample",
+        "dtype",
+        "eos_token_id",
+        "finetuning_task",
+        "hidden_dropout",
+        "id2label",
+        "initializer_range",
+        "is_decoder",
+        "is_encoder_decoder",
+        "label2id",
+        "max_length",
+        "max_window_layers",
+        "min_length",
+        "model_type",
+        "num_return_sequences",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "pretraining_tp",
+        "problem_type",
+        "return_dict",
+        "task_specific_params",
+        "temperature",
+        "tokenizer_class",
+        "top_k",
+        "top_p",
+        "torch_dtype",
+        "transformers.js_config",
+        "transformers_version",
+        "unsloth_fixed",
+        "unsloth_version",
+        "use_cache",
+    }
 )
 
 

@@ -1,1 +1,1 @@
-"""Text in and out: tokenizers, chat templates, incremental detokenising, stop strings (no torch)."""
+"""Text in and out: tokenizers, chat templates, incremental detokenizing, stop strings. No torch."""

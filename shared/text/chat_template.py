@@ -43,35 +43,27 @@ class _Budget:
             yield item
 
 
-class _BudgetedLoops(Extension):
-    """Passes every ``{% for %}`` through the budget, and knows the ``generation`` tag.
+class _GenerationTag(Extension):
+    """``{% generation %}`` marks the assistant's words for training; here its body is rendered."""
 
-    ``{% generation %}`` marks the assistant's words for training; serving renders its body as is.
-    """
-
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class _CodeGenerator(jinja2.compiler.CodeGenerator):
-    def visit_For(self, node: nodes.For, frame: jinja2.compiler.Frame) -> None:
-        counted = nodes.Call(
-            nodes.Name("_counted", "load"),
-            [node.iter, nodes.Name(BUDGET, "load")],
-            [],
-            None,
-            None,
-        )
-        node.iter = counted.set_environment(self.environment)
-        super().visit_For(node, frame)
-
-
 class _Environment(ImmutableSandboxedEnvironment):
-    code_generator_class = _CodeGenerator
+    """The sandbox, with a budget on every loop and limits on the operators that grow things."""
+
     intercepted_binops = frozenset(("*", "**", "%"))
+
+    def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
+        for loop in source.find_all(nodes.For):
+            budget = nodes.Name(BUDGET, "load")
+            counted = nodes.Filter(loop.iter, "counted", [budget], [], None, None)
+            loop.iter = counted.set_environment(self)
+        return super()._generate(source, *args, **kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Refuses the operators that build gigabytes out of a few characters."""
@@ -93,12 +85,12 @@ class ChatTemplate:
         self.source = source
         self._tokens = dict(tokens)
         environment = _Environment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_BudgetedLoops, loopcontrols]
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
-        environment.globals["_counted"] = _counted
+        environment.filters["counted"] = _counted
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
@@ -151,7 +143,6 @@ def _joined(pieces: Iterable[str]) -> str:
 
 
 def _counted(items: Any, budget: _Budget | jinja2.Undefined) -> Iterable[Any]:
-    # A sequence stays one while it is short, so that ``loop.length`` needs no second copy of it.
     return budget.count(items) if isinstance(budget, _Budget) else items
 
 

@@ -173,7 +173,7 @@ def _decoder_steps(raw: RawTokenizer) -> list[dict[str, Any]]:
     if raw.decoder is None:
         return [{"type": "Spaces"}]
     decoder = json.loads(raw.decoder.__getstate__())
-    steps: list[dict[str, Any]] = decoder["decoders"] if "decoders" in decoder else [decoder]
+    steps: list[dict[str, Any]] = decoder.get("decoders", [decoder])
     return steps
 
 

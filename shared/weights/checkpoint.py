@@ -89,7 +89,8 @@ class Checkpoint:
                     f"{self.folder / file} lacks {sorted(claimed - present)[0]}, which {_INDEX} "
                     f"says it holds: the two come from different downloads; download both again"
                 )
-        self._file_of = dict(listed)
+            # What the index forgot is listed too, so that the loader has to say what it is.
+            self._file_of.update(dict.fromkeys(present, file))
 
     def _open_file(self, file: str) -> list[str]:
         path = self.folder / file

@@ -1,4 +1,4 @@
-"""Mistral's dense models: a sliding window in every layer, or in those that ``layer_types`` says."""
+"""Mistral's dense models: a sliding window in all layers, or in those that ``layer_types`` says."""
 
 from __future__ import annotations
 

@@ -7,12 +7,13 @@ from random import Random
 import pytest
 from jinja2 import Environment
 from safetensors import safe_open
+from tokenizers import Tokenizer
+
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.builtin_model.chat import MAKERS
 from tandem.shared.builtin_model.corpus import Turn, conversation, conversations
 from tandem.shared.builtin_model.recall import filler_sentence, make_fact, passage
 from tandem.shared.builtin_model.tokenizer import CHAT_TEMPLATE
-from tokenizers import Tokenizer
 
 WEIGHTS = builtin_model_path()
 
@@ -72,7 +73,15 @@ def test_the_weights_load_and_the_folder_is_small() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", " two  spaces ", "\r\n\n\ttabs", "naïve Ünïcode", "日本語 🦊👩‍🚀", "a\u0301 e\u0301", "\x00\x7f"],
+    [
+        "",
+        " two  spaces ",
+        "\r\n\n\ttabs",
+        "naïve Ünïcode",
+        "日本語 🦊👩‍🚀",
+        "a\u0301 e\u0301",
+        "\x00\x7f",
+    ],
 )
 def test_the_tokenizer_gives_any_text_back(text: str, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(text).ids

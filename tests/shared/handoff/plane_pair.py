@@ -141,7 +141,9 @@ def rows(cache: MemoryCache, blocks: Iterable[int], first: int, end: int) -> lis
     """The raw rows of a token range in every layer, for comparing caches."""
     table = tuple(blocks)
     return [
-        bytes(layer[cache.row(table, token)]) for layer in cache.layers for token in range(first, end)
+        bytes(layer[cache.row(table, token)])
+        for layer in cache.layers
+        for token in range(first, end)
     ]
 
 

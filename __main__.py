@@ -1,0 +1,263 @@
+"""The ``tandem`` command: the one file that knows all the parts, each imported only when it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import __version__
+from .shared.config import (
+    EngineConfig,
+    HandoffConfig,
+    NodeConfig,
+    RouterConfig,
+    ServeConfig,
+    split_addresses,
+)
+from .shared.errors import TandemError, UsageError
+from .shared.options import command_options, fill, to_arguments
+
+Values = dict[str, Any]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="tandem")
+def cli() -> None:
+    """Serve large language models with prefill and decode apart."""
+
+
+def command(name: str, *configs: type, model: bool = True) -> Callable[[Any], click.Command]:
+    """A subcommand whose options are the fields of ``configs``."""
+
+    def wrap(function: Callable[[Values], None]) -> click.Command:
+        params: list[click.Parameter] = command_options(*configs)
+        if model:
+            params.insert(0, click.Argument(["positional"], required=False, metavar="[MODEL]"))
+
+        def run(**values: Any) -> None:
+            given = values.pop("positional", None)
+            context = click.get_current_context()
+            if given is not None:
+                source = context.get_parameter_source("model")
+                if source is click.core.ParameterSource.COMMANDLINE:
+                    raise UsageError(
+                        f"the model is given twice: {given!r} and --model {values['model']!r}"
+                    )
+                values["model"] = given
+            function(values)
+
+        made = click.Command(name, params=params, callback=run, help=function.__doc__)
+        cli.add_command(made)
+        return made
+
+    return wrap
+
+
+@command("router", RouterConfig, EngineConfig)
+def router(values: Values) -> None:
+    """Start a router: HTTP in, tokens out. It needs of the model only tokenizer and template."""
+    from .router.options import RouterOptions
+    from .router.server import Router
+    from .router.static_nodes import StaticNodes
+    from .shared.node.lifeline import announce, follow_launcher
+    from .shared.telemetry import setup_logging
+
+    setup_logging()
+    config = fill(RouterConfig, values)
+    urls = split_addresses("--pd-url", config.pd_url)
+    name = values["served_model_name"]
+    options = RouterOptions(
+        host=config.host,
+        port=config.port,
+        registry_host=config.registry_host,
+        registry_port=config.registry_port,
+        served_model_names=(name,) if name else (),
+        api_keys=tuple(config.api_key.split(",")) if config.api_key else (),
+        max_body_bytes=config.max_body_bytes,
+        max_concurrent_requests=config.max_concurrent_requests,
+        drain_timeout=config.drain_timeout,
+    )
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        server = Router(options)
+        await server.start()
+        static = asyncio.create_task(StaticNodes(server.nodes, urls).run())
+        follow_launcher()
+        announce({"http": server.http_port, "registry": server.registry_port})
+        failed = asyncio.create_task(server.failed())
+        stopped = asyncio.create_task(stop.wait())
+        done, pending = await asyncio.wait(
+            {failed, stopped, static}, return_when=asyncio.FIRST_COMPLETED
+        )
+        for task in pending:
+            task.cancel()
+        await server.stop()
+        for task in done:
+            task.result()
+
+    asyncio.run(main())
+
+
+def _run_node(role: Any, values: Values) -> None:
+    from .shared.node.lifeline import announce, follow_launcher
+    from .shared.node.process import run_node, with_host
+    from .shared.telemetry import setup_logging
+
+    setup_logging()
+    node = fill(NodeConfig, values)
+    handoff = with_host(fill(HandoffConfig, values), node.host)
+
+    def ready(address: str) -> None:
+        follow_launcher()
+        announce({"address": address})
+
+    asyncio.run(run_node(role, fill(EngineConfig, values), handoff, node, on_ready=ready))
+
+
+@command("prefill-node", NodeConfig, EngineConfig, HandoffConfig)
+def prefill_node(values: Values) -> None:
+    """Start a prefill node: it computes the KV cache of prompts and ships it."""
+    from .prefill_node.role import PrefillRole
+
+    _run_node(PrefillRole(), values)
+
+
+@command("decode-node", NodeConfig, EngineConfig, HandoffConfig)
+def decode_node(values: Values) -> None:
+    """Start a decode node: continuous batching, fed by prefill nodes or by itself."""
+    from .decode_node.role import DecodeRole
+
+    _run_node(DecodeRole(), values)
+
+
+@command("serve", ServeConfig, RouterConfig, EngineConfig, HandoffConfig)
+def serve(values: Values) -> None:
+    """Serve MODEL: start the parts, wait until they are ready, and end them on Ctrl-C."""
+    config = fill(ServeConfig, values)
+    if config.pd_server and config.pd_client:
+        raise UsageError("--pd-server and --pd-client are two roles; start one process for each")
+    if config.pd_server:
+        _serve_prefill(values)
+    else:
+        _serve_cluster(config, values)
+
+
+def _serve_prefill(values: Values) -> None:
+    """``--pd-server``: one prefill node, in this process."""
+    from .prefill_node.role import PrefillRole
+
+    url = values["pd_url"] or "0.0.0.0:8100"
+    addresses = split_addresses("--pd-url", url)
+    if len(addresses) != 1:
+        raise UsageError(f"--pd-url {url!r}: a prefill node listens on one address")
+    host, _, port = addresses[0].rpartition(":")
+    node = NodeConfig(host=host, port=int(port), drain_timeout=values["drain_timeout"])
+    _run_node(PrefillRole(), values | vars(node))
+
+
+def _serve_cluster(config: ServeConfig, values: Values) -> None:
+    from .shared.node.launch import Cluster
+
+    if config.pd_client and not values["pd_url"]:
+        raise UsageError("--pd-client needs --pd-url host:port of at least one prefill node")
+    if values["pd_url"] and not config.pd_client:
+        raise UsageError("--pd-url needs --pd-client or --pd-server")
+    signal.signal(signal.SIGTERM, _interrupt)
+    cluster = Cluster(Path(config.log_dir))
+    try:
+        deadline = time.monotonic() + config.start_timeout
+        address = _start_parts(cluster, config, values, deadline)
+        _greet(address, config)
+        cluster.wait()
+    except KeyboardInterrupt:
+        click.echo("stopping ...", err=True)
+    finally:
+        cluster.stop()
+
+
+def _start_parts(cluster: Any, config: ServeConfig, values: Values, deadline: float) -> str:
+    """Start router and nodes; returns the HTTP address once every part serves."""
+    front = replace(fill(RouterConfig, values), registry_host="127.0.0.1", registry_port=0)
+    engine, handoff = fill(EngineConfig, values), fill(HandoffConfig, values)
+    arguments = [*to_arguments(front), "--registry-port=0"]
+    if engine.served_model_name:
+        arguments.append(f"--served-model-name={engine.served_model_name}")
+    ports = cluster.wait_ready(cluster.start("router", ["router", *arguments]), deadline)
+    shared = [
+        *to_arguments(engine),
+        *to_arguments(handoff),
+        f"--join=127.0.0.1:{ports['registry']}",
+        f"--drain-timeout={front.drain_timeout}",
+    ]
+    kinds = ["prefill-node"] * config.prefill_nodes + ["decode-node"] * config.decode_nodes
+    parts = [
+        cluster.start(f"{kind}-{number}", [kind, *shared]) for number, kind in enumerate(kinds)
+    ]
+    for part in parts:
+        cluster.wait_ready(part, deadline)
+    host = "127.0.0.1" if front.host == "0.0.0.0" else front.host
+    address = f"http://{host}:{ports['http']}"
+    _await_ready(address, deadline)
+    return address
+
+
+def _await_ready(address: str, deadline: float) -> None:
+    """Until the router knows a decode node: nodes join a moment after they listen."""
+    import urllib.error
+    import urllib.request
+
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"{address}/ready", timeout=2):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.02)
+    raise TandemError(f"{address}/ready did not answer in time; see --start-timeout")
+
+
+def _greet(address: str, config: ServeConfig) -> None:
+    click.echo(f"Tandem is ready: {address}  (chat page, and OpenAI's API under /v1)")
+    body = '{"messages": [{"role": "user", "content": "Hello! Who are you?"}]}'
+    click.echo(
+        f"Try: curl {address}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
+    )
+    click.echo(f"Logs: {Path(config.log_dir).resolve()}. Ctrl-C ends everything.")
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Entry point: errors are one line on stderr, exit code 2 for usage, 1 for failure."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except (click.UsageError, UsageError) as error:
+        message = error.format_message() if isinstance(error, click.UsageError) else str(error)
+        _fail(message, 2)
+    except click.Abort:
+        _fail("interrupted", 130)
+    except TandemError as error:
+        _fail(str(error), 1)
+
+
+def _fail(message: str, status: int) -> None:
+    print("tandem: " + " ".join(message.split()), file=sys.stderr)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

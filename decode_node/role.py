@@ -1,0 +1,47 @@
+"""A decode node: the engine that may skip prefill."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+import grpc
+
+from ..proto import tandem_pb2 as pb
+from ..proto.tandem_pb2_grpc import add_DecodeServicer_to_server
+from ..shared.node.process import NodeFrame
+from .peers import Peers
+from .service import DecodeService
+from .transfers import Transfers
+
+
+class DecodeRole:
+    """See ``NodeRole``."""
+
+    role = pb.ROLE_DECODE
+    listens = False
+
+    def __init__(self) -> None:
+        self._service: DecodeService
+        self._peers: Peers
+
+    def register(self, server: grpc.aio.Server, frame: NodeFrame) -> None:
+        self._peers = Peers(frame.engine, frame.identity, frame.handoff.lease_seconds)
+        transfers = Transfers(
+            frame.engine, frame.identity, frame.inbox, self._peers, frame.metrics, frame.handoff
+        )
+        self._service = DecodeService(frame.engine, frame.identity, transfers, frame.status)
+        add_DecodeServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
+
+    def background(self) -> list[Coroutine[Any, Any, None]]:
+        return [self._peers.keep_leases()]
+
+    def drain(self) -> None:
+        self._service.draining = True
+
+    @property
+    def busy(self) -> bool:
+        return self._service.requests > 0
+
+    async def close(self) -> None:
+        await self._peers.close()

@@ -1,0 +1,183 @@
+"""``tandem.v1.Decode``: one request, all its choices, from admission to the last token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from ..proto import tandem_pb2 as pb
+from ..proto.tandem_pb2_grpc import DecodeServicer
+from ..shared.engine.plan import PositionLogprobs
+from ..shared.engine.request import build_sequences
+from ..shared.engine.scheduler import StepOutput
+from ..shared.engine.sequence import FinishReason, Sequence
+from ..shared.errors import OverloadedError, RequestError, UnavailableError
+from ..shared.node.engine import NodeEngine, NodeIdentity
+from .sampling import params_from_wire
+from .transfers import Outcome, Transfers
+
+log = logging.getLogger("tandem.decode")
+
+DEFAULT_DEADLINE_SECONDS = 3600.0
+
+_REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.ERROR: pb.FINISH_REASON_ERROR,
+    FinishReason.CANCELLED: pb.FINISH_REASON_ERROR,
+}
+
+
+class DecodeService(DecodeServicer):  # type: ignore[misc]
+    """Serves requests on one node's engine. The RPC owns the request: when it ends, for whatever
+    reason, so does everything the request holds."""
+
+    def __init__(
+        self,
+        engine: NodeEngine,
+        identity: NodeIdentity,
+        transfers: Transfers,
+        status: Callable[[], pb.StatusReply],
+    ) -> None:
+        self._engine = engine
+        self._identity = identity
+        self._transfers = transfers
+        self._status = status
+        self.requests = 0
+        self.draining = False
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.GenerateEvent]:
+        sequences = await self._admit(request, context)
+        # Bounded by n x max_tokens small messages, so a reader that stalls cannot grow it further.
+        outputs: asyncio.Queue[StepOutput] = asyncio.Queue()
+        leader = sequences[0]
+        self._engine.core.listen(leader, outputs.put_nowait)
+        self.requests += 1
+        start = asyncio.create_task(self._start(leader, list(request.prefill)))
+        try:
+            yield pb.GenerateEvent(admitted=pb.Admitted(node_epoch=self._identity.epoch))
+            async with asyncio.timeout(request.deadline_seconds or DEFAULT_DEADLINE_SECONDS):
+                outcome = await start
+                async for event in self._events(sequences, outputs, outcome):
+                    yield event
+        except TimeoutError:
+            await context.abort(
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                f"the request took longer than {request.deadline_seconds:g} s",
+            )
+        finally:
+            self.requests -= 1
+            await asyncio.shield(asyncio.ensure_future(self._end(start, sequences)))
+
+    async def Status(
+        self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.StatusReply:
+        return self._status()
+
+    async def _admit(
+        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> list[Sequence]:
+        core = self._engine.core
+        try:
+            if self.draining:
+                raise UnavailableError("this node is draining")
+            params = params_from_wire(request.sampling)
+            prompt = list(request.prompt)
+            sequences = build_sequences(
+                core, prompt, params, priority=request.priority, salt=request.cache_salt,
+                vocab_size=self._engine.spec.vocab_size,
+            )
+            core.admit(len(prompt), params.max_tokens)
+            return sequences
+        except RequestError as error:
+            body = {"message": str(error), "param": error.param, "code": error.code}
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, json.dumps(body))
+        except OverloadedError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except UnavailableError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        raise AssertionError("abort returned")
+
+    async def _start(self, leader: Sequence, candidates: list[pb.PrefillCandidate]) -> Outcome:
+        return await self._transfers.prefill_remotely(leader, candidates)
+
+    async def _events(
+        self, sequences: list[Sequence], outputs: asyncio.Queue[StepOutput], outcome: Outcome
+    ) -> AsyncIterator[pb.GenerateEvent]:
+        left = len(sequences)
+        while left:
+            output = await outputs.get()
+            sequence = output.sequence
+            if sequence is sequences[0] and output.prompt_done:
+                yield self._usage(sequence, outcome)
+                if sequence.params.prompt_logprobs is not None:
+                    yield _prompt_logprobs(sequence)
+            if output.tokens:
+                yield _tokens(output)
+            if sequence.finish_reason is not None:
+                left -= 1
+                yield _finished(sequence)
+
+    async def _end(self, start: asyncio.Task[Outcome], sequences: list[Sequence]) -> None:
+        """Free everything, in every phase. Idempotent on what has ended by itself."""
+        if not start.done():
+            start.cancel()
+        await asyncio.wait([start])
+        if not start.cancelled() and start.exception() is not None:
+            log.error("a request could not start", exc_info=start.exception())
+        for sequence in sequences:
+            self._engine.core.cancel(sequence)
+
+    def _usage(self, sequence: Sequence, outcome: Outcome) -> pb.GenerateEvent:
+        return pb.GenerateEvent(
+            usage=pb.Usage(
+                prompt_tokens=len(sequence.prompt),
+                cached_tokens=sequence.cached,
+                remote_tokens=sequence.received,
+                prefill_node=outcome.node if sequence.received else "",
+            )
+        )
+
+
+def _tokens(output: StepOutput) -> pb.GenerateEvent:
+    return pb.GenerateEvent(
+        tokens=pb.Tokens(
+            index=output.sequence.index,
+            tokens=output.tokens,
+            logprobs=[_position(item) for item in output.logprobs],
+        )
+    )
+
+
+def _prompt_logprobs(sequence: Sequence) -> pb.GenerateEvent:
+    positions = [_position(item) for item in sequence.prompt_logprobs]
+    return pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(positions=positions))
+
+
+def _finished(sequence: Sequence) -> pb.GenerateEvent:
+    assert sequence.finish_reason is not None
+    return pb.GenerateEvent(
+        finished=pb.Finished(
+            index=sequence.index,
+            reason=_REASONS[sequence.finish_reason],
+            stop_token=sequence.stop_token,
+            error=sequence.error,
+        )
+    )
+
+
+def _position(item: PositionLogprobs) -> pb.PositionLogprobs:
+    return pb.PositionLogprobs(
+        chosen=pb.TokenLogprob(token=item.token, logprob=item.logprob, rank=item.rank),
+        top=[
+            pb.TokenLogprob(token=token, logprob=logprob, rank=rank)
+            for rank, (token, logprob) in enumerate(item.top, 1)
+        ],
+    )

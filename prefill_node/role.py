@@ -1,0 +1,48 @@
+"""A prefill node: the engine that stops before sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+import grpc
+
+from ..proto import tandem_pb2 as pb
+from ..proto.tandem_pb2_grpc import add_PrefillServicer_to_server
+from ..shared.node.process import NodeFrame
+from .service import PrefillService
+
+
+class PrefillRole:
+    """See ``NodeRole``."""
+
+    role = pb.ROLE_PREFILL
+    listens = True
+
+    def __init__(self) -> None:
+        self._service: PrefillService
+
+    def register(self, server: grpc.aio.Server, frame: NodeFrame) -> None:
+        self._service = PrefillService(
+            frame.engine,
+            frame.identity,
+            frame.inbox,
+            frame.metrics,
+            frame.status,
+            lease_seconds=frame.handoff.lease_seconds,
+            progress_timeout=frame.handoff.progress_timeout,
+        )
+        add_PrefillServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
+
+    def background(self) -> list[Coroutine[Any, Any, None]]:
+        return [self._service.expire_leases()]
+
+    def drain(self) -> None:
+        self._service.draining = True
+
+    @property
+    def busy(self) -> bool:
+        return self._service.live > 0
+
+    async def close(self) -> None:
+        """Its transfers end with their RPCs; nothing else is open."""

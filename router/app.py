@@ -1,0 +1,278 @@
+"""The HTTP surface: routes, access, and from a parsed request to an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ..shared.errors import OverloadedError, UnavailableError
+from ..shared.telemetry import logger
+from .answer import fold
+from .chat_answer import ChatAnswer
+from .chat_request import parse_chat
+from .completion_answer import CompletionAnswer
+from .completion_request import parse_completion
+from .errors import ApiError, internal_error, to_api_error
+from .exchange import ClientGoneError, Exchange, parse_json
+from .generation import Admitted, Delta, Done, Generation, Item
+from .metrics import CONTENT_TYPE, Metrics, RequestMetrics
+from .model import ServedModel
+from .nodes import NodeTable
+from .options import RouterOptions
+from .registry import Registry
+from .serve import serve
+
+log = logger("router")
+
+PAGE = Path(__file__).with_name("chat.html")
+PROBES = ("/health", "/ready")
+# Bodies below this are parsed and encoded on the spot: a thread would take longer.
+SMALL_BODY = 16 * 1024
+PARSER_THREADS = 2
+
+Parse = Callable[[Any, ServedModel, RouterOptions], Generation]
+Words = type[ChatAnswer] | type[CompletionAnswer]
+
+
+class App:
+    """An ASGI application. ``draining`` turns /ready off; ``abort`` ends what still runs."""
+
+    def __init__(
+        self, options: RouterOptions, nodes: NodeTable, registry: Registry, metrics: Metrics
+    ) -> None:
+        self._options = options
+        self._nodes = nodes
+        self._registry = registry
+        self._metrics = metrics
+        self._keys = [hashlib.sha256(key.encode()).digest() for key in options.api_keys]
+        self._parsers = ThreadPoolExecutor(PARSER_THREADS, thread_name_prefix="parse")
+        self._work: set[asyncio.Task[None]] = set()
+        self._active = 0
+        self.draining = False
+        self._routes: dict[str, tuple[str, Callable[[Exchange], Any]]] = {
+            "/": ("GET", self._page),
+            "/health": ("GET", self._health),
+            "/ready": ("GET", self._ready),
+            "/version": ("GET", self._version),
+            "/metrics": ("GET", self._show_metrics),
+            "/v1/models": ("GET", self._models),
+            "/v1/chat/completions": ("POST", self._chat),
+            "/v1/completions": ("POST", self._completions),
+        }
+        self._one_model_route: tuple[str, Callable[[Exchange], Any]] = ("GET", self._one_model)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        exchange = Exchange(scope, receive, send, self._options)
+        try:
+            handler = self._route(exchange)
+            await handler(exchange)
+        except ClientGoneError:
+            return
+        except Exception as error:
+            await self._fail(exchange, error)
+
+    def abort(self) -> None:
+        """The drain is over: every request that still runs gets its error now."""
+        for task in tuple(self._work):
+            task.cancel()
+
+    def close(self) -> None:
+        self._parsers.shutdown(wait=False, cancel_futures=True)
+
+    def _route(self, exchange: Exchange) -> Callable[[Exchange], Any]:
+        path = exchange.path
+        if path not in PROBES:
+            self._check_key(exchange)
+        if path.startswith("/v1/models/"):
+            method, handler = self._one_model_route
+        elif path in self._routes:
+            method, handler = self._routes[path]
+        else:
+            message = f"Invalid URL ({exchange.method} {path[:200]})"
+            raise ApiError(404, message, code="unknown_url")
+        if exchange.method != method and (exchange.method, method) != ("HEAD", "GET"):
+            message = f"Not allowed to {exchange.method} on {path[:200]}; use {method}."
+            allow = ((b"allow", method.encode()),)
+            raise ApiError(405, message, code="method_not_supported", headers=allow)
+        return handler
+
+    def _check_key(self, exchange: Exchange) -> None:
+        """Bearer for programs; Basic, with the key as password, so that browsers can ask for it."""
+        if not self._keys:
+            return
+        scheme, _, given = exchange.header(b"authorization").partition(b" ")
+        if scheme.lower() == b"basic":
+            given = _basic_password(given)
+        elif scheme.lower() != b"bearer":
+            given = b""
+        digest = hashlib.sha256(given.strip()).digest()
+        # Every key is compared, so that the time taken says nothing about which one is near.
+        if not sum(hmac.compare_digest(digest, key) for key in self._keys):
+            challenge = b"Basic" if exchange.path == "/" else b"Bearer"
+            message = "Incorrect API key provided." if given else "You did not provide an API key."
+            headers = ((b"www-authenticate", challenge + b' realm="tandem"'),)
+            raise ApiError(401, message, code="invalid_api_key", headers=headers)
+
+    async def _fail(self, exchange: Exchange, error: Exception) -> None:
+        told = to_api_error(error, retry_after=self._options.retry_after)
+        if told is None:
+            log.error("%s %s failed", exchange.method, exchange.path, exc_info=error)
+            told = internal_error()
+        self._metrics.errors.labels(str(told.status)).inc()
+        try:
+            if exchange.streaming:
+                await exchange.events([told.body()])
+                await exchange.end_events(done=False)
+            elif not exchange.started:
+                await exchange.json(told.status, told.body(), told.headers)
+        except ClientGoneError:
+            return
+
+    # -- plain routes ------------------------------------------------------------------------
+
+    async def _page(self, exchange: Exchange) -> None:
+        policy = (
+            b"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+            b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+        headers = [(b"content-security-policy", policy), (b"x-content-type-options", b"nosniff")]
+        await exchange.answer(200, PAGE.read_bytes(), b"text/html; charset=utf-8", headers)
+
+    async def _health(self, exchange: Exchange) -> None:
+        await exchange.json(200, {"status": "ok"})
+
+    async def _ready(self, exchange: Exchange) -> None:
+        if self.draining:
+            raise UnavailableError("The router is stopping.")
+        self._registry.model()
+        await exchange.json(200, {"status": "ready"})
+
+    async def _version(self, exchange: Exchange) -> None:
+        await exchange.json(200, {"version": _version()})
+
+    async def _show_metrics(self, exchange: Exchange) -> None:
+        await exchange.answer(200, self._metrics.render(), CONTENT_TYPE)
+
+    async def _models(self, exchange: Exchange) -> None:
+        model = self._registry.model()
+        cards = [model.card(name) for name in model.names]
+        await exchange.json(200, {"object": "list", "data": cards})
+
+    async def _one_model(self, exchange: Exchange) -> None:
+        model = self._registry.model()
+        name = model.check_name(exchange.path.removeprefix("/v1/models/") or "?")
+        await exchange.json(200, model.card(name))
+
+    # -- generation --------------------------------------------------------------------------
+
+    async def _chat(self, exchange: Exchange) -> None:
+        await self._generate(exchange, parse_chat, ChatAnswer)
+
+    async def _completions(self, exchange: Exchange) -> None:
+        await self._generate(exchange, parse_completion, CompletionAnswer)
+
+    async def _generate(self, exchange: Exchange, parse: Parse, words: Words) -> None:
+        if self._active >= self._options.max_concurrent_requests:
+            raise OverloadedError(
+                f"The server has {self._active} requests in progress, which is its limit; try "
+                "again later."
+            )
+        self._active += 1
+        try:
+            body = await exchange.body()
+            generation = await self._parse(body, parse)
+            answer = words(generation, int(time.time()))
+            await self._unless_gone(exchange, self._answer(exchange, generation, answer))
+        finally:
+            self._active -= 1
+
+    async def _parse(self, body: bytes, parse: Parse) -> Generation:
+        model = self._registry.model()
+
+        def run() -> Generation:
+            return parse(parse_json(body), model, self._options)
+
+        if len(body) <= SMALL_BODY:
+            return run()
+        return await asyncio.get_running_loop().run_in_executor(self._parsers, run)
+
+    async def _unless_gone(self, exchange: Exchange, answer: Any) -> None:
+        """Run ``answer``, and cancel it when the client goes away."""
+        work = asyncio.create_task(answer)
+        gone = asyncio.create_task(exchange.disconnected())
+        self._work.add(work)
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise ClientGoneError
+            if work.cancelled():
+                raise UnavailableError("The server is stopping; send the request again.")
+            work.result()
+        finally:
+            self._work.discard(work)
+            for task in (work, gone):
+                task.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+
+    async def _answer(
+        self, exchange: Exchange, generation: Generation, words: ChatAnswer | CompletionAnswer
+    ) -> None:
+        with RequestMetrics(self._metrics, generation) as timed:
+            async with aclosing(serve(generation, self._nodes, self._options)) as items:
+                watched = _timed(items, timed)
+                if generation.stream:
+                    await _stream(exchange, watched, generation, words)
+                else:
+                    answer = await fold(watched, generation)
+                    await exchange.json(200, words.whole(answer))
+
+
+async def _stream(
+    exchange: Exchange, items: Any, generation: Generation, words: ChatAnswer | CompletionAnswer
+) -> None:
+    """The head goes out only when a node has admitted the request: a refusal has its status."""
+    async for item in items:
+        match item:
+            case Admitted():
+                await exchange.start_events()
+                await exchange.events(words.opening())
+            case Delta():
+                await exchange.events(words.chunks(item))
+            case Done():
+                if generation.include_usage:
+                    await exchange.events([words.usage(item.usage)])
+                await exchange.end_events(done=True)
+
+
+async def _timed(items: Any, timed: RequestMetrics) -> Any:
+    """The same items, each seen by the clock."""
+    item: Item
+    async for item in items:
+        if isinstance(item, Delta):
+            timed.delta(item)
+        elif isinstance(item, Done):
+            timed.done(item)
+        yield item
+
+
+def _basic_password(encoded: bytes) -> bytes:
+    try:
+        return base64.b64decode(encoded, validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
+
+
+def _version() -> str:
+    try:
+        return metadata.version("tandem-llm")
+    except metadata.PackageNotFoundError:
+        return "0.1.0"

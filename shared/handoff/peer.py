@@ -1,0 +1,34 @@
+"""What two nodes must agree on before KV passes between them."""
+
+from __future__ import annotations
+
+from ...proto import tandem_pb2 as pb
+
+PROTOCOL_VERSION = 1
+# Bits that both sides must know to use; none is optional yet.
+CAPABILITIES = 0
+
+
+def refusal(decode: pb.HelloRequest, prefill: pb.HelloReply) -> str:
+    """Why the two may not hand over, naming the field and both values; empty when they may."""
+    if decode.protocol_version != prefill.protocol_version:
+        return _differ("protocol version", decode.protocol_version, prefill.protocol_version)
+    for name in sorted(set(decode.fingerprint) | set(prefill.fingerprint)):
+        ours = decode.fingerprint.get(name, "missing")
+        theirs = prefill.fingerprint.get(name, "missing")
+        if ours != theirs:
+            return _differ(name, ours, theirs)
+    if decode.tensor_parallel_size != prefill.tensor_parallel_size:
+        return _differ(
+            "tensor-parallel size", decode.tensor_parallel_size, prefill.tensor_parallel_size
+        )
+    if decode.kv_dtype != prefill.kv_dtype:
+        return _differ("KV dtype", decode.kv_dtype, prefill.kv_dtype)
+    return ""
+
+
+def _differ(field: str, decode: object, prefill: object) -> str:
+    return (
+        f"different models: {field} is {decode!r} on the decode node and {prefill!r} on the "
+        f"prefill node; start both with the same model and options"
+    )

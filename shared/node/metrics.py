@@ -1,0 +1,107 @@
+"""A node's own counters, which travel to the router with every heartbeat.
+
+One registry a node, never the library's global one: two nodes may live in one test process.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from ...proto import tandem_pb2 as pb
+from ..engine.core import EngineCore
+
+_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+
+
+class NodeMetrics:
+    """What operators watch on a node. ``transfers`` is labelled by outcome."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self.registry = CollectorRegistry()
+        self.transfers = Counter(
+            "tandem_transfers", "Attempts at a transfer, by outcome.", ["outcome"], registry=self.registry
+        )
+        self.transfer_bytes = Counter(
+            "tandem_transfer_bytes", "KV bytes moved by committed transfers.", registry=self.registry
+        )
+        self.transfer_seconds = Histogram(
+            "tandem_transfer_seconds",
+            "From opening a transfer to its commit.",
+            registry=self.registry,
+            buckets=_SECONDS,
+        )
+        self.exposed_seconds = Histogram(
+            "tandem_transfer_exposed_seconds",
+            "From the last layer computed to the last byte confirmed.",
+            registry=self.registry,
+            buckets=_SECONDS,
+        )
+        self.local_prefills = Counter(
+            "tandem_local_prefills",
+            "Prompts that a decode node prefilled itself, by reason.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.live_transfers = Gauge(
+            "tandem_transfers_live", "Transfers in flight.", registry=self.registry
+        )
+        self._blocks = Gauge(
+            "tandem_kv_blocks", "KV blocks by state.", ["state"], registry=self.registry
+        )
+        self._running = Gauge(
+            "tandem_sequences_running", "Sequences in the batch.", registry=self.registry
+        )
+        self._waiting = Gauge(
+            "tandem_sequences_waiting", "Sequences not yet running.", registry=self.registry
+        )
+        self._queued = Gauge(
+            "tandem_prefill_queue_tokens", "Prompt tokens to compute.", registry=self.registry
+        )
+        self._steps = Gauge("tandem_engine_steps", "Steps so far.", registry=self.registry)
+        self._step_seconds = Gauge(
+            "tandem_engine_step_seconds", "Seconds spent in steps so far.", registry=self.registry
+        )
+
+    def text(self) -> bytes:
+        """Everything in Prometheus' text format."""
+        self._refresh()
+        return generate_latest(self.registry)
+
+    def samples(self) -> list[pb.Metric]:
+        """Everything as messages for a heartbeat."""
+        self._refresh()
+        return [
+            pb.Metric(name=sample.name, labels=sample.labels, value=sample.value)
+            for family in self.registry.collect()
+            for sample in family.samples
+            if not sample.name.endswith("_created")
+        ]
+
+    def load(self) -> pb.Load:
+        """What placement needs to know."""
+        scheduler = self._core.scheduler
+        counts = scheduler.pool.counts()
+        return pb.Load(
+            running=scheduler.running,
+            waiting=scheduler.waiting,
+            free_blocks=counts.available,
+            total_blocks=scheduler.pool.num_blocks,
+            queued_prefill_tokens=scheduler.queued_prefill_tokens,
+            transfers=int(self.live_transfers._value.get()),
+            prefill_tokens_per_second=self._core.prefill_tokens_per_second,
+            reserved_blocks=counts.reserved,
+            cached_blocks=counts.cached,
+            owned_blocks=counts.owned,
+        )
+
+    def _refresh(self) -> None:
+        scheduler = self._core.scheduler
+        counts = scheduler.pool.counts()
+        for state in ("free", "cached", "owned", "reserved"):
+            self._blocks.labels(state).set(getattr(counts, state))
+        self._running.set(scheduler.running)
+        self._waiting.set(scheduler.waiting)
+        self._queued.set(scheduler.queued_prefill_tokens)
+        self._steps.set(self._core.steps)
+        self._step_seconds.set(self._core.step_seconds)

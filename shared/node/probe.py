@@ -1,0 +1,66 @@
+"""``/health``, ``/ready`` and ``/metrics`` of a node, for kubelets and Prometheus.
+
+A node has no other HTTP, so this is a few lines on asyncio's own server rather than a framework:
+one GET a connection, bounded in size and time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from ..errors import StartupError
+
+_LIMIT = 8192
+_SECONDS = 5.0
+
+
+class ProbeServer:
+    """Serves the probes of one node. ``ready`` and ``metrics`` are asked at each request."""
+
+    def __init__(self, ready: Callable[[], bool], metrics: Callable[[], bytes]) -> None:
+        self._ready = ready
+        self._metrics = metrics
+        self._server: asyncio.Server | None = None
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; returns the port. Raises ``StartupError`` when it is taken."""
+        try:
+            self._server = await asyncio.start_server(self._answer, host, port, limit=_LIMIT)
+        except OSError as error:
+            raise StartupError(
+                f"cannot listen on {host}:{port} for probes: {error.strerror}; choose another "
+                f"--health-port"
+            ) from None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(
+            TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError
+        ):
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _SECONDS)
+            status, kind, body = self._route(head.split(b"\r\n", 1)[0])
+            writer.write(
+                f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n"
+                f"connection: close\r\n\r\n".encode()
+                + body
+            )
+            await asyncio.wait_for(writer.drain(), _SECONDS)
+        writer.close()
+
+    def _route(self, line: bytes) -> tuple[str, str, bytes]:
+        text = "text/plain; charset=utf-8"
+        if line.startswith(b"GET /health "):
+            return "200 OK", text, b"alive\n"
+        if line.startswith(b"GET /ready "):
+            if self._ready():
+                return "200 OK", text, b"ready\n"
+            return "503 Service Unavailable", text, b"not ready\n"
+        if line.startswith(b"GET /metrics "):
+            return "200 OK", "text/plain; version=0.0.4; charset=utf-8", self._metrics()
+        return "404 Not Found", text, b"try /health, /ready or /metrics\n"

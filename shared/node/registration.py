@@ -1,0 +1,96 @@
+"""Keeps a node known to its routers: join, heartbeat, join again after a router's restart, leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+import grpc
+
+from ...proto import tandem_pb2 as pb
+from ...proto.tandem_pb2_grpc import RegistryStub
+from ..errors import PeerRefusedError
+
+log = logging.getLogger("tandem.node")
+
+CALL_SECONDS = 2.0
+RETRY_SECONDS = 0.2
+
+
+class Registration:
+    """One node's standing with one router.
+
+    ``describe`` gives a fresh ``JoinRequest``; ``metrics`` the samples of a heartbeat; ``on_drain``
+    is called when the router asks the node to leave; ``on_refused`` when it runs another model.
+    """
+
+    def __init__(
+        self,
+        router: str,
+        describe: Callable[[], pb.JoinRequest],
+        metrics: Callable[[], list[pb.Metric]],
+        on_drain: Callable[[], None],
+        on_refused: Callable[[str], None],
+    ) -> None:
+        self._router = router
+        self._describe = describe
+        self._metrics = metrics
+        self._on_drain = on_drain
+        self._on_refused = on_refused
+        self.draining = False
+        self.joined = False
+
+    async def run(self) -> None:
+        """Until cancelled; then the router is told that the node leaves."""
+        async with grpc.aio.insecure_channel(self._router) as channel:
+            stub = RegistryStub(channel)
+            try:
+                while True:
+                    try:
+                        await self._join_and_beat(stub)
+                    except PeerRefusedError as error:
+                        self._on_refused(str(error))
+                        return
+                    except grpc.aio.AioRpcError as error:
+                        if self.joined:
+                            log.warning("router %s: %s", self._router, error.details())
+                        self.joined = False
+                        await asyncio.sleep(RETRY_SECONDS)
+            finally:
+                await self._leave(stub)
+
+    async def _join_and_beat(self, stub: RegistryStub) -> None:
+        try:
+            reply = await stub.Join(self._describe(), timeout=CALL_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                raise PeerRefusedError(f"router {self._router}: {error.details()}") from None
+            raise
+        self.joined = True
+        log.info("joined router %s", self._router)
+        while True:
+            await asyncio.sleep(reply.heartbeat_seconds)
+            me = self._describe()
+            answer = await stub.Heartbeat(
+                pb.HeartbeatRequest(
+                    node_id=me.node_id,
+                    epoch=me.epoch,
+                    load=me.load,
+                    draining=self.draining,
+                    metrics=self._metrics(),
+                ),
+                timeout=CALL_SECONDS,
+            )
+            if answer.drain:
+                self._on_drain()
+            if not answer.known:
+                return
+
+    async def _leave(self, stub: RegistryStub) -> None:
+        me = self._describe()
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await stub.Leave(
+                pb.LeaveRequest(node_id=me.node_id, epoch=me.epoch), timeout=CALL_SECONDS
+            )

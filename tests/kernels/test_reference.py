@@ -1,0 +1,132 @@
+"""The torch kernels against their textbook definitions, at odd sizes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tandem.kernels import linear, reference
+from tandem.kernels.reference import Context
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+ROWS = pytest.mark.parametrize("rows", [0, 1, 19, 99])
+BLOCK = 4
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def close(got: torch.Tensor, expected: torch.Tensor) -> None:
+    tolerance = TOLERANCE[got.dtype]
+    torch.testing.assert_close(got.double(), expected.double(), atol=tolerance, rtol=tolerance)
+
+
+@DTYPES
+@ROWS
+def test_rms_norm_with_residual(rows: int, dtype: torch.dtype) -> None:
+    x, residual = torch.randn(2, rows, 64).to(dtype)
+    weight = torch.randn(64).to(dtype)
+    normed, total = reference.add_rms_norm(x, residual, weight, 1e-6)
+    close(total, x.double() + residual.double())
+    exact = total.double()
+    exact = exact * (exact.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight.double()
+    close(normed, exact)
+
+
+@DTYPES
+@ROWS
+def test_rotary_turns_pairs_of_halves(rows: int, dtype: torch.dtype) -> None:
+    x = torch.randn(rows, 3, 8).to(dtype)
+    angles = torch.rand(rows, 1, 4) * 100
+    pairs = torch.complex(*x.double().chunk(2, dim=-1)) * torch.polar(
+        torch.ones(()).double(), angles.double()
+    )
+    close(reference.rotary(x, angles.cos(), angles.sin()), torch.cat([pairs.real, pairs.imag], -1))
+
+
+@DTYPES
+@ROWS
+def test_silu_and_mul(rows: int, dtype: torch.dtype) -> None:
+    x = torch.randn(rows, 38).to(dtype)
+    gate, up = x.double().chunk(2, dim=-1)
+    close(reference.silu_and_mul(x), gate * gate.sigmoid() * up)
+
+
+def exact_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int, window: int | None
+) -> torch.Tensor:
+    """One row and one head at a time."""
+    group = q.shape[1] // k.shape[1]
+    out = torch.empty(q.shape, dtype=torch.float64)
+    for row in range(q.shape[0]):
+        end = start + row + 1
+        first = 0 if window is None else max(0, end - window)
+        for head in range(q.shape[1]):
+            keys, values = (side[first:end, head // group].double() for side in (k, v))
+            scores = keys @ q[row, head].double() * q.shape[-1] ** -0.5
+            out[row, head] = scores.softmax(-1) @ values
+    return out
+
+
+@DTYPES
+@pytest.mark.parametrize("window", [None, 1, 7, 500])
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("scattered", [False, True])
+def test_paged_attention(
+    dtype: torch.dtype, window: int | None, group: int, scattered: bool
+) -> None:
+    heads, dim, blocks = 2, 8, 200
+    # Poisoned: a slot that was not written must not be read.
+    keys, values = torch.full((2, heads, blocks * BLOCK, dim), torch.nan, dtype=dtype)
+    free = torch.randperm(blocks).tolist() if scattered else list(range(blocks))
+    q_parts, contexts, expected = [], [], []
+    row = 0
+    for start, count in [(0, 1), (0, 19), (30, 1), (5, 19), (98, 3), (0, 5)]:
+        length = start + count
+        table = [free.pop(0) for _ in range(-(-length // BLOCK))]
+        k, v = torch.randn(2, length, heads, dim).to(dtype)
+        slots = torch.tensor([table[t // BLOCK] * BLOCK + t % BLOCK for t in range(length)])
+        reference.write_kv(keys, values, slots, k, v)
+        q = torch.randn(count, heads * group, dim).to(dtype)
+        q_parts.append(q)
+        contexts.append(Context(slice(row, row + count), start, table, BLOCK))
+        expected.append(exact_attention(q, k, v, start, window))
+        row += count
+    got = reference.paged_attention(torch.cat(q_parts), keys, values, contexts, window)
+    close(got, torch.cat(expected))
+
+
+def test_a_long_chunk_is_taken_in_tiles() -> None:
+    keys, values = torch.randn(2, 1, 1200, 8)
+    q = torch.randn(1101, 2, 8)
+    context = Context(slice(0, 1101), 99, list(range(300)), BLOCK)
+    got = reference.paged_attention(q, keys, values, [context], None)
+    close(got, exact_attention(q, keys.transpose(0, 1), values.transpose(0, 1), 99, None))
+
+
+def test_consecutive_blocks_are_a_view() -> None:
+    cache = torch.randn(2, 80, 8)
+    context = Context(slice(0, 1), 9, [3, 4, 5, 11], BLOCK)
+    view = context.gather(cache, 2, 10)
+    assert view.data_ptr() == cache[0, 14].data_ptr()
+    assert torch.equal(view, cache[:, 14:22])
+
+
+@DTYPES
+@pytest.mark.parametrize("rows", [1, 3, 99])
+@pytest.mark.parametrize("bias", [False, True])
+def test_products(rows: int, bias: bool, dtype: torch.dtype) -> None:
+    weight, x = torch.randn(37, 64).to(dtype), torch.randn(rows, 64).to(dtype)
+    offset = torch.randn(37).to(dtype) if bias else None
+    expected = x.double() @ weight.double().T + (0 if offset is None else offset.double())
+    with torch.inference_mode():
+        close(linear.product(weight, offset)(x), expected)
+
+
+def test_products_without_the_private_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "packing_works", lambda: False)
+    weight, x = torch.randn(5, 8).bfloat16(), torch.randn(3, 8).bfloat16()
+    assert torch.equal(linear.product(weight, None)(x), torch.nn.functional.linear(x, weight))

@@ -1,0 +1,264 @@
+"""A fake decode node, a tiny tokenizer, and a router on real ports."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tandem.proto import tandem_pb2 as pb
+from tandem.proto.tandem_pb2_grpc import (
+    DecodeServicer,
+    RegistryStub,
+    add_DecodeServicer_to_server,
+)
+from tandem.router.options import RouterOptions
+from tandem.router.server import Router
+
+CONTEXT = 512
+TEMPLATE = (
+    "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+CORPUS = ["hello world, the quick brown fox jumps over the lazy dog", "one two three stop here"]
+
+
+def make_model(folder: Path, template: str | None = TEMPLATE, **generation_config: Any) -> Path:
+    """A byte-level tokenizer of a few hundred tokens."""
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|end|>", "<|start|>"],
+        show_progress=False,
+    )
+    raw.train_from_iterator(CORPUS * 8, trainer)
+    folder.mkdir(parents=True, exist_ok=True)
+    raw.save(str(folder / "tokenizer.json"))
+    config: dict[str, Any] = {"eos_token": "<|end|>"}
+    if template is not None:
+        config["chat_template"] = template
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": 0, **generation_config})
+    )
+    return folder
+
+
+Script = Callable[[pb.GenerateRequest, Any], AsyncIterator[pb.GenerateEvent]]
+
+
+def admitted() -> pb.GenerateEvent:
+    return pb.GenerateEvent(admitted=pb.Admitted(node_epoch=1))
+
+
+def usage(request: pb.GenerateRequest, **fields: Any) -> pb.GenerateEvent:
+    return pb.GenerateEvent(usage=pb.Usage(prompt_tokens=len(request.prompt), **fields))
+
+
+def logprobs(token: int, count: int) -> pb.PositionLogprobs:
+    """Made up, but the same for a token wherever it stands."""
+    top = [
+        pb.TokenLogprob(token=(token + i) % 300, logprob=-0.5 - i, rank=i + 1) for i in range(count)
+    ]
+    return pb.PositionLogprobs(chosen=pb.TokenLogprob(token=token, logprob=-0.5, rank=1), top=top)
+
+
+def tokens_event(index: int, tokens: list[int], count: int | None = None) -> pb.GenerateEvent:
+    made = [] if count is None else [logprobs(token, count) for token in tokens]
+    return pb.GenerateEvent(tokens=pb.Tokens(index=index, tokens=tokens, logprobs=made))
+
+
+def finished(index: int, reason: int = pb.FINISH_REASON_STOP, **fields: Any) -> pb.GenerateEvent:
+    return pb.GenerateEvent(finished=pb.Finished(index=index, reason=reason, **fields))  # type: ignore[arg-type]
+
+
+class FakeNode(DecodeServicer):
+    """Says ``reply`` token by token for every choice, as a decode node would; or a ``script``."""
+
+    def __init__(self, node_id: str, reply: list[int]) -> None:
+        self.node_id = node_id
+        self.epoch = hash(node_id) & 0xFFFF
+        self.reply = reply
+        self.script: Script | None = None
+        self.requests: list[pb.GenerateRequest] = []
+        self.cancelled = 0
+        self.active = 0
+        self.chunk = 1
+        self.delay = 0.0
+        self.prefill_node = ""
+        self.server: grpc.aio.Server | None = None
+        self.port = 0
+        self.beat: asyncio.Task[None] | None = None
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: Any
+    ) -> AsyncIterator[pb.GenerateEvent]:
+        self.requests.append(request)
+        self.active += 1
+        try:
+            script = self.script or self._talk
+            async for event in script(request, context):
+                yield event
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.active -= 1
+
+    async def _talk(
+        self, request: pb.GenerateRequest, context: Any
+    ) -> AsyncIterator[pb.GenerateEvent]:
+        sampling = request.sampling
+        count = sampling.logprobs if sampling.HasField("logprobs") else None
+        yield admitted()
+        yield usage(request, cached_tokens=3, prefill_node=self.prefill_node)
+        if sampling.HasField("prompt_logprobs"):
+            made = [logprobs(token, sampling.prompt_logprobs) for token in request.prompt[1:]]
+            yield pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(positions=made))
+        reply = self.reply[: sampling.max_tokens]
+        for start in range(0, len(reply), self.chunk):
+            await asyncio.sleep(self.delay)
+            for index in range(sampling.n):
+                yield tokens_event(index, reply[start : start + self.chunk], count)
+        for index in range(sampling.n):
+            if len(self.reply) >= sampling.max_tokens:
+                yield finished(index, pb.FINISH_REASON_LENGTH)
+            else:
+                yield finished(index, stop_token=0)
+
+    async def start(self, port: int = 0) -> None:
+        self.server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        add_DecodeServicer_to_server(self, self.server)
+        self.port = self.server.add_insecure_port(f"127.0.0.1:{port}")
+        await self.server.start()
+
+    async def stop(self) -> None:
+        if self.beat is not None:
+            self.beat.cancel()
+            await asyncio.gather(self.beat, return_exceptions=True)
+        if self.server is not None:
+            await self.server.stop(grace=None)
+
+    def join_request(self, model: Path, fingerprint: str = "f1", **fields: Any) -> pb.JoinRequest:
+        card = pb.ModelCard(
+            name="tiny",
+            path=str(model),
+            fingerprint=fingerprint,
+            max_model_len=CONTEXT,
+            vocab_size=320,
+            eos_token_ids=[0],
+        )
+        request = pb.JoinRequest(
+            node_id=self.node_id,
+            epoch=self.epoch,
+            role=pb.ROLE_DECODE,
+            address=f"127.0.0.1:{self.port}",
+            model=card,
+        )
+        request.MergeFrom(pb.JoinRequest(**fields))
+        return request
+
+
+class Cluster:
+    """A router and the fake nodes that have joined it."""
+
+    def __init__(self, router: Router, model: Path, client: httpx.AsyncClient) -> None:
+        self.router = router
+        self.model = model
+        self.client = client
+        self.nodes: list[FakeNode] = []
+        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{router.registry_port}")
+        self.registry: Any = RegistryStub(self.channel)
+        self.load = pb.Load()
+        self.metrics: list[pb.Metric] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.router.http_port}"
+
+    @property
+    def node(self) -> FakeNode:
+        return self.nodes[0]
+
+    def encode(self, text: str) -> list[int]:
+        return Tokenizer.from_file(str(self.model / "tokenizer.json")).encode(text).ids
+
+    async def add(self, node_id: str = "decode-0", reply: str = "hello world") -> FakeNode:
+        node = FakeNode(node_id, self.encode(reply))
+        await node.start()
+        self.nodes.append(node)
+        await self.registry.Join(node.join_request(self.model))
+        node.beat = asyncio.create_task(self._beat(node))
+        return node
+
+    async def _beat(self, node: FakeNode) -> None:
+        while True:
+            request = pb.HeartbeatRequest(
+                node_id=node.node_id, epoch=node.epoch, load=self.load, metrics=self.metrics
+            )
+            await self.registry.Heartbeat(request)
+            await asyncio.sleep(0.05)
+
+    async def chat(self, content: Any = "hi", **fields: Any) -> httpx.Response:
+        body = {"messages": [{"role": "user", "content": content}], **fields}
+        return await self.client.post("/v1/chat/completions", json=body)
+
+    async def complete(self, prompt: Any = "hi", **fields: Any) -> httpx.Response:
+        return await self.client.post("/v1/completions", json={"prompt": prompt, **fields})
+
+    async def stop(self) -> None:
+        for node in self.nodes:
+            await node.stop()
+        await self.channel.close()
+
+
+@asynccontextmanager
+async def cluster(tmp_path: Path, nodes: int = 1, **options: Any) -> AsyncIterator[Cluster]:
+    """A running router with ``nodes`` fake decode nodes; everything is gone afterwards."""
+    model = (
+        make_model(tmp_path / "model") if not (tmp_path / "model").exists() else tmp_path / "model"
+    )
+    defaults: dict[str, Any] = {"port": 0, "registry_port": 0, "drain_timeout": 1.0}
+    router = Router(RouterOptions(**(defaults | options)))
+    await router.start()
+    try:
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{router.http_port}", timeout=20
+        ) as client:
+            made = Cluster(router, model, client)
+            try:
+                for number in range(nodes):
+                    await made.add(f"decode-{number}")
+                yield made
+            finally:
+                await made.stop()
+    finally:
+        await router.stop()
+
+
+def events(text: str) -> list[Any]:
+    """The data of a server-sent stream; ``[DONE]`` stays a string."""
+    found = []
+    for block in text.split("\n\n"):
+        if block:
+            assert block.startswith("data: "), block
+            data = block.removeprefix("data: ")
+            found.append(data if data == "[DONE]" else json.loads(data))
+    return found
+
+
+async def until(condition: Callable[[], bool], timeout: float = 2.0) -> None:
+    """Wait for something that another task does."""
+    async with asyncio.timeout(timeout):
+        while not condition():  # noqa: ASYNC110 (the condition is anything)
+            await asyncio.sleep(0.01)

@@ -1,0 +1,228 @@
+"""The sampler: each parameter, the law of the draws, and that rows do not disturb each other."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.shared.engine.logprobs import position_logprobs
+from tandem.shared.engine.plan import Sampled, SamplerSpec, SamplingParams
+from tandem.shared.engine.sampler import Sampler, uniform
+
+VOCAB = 50
+
+
+@pytest.fixture(autouse=True)
+def fixed_logits() -> None:
+    torch.manual_seed(0)
+
+
+def spec_of(sequence_id: int = 1, seed: int = 7, **values: Any) -> SamplerSpec:
+    outside = {key: values.pop(key) for key in list(values) if key in SamplerSpec.__slots__}
+    outside = {"prompt": (), **outside}
+    return SamplerSpec(sequence_id, SamplingParams(**values), seed, **outside)
+
+
+def draw(logits: torch.Tensor, spec: SamplerSpec) -> Sampled:
+    sampler = Sampler(logits.shape[-1])
+    sampler.add(spec)
+    sampled, failed = sampler.sample([spec.sequence_id], logits[None].clone())
+    assert not failed
+    return sampled[0]
+
+
+def frequencies(logits: torch.Tensor, draws: int = 4000, **params: Any) -> torch.Tensor:
+    """How often each token is drawn over many seeds."""
+    sampler = Sampler(logits.shape[-1])
+    for seed in range(draws):
+        sampler.add(spec_of(seed, seed, **params))
+    sampled, _ = sampler.sample(range(draws), logits.repeat(draws, 1))
+    drawn = torch.tensor([s.token for s in sampled])
+    return torch.bincount(drawn, minlength=logits.shape[-1]) / draws
+
+
+def logits_of(*probabilities: float) -> torch.Tensor:
+    return torch.tensor(probabilities).log()
+
+
+def test_uniforms_are_uniform() -> None:
+    numbers = torch.tensor([uniform(seed, index) for seed in range(100) for index in range(100)])
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    counts = torch.histc(numbers, bins=20, min=0, max=1)
+    # 19 degrees of freedom: 43.8 is exceeded once in a thousand.
+    assert float(((counts - 500) ** 2 / 500).sum()) < 43.8
+    assert uniform(-1, 0) != uniform(2**63 - 1, 0)
+
+
+def test_greedy_takes_the_best_and_temperature_zero_never_divides() -> None:
+    logits = torch.randn(VOCAB)
+    assert draw(logits, spec_of(temperature=0.0)).token == int(logits.argmax())
+    assert draw(logits, spec_of(temperature=1e-9)).token == int(logits.argmax())
+    assert draw(logits * 1e4, spec_of(temperature=1e-4)).token == int(logits.argmax())
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+def test_draws_follow_the_distribution(temperature: float) -> None:
+    logits = torch.randn(12) * 1.5
+    expected = (logits / temperature).softmax(dim=-1) * 4000
+    counts = frequencies(logits, temperature=temperature) * 4000
+    # 11 degrees of freedom: 31.3 is exceeded once in a thousand; the seeds are fixed.
+    assert float(((counts - expected) ** 2 / expected).sum()) < 31.3
+
+
+def test_top_k_keeps_k_and_ties_with_the_last() -> None:
+    logits = logits_of(0.4, 0.2, 0.2, 0.1, 0.1)
+    assert frequencies(logits, top_k=1).tolist() == [1.0, 0.0, 0.0, 0.0, 0.0]
+    two = frequencies(logits, top_k=2)
+    assert (two > 0).tolist() == [True, True, True, False, False]
+    torch.testing.assert_close(two[:3], torch.tensor([0.5, 0.25, 0.25]), atol=0.03, rtol=0)
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
+    logits = logits_of(0.15, 0.5, 0.3, 0.05)
+    kept = {p: (frequencies(logits, top_p=p) > 0).tolist() for p in (0.0, 0.4, 0.6, 0.9, 0.99)}
+    assert kept[0.0] == kept[0.4] == [False, True, False, False]
+    assert kept[0.6] == [False, True, True, False]
+    assert kept[0.9] == [True, True, True, False]
+    assert kept[0.99] == [True, True, True, True]
+
+
+def test_top_p_is_right_beyond_the_candidates_it_sorts_first() -> None:
+    logits = torch.zeros(5000)
+    logits[0] = 1.0
+    logits[4000:] = -1.0
+    drawn = frequencies(logits, draws=300, top_p=0.5)
+    assert (drawn[4000:] == 0).all()
+    assert (drawn > 0).sum() > 200
+
+
+def test_min_p_is_relative_to_the_best() -> None:
+    kept = frequencies(logits_of(0.6, 0.25, 0.1, 0.05), min_p=0.3) > 0
+    assert kept.tolist() == [True, True, False, False]
+
+
+def test_filters_work_on_what_is_left_by_the_earlier_ones() -> None:
+    # Of the two that top-k leaves, the first has 0.625 and is enough for top-p.
+    kept = frequencies(logits_of(0.5, 0.3, 0.1, 0.1), top_k=2, top_p=0.6) > 0
+    assert kept.tolist() == [True, False, False, False]
+
+
+def test_penalties_and_bias() -> None:
+    logits = torch.tensor([2.0, 1.9, -1.0, 0.0])
+    greedy = {"temperature": 0.0}
+    assert draw(logits, spec_of(**greedy, prompt=(0,), repetition_penalty=1.5)).token == 1
+    assert draw(logits, spec_of(**greedy, prompt=(0,), presence_penalty=1.5)).token == 0
+    assert draw(logits, spec_of(**greedy, outputs=(0,), presence_penalty=0.2)).token == 1
+    assert draw(logits, spec_of(**greedy, outputs=(0,), frequency_penalty=0.06)).token == 0
+    assert draw(logits, spec_of(**greedy, outputs=(0, 0), frequency_penalty=0.06)).token == 1
+    assert draw(logits, spec_of(**greedy, logit_bias={3: 2.5})).token == 3
+    # A negative logit is multiplied, so that a repetition is always less likely.
+    low = torch.tensor([-1.0, -1.2])
+    assert draw(low, spec_of(**greedy, prompt=(0,), repetition_penalty=1.5)).token == 1
+
+
+def test_what_it_draws_counts_as_history() -> None:
+    sampler = Sampler(4)
+    sampler.add(spec_of(temperature=0.0, presence_penalty=1.0))
+    logits = torch.tensor([[2.0, 1.5, 1.2, 0.0]])
+    tokens = [sampler.sample([1], logits.clone())[0][0].token for _ in range(3)]
+    assert tokens == [0, 1, 2]
+
+
+def test_blocked_tokens_until_enough_outputs() -> None:
+    sampler = Sampler(4)
+    sampler.add(spec_of(temperature=0.0, blocked_tokens=(0, 1), blocked_until=3, outputs=(5,)))
+    logits = torch.tensor([[9.0, 8.0, 1.0, 0.0]])
+    tokens = [sampler.sample([1], logits.clone())[0][0].token for _ in range(4)]
+    assert tokens == [2, 2, 0, 0]
+
+
+def mixed_specs() -> list[SamplerSpec]:
+    options: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.8},
+        {"top_k": 5, "logprobs": 2},
+        {"top_p": 0.7, "temperature": 1.3},
+        {"min_p": 0.1, "repetition_penalty": 1.3, "prompt": (1, 2, 3)},
+        {"top_k": 9, "top_p": 0.9, "frequency_penalty": 0.5, "logit_bias": {4: 1.0}},
+    ]
+    return [spec_of(index, seed=index * 31, **o) for index, o in enumerate(options)]
+
+
+def test_a_draw_depends_on_its_row_alone() -> None:
+    logits = torch.randn(4, 6, 1000) * 3
+    together, alone = Sampler(1000), [Sampler(1000) for _ in range(6)]
+    for index, spec in enumerate(mixed_specs()):
+        together.add(spec)
+        alone[index].add(spec)
+    for step in logits:
+        order = torch.randperm(6).tolist()
+        batch = together.sample(order, step[order].clone())[0]
+        for row in batch:
+            i = row.sequence_id
+            assert alone[i].sample([i], step[i : i + 1].clone())[0][0] == row
+
+
+def test_a_resumed_sequence_goes_on_as_if_it_had_not_stopped() -> None:
+    logits = torch.randn(6, 1, VOCAB)
+    for spec in mixed_specs():
+        sampler = Sampler(VOCAB)
+        sampler.add(spec)
+        tokens = [sampler.sample([spec.sequence_id], x.clone())[0][0].token for x in logits]
+        resumed = Sampler(VOCAB)
+        resumed.add(
+            SamplerSpec(
+                spec.sequence_id, spec.params, spec.seed, spec.prompt, outputs=tuple(tokens[:3])
+            )
+        )
+        rest = [resumed.sample([spec.sequence_id], x.clone())[0][0].token for x in logits[3:]]
+        assert rest == tokens[3:]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_row_that_is_not_finite_fails_alone(bad: float) -> None:
+    sampler = Sampler(VOCAB)
+    for index in range(3):
+        sampler.add(spec_of(index, temperature=0.0, logprobs=1))
+    logits = torch.randn(3, VOCAB)
+    logits[1, 9] = bad
+    sampled, failed = sampler.sample([0, 1, 2], logits.clone())
+    assert [(s.sequence_id, s.token) for s in sampled] == [
+        (0, int(logits[0].argmax())),
+        (2, int(logits[2].argmax())),
+    ]
+    assert list(failed) == [1]
+    assert "not finite" in failed[1]
+
+
+def test_logprobs_are_those_of_the_raw_logits() -> None:
+    logits = torch.randn(VOCAB)
+    sampled = draw(logits, spec_of(temperature=0.3, logprobs=3, logit_bias={11: 90.0}))
+    assert sampled.token == 11
+    raw = logits.log_softmax(dim=-1)
+    got = sampled.logprobs
+    assert got is not None
+    assert got.logprob == pytest.approx(float(raw[11]), abs=1e-6)
+    assert got.rank == 1 + int((logits > logits[11]).sum())
+    assert [token for token, _ in got.top] == raw.topk(3).indices.tolist()
+    assert draw(logits, spec_of(logprobs=0)).logprobs is not None
+    assert draw(logits, spec_of()).logprobs is None
+
+
+def test_ties_among_the_top_are_listed_by_id() -> None:
+    logits = torch.tensor([[0.0, 1.0, 0.0, 2.0, 1.0, 1.0, 0.0]])
+    (listed,) = position_logprobs(logits, [4], 3)
+    assert [token for token, _ in listed.top] == [3, 1, 4]
+    assert listed.rank == 2
+    (everything,) = position_logprobs(logits, [0], 99)
+    assert [token for token, _ in everything.top] == [3, 1, 4, 5, 0, 2, 6]
+
+
+def test_an_empty_batch_and_an_unknown_sequence_are_no_error() -> None:
+    sampler = Sampler(VOCAB)
+    assert sampler.sample([], torch.empty(0, VOCAB)) == ([], {})
+    sampler.remove(99)

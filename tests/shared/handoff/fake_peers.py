@@ -1,0 +1,172 @@
+"""Peers under the test's control: they greet like real ones, and then do what the test says."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+
+import zmq
+
+from tandem.shared.handoff import frame, greeting
+from tandem.shared.handoff.data_plane import _greeting
+from tandem.shared.handoff.frame import Header, Kind
+from tandem.shared.handoff.messages import Expecting
+
+from .plane_pair import CELL, HEADS, Rank, expect
+
+WAIT_MS = 10_000
+
+
+class FakeSender:
+    """A prefill rank that a test drives frame by frame. ``real`` lends it identity and cache."""
+
+    def __init__(self, real: Rank) -> None:
+        self.config, self.cache = real.config, real.cache
+        self.me = _greeting(real.config, real.cache)
+        self.context = zmq.Context()
+        self.bulk, self.control = (self.context.socket(zmq.ROUTER) for _ in range(2))
+        for socket in (self.bulk, self.control):
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.RCVTIMEO, WAIT_MS)
+            socket.bind("tcp://127.0.0.1:0")
+        self.bulk_id = self.control_id = b""
+        self.peer_epoch = 0
+
+    @property
+    def plane(self) -> FakeSender:
+        return self
+
+    @property
+    def endpoints(self) -> FakeSender.Endpoints:
+        return FakeSender.Endpoints(self.bulk, self.control)
+
+    class Endpoints:
+        def __init__(self, bulk: zmq.Socket, control: zmq.Socket) -> None:
+            self.bulk = bulk.getsockopt_string(zmq.LAST_ENDPOINT)
+            self.control = control.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def __enter__(self) -> FakeSender:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.destroy(linger=0)
+
+    def accept(self, **changed) -> None:
+        """Answer one dialer's greeting, with fields changed."""
+        self.bulk_id, _ = self.bulk.recv_multipart()
+        self.control_id, message = self.control.recv_multipart()
+        theirs = greeting.decode(message)
+        self.peer_epoch = theirs.epoch
+        answer = replace(self.me, connection=theirs.connection, **changed)
+        self.control.send_multipart([self.control_id, greeting.encode(answer)])
+
+    def expected_by(self, decode: Rank, transfer_id: int, blocks, **fields) -> None:
+        decode.plane.submit(expect(self, transfer_id, blocks, **fields))  # type: ignore[arg-type]
+        self.accept()
+        decode.log.wait(Expecting, transfer_id)
+
+    def header(self, kind: Kind, transfer_id: int, **fields) -> Header:
+        fields.setdefault("attempt", 1)
+        fields.setdefault("sender_epoch", self.config.epoch)
+        fields.setdefault("receiver_epoch", self.peer_epoch)
+        return Header(kind=kind, transfer_id=transfer_id, **fields)
+
+    def data(self, transfer_id: int, sequence: int, layer: int, first: int, end: int, **fields):
+        """A valid data frame of one layer, with fields changed."""
+        payload = bytes([layer + 1]) * ((end - first) * CELL)
+        ranges = {
+            "first_layer": layer,
+            "end_layer": layer + 1,
+            "first_token": first,
+            "end_token": end,
+            "first_head": 0,
+            "end_head": HEADS,
+        }
+        return frame.encode(
+            self.header(Kind.DATA, transfer_id, sequence=sequence, **(ranges | fields)), payload
+        )
+
+    def fin(self, transfer_id: int, sent: list[bytes], **changed) -> bytes:
+        digest = frame.Digest()
+        for message in sent:
+            digest.add(frame.verify(message))
+        size = sum(len(message) - frame.HEADER_BYTES for message in sent)
+        fin = replace(frame.Fin(len(sent), size, digest.value), **changed)
+        header = self.header(Kind.FIN, transfer_id, sequence=len(sent))
+        return frame.encode(header, frame.fin_payload(fin))
+
+    def send(self, *messages: bytes) -> None:
+        for message in messages:
+            self.bulk.send_multipart([self.bulk_id, message])
+
+    def send_control(self, message: bytes) -> None:
+        self.control.send_multipart([self.control_id, message])
+
+    def pong(self) -> None:
+        """Stay alive for the dialer."""
+        header = Header(
+            kind=Kind.PONG, sender_epoch=self.config.epoch, receiver_epoch=self.peer_epoch
+        )
+        self.send_control(frame.encode(header))
+
+    def next(self, *kinds: Kind) -> tuple[Header, memoryview]:
+        """The next control frame of these kinds; pings are answered meanwhile."""
+        return _next(self.control, kinds, self.pong)
+
+
+class FakeReceiver:
+    """A decode rank that greets and then grants credit only when the test says so."""
+
+    def __init__(self, real: Rank, sender: Rank, **changed) -> None:
+        self.config = real.config
+        self.epoch = real.config.epoch
+        self.sender_epoch = sender.config.epoch
+        self.context = zmq.Context()
+        self.bulk, self.control = (self.context.socket(zmq.DEALER) for _ in range(2))
+        hello = replace(
+            _greeting(real.config, real.cache),
+            connection=secrets.randbits(64),
+            peer_epoch=self.sender_epoch,
+        )
+        hello = replace(hello, **changed)
+        endpoints = sender.plane.endpoints
+        for socket, at in ((self.bulk, endpoints.bulk), (self.control, endpoints.control)):
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.RCVTIMEO, WAIT_MS)
+            socket.connect(at)
+            socket.send(greeting.encode(hello))
+        self.welcome = greeting.decode(self.control.recv())
+
+    def __enter__(self) -> FakeReceiver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.destroy(linger=0)
+
+    def send(self, kind: Kind, transfer_id: int = 0, payload: bytes = b"", **fields) -> None:
+        fields.setdefault("attempt", 1 if transfer_id else 0)
+        fields.setdefault("sender_epoch", self.epoch)
+        fields.setdefault("receiver_epoch", self.sender_epoch)
+        header = Header(kind=kind, transfer_id=transfer_id, **fields)
+        self.control.send(frame.encode(header, payload))
+
+    def ping(self) -> None:
+        self.send(Kind.PING)
+
+    def take(self) -> tuple[Header, memoryview]:
+        """The next bulk frame."""
+        return frame.decode(self.bulk.recv(), 1 << 20)
+
+    def next(self, *kinds: Kind) -> tuple[Header, memoryview]:
+        return _next(self.control, kinds, self.ping)
+
+
+def _next(socket: zmq.Socket, kinds, keep_alive) -> tuple[Header, memoryview]:
+    for _ in range(1000):
+        parts = socket.recv_multipart()
+        header, payload = frame.decode(parts[-1], 1024)
+        if header.kind in kinds:
+            return header, payload
+        if header.kind is Kind.PING:
+            keep_alive()
+    raise AssertionError(f"no {kinds} among 1000 frames")

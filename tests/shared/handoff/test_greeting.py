@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.shared.errors import PeerRefusedError
+from tandem.shared.handoff import greeting
+from tandem.shared.handoff.frame import FrameError
+from tandem.shared.handoff.greeting import Greeting
+
+ME = Greeting(
+    node_id="p",
+    epoch=1,
+    rank=0,
+    tp_size=1,
+    dtype="bfloat16",
+    num_layers=4,
+    layer_bytes_per_token=512,
+    first_head=0,
+    end_head=8,
+)
+
+
+def test_a_greeting_survives_the_round_trip():
+    assert greeting.decode(greeting.encode(ME)) == ME
+
+
+@pytest.mark.parametrize("name", greeting.MUST_AGREE)
+def test_a_difference_is_refused_by_field_and_both_values(name):
+    other = "float16" if name == "dtype" else 77
+    theirs = replace(ME, node_id="d", **{name: other})
+    with pytest.raises(PeerRefusedError, match=f"{name}: here {getattr(ME, name)}, at d {other}"):
+        greeting.check(ME, theirs)
+
+
+def test_a_peer_without_the_checksum_is_refused():
+    with pytest.raises(PeerRefusedError, match="capabilities"):
+        greeting.check(ME, replace(ME, capabilities=2))
+
+
+def test_unknown_capabilities_are_tolerated():
+    greeting.check(ME, replace(ME, capabilities=greeting.CAPABILITIES | 1 << 40))
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_refused(garbage):
+    for message in (garbage, greeting.MAGIC + garbage):
+        with pytest.raises(FrameError):
+            greeting.decode(message)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epoch": -1},
+        {"epoch": 2**64 - 1, "rank": 2**32},
+        {"rank": True},
+        {"rank": "0"},
+        {"node_id": 7},
+        {"node_id": "x" * 600},
+        {"node_id": "a\nb"},
+        {"dtype": None},
+        {"extra": 1},
+        {"dtype": msgpack.ExtType(1, b"x")},
+        {"dtype": {"a": {}}},
+    ],
+)
+def test_a_field_of_the_wrong_kind_is_refused(change):
+    values = msgpack.unpackb(greeting.encode(ME)[4:]) | change
+    with pytest.raises(FrameError):
+        greeting.decode(greeting.MAGIC + msgpack.packb(values))
+
+
+def test_a_long_greeting_is_refused_unread():
+    with pytest.raises(FrameError, match="limit is 4096"):
+        greeting.decode(greeting.encode(ME) + bytes(5000))

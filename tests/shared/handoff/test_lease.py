@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from tandem.shared.handoff.closed import ClosedAttempts
+from tandem.shared.handoff.epoch import new_epoch
+from tandem.shared.handoff.lease import LeaseTable, Tenant
+
+from .test_transfer import Clock
+
+ONE, TWO = Tenant("d", 1), Tenant("d", 2)
+OTHER = Tenant("e", 1)
+
+
+def _table() -> tuple[LeaseTable, Clock]:
+    clock = Clock()
+    return LeaseTable(clock=clock), clock
+
+
+def test_a_lease_ends_after_ten_seconds_unless_renewed():
+    table, clock = _table()
+    table.grant(ONE, 1, 1)
+    table.grant(ONE, 2, 1)
+    clock.now += 9
+    assert table.renew(ONE, [1, 3]) == [1]
+    clock.now += 2
+    assert table.live(ONE) == [1]
+    assert table.expire() == [2]
+    assert table.expire() == []
+    clock.now += 8
+    assert table.expire() == [1]
+    assert len(table) == 0
+
+
+def test_a_lease_past_its_end_is_not_revived():
+    table, clock = _table()
+    table.grant(ONE, 1, 1)
+    clock.now += 10
+    assert table.renew(ONE, [1]) == []
+    assert table.expire() == [1]
+
+
+def test_release_ends_a_lease_once_and_only_for_its_tenant():
+    table, _ = _table()
+    table.grant(ONE, 1, 1)
+    assert table.release(OTHER, [1]) == []
+    assert table.release(TWO, [1]) == []
+    assert table.release(ONE, [1, 1, 2]) == [1]
+    assert table.release(ONE, [1]) == []
+
+
+def test_an_older_attempt_cannot_take_over_a_lease():
+    table, _ = _table()
+    assert table.grant(ONE, 1, 2)
+    assert not table.grant(ONE, 1, 1)
+    assert not table.grant(OTHER, 1, 3)
+    assert table.grant(ONE, 1, 3)
+
+
+def test_a_new_epoch_voids_what_the_old_one_held():
+    table, _ = _table()
+    table.grant(ONE, 1, 1)
+    table.grant(OTHER, 2, 1)
+    assert table.void(TWO) == [1]
+    assert table.live(OTHER) == [2]
+
+
+def test_reconciling_ends_what_the_tenant_does_not_know():
+    table, _ = _table()
+    for transfer_id in (1, 2, 3):
+        table.grant(ONE, transfer_id, 1)
+    table.grant(OTHER, 4, 1)
+    assert table.reconcile(ONE, [2, 9]) == [1, 3]
+    assert table.live(ONE) == [2]
+    assert table.live(OTHER) == [4]
+
+
+def test_epochs_differ_and_are_never_zero():
+    epochs = {new_epoch() for _ in range(1000)}
+    assert len(epochs) == 1000
+    assert all(0 < epoch < 2**64 for epoch in epochs)
+
+
+def test_closed_attempts_cover_older_ones_and_forget_the_oldest_transfers():
+    closed = ClosedAttempts(limit=2)
+    closed.add(1, 3)
+    closed.add(1, 2)
+    assert closed.covers(1, 3)
+    assert closed.covers(1, 1)
+    assert not closed.covers(1, 4)
+    closed.add(2, 1)
+    closed.add(3, 1)
+    assert not closed.covers(1, 1)
+    assert closed.covers(2, 1)

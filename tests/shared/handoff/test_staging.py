@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+
+from tandem.shared.handoff.frame import HEADER_BYTES
+from tandem.shared.handoff.staging import StagingRing
+
+
+def test_slots_do_not_overlap_and_have_room_for_header_and_payload():
+    ring = StagingRing(slots=3, payload_bytes=100)
+    slots = [ring.acquire() for _ in range(3)]
+    for slot in slots:
+        assert len(slot.buffer) == HEADER_BYTES + 100
+        assert len(slot.payload) == 100
+        slot.buffer[:] = bytes([slot.index + 1]) * len(slot.buffer)
+    assert all(set(slot.buffer) == {slot.index + 1} for slot in slots)
+
+
+def test_an_exhausted_ring_gives_none_until_a_slot_returns():
+    ring = StagingRing(slots=2, payload_bytes=8)
+    first, _ = ring.acquire(), ring.acquire()
+    assert ring.acquire() is None
+    ring.release(first)
+    assert ring.acquire() == first
+
+
+def test_a_slot_cannot_be_released_twice():
+    ring = StagingRing(slots=2, payload_bytes=8)
+    slot = ring.acquire()
+    ring.release(slot)
+    with pytest.raises(ValueError, match="not held"):
+        ring.release(slot)
+
+
+def test_a_leaked_slot_is_noticed():
+    ring = StagingRing(slots=2, payload_bytes=8)
+    ring.check_conserved(0)
+    ring.acquire()
+    ring.check_conserved(1)
+    with pytest.raises(AssertionError, match="leaked"):
+        ring.check_conserved(0)
+
+
+def test_memory_can_be_brought_along_and_must_suffice():
+    memory = bytearray(2 * StagingRing.stride(8))
+    ring = StagingRing(slots=2, payload_bytes=8, memory=memoryview(memory))
+    ring.acquire().payload[:] = b"12345678"
+    assert memory[HEADER_BYTES : HEADER_BYTES + 8] == b"12345678"
+    with pytest.raises(ValueError, match="hold no 2 slots"):
+        StagingRing(slots=2, payload_bytes=8, memory=memoryview(bytearray(99)))

@@ -1,0 +1,67 @@
+"""Ready cells become pieces: each once, none too large."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.shared.handoff.work_list import Piece, WorkList
+
+LAYERS, FIRST, END = 5, 4, 40
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, LAYERS - 1), st.integers(0, 45), st.integers(1, 30)), max_size=30
+    ),
+    st.integers(1, 50),
+    st.integers(0, 3),
+)
+def test_every_ready_cell_travels_once_in_pieces_that_fit(announced, max_cells, taken_between):
+    work, wanted, got = WorkList(LAYERS, FIRST, END), set(), []
+
+    def take(count):
+        for _ in range(count):
+            piece = work.peek(max_cells)
+            if piece is None:
+                return
+            work.take(piece)
+            assert 0 < piece.cells <= max_cells
+            got.extend(
+                (y, x)
+                for y in range(piece.first_layer, piece.end_layer)
+                for x in range(piece.first_token, piece.end_token)
+            )
+
+    for layer, first, count in announced:
+        work.add(layer, layer + 1, first, first + count)
+        wanted |= {(layer, x) for x in range(max(first, FIRST), min(first + count, END))}
+        take(taken_between)
+    take(10_000)
+    assert work.empty
+    assert len(got) == len(set(got))
+    assert set(got) == wanted
+    assert work.complete == (len(wanted) == LAYERS * (END - FIRST))
+
+
+def test_layers_of_a_short_chunk_share_a_frame():
+    work = WorkList(LAYERS, 0, 10)
+    for layer in range(LAYERS):
+        work.add(layer, layer + 1, 0, 10)
+    assert work.peek(1000) == Piece(0, LAYERS, 0, 10)
+    assert work.peek(25) == Piece(0, 2, 0, 10)
+
+
+def test_a_wide_layer_is_cut_by_tokens():
+    work = WorkList(LAYERS, 0, 100)
+    work.add(0, 1, 0, 100)
+    piece = work.peek(60)
+    assert piece == Piece(0, 1, 0, 60)
+    work.take(piece)
+    assert work.peek(60) == Piece(0, 1, 60, 100)
+
+
+def test_a_layer_that_the_cache_does_not_have_is_refused():
+    with pytest.raises(ValueError, match="layers \\[4, 6\\)"):
+        WorkList(LAYERS, 0, 9).add(4, 6, 0, 9)

@@ -1,0 +1,113 @@
+"""Packing for a handoff and scattering, over block tables of every kind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tandem.shared.errors import StartupError
+from tandem.shared.kv.cache import KVCache, bytes_per_block, plan_num_blocks
+from tandem.shared.models.spec import AttentionSpec, DecoderSpec, DenseSpec, LayerSpec, RopeSpec
+
+KV_HEADS, DIM, BLOCKS, BLOCK = 4, 6, 40, 5
+SPEC = DecoderSpec(
+    vocab_size=10,
+    hidden_size=8,
+    layers=tuple(
+        LayerSpec(
+            attention=AttentionSpec(num_heads=8, num_kv_heads=KV_HEADS, head_dim=DIM),
+            mlp=DenseSpec(intermediate=8),
+        )
+        for _ in range(2)
+    ),
+    norm_eps=1e-6,
+    rope=RopeSpec(theta=1e4, head_dim=DIM),
+    tie_embeddings=True,
+    max_position=1000,
+)
+TABLES = {
+    "consecutive": list(range(3, 33)),
+    "one gap": [*range(10), *range(15, 35)],
+    "scattered": [(7 * i) % BLOCKS for i in range(30)],
+}
+SPANS = [(0, 1), (4, 6), (3, 19), (0, 99), (17, 150), (5, 5), (149, 150)]
+
+
+def cache_of(dtype: torch.dtype = torch.float32, block_size: int = BLOCK, **tp: int) -> KVCache:
+    return KVCache(SPEC, num_blocks=BLOCKS, block_size=block_size, dtype=dtype, **tp)
+
+
+def fill(cache: KVCache) -> None:
+    for keys, values in cache.layers:
+        keys.copy_(torch.randn(keys.shape))
+        values.copy_(torch.randn(values.shape))
+
+
+def token_by_token(cache: KVCache, layer: int, table: list[int], first: int, end: int) -> bytes:
+    slots = [table[t // cache.block_size] * cache.block_size + t % cache.block_size
+             for t in range(first, end)]  # fmt: skip
+    both = torch.stack([side[:, slots] for side in cache.layers[layer]]).contiguous()
+    return both.view(torch.uint8).numpy().tobytes() if slots else b""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+@pytest.mark.parametrize("span", SPANS, ids=str)
+def test_pack_then_scatter_elsewhere(
+    table: list[int], span: tuple[int, int], dtype: torch.dtype
+) -> None:
+    cache, (first, end) = cache_of(dtype), span
+    fill(cache)
+    out = bytearray(b"\xff" * cache.packed_bytes(1, end - first))
+    cache.pack(1, table, first, end, out)
+    assert bytes(out) == token_by_token(cache, 1, table, first, end)
+    # The receiver has another block size, other blocks, and data that it may only read.
+    other = cache_of(dtype, block_size=7)
+    elsewhere = [(11 * i + 2) % BLOCKS for i in range(25)]
+    other.scatter(1, elsewhere, first, end, bytes(out))
+    assert token_by_token(other, 1, elsewhere, first, end) == bytes(out)
+    written = sum(int(side.any(dim=-1).any(dim=0).sum()) for side in other.layers[1])
+    assert written == 2 * (end - first)
+    assert not any(side.any() for side in other.layers[0])
+
+
+def test_two_ranks_fill_one_and_one_fills_two() -> None:
+    """Unequal tensor-parallel sizes are ranges of heads."""
+    whole, table = cache_of(), TABLES["scattered"]
+    fill(whole)
+    halves = [cache_of(tp_rank=rank, tp_size=2) for rank in range(2)]
+    for half in halves:
+        heads = half.heads[0]
+        data = torch.empty(whole.packed_bytes(0, 40, heads), dtype=torch.uint8)
+        whole.pack(0, table, 2, 42, data, heads)
+        half.scatter(0, table, 2, 42, data)
+    again = cache_of()
+    for half in halves:
+        data = torch.empty(half.packed_bytes(0, 40), dtype=torch.uint8)
+        half.pack(0, table, 2, 42, data)
+        again.scatter(0, table, 2, 42, data, half.heads[0])
+    assert token_by_token(again, 0, table, 2, 42) == token_by_token(whole, 0, table, 2, 42)
+
+
+def test_a_buffer_of_the_wrong_size_is_refused() -> None:
+    cache = cache_of()
+    with pytest.raises(ValueError, match="takes 384"):
+        cache.pack(0, [1], 0, 2, bytearray(383))
+    with pytest.raises(ValueError, match="not all here"):
+        cache_of(tp_rank=1, tp_size=2).pack(0, [1], 0, 1, bytearray(9), range(0, 2))
+
+
+def test_bytes_per_block_is_what_the_tensors_take() -> None:
+    for size in (1, 2, 4, 8):
+        cache = cache_of(torch.bfloat16, tp_rank=size - 1, tp_size=size)
+        taken = sum(side.nbytes for layer in cache.layers for side in layer)
+        assert taken == BLOCKS * bytes_per_block(SPEC, BLOCK, torch.bfloat16, size, size - 1)
+
+
+def test_the_number_of_blocks() -> None:
+    block = bytes_per_block(SPEC, BLOCK, "bfloat16")
+    options = {"block_size": BLOCK, "dtype": "bfloat16", "max_model_len": 101}
+    assert plan_num_blocks(SPEC, **options, max_num_seqs=3) == 63
+    assert plan_num_blocks(SPEC, **options, kv_bytes=30 * block + 1) == 30
+    with pytest.raises(StartupError, match=f"give at least {21 * block} bytes"):
+        plan_num_blocks(SPEC, **options, kv_bytes=20 * block)

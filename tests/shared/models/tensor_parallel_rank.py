@@ -1,0 +1,53 @@
+"""One rank of ``test_tensor_parallel.py``, a program of its own.
+
+Reads a JSON object on standard input, writes what it drew to standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from tandem.shared.engine.plan import SamplerSpec, SamplingParams, SequenceStep, StepPlan
+from tandem.shared.engine.runner import build_runner
+from tandem.shared.models.parallel import TensorParallel
+
+
+def run(job: dict[str, Any], folder: str, prompt: list[int], told: list[int]) -> dict[str, Any]:
+    """Prefill and decode; every rank is told the tokens, as the head does."""
+    tp = TensorParallel(job["rank"], job["size"])
+    runner = build_runner(folder, dtype="float32", block_size=4, num_blocks=100, tp=tp)
+    table = list(range(2, 2 + (len(prompt) + len(told)) // 4 + 1))
+    spec = SamplerSpec(1, SamplingParams(temperature=0.0), 0, tuple(prompt))
+    first = SequenceStep(1, prompt, 0, table, True, 2, prompt[1:])
+    result = runner.execute(StepPlan(0, [first], [spec]))
+    drawn = [s.token for s in result.sampled]
+    scored = sum(len(rows) for rows in result.prompt_logprobs.values())
+    for index, token in enumerate(told[:-1]):
+        sequence = SequenceStep(1, [token], len(prompt) + index, table, True)
+        drawn += [s.token for s in runner.execute(StepPlan(1, [sequence])).sampled]
+    return {"drawn": drawn, "scored": scored}
+
+
+def main() -> None:
+    """Join the group, run every model."""
+    job = json.load(sys.stdin)
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{job['rendezvous']}",
+        rank=job["rank"],
+        world_size=job["size"],
+        timeout=timedelta(seconds=60),
+    )
+    answers = [run(job, *model) for model in job["models"]]
+    torch.distributed.destroy_process_group()
+    json.dump(answers, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""What the model promises to those who run it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tandem.shared.engine.plan import SequenceStep
+from tandem.shared.engine.runner import build_runner
+from tandem.shared.errors import StartupError
+from tandem.shared.kv.cache import KVCache
+from tandem.shared.models.batch import build_batch
+from tandem.shared.models.decoder import Decoder
+from tandem.shared.models.parallel import Placement, TensorParallel
+from tandem.shared.models.registry import read_spec
+
+from ... import tiny_models
+
+
+def test_on_layer_sees_the_keys_and_values_of_its_layer(model_root: Path) -> None:
+    runner = build_runner(
+        tiny_models.cached("qwen3", model_root), dtype="float32", block_size=4, num_blocks=4
+    )
+    seen = []
+
+    def on_layer(index: int) -> None:
+        written = [bool(keys[:, 4:7].abs().sum() > 0) for keys, _ in runner.cache.layers]
+        seen.append((index, written))
+
+    batch = build_batch([SequenceStep(1, [1, 2, 3], 0, [1], False)], 4, torch.device("cpu"), [])
+    with torch.inference_mode():
+        hidden = runner.model.forward(batch, runner.cache.layers, on_layer)
+    assert seen == [
+        (0, [True, False, False]),
+        (1, [True, True, False]),
+        (2, [True, True, True]),
+    ]
+    assert hidden.shape == (0, 64)
+
+
+def test_a_forward_without_outputs_leaves_the_same_cache(model_root: Path) -> None:
+    folder = tiny_models.cached("llama", model_root)
+    caches: list[KVCache] = []
+    for rows in ([], [4]):
+        runner = build_runner(folder, dtype="float32", block_size=4, num_blocks=4)
+        sequence = SequenceStep(1, [5, 6, 7, 8, 9], 0, [2, 0], False)
+        batch = build_batch([sequence], 4, torch.device("cpu"), rows)
+        with torch.inference_mode():
+            runner.model.forward(batch, runner.cache.layers)
+        caches.append(runner.cache)
+    for one, other in zip(caches[0].layers, caches[1].layers, strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[1], other[1])
+
+
+def test_a_split_that_does_not_divide_is_refused(model_root: Path) -> None:
+    spec = read_spec(tiny_models.cached("qwen3", model_root))
+    place = Placement(torch.float32, torch.device("cpu"), TensorParallel(0, 3))
+    with pytest.raises(StartupError, match="8 query heads do not divide by 3"):
+        Decoder(spec, place)
+
+
+def test_model_code_names_no_family() -> None:
+    folder = Path(__file__).parents[3] / "shared" / "models"
+    for name in ("decoder", "attention", "ffn", "norm", "rope", "linear", "batch", "spec"):
+        text = (folder / f"{name}.py").read_text().lower()
+        for family in ("qwen", "mistral"):
+            assert family not in text, (name, family)
+
+
+def test_bfloat16_stays_near_float32(model_root: Path) -> None:
+    folder = tiny_models.cached("qwen3", model_root)
+    logits = []
+    for dtype in ("float32", "bfloat16"):
+        runner = build_runner(folder, dtype=dtype, block_size=4, num_blocks=16)
+        batch = build_batch(
+            [SequenceStep(1, list(range(50)), 0, list(range(13)), True)], 4, torch.device("cpu")
+        )
+        with torch.inference_mode():
+            logits.append(runner.model.logits(runner.model.forward(batch, runner.cache.layers)))
+    exact, rounded = logits
+    assert exact is not None
+    assert rounded is not None
+    assert float((exact - rounded).norm() / exact.norm()) < 0.05

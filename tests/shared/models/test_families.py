@@ -1,0 +1,124 @@
+"""Configs in, specs out; what is not implemented is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tandem.shared.errors import ModelError
+from tandem.shared.models.config import Config
+from tandem.shared.models.registry import family_of
+from tandem.shared.models.spec import (
+    DecoderSpec,
+    LinearScaling,
+    Llama3Scaling,
+    fingerprint_fields,
+    tensor_parallel_problem,
+)
+
+BASE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": [7, 8],
+}
+
+
+def spec_of(**changes: Any) -> DecoderSpec:
+    values = {**BASE, **changes}
+    return family_of(values).read(Config(values))
+
+
+def windows(spec: DecoderSpec) -> list[int | None]:
+    return [layer.attention.sliding_window for layer in spec.layers]
+
+
+def test_llama_defaults() -> None:
+    spec = spec_of()
+    attention = spec.layers[3].attention
+    assert (attention.num_kv_heads, attention.head_dim, attention.qkv_bias) == (2, 16, False)
+    assert (spec.rope.theta, spec.rope.scaling, spec.eos_token_ids) == (10000.0, None, (7, 8))
+    assert not spec.tie_embeddings
+
+
+def test_both_spellings_of_rope_scaling() -> None:
+    llama3 = {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 512,
+    }
+    old = spec_of(rope_theta=5e5, rope_scaling={"rope_type": "llama3", **llama3})
+    new = spec_of(rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **llama3})
+    assert old.rope == new.rope
+    assert old.rope.scaling == Llama3Scaling(
+        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=512
+    )
+    oldest = spec_of(rope_scaling={"type": "linear", "factor": 2.0})
+    assert oldest.rope.scaling == LinearScaling(factor=2.0)
+
+
+def test_windows_of_mistral_and_qwen() -> None:
+    mistral = {"architectures": ["MistralForCausalLM"]}
+    assert windows(spec_of(**mistral, sliding_window=8)) == [8] * 4
+    assert windows(spec_of(**mistral, sliding_window=None)) == [None] * 4
+    types = ["full_attention", "sliding_attention"] * 2
+    assert windows(spec_of(**mistral, sliding_window=8, layer_types=types)) == [None, 8, None, 8]
+    qwen = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8, "max_window_layers": 3}
+    assert windows(spec_of(**qwen, use_sliding_window=False)) == [None] * 4
+    assert windows(spec_of(**qwen, use_sliding_window=True)) == [None, None, None, 8]
+
+
+def test_the_family_is_found_by_model_type_too() -> None:
+    assert spec_of(architectures=None, model_type="qwen3").layers[0].attention.qk_norm
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["GptOssForCausalLM"]}, "GptOssForCausalLM.*supported: Llama"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: 'silu'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type is 'yarn'; supported"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": -1}}, "factor is -1"),
+        ({"rope_parameters": {"full": {"rope_theta": 1.0}}}, "one flat table"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3; supported: a divisor of 4"),
+        ({"vocab_size": "100"}, "vocab_size is '100'; supported: a positive integer"),
+        ({"hidden_size": True}, "hidden_size is True"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+    ],
+)
+def test_what_is_not_implemented_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        spec_of(**changes)
+
+
+def test_unknown_keys_that_are_off_do_not_matter() -> None:
+    assert spec_of(use_mtp=False, attn_logit_softcapping=None, _attn_implementation="sdpa")
+
+
+def test_a_fingerprint_names_the_field_that_differs() -> None:
+    one = fingerprint_fields(spec_of())
+    other = fingerprint_fields(
+        spec_of(architectures=["MistralForCausalLM"], sliding_window=8, rope_theta=1e6)
+    )
+    assert {key for key in one if one[key] != other[key]} == {"rope_theta", "sliding_window"}
+
+
+def test_heads_are_split_or_held_twice() -> None:
+    attention = spec_of().layers[0].attention
+    assert [attention.kv_heads_of(rank, 2) for rank in range(2)] == [range(1), range(1, 2)]
+    assert [attention.kv_heads_of(rank, 4).start for rank in range(4)] == [0, 0, 1, 1]
+    assert tensor_parallel_problem(spec_of(), 4) is None
+    assert "query heads" in (tensor_parallel_problem(spec_of(), 3) or "")

@@ -1,0 +1,55 @@
+"""Two and four ranks give the tokens of one; they are processes that talk over gloo."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ... import tiny_models
+from .test_parity import prompt_of, reference_run
+
+RANK = Path(__file__).with_name("tensor_parallel_rank.py")
+
+
+@pytest.mark.parametrize(
+    ("size", "names"),
+    [
+        (2, ["qwen3", "qwen2", "llama", "llama_bias"]),
+        # Two KV heads: each is held by two ranks.
+        (4, ["qwen3", "odd_vocabulary"]),
+    ],
+)
+def test_ranks_agree_with_one(
+    size: int, names: list[str], model_root: Path, tmp_path: Path
+) -> None:
+    models = []
+    for name in names:
+        if name == "odd_vocabulary":
+            folder = tmp_path / name
+            tiny_models.build("llama", folder, vocab_size=513)
+        else:
+            folder = tiny_models.cached(name, model_root)
+        models.append((str(folder), prompt_of(50), reference_run(folder, 50)[0]))
+    ranks = []
+    for rank in range(size):
+        rank_process = subprocess.Popen(
+            [sys.executable, str(RANK)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert rank_process.stdin is not None
+        job = {"rank": rank, "size": size, "models": models, "rendezvous": str(tmp_path / "meet")}
+        rank_process.stdin.write(json.dumps(job))
+        rank_process.stdin.close()
+        rank_process.stdin = None
+        ranks.append(rank_process)
+    try:
+        outputs = [process.communicate(timeout=90)[0] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    first, *others = [json.loads(output) for output in outputs]
+    assert first == [{"drawn": tokens, "scored": 49} for _, _, tokens in models]
+    assert all(rank == [{"drawn": [], "scored": 0}] * len(names) for rank in others)
