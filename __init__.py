@@ -5,7 +5,7 @@ The Python API::
     from tandem import Engine, EngineConfig, SamplingParams
 
     with Engine(EngineConfig(model="builtin")) as engine:
-        print(engine.generate_sync(["Hello!"], SamplingParams(max_tokens=20))[0].text)
+        print(engine.generate_sync(["Hello!"], SamplingParams(max_tokens=20))[0][0].text)
 
 Names load on first use, so that ``import tandem`` costs nothing and a router never loads torch.
 """

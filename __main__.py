@@ -1,4 +1,4 @@
-"""The ``tandem`` command: the one file that knows all the parts, each imported only when it runs."""
+"""The ``tandem`` command: the one file that knows all the parts, each imported when it runs."""
 
 from __future__ import annotations
 

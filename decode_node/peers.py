@@ -110,18 +110,19 @@ class Peers:
         return Peer(address, reply.node_id, reply.epoch, endpoints, stub, channel)
 
     async def _renew(self, peer: Peer, reconcile: bool) -> None:
-        me = {"node_id": self._identity.node_id, "epoch": self._identity.epoch}
+        node_id, epoch, timeout = self._identity.node_id, self._identity.epoch, self._lease / 3
         with contextlib.suppress(grpc.aio.AioRpcError):
             if peer.live:
-                await peer.stub.Renew(pb.TransferIds(**me, ids=peer.live), timeout=self._lease / 3)
+                live = pb.TransferIds(node_id=node_id, epoch=epoch, ids=peer.live)
+                await peer.stub.Renew(live, timeout=timeout)
             if reconcile:
-                held = await peer.stub.Live(pb.LiveRequest(**me), timeout=self._lease / 3)
+                request = pb.LiveRequest(node_id=node_id, epoch=epoch)
+                held = await peer.stub.Live(request, timeout=timeout)
                 orphans = set(held.ids) - peer.live
                 if orphans:
                     log.warning("%s holds transfers %s that ended here", peer.address, orphans)
-                    await peer.stub.Release(
-                        pb.TransferIds(**me, ids=orphans), timeout=self._lease / 3
-                    )
+                    ids = pb.TransferIds(node_id=node_id, epoch=epoch, ids=orphans)
+                    await peer.stub.Release(ids, timeout=timeout)
 
 
 # A vanished peer must be noticed within three seconds, also on an idle connection.

@@ -31,7 +31,7 @@ class DecodeRole:
             frame.engine, frame.identity, frame.inbox, self._peers, frame.metrics, frame.handoff
         )
         self._service = DecodeService(frame.engine, frame.identity, transfers, frame.status)
-        add_DecodeServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
+        add_DecodeServicer_to_server(self._service, server)
 
     def background(self) -> list[Coroutine[Any, Any, None]]:
         return [self._peers.keep_leases()]

@@ -13,7 +13,7 @@ def params_from_wire(sampling: pb.Sampling) -> SamplingParams:
     """Raises ``RequestError`` for values out of range. proto3's absent floats mean "off"."""
 
     def given(name: str) -> int | None:
-        return getattr(sampling, name) if sampling.HasField(name) else None  # type: ignore[arg-type]
+        return getattr(sampling, name) if sampling.HasField(name) else None
 
     params = SamplingParams(
         temperature=sampling.temperature,

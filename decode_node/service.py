@@ -33,7 +33,7 @@ _REASONS = {
 }
 
 
-class DecodeService(DecodeServicer):  # type: ignore[misc]
+class DecodeService(DecodeServicer):
     """Serves requests on one node's engine. The RPC owns the request: when it ends, for whatever
     reason, so does everything the request holds."""
 
@@ -91,7 +91,11 @@ class DecodeService(DecodeServicer):  # type: ignore[misc]
             params = params_from_wire(request.sampling)
             prompt = list(request.prompt)
             sequences = build_sequences(
-                core, prompt, params, priority=request.priority, salt=request.cache_salt,
+                core,
+                prompt,
+                params,
+                priority=request.priority,
+                salt=request.cache_salt,
                 vocab_size=self._engine.spec.vocab_size,
             )
             core.admit(len(prompt), params.max_tokens)
@@ -121,7 +125,7 @@ class DecodeService(DecodeServicer):  # type: ignore[misc]
                     yield _prompt_logprobs(sequence)
             if output.tokens:
                 yield _tokens(output)
-            if sequence.finish_reason is not None:
+            if output.finish_reason is not None:
                 left -= 1
                 yield _finished(sequence)
 

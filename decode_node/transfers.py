@@ -161,9 +161,7 @@ class Transfers:
             outcome = "cancelled"
             raise
         finally:
-            await asyncio.shield(
-                asyncio.ensure_future(self._inbox.close(attempt, sending=False))
-            )
+            await asyncio.shield(asyncio.ensure_future(self._inbox.close(attempt, sending=False)))
             if peer is not None:
                 peer.live.discard(transfer_id)
             self._metrics.transfers.labels(outcome).inc()

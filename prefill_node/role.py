@@ -32,7 +32,7 @@ class PrefillRole:
             lease_seconds=frame.handoff.lease_seconds,
             progress_timeout=frame.handoff.progress_timeout,
         )
-        add_PrefillServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
+        add_PrefillServicer_to_server(self._service, server)
 
     def background(self) -> list[Coroutine[Any, Any, None]]:
         return [self._service.expire_leases()]

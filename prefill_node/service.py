@@ -44,7 +44,7 @@ class _Transfer:
     computed_at: float = 0.0
 
 
-class PrefillService(PrefillServicer):  # type: ignore[misc]
+class PrefillService(PrefillServicer):
     """Serves ``tandem.v1.Prefill`` for one node. Owns the transfers; the engine owns the rest."""
 
     def __init__(

@@ -93,6 +93,8 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
 
 def _encode(fields: Fields, model: ServedModel) -> list[int]:
     messages = _messages(fields, model)
+    characters = sum(len(message["content"]) for message in messages)
+    read.check_length(characters, model, param="messages")
     kwargs = fields.mapping("chat_template_kwargs", 64)
     for name in kwargs:
         if name in RESERVED or name.startswith("_"):

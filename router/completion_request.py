@@ -97,6 +97,7 @@ def _prompts(fields: Fields, model: ServedModel, options: RouterOptions) -> list
 def _from_text(text: str, fields: Fields, model: ServedModel, param: str) -> Prompt:
     if not text:
         raise invalid(f"Invalid '{param}': the prompt is empty.", "prompt", "empty_string")
+    read.check_length(len(text), model, param="prompt")
     special = fields.boolean("add_special_tokens", True)
     tokens = model.tokenizer.encode(text, add_special_tokens=special)
     if not tokens:

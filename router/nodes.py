@@ -45,6 +45,7 @@ class Node:
         self.load = request.load
         self.metrics: tuple[pb.Metric, ...] = ()
         self.draining = False
+        self.left = False
         self.lost = False
         self.last_seen = now
         self.inflight = 0
@@ -122,6 +123,7 @@ class NodeTable:
         node = self.get(request.node_id, request.epoch)
         if node is not None and node.address == address and node.role == request.role:
             node.load, node.last_seen = request.load, self._clock()
+            node.draining = node.left = False
             return node
         self._remove(request.node_id, "was replaced by a new start")
         node = self._nodes[request.node_id] = Node(request, address, self._clock())
@@ -136,22 +138,23 @@ class NodeTable:
             return False
         node.last_seen = self._clock()
         node.load = request.load
-        node.draining = request.draining
+        node.draining = request.draining or node.left
         node.metrics = tuple(request.metrics[:MAX_METRICS])
         return True
 
     def leave(self, node_id: str, epoch: int) -> None:
-        """It finishes what it has, and gets no more; its heartbeats stop when it is gone."""
+        """It finishes what it has, and gets no more."""
         node = self.get(node_id, epoch)
         if node is not None:
             log.info("node %s is leaving", node_id)
-            node.draining = True
+            node.draining = node.left = True
 
     def expire(self) -> None:
         """Lose the nodes whose heartbeats have stopped."""
         horizon = self._clock() - self._timeout
         for node in tuple(self._nodes.values()):
-            if node.last_seen < horizon:
+            # One that has left owes no heartbeats while it finishes; gRPC's own pings watch it.
+            if node.last_seen < horizon and not (node.left and node.inflight):
                 gone = "has left" if node.draining else f"was silent for {self._timeout:g} s"
                 self._remove(node.node_id, gone)
 

@@ -47,7 +47,7 @@ class Registry(RegistryServicer):
     async def preload(self) -> None:
         """Read the tokenizer at start when the operator has said where it is."""
         if self._options.model_path is not None:
-            await self._load(self._options.model_path)
+            await self._load(self._options.model_path, "")
 
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:
         problem = self._problem(request)
@@ -60,7 +60,9 @@ class Registry(RegistryServicer):
                 log.warning("node %s refused: %s", request.node_id, conflict)
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, conflict)
             try:
-                await self._load(self._options.model_path or Path(request.model.path))
+                await self._load(
+                    self._options.model_path or Path(request.model.path), request.model.fingerprint
+                )
             except ModelError as error:
                 message = f"the router cannot read the model's tokenizer: {error}"
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
@@ -113,8 +115,10 @@ class Registry(RegistryServicer):
             "router."
         )
 
-    async def _load(self, path: Path) -> None:
-        if self._tokenizer is not None and path == self._tokenizer_path:
+    async def _load(self, path: Path, fingerprint: str) -> None:
+        """Once a model: a second node's folder may lie elsewhere, on its own machine."""
+        known = path == self._tokenizer_path or fingerprint == self._fingerprint
+        if self._tokenizer is not None and known:
             return
         from ..shared.text.tokenizer import Tokenizer
 

@@ -163,6 +163,19 @@ def check_context(
     return granted
 
 
+def check_length(characters: int, model: ServedModel, *, param: str) -> None:
+    """Refuses a text that cannot fit, before the work of encoding it."""
+    fewest = model.tokenizer.fewest_tokens(characters)
+    if fewest >= model.max_model_len:
+        raise invalid(
+            f"This model's maximum context length is {model.max_model_len} tokens. However, your "
+            f"{param} has {characters} characters, which are at least {fewest} tokens. Please "
+            f"reduce the length of the {param}.",
+            param,
+            "context_length_exceeded",
+        )
+
+
 def check_min_tokens(minimum: int, granted: Sequence[int]) -> None:
     if minimum > min(granted):
         raise invalid(

@@ -25,6 +25,7 @@ from .registry import Registry
 log = logger("router")
 
 BACKLOG = 2048
+MAX_REGISTRY_CALLS = 1024
 
 
 class _HttpServer(uvicorn.Server):
@@ -90,7 +91,9 @@ class Router:
 
     async def _start_registry(self) -> None:
         # Without SO_REUSEPORT a second router on the port is an error, not a silent half share.
-        self._grpc = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        self._grpc = grpc.aio.server(
+            options=(("grpc.so_reuseport", 0),), maximum_concurrent_rpcs=MAX_REGISTRY_CALLS
+        )
         add_RegistryServicer_to_server(self.registry, self._grpc)
         host = self.options.registry_host
         address = f"[{host}]" if ":" in host else host

@@ -22,7 +22,7 @@ def option(
     minimum: float | None = None,
     maximum: float | None = None,
 ) -> Any:
-    """A dataclass field that is also a flag. ``flags`` is space-separated, the canonical one first."""
+    """A dataclass field that is also a flag. ``flags``: space-separated, the canonical one first."""
     metadata = {
         "flags": flags.split(),
         "help": help,
@@ -81,7 +81,8 @@ class EngineConfig:
     max_num_batched_tokens: int | None = option(
         None,
         "--max-num-batched-tokens",
-        "Tokens of one step, so also the longest prompt chunk (default: 512 on CPUs, 2048 on GPUs).",
+        "Tokens of one step, so also the longest prompt chunk (default: 512 on CPUs, 2048 on "
+        "GPUs).",
         minimum=1,
     )
     max_waiting: int = option(
@@ -182,7 +183,10 @@ class HandoffConfig:
         120.0, "--transfer-timeout", "Seconds that one attempt at a transfer may take.", minimum=0.1
     )
     progress_timeout: float = option(
-        3.0, "--progress-timeout", "Seconds without a sign of life that end an attempt.", minimum=0.1
+        3.0,
+        "--progress-timeout",
+        "Seconds without a sign of life that end an attempt.",
+        minimum=0.1,
     )
 
 
@@ -221,7 +225,11 @@ class RouterConfig:
     port: int = option(8000, "--port", "HTTP port (0: any free one).", minimum=0, maximum=65535)
     registry_host: str = option("127.0.0.1", "--registry-host", "Address that nodes join at.")
     registry_port: int = option(
-        8001, "--registry-port", "Port that nodes join at (0: any free one).", minimum=0, maximum=65535
+        8001,
+        "--registry-port",
+        "Port that nodes join at (0: any free one).",
+        minimum=0,
+        maximum=65535,
     )
     pd_url: str | None = option(
         None, "--pd-url", "Prefill nodes that do not join by themselves: host:port[,host:port]."

@@ -35,11 +35,12 @@ class Stage:
 
 
 STAGES = (
-    Stage(length=128, rows=16, steps=900),
-    Stage(length=256, rows=8, steps=900),
-    Stage(length=1024, rows=4, steps=260),
-    Stage(length=2048, rows=2, steps=230),
-    Stage(length=4096, rows=1, steps=260),
+    Stage(length=128, rows=16, steps=800),
+    Stage(length=256, rows=8, steps=1800),
+    Stage(length=512, rows=4, steps=500),
+    Stage(length=1024, rows=2, steps=500),
+    Stage(length=2048, rows=1, steps=700),
+    Stage(length=4096, rows=1, steps=700),
 )
 
 

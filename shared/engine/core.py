@@ -20,6 +20,7 @@ from .sequence import FinishReason, Phase, Sequence
 
 log = logging.getLogger(__name__)
 
+
 @dataclass(slots=True)
 class _Stream:
     transfer: tuple[int, int]
@@ -207,4 +208,4 @@ class EngineCore:
         sequence.finish_reason = FinishReason.ERROR
         sequence.error = sequence.error or reason
         if listener is not None:
-            listener(StepOutput(sequence, []))
+            listener(StepOutput(sequence, [], finish_reason=FinishReason.ERROR))

@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError, TandemError
@@ -40,7 +41,11 @@ class Rank:
     def serve(self) -> None:
         """Answer until the head is gone; that ends the process from the reader thread."""
         threading.Thread(target=self._read, name="reader", daemon=True).start()
-        handlers = {"load": self._load, "allocate": self._allocate, "step": self._step}
+        handlers: dict[str, Callable[[Any], None]] = {
+            "load": self._load,
+            "allocate": self._allocate,
+            "step": self._step,
+        }
         while True:
             kind, payload = self._inbox.get()
             try:

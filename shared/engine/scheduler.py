@@ -32,12 +32,16 @@ POLICIES = tuple(_POLICIES)
 
 @dataclass(slots=True)
 class StepOutput:
-    """What one step did to one sequence: new tokens, and whether it ended."""
+    """What one step did to one sequence: new tokens, and whether it ended with them.
+
+    Whoever reads it later must not ask the sequence, which may have gone on since.
+    """
 
     sequence: Sequence
     tokens: list[int]
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     prompt_done: bool = False  # the prompt is computed; comes before the first token
+    finish_reason: FinishReason | None = None
 
 
 class _StepBudget:
@@ -85,7 +89,7 @@ class Scheduler:
         self._receiving: set[Sequence] = set()
         self._held: set[Sequence] = set()  # prefill-only, computed, blocks not yet given back
         self._in_flight: dict[Sequence, SequenceStep] = {}
-        self._cancelled: list[tuple[Sequence, FinishReason]] = []
+        self._cancelled: dict[Sequence, FinishReason] = {}  # while in flight
         self._forget: list[int] = []
         self._step = 0
         self._arrivals = 0
@@ -195,7 +199,7 @@ class Scheduler:
         if sequence.phase is Phase.FINISHED or sequence.phase is Phase.RECEIVING:
             return
         if sequence in self._in_flight:
-            self._cancelled.append((sequence, reason))
+            self._cancelled.setdefault(sequence, reason)
             return
         self._finish(sequence, reason)
 
@@ -224,12 +228,15 @@ class Scheduler:
     def apply(self, result: StepResult) -> list[StepOutput]:
         """Account for what the step in flight computed. Returns one output a touched sequence."""
         rows, self._in_flight = self._in_flight, {}
-        cancelled, self._cancelled = self._cancelled, []
+        cancelled, self._cancelled = self._cancelled, {}
         sampled = {s.sequence_id: s for s in result.sampled}
         outputs = []
         for sequence, row in rows.items():
             sequence.computed = row.start + len(row.tokens)
             self._publish(sequence)
+            if sequence in cancelled:
+                self._finish(sequence, cancelled[sequence])
+                continue
             sequence.prompt_logprobs.extend(result.prompt_logprobs.get(sequence.sequence_id, ()))
             output = StepOutput(sequence, [])
             if sequence.sequence_id in result.failed:
@@ -243,15 +250,14 @@ class Scheduler:
                     output.logprobs.append(drawn.logprobs)
             elif sequence.compute_until is not None and sequence.computed == sequence.target:
                 self._finish(sequence, FinishReason.COMPUTED)
+            output.finish_reason = sequence.finish_reason
             outputs.append(output)
-        for sequence, reason in cancelled:
-            self.cancel(sequence, reason)
         return outputs
 
     def fail_step(self, reason: str) -> list[Sequence]:
         """The step in flight was lost with its ranks: every sequence in it ends with an error."""
         rows, self._in_flight = self._in_flight, {}
-        self._cancelled = []
+        self._cancelled = {}
         for sequence in rows:
             sequence.error = reason
             self._finish(sequence, FinishReason.ERROR)

@@ -104,4 +104,3 @@ class Inbox:
             )
         finally:
             self._attempts.pop((attempt.transfer_id, attempt.attempt), None)
-

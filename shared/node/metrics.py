@@ -20,10 +20,15 @@ class NodeMetrics:
         self._core = core
         self.registry = CollectorRegistry()
         self.transfers = Counter(
-            "tandem_transfers", "Attempts at a transfer, by outcome.", ["outcome"], registry=self.registry
+            "tandem_transfers",
+            "Attempts at a transfer, by outcome.",
+            ["outcome"],
+            registry=self.registry,
         )
         self.transfer_bytes = Counter(
-            "tandem_transfer_bytes", "KV bytes moved by committed transfers.", registry=self.registry
+            "tandem_transfer_bytes",
+            "KV bytes moved by committed transfers.",
+            registry=self.registry,
         )
         self.transfer_seconds = Histogram(
             "tandem_transfer_seconds",

@@ -1,4 +1,4 @@
-"""Keeps a node known to its routers: join, heartbeat, join again after a router's restart, leave."""
+"""Keeps a node known to a router: join, heartbeat, join again after its restart, leave."""
 
 from __future__ import annotations
 

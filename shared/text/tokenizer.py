@@ -41,7 +41,9 @@ class Tokenizer:
         self.generation_config = dict(generation_config or {})
         self.template = template
         self.texts = TokenTexts(raw)
-        self.vocab_size = 1 + max(raw.get_vocab(with_added_tokens=True).values(), default=-1)
+        vocabulary = raw.get_vocab(with_added_tokens=True)
+        self.vocab_size = 1 + max(vocabulary.values(), default=-1)
+        self._longest = max(map(len, vocabulary), default=1)
         self.special_tokens = special_tokens(self.config)
         self._special = _special_pattern(raw)
 
@@ -79,6 +81,10 @@ class Tokenizer:
         """Plain text to tokens; what looks like a special token is text too."""
         raw = self._literally() if self._special.search(text) else self._raw
         return _encode(raw, text, add_special_tokens)
+
+    def fewest_tokens(self, characters: int) -> int:
+        """No text of this length has fewer tokens: tells a hopeless prompt without encoding it."""
+        return -(-characters // self._longest)
 
     def apply_chat_template(
         self,

@@ -79,10 +79,11 @@ class Checkpoint:
         listed = read_json(index).get("weight_map")
         if not isinstance(listed, dict) or not listed:
             raise ModelError(f"{index}: weight_map is missing or empty: download the file again")
-        for file in sorted(set(listed.values())):
+        for file in listed.values():
             if not isinstance(file, str) or Path(file).name != file:
                 raise ModelError(f"{index}: {file!r} is not the name of a file in the folder")
-            present = set(self._open_file(file))
+        for file in sorted(set(listed.values())):
+            present: set[str] = set(self._open_file(file))
             claimed = {name for name, where in listed.items() if where == file}
             if claimed - present:
                 raise ModelError(
@@ -90,7 +91,7 @@ class Checkpoint:
                     f"says it holds: the two come from different downloads; download both again"
                 )
             # What the index forgot is listed too, so that the loader has to say what it is.
-            self._file_of.update(dict.fromkeys(present, file))
+            self._file_of.update(dict.fromkeys(sorted(present), file))
 
     def _open_file(self, file: str) -> list[str]:
         path = self.folder / file

@@ -126,7 +126,13 @@ def test_products(rows: int, bias: bool, dtype: torch.dtype) -> None:
         close(linear.product(weight, offset)(x), expected)
 
 
-def test_products_without_the_private_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rows", [1, 7, 8, 99])
+@pytest.mark.parametrize("bias", [False, True])
+def test_products_without_the_private_ops(
+    rows: int, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(linear, "packing_works", lambda: False)
-    weight, x = torch.randn(5, 8).bfloat16(), torch.randn(3, 8).bfloat16()
-    assert torch.equal(linear.product(weight, None)(x), torch.nn.functional.linear(x, weight))
+    weight, x = torch.randn(1037, 64).bfloat16(), torch.randn(rows, 64).bfloat16()
+    offset = torch.randn(1037).bfloat16() if bias else None
+    expected = x.double() @ weight.double().T + (0 if offset is None else offset.double())
+    close(linear.product(weight, offset)(x), expected)

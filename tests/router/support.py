@@ -219,7 +219,7 @@ class Cluster:
     async def stop(self) -> None:
         for node in self.nodes:
             await node.stop()
-        await self.channel.close()
+        await self.channel.close(grace=None)
 
 
 @asynccontextmanager

@@ -268,12 +268,14 @@ async def test_keys_are_asked_for_on_every_route_but_the_probes(tmp_path: Path) 
             assert (await c.client.get(path)).status_code == 200
         for path in ("/", "/metrics", "/version", "/v1/models", "/v1/models/tiny", "/nowhere"):
             for key in (None, "", "wrong", "Secret", "x" * 10_000, "sécret"):
-                headers = {} if key is None else {"authorization": f"Bearer {key}".strip().encode()}
+                headers = (
+                    [] if key is None else [(b"authorization", f"Bearer {key}".strip().encode())]
+                )
                 response = await c.client.get(path, headers=headers)
                 assert check(response, 401)["code"] == "invalid_api_key"
         check(await c.complete(), 401)
         for key in ("secret", "other"):
-            headers = {"authorization": f"Bearer {key}".encode()}
+            headers = [(b"authorization", f"Bearer {key}".encode())]
             assert (await c.client.get("/v1/models", headers=headers)).status_code == 200
         assert (await c.client.get("/", auth=("anyone", "secret"))).status_code == 200
 
@@ -306,3 +308,10 @@ async def test_the_models_own_defaults_are_used(tmp_path: Path) -> None:
         first, second = (request.sampling for request in c.node.requests)
         assert (first.temperature, first.top_k) == (0.25, 7)
         assert (second.temperature, second.top_k) == (1, 0)
+
+
+async def test_a_hopeless_prompt_is_not_even_encoded(c: Cluster) -> None:
+    for answer in (await c.complete("a" * 1_900_000), await c.chat("a" * 1_900_000)):
+        error = check(answer, 400)
+        assert error["code"] == "context_length_exceeded"
+        assert "512" in error["message"] and "1900000" in error["message"]

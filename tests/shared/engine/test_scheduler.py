@@ -18,13 +18,13 @@ EOS = 999
 
 
 def make(blocks: int = 32, size: int = 4, **options: Any) -> Scheduler:
-    defaults = dict(
-        max_num_batched_tokens=16,
-        max_num_seqs=8,
-        max_model_len=blocks * size,
-        max_waiting=100,
-        eos_token_ids=(EOS,),
-    )
+    defaults = {
+        "max_num_batched_tokens": 16,
+        "max_num_seqs": 8,
+        "max_model_len": blocks * size,
+        "max_waiting": 100,
+        "eos_token_ids": (EOS,),
+    }
     return Scheduler(BlockPool(blocks, size), **(defaults | options))
 
 
@@ -123,6 +123,20 @@ def test_cancel_during_a_step_keeps_the_blocks_until_it_ends() -> None:
     scheduler.cancel(one)
     assert scheduler.pool.counts().owned == 2
     scheduler.apply(StepResult(plan.step, [Sampled(1, 5)]))
+    assert scheduler.pool.counts().owned == 0 and scheduler.idle
+
+
+def test_a_prompt_cancelled_during_its_last_step_holds_nothing() -> None:
+    # A transfer can be confirmed before the step that computed its last layer has returned.
+    scheduler = make()
+    one = sequence(1, 10)
+    one.compute_until = 9
+    scheduler.add(one)
+    plan = scheduler.schedule()
+    assert plan is not None
+    scheduler.cancel(one)
+    scheduler.release_held(one)
+    scheduler.apply(StepResult(plan.step, []))
     assert scheduler.pool.counts().owned == 0 and scheduler.idle
 
 

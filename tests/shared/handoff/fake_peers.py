@@ -61,7 +61,7 @@ class FakeSender:
         self.control.send_multipart([self.control_id, greeting.encode(answer)])
 
     def expected_by(self, decode: Rank, transfer_id: int, blocks, **fields) -> None:
-        decode.plane.submit(expect(self, transfer_id, blocks, **fields))  # type: ignore[arg-type]
+        decode.plane.submit(expect(self, transfer_id, blocks, **fields))
         self.accept()
         decode.log.wait(Expecting, transfer_id)
 

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from tandem.shared.handoff.cache_port import MemoryCache
 from tandem.shared.handoff.data_plane import DataPlane, DataPlaneConfig
@@ -13,6 +14,7 @@ from tandem.shared.handoff.epoch import new_epoch
 from tandem.shared.handoff.messages import Event, Expect, Expecting, OpenSend
 from tandem.shared.handoff.zmq_carrier import Timing
 
+E = TypeVar("E", bound=Event)
 WAIT_SECONDS = 10.0
 LAYERS, HEADS, HEAD_BYTES, BLOCK = 3, 2, 16, 8
 CELL = 2 * HEADS * HEAD_BYTES
@@ -46,9 +48,9 @@ class EventLog:
             self._changed.notify_all()
 
     def wait(
-        self, kind: type[Event], transfer_id: int | None = None, *, seconds: float = WAIT_SECONDS
-    ) -> Event:
-        def found() -> Event | None:
+        self, kind: type[E], transfer_id: int | None = None, *, seconds: float = WAIT_SECONDS
+    ) -> E:
+        def found() -> E | None:
             for event in self.events:
                 named = transfer_id is None or getattr(event, "transfer_id", None) == transfer_id
                 if isinstance(event, kind) and named:
@@ -61,7 +63,7 @@ class EventLog:
         assert event is not None
         return event
 
-    def of(self, kind: type[Event]) -> list[Event]:
+    def of(self, kind: type[E]) -> list[E]:
         with self._changed:
             return [event for event in self.events if isinstance(event, kind)]
 
@@ -98,12 +100,12 @@ class Rank:
         assert stats.active_sends == stats.active_receives == stats.credit_in_flight == 0
         assert stats.bytes_sent == stats.bytes_acknowledged + stats.bytes_written_off
 
-    def expect(self, sender: Rank, transfer_id: int, blocks: Iterable[int], **fields) -> None:
+    def expect(self, sender: Rank | Any, transfer_id: int, blocks: Iterable[int], **fields) -> None:
         """Reserve on this rank and wait until the sender has been greeted."""
         self.plane.submit(expect(sender, transfer_id, blocks, **fields))
         self.log.wait(Expecting, transfer_id)
 
-    def open(self, receiver: Rank, transfer_id: int, blocks: Iterable[int], **fields) -> None:
+    def open(self, receiver: Rank | Any, transfer_id: int, blocks: Iterable[int], **fields) -> None:
         fields.setdefault("attempt", 1)
         self.plane.submit(
             OpenSend(
@@ -123,7 +125,7 @@ class Rank:
                 self.plane.layer_ready(transfer_id, attempt, layer, start, min(end, start + chunk))
 
 
-def expect(sender: Rank, transfer_id: int, blocks: Iterable[int], **fields) -> Expect:
+def expect(sender: Rank | Any, transfer_id: int, blocks: Iterable[int], **fields) -> Expect:
     fields.setdefault("attempt", 1)
     fields.setdefault("peer_epoch", sender.config.epoch)
     return Expect(

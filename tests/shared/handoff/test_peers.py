@@ -67,37 +67,39 @@ def test_many_prefill_ranks_fill_one_decode_rank():
 
 
 def test_two_nodes_send_to_each_other_at_once_over_reused_connections():
-    with Rank("a", seed=1) as one, Rank("b", seed=2) as two:
-        expected = rows(one.cache, BLOCKS, 0, END), rows(two.cache, BLOCKS, 0, END)
-        for i in range(0, 10, 2):
-            _run(one, two, i, 20 + i)
-            _run(two, one, i + 1, 20 + i)
-        for i in range(0, 10, 2):
-            two.log.wait(Received, i)
-            one.log.wait(Received, i + 1)
-            one.log.wait(SendFinished, i)
-            two.log.wait(SendFinished, i + 1)
-        assert rows(two.cache, range(28, 41), 0, END) == expected[0]
-        assert rows(one.cache, range(28, 41), 0, END) == expected[1]
+    caches = [make_cache(blocks=6 * 13, seed=seed) for seed in (1, 2)]
+    with Rank("a", cache=caches[0]) as one, Rank("b", cache=caches[1]) as two:
+        for i in range(1, 6):
+            _run(one, two, 2 * i, 13 * i)
+            _run(two, one, 2 * i + 1, 13 * i)
+        for i in range(1, 6):
+            for source, target, transfer_id in ((one, two, 2 * i), (two, one, 2 * i + 1)):
+                target.log.wait(Received, transfer_id)
+                source.log.wait(SendFinished, transfer_id)
+                here = range(13 * i, 13 * i + 13)
+                assert rows(target.cache, here, 0, END) == rows(source.cache, BLOCKS, 0, END)
         assert not one.log.of(PeerLost) + two.log.of(PeerLost)
 
 
 def test_a_receiver_that_grants_no_credit_does_not_slow_another():
-    with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
-        with FakeReceiver(Rank("slow"), prefill) as slow:
-            prefill.open(slow, 1, BLOCKS, first_token=0, end_token=END, window_bytes=2 * 2048)
-            prefill.compute(1, 0, END, chunk=END)
-            slow.take(), slow.take()
-            for i in range(2, 7):
-                slow.ping()
-                _run(prefill, decode, i)
-                prefill.log.wait(SendFinished, i)
-            # Exactly the window has left, and nothing more.
-            assert prefill.plane.stats().credit_in_flight <= 2 * 2048
-            assert not prefill.log.of(SendFailed)
-            prefill.plane.submit(CancelSend(transfer_id=1, attempt=1))
-            prefill.log.wait(Cancelled, 1)
-            assert slow.next(Kind.ABORT)[0].transfer_id == 1
+    with (
+        Rank("p", seed=1) as prefill,
+        Rank("d", listen_host=None) as decode,
+        FakeReceiver(Rank("slow"), prefill) as slow,
+    ):
+        prefill.open(slow, 1, BLOCKS, first_token=0, end_token=END, window_bytes=2 * 2048)
+        prefill.compute(1, 0, END, chunk=END)
+        slow.take(), slow.take()
+        for i in range(2, 7):
+            slow.ping()
+            _run(prefill, decode, i)
+            prefill.log.wait(SendFinished, i)
+        # Exactly the window has left, and nothing more.
+        assert prefill.plane.stats().credit_in_flight <= 2 * 2048
+        assert not prefill.log.of(SendFailed)
+        prefill.plane.submit(CancelSend(transfer_id=1, attempt=1))
+        prefill.log.wait(Cancelled, 1)
+        assert slow.next(Kind.ABORT)[0].transfer_id == 1
 
 
 def test_a_receiver_without_progress_fails_its_transfer_alone():

@@ -63,7 +63,9 @@ def test_cache_is_bounded_when_asked() -> None:
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["take", "give", "reserve", "commit", "drop"]), st.integers(0, 6)),
+        st.tuples(
+            st.sampled_from(["take", "give", "reserve", "commit", "drop"]), st.integers(0, 6)
+        ),
         max_size=60,
     )
 )

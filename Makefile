@@ -1,0 +1,57 @@
+# Two commands matter: `make serve` and `make test`. Both work on a fresh machine with Python 3.11
+# to 3.13: they create .venv and install what they need, at the versions of constraints.txt.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PYTHONSAFEPATH := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# torch's default wheels bring several GB of CUDA; TORCH_INDEX= (empty) installs those instead.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH := torch==2.13.0
+
+.PHONY: serve test check format bench model stubs clean
+
+serve: $(VENV)/.serve
+	$(BIN)/tandem serve --prefill-nodes 1 $(ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -q $(ARGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	.ci/types $(BIN)
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m tandem.tests.benchmarks.run $(ARGS)
+
+model: $(VENV)/.dev
+	$(BIN)/python -m tandem.shared.builtin_model.train --out shared/builtin_model/weights $(ARGS)
+
+stubs: $(VENV)/.dev
+	$(BIN)/python -m tandem.proto.generate
+
+clean:
+	rm -rf $(VENV) build dist logs *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# A wheel in a folder that pip is configured to look into (PIP_FIND_LINKS) saves the download; only
+# without one is torch's own index asked.
+$(VENV)/.torch:
+	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(f"Tandem needs Python 3.11 to 3.13, and {sys.executable} is {v}; set PYTHON=") if not (3, 11) <= v <= (3, 13) else 0'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --no-index --no-deps $(TORCH) 2>/dev/null \
+	  || $(BIN)/pip install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) --no-deps $(TORCH)
+	touch $@
+
+$(VENV)/.serve: $(VENV)/.torch pyproject.toml constraints.txt
+	$(BIN)/pip install -q -c constraints.txt -e '.[serve]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt
+	$(BIN)/pip install -q -c constraints.txt -e '.[serve,dev]'
+	touch $@ $(VENV)/.serve

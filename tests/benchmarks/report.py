@@ -1,0 +1,74 @@
+"""Writes what a benchmark measured, beside what it had to reach."""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+_COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
+
+
+def holds(goal: str, figure: float) -> bool | None:
+    """Whether a figure meets a goal such as ">=0.7"; None when there is no goal."""
+    if not goal:
+        return None
+    for sign in (">=", "<=", ">", "<"):
+        if goal.startswith(sign):
+            return bool(_COMPARE[sign](figure, float(goal.removeprefix(sign))))
+    raise ValueError(f"goal {goal!r} does not begin with one of {', '.join(_COMPARE)}")
+
+
+def write(name: str, rows: Sequence[dict[str, Any]]) -> Path:
+    """Write ``results/<name>.json``.
+
+    A row gives metric, value and unit; goal, against (what it is compared with) and ratio may be
+    left out. A goal is about the ratio when there is one, else about the value.
+    """
+    where = {
+        "command": " ".join(["python", *sys.orig_argv[1:]]),
+        "machine": machine(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    full = []
+    for row in rows:
+        ratio = row.get("ratio")
+        goal = row.get("goal", "")
+        full.append(
+            {
+                "metric": row["metric"],
+                "value": row["value"],
+                "unit": row["unit"],
+                "goal": goal,
+                "holds": holds(goal, row["value"] if ratio is None else ratio),
+                "against": row.get("against", ""),
+                "ratio": ratio,
+                **where,
+            }
+        )
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(full, indent=2) + "\n")
+    return path
+
+
+def machine() -> str:
+    """Processor, cores that this process may use, and the accelerator if torch is loaded."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [x for x in cpuinfo.read_text().splitlines() if x.startswith("model name")]
+        model = names[0].partition(":")[2].strip() if names else model
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    text = f"{model}, {cores} cores"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        text += f", {torch.cuda.get_device_name()}"
+    return text

@@ -1,0 +1,207 @@
+"""Real processes for black-box tests: start parts, ask them, kill them, count what they hold."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+START_SECONDS = 60.0
+# Small enough that a short prompt crosses every border.
+BLOCK, CHUNK, CONTEXT = 16, 64, 512
+
+
+@dataclass
+class Part:
+    """One process and what it announced."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    details: dict[str, Any]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def health_port(self) -> int:
+        found = re.search(r"probes on port (\d+)", self.log.read_text())
+        assert found, f"no probe port in {self.log}"
+        return int(found[1])
+
+
+@dataclass
+class TestCluster:
+    """One router and any nodes, all on ports from the OS."""
+
+    __test__ = False
+    folder: Path
+    model: str
+    parts: list[Part] = field(default_factory=list)
+    router: Part | None = None
+
+    @property
+    def url(self) -> str:
+        assert self.router is not None
+        return f"http://127.0.0.1:{self.router.details['http']}"
+
+    def start_router(self, *flags: str, http: int = 0, registry: int = 0) -> Part:
+        arguments = ["router", f"--port={http}", f"--registry-port={registry}", *flags]
+        self.router = self._start(arguments)
+        return self.router
+
+    def start_node(self, kind: str, *flags: str, wait: bool = True) -> Part:
+        assert self.router is not None
+        return self._start(
+            [
+                kind,
+                self.model,
+                f"--join=127.0.0.1:{self.router.details['registry']}",
+                "--dtype=float32",
+                "--threads=1",
+                f"--block-size={BLOCK}",
+                f"--max-model-len={CONTEXT}",
+                f"--max-num-batched-tokens={CHUNK}",
+                "--max-num-seqs=16",
+                "--prefill-threshold=1",
+                "--drain-timeout=5",
+                *flags,
+            ],
+            wait,
+        )
+
+    def _start(self, arguments: list[str], wait: bool = True) -> Part:
+        log = self.folder / f"{len(self.parts)}-{arguments[0]}.log"
+        read, write = os.pipe()
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tandem", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                pass_fds=[write],
+                env=os.environ | {"TANDEM_READY_FD": str(write), "PYTHONSAFEPATH": "1"},
+            )
+        os.close(write)
+        part = Part(process, log, {})
+        self.parts.append(part)
+        try:
+            if wait:
+                part.details = _announced(read, log)
+        finally:
+            os.close(read)
+        return part
+
+    def stop(self) -> None:
+        for part in self.parts:
+            if part.process.poll() is None:
+                part.process.send_signal(signal.SIGTERM)
+        for part in self.parts:
+            try:
+                part.process.wait(15)
+            except subprocess.TimeoutExpired:
+                part.kill()
+
+    # ---- asking --------------------------------------------------------------------------------
+
+    def wait_nodes(self, decode: int, prefill: int) -> None:
+        """Until the router's own metrics show this many nodes."""
+
+        def known() -> bool:
+            text = get(f"{self.url}/metrics")
+            joined = {(m[1], m[2]) for m in re.finditer(_NODE_LINE, text)}
+            kinds = [kind for kind, _ in joined]
+            return kinds.count("decode") == decode and kinds.count("prefill") == prefill
+
+        until(known, f"{decode} decode and {prefill} prefill nodes at the router")
+
+    def complete(self, prompt: Any, **fields: Any) -> dict[str, Any]:
+        """``POST /v1/completions``; asserts that it succeeded."""
+        status, body = self.post("/v1/completions", {"prompt": prompt, **fields})
+        assert status == 200, body
+        return body
+
+    def post(self, path: str, body: Any, timeout: float = 60.0) -> tuple[int, dict[str, Any]]:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(
+            self.url + path, data, {"content-type": "application/json"}, method="POST"
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as answer:
+                return answer.status, json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.loads(error.read())
+
+    def wait_idle(self, *nodes: Part) -> None:
+        """Until no block is owned or reserved and no transfer is live on these nodes."""
+        for node in nodes:
+            until(lambda node=node: held(node) == 0, f"{node.log.name} to hold nothing")  # type: ignore[misc]
+
+
+_NODE_LINE = r'node="((?:decode|prefill))-([^"]+)"'
+
+
+def held(node: Part) -> float:
+    """Blocks owned or reserved and transfers live, by the node's own metrics."""
+    text = get(f"http://127.0.0.1:{node.health_port()}/metrics")
+    names = ('tandem_kv_blocks{state="owned"}', 'tandem_kv_blocks{state="reserved"}')
+    return sum(metric(text, name) for name in (*names, "tandem_transfers_live"))
+
+
+def metric(text: str, series: str) -> float:
+    """One sample's value in Prometheus text; 0 when it is not there yet."""
+    for line in text.splitlines():
+        if line.startswith(series + " "):
+            return float(line.rsplit(" ", 1)[1])
+    return 0.0
+
+
+def node_metric(node: Part, series: str) -> float:
+    return metric(get(f"http://127.0.0.1:{node.health_port()}/metrics"), series)
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+    """Poll until true; a test waits for states, never for time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with contextlib.suppress(urllib.error.URLError, ConnectionError):
+            if condition():
+                return
+        time.sleep(0.02)
+    raise AssertionError(f"still waiting after {seconds:g} s for {what}")
+
+
+def _announced(read: int, log: Path) -> dict[str, Any]:
+    ready, _, _ = select.select([read], [], [], START_SECONDS)
+    line = b""
+    while ready and (chunk := os.read(read, 65536)):
+        line += chunk
+    assert line, f"did not start:\n{log.read_text()[-3000:]}"
+    return dict(json.loads(line))
+
+
+@contextlib.contextmanager
+def running(folder: Path, model: str) -> Iterator[TestCluster]:
+    """A cluster without parts, whose parts end with the block."""
+    cluster = TestCluster(folder, model)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()

@@ -1,0 +1,44 @@
+"""The clusters that several black-box tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tandem.tests.end_to_end.cluster import TestCluster, running
+from tandem.tests.tiny_models import cached
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(cached("qwen3", tmp_path_factory.mktemp("models")))
+
+
+@pytest.fixture(scope="module")
+def aggregated(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Iterator[TestCluster]:
+    """A router and a decode node that prefills for itself, and caches no prefix."""
+    with running(tmp_path_factory.mktemp("aggregated"), tiny_model) as cluster:
+        cluster.start_router()
+        cluster.start_node("decode-node", "--no-enable-prefix-caching")
+        cluster.wait_nodes(decode=1, prefill=0)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def disaggregated(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: str
+) -> Iterator[TestCluster]:
+    """The same and a prefill node; every prompt of more than one token goes through it."""
+    with running(tmp_path_factory.mktemp("disaggregated"), tiny_model) as cluster:
+        cluster.start_router()
+        cluster.start_node("prefill-node")
+        cluster.start_node("decode-node")
+        cluster.wait_nodes(decode=1, prefill=1)
+        yield cluster
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path

@@ -1,0 +1,192 @@
+"""Killed processes and vanished clients: every request gets its answer or one clean error, and
+what survives holds nothing afterwards and serves the next request."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.tests.end_to_end.cluster import Part, TestCluster, node_metric, running, until
+from tandem.tests.tiny_models import VOCAB
+
+LONG = 480
+
+
+def prompt(seed: int, length: int = LONG) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(VOCAB - 10) for _ in range(length)]
+
+
+def greedy(cluster: TestCluster, seed: int) -> list[int]:
+    body = cluster.complete(
+        prompt(seed), max_tokens=6, temperature=0, ignore_eos=True, return_token_ids=True
+    )
+    return list(body["choices"][0]["token_ids"])
+
+
+@pytest.fixture
+def cluster(folder: Path, tiny_model: str) -> Any:
+    with running(folder, tiny_model) as cluster:
+        cluster.start_router()
+        yield cluster
+
+
+def pair(cluster: TestCluster) -> tuple[Part, Part]:
+    # Without a prefix cache on the decode node, every prompt is a new transfer and the prefill
+    # node answers repeated ones from its own cache.
+    prefill = cluster.start_node("prefill-node")
+    decode = cluster.start_node("decode-node", "--no-enable-prefix-caching")
+    cluster.wait_nodes(decode=1, prefill=1)
+    return prefill, decode
+
+
+def test_a_prefill_node_may_be_killed_before_during_and_after_transfers(
+    cluster: TestCluster,
+) -> None:
+    prefill, decode = pair(cluster)
+    want = {seed: greedy(cluster, seed) for seed in range(4)}
+    assert node_metric(decode, 'tandem_transfers_total{outcome="committed"}') == 4
+
+    # During: requests are under way while it dies.
+    with ThreadPoolExecutor(8) as pool:
+        under_way = [pool.submit(greedy, cluster, seed % 4) for seed in range(16)]
+        until(lambda: under_way[0].done(), "the first answer")
+        prefill.kill()
+        for index, future in enumerate(under_way):
+            assert future.result() == want[index % 4]
+
+    # After, which is also before: nobody has told the router yet, or somebody has.
+    assert greedy(cluster, 1) == want[1]
+    cluster.wait_idle(decode)
+
+    # It comes back as another process, and is used again.
+    cluster.start_node("prefill-node")
+    cluster.wait_nodes(decode=1, prefill=1)
+    before = node_metric(decode, 'tandem_transfers_total{outcome="committed"}')
+    assert greedy(cluster, 2) == want[2]
+    assert node_metric(decode, 'tandem_transfers_total{outcome="committed"}') == before + 1
+    cluster.wait_idle(decode, cluster.parts[-1])
+
+
+def test_a_stopped_prefill_node_costs_seconds_not_answers(cluster: TestCluster) -> None:
+    prefill, decode = pair(cluster)
+    want = greedy(cluster, 5)
+    prefill.process.send_signal(signal.SIGSTOP)
+    try:
+        assert greedy(cluster, 5) == want
+    finally:
+        prefill.process.send_signal(signal.SIGCONT)
+    cluster.wait_idle(prefill, decode)
+
+
+def test_a_killed_decode_node_loses_only_its_own_requests(cluster: TestCluster) -> None:
+    prefill, decode = pair(cluster)
+    want = greedy(cluster, 6)
+    lines = stream_lines(cluster, prompt(6, 20), 400, after_first=decode.kill)
+    errors = [line for line in lines if '"error"' in line]
+    assert len(errors) == 1 and lines[-1] == errors[0], lines[-3:]
+    status, body = cluster.post("/v1/completions", {"prompt": prompt(6), "max_tokens": 1})
+    assert status == 503 and body["error"]["message"], body
+
+    other = cluster.start_node("decode-node")
+    cluster.wait_nodes(decode=1, prefill=1)
+    assert greedy(cluster, 6) == want
+    cluster.wait_idle(prefill, other)
+
+
+def test_nodes_join_a_restarted_router_again(cluster: TestCluster) -> None:
+    prefill, decode = pair(cluster)
+    want = greedy(cluster, 7)
+    old = cluster.router
+    assert old is not None
+    old.kill()
+    cluster.start_router(http=old.details["http"], registry=old.details["registry"])
+    cluster.wait_nodes(decode=1, prefill=1)
+    assert greedy(cluster, 7) == want
+    cluster.wait_idle(prefill, decode)
+
+
+def test_clients_that_vanish_in_any_phase_leave_nothing_behind(cluster: TestCluster) -> None:
+    prefill, decode = pair(cluster)
+    want = greedy(cluster, 8)
+    draw = random.Random(0)
+    for number in range(100):
+        vanish(cluster, prompt(100 + number), read=draw.choice([0, 0, 1, 300, 2000]))
+    until(lambda: (cluster.wait_idle(prefill, decode) or True), "both nodes to be idle")
+    assert greedy(cluster, 8) == want
+
+
+def test_a_drained_node_finishes_its_streams(cluster: TestCluster) -> None:
+    prefill, decode = pair(cluster)
+    lines = stream_lines(
+        cluster,
+        prompt(9, 20),
+        200,
+        after_first=lambda: decode.process.send_signal(signal.SIGTERM),
+    )
+    assert lines[-1] == "data: [DONE]"
+    assert decode.process.wait(10) == 0
+    assert prefill.process.poll() is None
+
+
+def test_one_prefill_node_serves_two_decode_nodes_and_the_reverse(cluster: TestCluster) -> None:
+    for kind in ("prefill-node", "prefill-node", "decode-node", "decode-node"):
+        cluster.start_node(kind, "--no-enable-prefix-caching")
+    cluster.wait_nodes(decode=2, prefill=2)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda i: greedy(cluster, i % 4), range(24)))
+    assert all(answers[i] == answers[i % 4] for i in range(24))
+    used = [
+        node_metric(part, 'tandem_transfers_total{outcome="committed"}')
+        for part in cluster.parts[3:]
+    ]
+    assert min(used) > 0 and sum(used) == 24
+    cluster.wait_idle(*cluster.parts[1:])
+
+
+def stream_lines(
+    cluster: TestCluster, tokens: list[int], count: int, after_first: Any
+) -> list[str]:
+    """The non-empty lines of a stream; ``after_first`` runs once tokens flow."""
+    connection = open_stream(cluster, tokens, count)
+    lines: list[str] = []
+    try:
+        answer = connection.getresponse()
+        assert answer.status == 200
+        for raw in answer:
+            line = raw.decode().strip()
+            if line:
+                lines.append(line)
+                if len(lines) == 2:
+                    threading.Thread(target=after_first).start()
+    finally:
+        connection.close()
+    return lines
+
+
+def vanish(cluster: TestCluster, tokens: list[int], read: int) -> None:
+    connection = open_stream(cluster, tokens, 30)
+    try:
+        if read:
+            connection.getresponse().read(read)
+    finally:
+        connection.close()
+
+
+def open_stream(
+    cluster: TestCluster, tokens: list[int], count: int
+) -> http.client.HTTPConnection:
+    connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=60)
+    body = {"prompt": tokens, "max_tokens": count, "stream": True, "ignore_eos": True}
+    connection.request(
+        "POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"}
+    )
+    return connection

@@ -1,0 +1,128 @@
+"""Invariant 1 through HTTP with real processes: it does not matter who computed the prompt."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from tandem.tests.end_to_end.cluster import (
+    BLOCK,
+    CHUNK,
+    CONTEXT,
+    TestCluster,
+    node_metric,
+    until,
+)
+from tandem.tests.tiny_models import VOCAB
+
+OUTPUT = 8
+BORDERS = [
+    1,
+    2,
+    BLOCK - 1,
+    BLOCK,
+    BLOCK + 1,
+    2 * BLOCK,
+    2 * BLOCK + 1,
+    CHUNK - 1,
+    CHUNK,
+    CHUNK + 1,
+    2 * CHUNK + 1,
+    300,
+    CONTEXT - OUTPUT - 1,
+    CONTEXT - OUTPUT,
+]
+# 3 layers, K and V, 2 heads of 16, 4 bytes
+BYTES_PER_TOKEN = 3 * 2 * 2 * 16 * 4
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "one token": {"temperature": 0, "max_tokens": 1},
+    "two seeded choices": {"temperature": 1.0, "seed": 7, "n": 2},
+    "penalties": {
+        "temperature": 0,
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.4,
+        "frequency_penalty": 0.3,
+    },
+    "nucleus": {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "min_p": 0.01, "seed": 3},
+}
+
+
+def prompts(seed: int) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [[draw.randrange(VOCAB - 10) for _ in range(length)] for length in BORDERS]
+
+
+def tokens_and_logprobs(body: dict[str, Any]) -> list[tuple[list[int], list[float]]]:
+    return [
+        (choice["token_ids"], choice["logprobs"]["token_logprobs"]) for choice in body["choices"]
+    ]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_prompts_at_every_border_give_the_same_tokens_and_logprobs(
+    variant: str, aggregated: TestCluster, disaggregated: TestCluster
+) -> None:
+    fields = {
+        "max_tokens": OUTPUT,
+        "ignore_eos": True,
+        "logprobs": 2,
+        "return_token_ids": True,
+        **VARIANTS[variant],
+    }
+    for seed in (1, 2, 3):
+        batch = prompts(1000 * list(VARIANTS).index(variant) + seed)
+        expected = tokens_and_logprobs(aggregated.complete(batch, **fields))
+        first = tokens_and_logprobs(disaggregated.complete(batch, **fields))
+        # Again, now that both nodes have the prefixes cached.
+        second = tokens_and_logprobs(disaggregated.complete(batch, **fields))
+        assert len(expected) == len(batch) * fields.get("n", 1)
+        for (want, want_logprobs), *others in zip(expected, first, second, strict=True):
+            for got, got_logprobs in others:
+                assert got == want
+                assert got_logprobs == pytest.approx(want_logprobs, abs=1e-4)
+
+
+def test_the_prompts_really_went_through_the_prefill_node(disaggregated: TestCluster) -> None:
+    prompt = prompts(77)[-2]
+    body = disaggregated.complete(prompt, max_tokens=1, temperature=0)
+    assert body["tandem"]["remote_tokens"] == len(prompt) - 1
+    assert body["tandem"]["prefill_nodes"]
+
+
+def test_only_the_missing_tokens_travel(disaggregated: TestCluster) -> None:
+    _, prefill, decode = disaggregated.parts
+    name = "tandem_transfer_bytes_total"
+    prompt = prompts(88)[-1]
+    start = node_metric(decode, name)
+    disaggregated.complete(prompt[:100], max_tokens=1, temperature=0)
+    until(lambda: node_metric(decode, name) > start, "the first transfer to be counted")
+    assert node_metric(decode, name) - start == 99 * BYTES_PER_TOKEN
+    # The longer prompt shares six full blocks with the first.
+    middle = node_metric(decode, name)
+    disaggregated.complete(prompt, max_tokens=1, temperature=0)
+    missing = len(prompt) - 1 - 96
+    until(lambda: node_metric(decode, name) > middle, "the second transfer to be counted")
+    assert node_metric(decode, name) - middle == missing * BYTES_PER_TOKEN
+    assert node_metric(prefill, name) == node_metric(decode, name)
+
+
+def test_stopping_at_a_string_is_the_same_streamed_or_not(disaggregated: TestCluster) -> None:
+    prompt = prompts(99)[5]
+    whole = disaggregated.complete(prompt, max_tokens=12, temperature=0, ignore_eos=True)
+    text = whole["choices"][0]["text"]
+    stop = text[len(text) // 2 : len(text) // 2 + 2]
+    cut = disaggregated.complete(
+        prompt, max_tokens=12, temperature=0, ignore_eos=True, stop=[stop]
+    )["choices"][0]
+    assert cut["text"] == text[: text.index(stop)] and cut["finish_reason"] == "stop"
+
+
+def test_nothing_is_held_when_all_is_done(
+    aggregated: TestCluster, disaggregated: TestCluster
+) -> None:
+    aggregated.wait_idle(*aggregated.parts[1:])
+    disaggregated.wait_idle(*disaggregated.parts[1:])

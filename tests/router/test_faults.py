@@ -1,0 +1,253 @@
+"""Nodes that refuse, fail and vanish; clients that go away or stall."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tandem.proto import tandem_pb2 as pb
+from tandem.tests.router.support import (
+    Cluster,
+    admitted,
+    cluster,
+    events,
+    finished,
+    tokens_event,
+    until,
+)
+
+PATHS = ("/v1/chat/completions", "/v1/completions")
+
+
+def refuse(code: grpc.StatusCode, details: str) -> Any:
+    async def script(request: Any, context: Any) -> Any:
+        await context.abort(code, details)
+        yield
+
+    return script
+
+
+async def hang(request: Any, context: Any) -> Any:
+    """Never answers."""
+    await asyncio.sleep(60)
+    yield
+
+
+async def stuck(request: Any, context: Any) -> Any:
+    """Answers, and then nothing."""
+    yield admitted()
+    yield tokens_event(0, [5])
+    await asyncio.sleep(60)
+
+
+async def silent(request: Any, context: Any) -> Any:
+    """Admits, and then nothing."""
+    yield admitted()
+    await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refusal_of_the_node_keeps_its_status(tmp_path: Path, stream: bool) -> None:
+    async with cluster(tmp_path) as c:
+        details = json.dumps({"message": "no such thing", "param": "seed", "code": "bad"})
+        c.node.script = refuse(grpc.StatusCode.INVALID_ARGUMENT, details)
+        response = await c.chat(stream=stream)
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert (error["message"], error["param"], error["code"]) == ("no such thing", "seed", "bad")
+        c.node.script = refuse(grpc.StatusCode.INVALID_ARGUMENT, "plain words")
+        assert (await c.chat(stream=stream)).json()["error"]["message"] == "plain words"
+        c.node.script = refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+        response = await c.chat(stream=stream)
+        assert response.status_code == 503
+        assert int(response.headers["retry-after"]) >= 1
+        c.node.script = refuse(grpc.StatusCode.INTERNAL, "trace of /secret")
+        response = await c.chat(stream=stream)
+        assert response.status_code == 500
+        assert "secret" not in response.text
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED])
+async def test_another_node_takes_what_one_refuses(tmp_path: Path, code: grpc.StatusCode) -> None:
+    async with cluster(tmp_path, nodes=2) as c:
+        c.nodes[0].script = refuse(code, "not me")
+        for _ in range(4):
+            assert (await c.chat()).status_code == 200
+        c.nodes[1].script = refuse(code, "nor me")
+        response = await c.chat()
+        assert response.status_code == 503
+        assert "retry-after" in response.headers
+
+
+async def test_a_node_that_does_not_answer_is_passed_over(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=2, admission_timeout=0.3) as c:
+        c.nodes[0].script = hang
+        assert (await c.chat()).status_code == 200
+        c.nodes[1].script = hang
+        assert (await c.chat()).status_code == 503
+        await until(lambda: not any(node.active for node in c.nodes))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_node_that_dies_before_any_token_is_replaced(tmp_path: Path, stream: bool) -> None:
+    async with cluster(tmp_path, nodes=2) as c:
+        c.nodes[0].script = silent
+        work = asyncio.create_task(c.chat(stream=stream))
+        await until(lambda: c.nodes[0].active == 1)
+        await c.nodes[0].stop()
+        response = await work
+        assert response.status_code == 200
+        assert "hello" in response.text and "error" not in response.text
+
+
+async def test_a_node_that_falls_silent_ends_its_streams(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=1, node_timeout=0.4) as c:
+        c.node.script = stuck
+        work = asyncio.create_task(c.chat(stream=True))
+        await until(lambda: c.node.active == 1)
+        assert c.node.beat is not None
+        c.node.beat.cancel()
+        began = time.monotonic()
+        found = events((await work).text)
+        assert time.monotonic() - began < 3
+        assert found[-1]["error"]["code"] == "node_failed"
+        assert (await c.client.get("/ready")).status_code == 503
+
+
+@pytest.mark.parametrize("how", ["abort", "end", "error"])
+async def test_a_failure_in_mid_stream_is_one_error_event(tmp_path: Path, how: str) -> None:
+    async with cluster(tmp_path, nodes=2) as c:
+
+        async def script(request: Any, context: Any) -> Any:
+            yield admitted()
+            yield tokens_event(0, [5])
+            if how == "abort":
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+            if how == "error":
+                yield finished(0, pb.FINISH_REASON_ERROR, error="logits are not finite")
+
+        for node in c.nodes:
+            node.script = script
+        found = events((await c.chat(stream=True)).text)
+        assert [("error" in event) for event in found] == [False, False, True]
+        assert "[DONE]" not in found
+        response = await c.chat()
+        assert response.status_code == 500
+        assert response.json()["error"]["type"] == "server_error"
+        if how == "error":
+            assert "finite" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("phase", ["unanswered", "admitted", "streaming"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_client_that_goes_away_frees_the_node(
+    tmp_path: Path, phase: str, stream: bool, path: str
+) -> None:
+    async with cluster(tmp_path) as c:
+        c.node.script = {"unanswered": hang, "admitted": silent, "streaming": stuck}[phase]
+        message = {"messages": [{"role": "user", "content": "x"}], "stream": stream}
+        body = message if "chat" in path else {"prompt": ["x", "y"], "stream": stream}
+        writers = [await _send(c, path, body) for _ in range(3)]
+        wanted = 3 if "chat" in path else 6
+        await until(lambda: c.node.active == wanted)
+        for writer in writers:
+            writer.close()
+        await until(lambda: c.node.active == 0, timeout=1.0)
+        await until(lambda: c.router.app._active == 0, timeout=1.0)
+        assert all(node.inflight == 0 for node in c.router.nodes)
+        c.node.script = None
+        assert (await c.chat()).status_code == 200
+
+
+async def _send(c: Cluster, path: str, body: Any) -> asyncio.StreamWriter:
+    _, writer = await asyncio.open_connection("127.0.0.1", c.router.http_port)
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\ncontent-type: application/json\r\n"
+    writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
+    await writer.drain()
+    return writer
+
+
+async def test_a_reader_that_stalls_is_cut_off(tmp_path: Path) -> None:
+    async with cluster(tmp_path, send_timeout=0.5) as c:
+        ids = c.encode("hello world ") * 400
+
+        async def flood(request: Any, context: Any) -> Any:
+            yield admitted()
+            while True:
+                yield tokens_event(0, ids)
+
+        c.node.script = flood
+        writer = await _send(c, "/v1/completions", {"prompt": "x", "stream": True})
+        transport: Any = writer.transport
+        transport.pause_reading()
+        await until(lambda: c.node.active == 1)
+        await until(lambda: c.node.active == 0, timeout=10)
+        writer.close()
+
+
+async def test_no_more_requests_than_the_limit(tmp_path: Path) -> None:
+    async with cluster(tmp_path, max_concurrent_requests=2) as c:
+        c.node.script = stuck
+        writers = [await _send(c, "/v1/completions", {"prompt": "x"}) for _ in range(2)]
+        await until(lambda: c.node.active == 2)
+        response = await c.chat()
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "1"
+        for writer in writers:
+            writer.close()
+        await until(lambda: c.node.active == 0)
+        c.node.script = None
+        assert (await c.chat()).status_code == 200
+
+
+async def test_no_more_connections_than_the_limit(tmp_path: Path) -> None:
+    async with cluster(tmp_path, max_connections=5) as c:
+        held = [await asyncio.open_connection("127.0.0.1", c.router.http_port) for _ in range(5)]
+        await asyncio.sleep(0.05)
+        reader, writer = await asyncio.open_connection("127.0.0.1", c.router.http_port)
+        async with asyncio.timeout(1):
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        for _, held_writer in held:
+            held_writer.close()
+        writer.close()
+        await asyncio.sleep(0.05)
+        assert (await c.client.get("/health")).status_code == 200
+
+
+async def test_without_a_decode_node_the_answer_is_503(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=0) as c:
+        assert (await c.client.get("/health")).status_code == 200
+        assert (await c.client.get("/ready")).status_code == 503
+        for response in (await c.chat(), await c.complete(), await c.client.get("/v1/models")):
+            assert response.status_code == 503
+            assert "retry-after" in response.headers
+        await c.add()
+        assert (await c.client.get("/ready")).status_code == 200
+        assert (await c.chat()).status_code == 200
+
+
+async def test_a_drain_lets_streams_finish_and_ends_the_rest(tmp_path: Path) -> None:
+    async with cluster(tmp_path, drain_timeout=1.0) as c:
+        c.node.delay = 0.1
+        finishing = asyncio.create_task(c.chat(stream=True))
+        await until(lambda: c.node.active == 1)
+        c.node.script = stuck
+        ended = asyncio.create_task(c.chat(stream=True))
+        await until(lambda: c.node.active == 2)
+        began = time.monotonic()
+        stopping = asyncio.create_task(c.router.stop())
+        assert events((await finishing).text)[-1] == "[DONE]"
+        assert events((await ended).text)[-1]["error"]["code"] == "unavailable"
+        await stopping
+        assert time.monotonic() - began < 4
+        await until(lambda: c.node.active == 0)

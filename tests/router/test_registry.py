@@ -1,0 +1,208 @@
+"""Nodes join, fall silent, come back and leave; the router's metrics show them."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tandem.proto import tandem_pb2 as pb
+from tandem.router.options import RouterOptions
+from tandem.router.registry import _reachable
+from tandem.router.server import Router, run_router
+from tandem.shared.errors import ModelError, StartupError
+from tandem.tests.router.support import FakeNode, cluster, make_model, until
+
+
+def refusal(caught: pytest.ExceptionInfo[grpc.aio.AioRpcError]) -> tuple[grpc.StatusCode, str]:
+    return caught.value.code(), caught.value.details() or ""
+
+
+async def test_a_node_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        stranger = FakeNode("decode-9", [])
+        stranger.port = 9
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await c.registry.Join(stranger.join_request(c.model, "f2"))
+        code, details = refusal(caught)
+        assert code == grpc.StatusCode.FAILED_PRECONDITION
+        assert "f1" in details and "f2" in details
+
+
+async def test_another_model_may_come_when_all_nodes_have_gone(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=0, node_timeout=0.3) as c:
+        node = FakeNode("a", c.encode("hello"))
+        await node.start()
+        c.nodes.append(node)
+        await c.registry.Join(node.join_request(c.model, "f1"))
+        await until(lambda: len(c.router.nodes) == 0)
+        await c.registry.Join(node.join_request(c.model, "f2"))
+        assert (await c.chat()).status_code == 200
+
+
+async def test_joins_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=0, max_nodes=1) as c:
+        node = FakeNode("a", [])
+        node.port = 9
+        good = node.join_request(c.model)
+        bad = []
+        for change in ({"node_id": ""}, {"role": 0}, {"address": "x"}, {"address": "x:0"}):
+            request = pb.JoinRequest()
+            request.CopyFrom(good)
+            for name, value in change.items():
+                setattr(request, name, value)
+            bad.append(request)
+        for request in bad:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await c.registry.Join(request)
+            assert refusal(caught)[0] == grpc.StatusCode.INVALID_ARGUMENT
+        missing = node.join_request(tmp_path / "nowhere")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await c.registry.Join(missing)
+        assert "tokenizer.json" in refusal(caught)[1]
+        await c.registry.Join(good)
+        second = FakeNode("b", [])
+        second.port = 9
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await c.registry.Join(second.join_request(c.model))
+        assert "at most 1" in refusal(caught)[1]
+
+
+async def test_a_new_start_replaces_the_old_one(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        old = c.node
+        assert old.beat is not None
+        old.beat.cancel()
+        new = FakeNode(old.node_id, c.encode("new start"))
+        new.epoch = old.epoch + 1
+        await new.start()
+        c.nodes.append(new)
+        await c.registry.Join(new.join_request(c.model))
+        assert (await c.complete()).json()["choices"][0]["text"] == "new start"
+        stale = pb.HeartbeatRequest(node_id=old.node_id, epoch=old.epoch)
+        assert not (await c.registry.Heartbeat(stale)).known
+        fresh = pb.HeartbeatRequest(node_id=new.node_id, epoch=new.epoch)
+        assert (await c.registry.Heartbeat(fresh)).known
+
+
+async def test_a_router_that_restarts_asks_its_nodes_to_join_again(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=0) as c:
+        beat = pb.HeartbeatRequest(node_id="a", epoch=1)
+        assert not (await c.registry.Heartbeat(beat)).known
+
+
+async def test_a_node_that_leaves_gets_no_more_work_but_finishes(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=2) as c:
+        leaving, staying = c.nodes
+        leaving.delay = 0.05
+        leaving_work = asyncio.create_task(c.chat())
+        await until(lambda: leaving.active + staying.active == 1)
+        for node in (leaving,):
+            assert node.beat is not None
+            node.beat.cancel()
+            await c.registry.Leave(pb.LeaveRequest(node_id=node.node_id, epoch=node.epoch))
+        before = len(leaving.requests)
+        for _ in range(5):
+            assert (await c.chat()).status_code == 200
+        assert len(leaving.requests) == before
+        assert (await leaving_work).status_code == 200
+
+
+async def test_prefill_candidates_travel_with_the_request(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        node = FakeNode("prefill-0", [])
+        node.port = 1234
+        await c.registry.Join(node.join_request(c.model, role=pb.ROLE_PREFILL))
+        c.node.prefill_node = "prefill-0"
+        body = (await c.chat()).json()
+        (candidate,) = c.node.requests[0].prefill
+        assert (candidate.node_id, candidate.epoch) == ("prefill-0", node.epoch)
+        assert candidate.address == "127.0.0.1:1234"
+        assert body["tandem"]["prefill_nodes"] == ["prefill-0"]
+        assert body["tandem"]["decode_nodes"] == ["decode-0"]
+
+
+def test_a_node_on_every_interface_is_reached_where_it_came_from() -> None:
+    assert _reachable("0.0.0.0:5", "ipv4:10.0.0.7:999") == "10.0.0.7:5"
+    assert _reachable("[::]:5", "ipv6:%5B::1%5D:999") == "[::1]:5"
+    assert _reachable("host:5", "ipv4:10.0.0.7:999") == "host:5"
+
+
+async def test_metrics_under_vllms_names_and_the_nodes_with_theirs(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        c.load = pb.Load(running=3, free_blocks=9)
+        c.metrics = [
+            pb.Metric(name="tandem_transfers_total", labels={"outcome": "done"}, value=4),
+            pb.Metric(name="tandem_transfer_seconds_bucket", labels={"le": "+Inf"}, value=2),
+            pb.Metric(name="tandem_transfer_seconds_sum", value=1.5),
+            pb.Metric(name="tandem_transfer_seconds_count", value=2),
+            pb.Metric(name="vllm:prompt_tokens_total", value=1e9),
+            pb.Metric(name="bad name {", value=1),
+        ]
+        await c.chat(max_tokens=2)
+        await c.chat(temperature=9)
+        await asyncio.sleep(0.15)
+        text = (await c.client.get("/metrics")).text
+        for line in (
+            'vllm:num_requests_running{model_name="tiny"} 0.0',
+            'vllm:generation_tokens_total{model_name="tiny"} 2.0',
+            'vllm:request_success_total{finished_reason="length",model_name="tiny"} 1.0',
+            'vllm:time_to_first_token_seconds_count{model_name="tiny"} 1.0',
+            'vllm:inter_token_latency_seconds_count{model_name="tiny"} 1.0',
+            'vllm:e2e_request_latency_seconds_count{model_name="tiny"} 1.0',
+            'tandem_request_errors_total{status="400"} 1.0',
+            'tandem_transfers_total{node="decode-0",outcome="done"} 4.0',
+            'tandem_transfer_seconds_bucket{le="+Inf",node="decode-0"} 2.0',
+            'tandem_node_running{node="decode-0",role="decode"} 3.0',
+        ):
+            assert line in text, line
+        assert "1e+09" not in text and "bad name" not in text
+        assert (await c.client.get("/version")).json()["version"]
+        page = await c.client.get("/")
+        assert "innerHTML" not in page.text and "text/html" in page.headers["content-type"]
+
+
+async def test_a_taken_port_or_an_unreadable_model_is_a_startup_error(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=0) as c:
+        for taken in (
+            RouterOptions(port=c.router.http_port, registry_port=0),
+            RouterOptions(port=0, registry_port=c.router.registry_port),
+        ):
+            with pytest.raises(StartupError, match="cannot listen"):
+                await Router(taken).start()
+        with pytest.raises(ModelError, match=r"tokenizer\.json"):
+            await Router(RouterOptions(port=0, registry_port=0, model_path=tmp_path)).start()
+
+
+async def test_run_router_says_when_it_is_ready_and_stops_when_told(tmp_path: Path) -> None:
+    stop = asyncio.Event()
+    options = RouterOptions(port=0, registry_port=0, model_path=make_model(tmp_path / "m"))
+    async with asyncio.timeout(10):
+        await run_router(options, ready=stop.set, stop=stop)
+
+
+START = """
+import asyncio, resource, sys
+from tandem.router.options import RouterOptions
+from tandem.router.server import run_router
+stop = asyncio.Event()
+asyncio.run(run_router(RouterOptions(port=0, registry_port=0), ready=stop.set, stop=stop))
+heavy = {"torch", "transformers", "numpy", "fastapi"} & set(sys.modules)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, *heavy)
+"""
+
+
+def test_a_router_starts_light(tmp_path: Path) -> None:
+    began = time.monotonic()
+    made = subprocess.run(
+        [sys.executable, "-c", START], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert time.monotonic() - began < 5
+    megabytes, *heavy = made.stdout.split()
+    assert not heavy
+    assert int(megabytes) < 150

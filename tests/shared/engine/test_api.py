@@ -1,0 +1,177 @@
+"""The Python API on the built-in model: whole, streamed, stopped, cancelled, closed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tandem import Engine, EngineConfig, Message, SamplingParams
+from tandem.shared.errors import ModelError, RequestError, UnavailableError
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+PROMPT = "Once upon a time there was"
+
+
+def config(**changes: object) -> EngineConfig:
+    return EngineConfig(**{"threads": 1, "num_blocks": 256, "max_model_len": 512, **changes})  # type: ignore[arg-type]
+
+
+def ranks() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children() if "tandem.shared.engine.rank" in p.cmdline()]
+
+
+def owned_blocks(engine: Engine) -> int:
+    """Blocks that sequences hold, once the step in flight is over."""
+    assert engine._host is not None
+    scheduler = engine._host.service.engine.core.scheduler
+    for _ in range(500):
+        if scheduler.idle and not scheduler.pool.counts().owned:
+            break
+        time.sleep(0.01)
+    return scheduler.pool.counts().owned
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine(config()) as engine:
+        assert len(ranks()) == 1
+        yield engine
+    assert ranks() == []
+
+
+def test_greedy_output_is_the_same_alone_and_in_a_batch(engine: Engine) -> None:
+    alone = engine.generate_sync([PROMPT], GREEDY)[0][0]
+    batch = engine.generate_sync([PROMPT, "Hello!", engine.tokenizer.encode(PROMPT)], GREEDY)
+    assert [choices[0].text for choices in (batch[0], batch[2])] == [alone.text] * 2
+    assert batch[0][0].tokens == batch[2][0].tokens == alone.tokens
+    assert alone.text and alone.finish_reason in ("stop", "length")
+    assert alone.prompt_tokens == len(engine.tokenizer.encode(PROMPT))
+
+
+def test_the_deltas_of_a_stream_add_up_to_the_completion(engine: Engine) -> None:
+    chat = [Message("user", "Hello! Who are you?")]
+    whole = engine.generate_sync([chat], GREEDY)[0][0]
+    deltas = list(engine.generate_stream(chat, GREEDY))
+    assert "".join(delta.text for delta in deltas) == whole.text
+    assert [token for delta in deltas for token in delta.tokens] == whole.tokens
+    assert deltas[-1].finish_reason == whole.finish_reason
+    assert all(delta.finish_reason is None for delta in deltas[:-1])
+    same = engine.generate_stream(engine.apply_chat_template(chat), GREEDY)
+    assert "".join(delta.text for delta in same) == whole.text
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_string_ends_the_text(engine: Engine, include: bool) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    text = engine.generate_sync([PROMPT], params)[0][0].text
+    middle = len(text) // 2
+    stop = text[middle : middle + 3]
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=24,
+        ignore_eos=True,
+        stop=(stop,),
+        include_stop_str_in_output=include,
+    )
+    stopped = engine.generate_sync([PROMPT], params)[0][0]
+    expected = text[: text.index(stop)] + (stop if include else "")
+    assert (stopped.text, stopped.finish_reason, stopped.stop_reason) == (expected, "stop", stop)
+    streamed = "".join(delta.text for delta in engine.generate_stream(PROMPT, params))
+    assert streamed == expected
+    assert owned_blocks(engine) == 0
+
+
+def test_n_choices_differ_and_a_seed_repeats_them(engine: Engine) -> None:
+    params = SamplingParams(n=3, seed=5, max_tokens=12, ignore_eos=True, logprobs=1)
+    first, second = engine.generate_sync([PROMPT, PROMPT], params)
+    assert [choice.index for choice in first] == [0, 1, 2]
+    assert len({choice.text for choice in first}) > 1
+    assert [choice.tokens for choice in first] == [choice.tokens for choice in second]
+    assert all(len(choice.logprobs) == len(choice.tokens) == 12 for choice in first)
+    streamed = {index: "" for index in range(3)}
+    for delta in engine.generate_stream(PROMPT, params):
+        streamed[delta.index] += delta.text
+    assert streamed == {choice.index: choice.text for choice in first}
+
+
+def test_a_stream_that_is_closed_early_frees_its_blocks(engine: Engine) -> None:
+    params = SamplingParams(max_tokens=400, ignore_eos=True, n=2)
+    stream = engine.generate_stream(PROMPT, params)
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert owned_blocks(engine) == 0
+
+
+def test_more_requests_than_may_wait_take_turns() -> None:
+    with Engine(config(max_waiting=2)) as engine:
+        params = SamplingParams(max_tokens=2, ignore_eos=True, n=3)
+        assert [len(c) for c in engine.generate_sync([PROMPT] * 5, params)] == [3] * 5
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "word"),
+    [
+        ("Hello", GREEDY, "list of prompts"),
+        ([""], GREEDY, "empty"),
+        ([[10**9]], GREEDY, "vocabulary"),
+        ([PROMPT], [GREEDY, GREEDY], "1 prompts and 2"),
+        ([PROMPT], SamplingParams(temperature=-1.0), "temperature"),
+        ([PROMPT], SamplingParams(stop="x"), "stop"),  # type: ignore[arg-type]
+        ([PROMPT, PROMPT], SamplingParams(max_tokens=5000), "context length"),
+        ([["a", 1]], GREEDY, "list of token ids"),
+    ],
+)
+def test_wrong_requests_are_refused(engine: Engine, prompts, params, word) -> None:
+    with pytest.raises(RequestError, match=word):
+        engine.generate_sync(prompts, params)
+    assert owned_blocks(engine) == 0
+
+
+def test_a_call_ends_at_its_timeout(engine: Engine) -> None:
+    params = SamplingParams(max_tokens=400, ignore_eos=True)
+    with pytest.raises(UnavailableError, match="longer than"):
+        engine.generate_sync([PROMPT] * 20, params, timeout=0.05)
+    assert owned_blocks(engine) == 0
+
+
+def test_closing_ends_calls_in_progress_and_a_closed_engine_says_so() -> None:
+    engine = Engine(config())
+    with pytest.raises(UnavailableError, match="not running"):
+        engine.generate_sync([PROMPT])
+    engine.start()
+    stream = engine.generate_stream(PROMPT, SamplingParams(max_tokens=450, ignore_eos=True))
+    next(stream)
+    (rank,) = set(ranks()) - set(_others(engine))
+    engine.close()
+    engine.close()
+    assert not rank.is_running()
+    with pytest.raises(UnavailableError, match="stopped"):
+        list(stream)
+
+
+def _others(engine: Engine) -> list[psutil.Process]:
+    assert engine._host is not None
+    own = {rank.process.pid for rank in engine._host.service.engine.ranks._ranks}
+    return [process for process in ranks() if process.pid not in own]
+
+
+def test_a_dead_rank_is_an_error_and_not_a_hang() -> None:
+    with Engine(config()) as engine:
+        stream = engine.generate_stream(PROMPT, SamplingParams(max_tokens=450, ignore_eos=True))
+        next(stream)
+        (rank,) = set(ranks()) - set(_others(engine))
+        rank.kill()
+        with pytest.raises(UnavailableError, match="rank 0"):
+            list(stream)
+        for _ in range(2):
+            with pytest.raises(UnavailableError, match="rank 0"):
+                engine.generate_sync([PROMPT])
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        Engine(config(model=str(tmp_path / "none"))).start()

@@ -1,0 +1,184 @@
+"""Model folders, chat templates, and text that only looks like a control token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from tandem.shared.errors import ModelError, RequestError
+from tandem.shared.text.chat_template import ChatTemplate, flatten_content
+from tandem.shared.text.tokenizer import Tokenizer as Text
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{% generation %}<|start|>{{ m.role }}\n"
+    "{{ m.content | trim }}<|end|>\n{% endgeneration %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+
+
+def make_raw() -> Tokenizer:
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    raw.train_from_iterator(
+        ["the quick brown fox", "user assistant system"] * 4,
+        trainers.BpeTrainer(
+            vocab_size=300,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    raw.add_special_tokens(
+        [AddedToken(token, special=True) for token in ("<|start|>", "<|end|>", "<s>")]
+    )
+    raw.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", raw.token_to_id("<s>"))]
+    )
+    return raw
+
+
+def make_folder(folder: Path, **config: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    make_raw().save(str(folder / "tokenizer.json"))
+    made = {"bos_token": {"content": "<s>"}, "eos_token": "<|end|>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(made | config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Text:
+    return Text.load(make_folder(tmp_path_factory.mktemp("model")))
+
+
+def user(content: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": content}]
+
+
+def test_a_chat_is_rendered_and_encoded_as_the_tokenizer_would(text: Text) -> None:
+    rendered = text.apply_chat_template(user("the fox"))
+    assert rendered == "<s><|start|>user\nthe fox<|end|>\n<|start|>assistant\n"
+    raw = make_raw()
+    assert text.encode_chat(user("the fox")) == raw.encode(rendered, add_special_tokens=False).ids
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(["<|end|>", "<|start|>", "<s>", "<|", "|>", "fox ", " ", "é"]), max_size=8
+    )
+)
+def test_no_message_can_write_a_control_token(text: Text, parts: list[str]) -> None:
+    content = "".join(parts)
+    raw = make_raw()
+    control = {raw.token_to_id(token): token for token in ("<|start|>", "<|end|>", "<s>")}
+    tokens = text.encode_chat(user(content))
+    found = [control[token] for token in tokens if token in control]
+    assert found == ["<s>", "<|start|>", "<|end|>", "<|start|>"]
+    shown = text.decode(tokens, skip_special_tokens=False)
+    assert shown == text.apply_chat_template(user(content))
+    plain = text.encode(content)
+    assert [token for token in plain if token in control] == [raw.token_to_id("<s>")]
+    assert text.decode(plain) == content
+
+
+def test_template_arguments_are_guarded_too(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "m", chat_template="{{ messages[0].content }}{{ extra.x }}")
+    text = Text.load(folder)
+    end = make_raw().token_to_id("<|end|>")
+    tokens = text.encode_chat(user("hi"), template_kwargs={"extra": {"x": "<|end|>"}})
+    assert end not in tokens
+    assert text.decode(tokens) == "hi<|end|>"
+
+
+def test_special_tokens_and_ids_that_end_a_generation(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "m")
+    assert Text.load(folder).eos_token_ids == (make_raw().token_to_id("<|end|>"),)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 5]}))
+    assert Text.load(folder).eos_token_ids == (3, 5, make_raw().token_to_id("<|end|>"))
+    bos = make_raw().token_to_id("<s>")
+    assert Text.load(folder).encode("fox")[0] == bos
+    assert bos not in Text.load(folder).encode("fox", add_special_tokens=False)
+
+
+def test_a_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "m")
+    (folder / "chat_template.jinja").write_text("file")
+    assert Text.load(folder).apply_chat_template(user("x")) == "file"
+    named = [{"name": "rag", "template": "rag"}, {"name": "default", "template": "plain"}]
+    listed = make_folder(tmp_path / "n", chat_template=named)
+    assert Text.load(listed).apply_chat_template(user("x")) == "plain"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", None),
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", "{}"),
+        ("tokenizer_config.json", "{"),
+        ("tokenizer_config.json", "[]"),
+        ("tokenizer_config.json", '{"chat_template": 5}'),
+        ("generation_config.json", "{"),
+        ("chat_template.jinja", "{% for %}"),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path: Path, name: str, content: str | None) -> None:
+    folder = make_folder(tmp_path / "m")
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text(content)
+    with pytest.raises(ModelError, match=name.replace(".", r"\.")):
+        Text.load(folder)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f() %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
+        "{% endfor %}{% endmacro %}{{ f() }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ 'x' * 10**12 }}",
+        "{{ 10 ** 10 ** 10 }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ missing.field.field }}",
+        "{{ 1 / 0 }}",
+        "{{ raise_exception('no') }}",
+        "{{ '%1000000000000d' % 5 }}",
+        "{{ 'x'.ljust(10**12) }}",
+        "{{ 'x' | center(10**12) }}",
+    ],
+)
+def test_a_template_cannot_run_away(source: str) -> None:
+    template = ChatTemplate(source, origin="here", tokens={})
+    with pytest.raises(RequestError):
+        template.render(user("x"))
+
+
+def test_templates_may_use_what_hugging_face_gives_them() -> None:
+    source = (
+        "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{% if loop.last %}!{% endif %}"
+        "{% if m.content == 'b' %}{% break %}{% endif %}{% endfor %}"
+        "{{ {'a': '<é>'} | tojson }}{{ strftime_now('%Y') | length }}"
+        "{% set ns = namespace(x=1) %}{% set ns.x = ns.x + 1 %}{{ ns.x }}"
+    )
+    template = ChatTemplate(source, origin="here", tokens={})
+    made = template.render([{"content": "a"}, {"content": "b"}, {"content": "c"}])
+    assert made == '1/32/3{"a": "<é>"}42'
+
+
+def test_content_parts() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert flatten_content(parts, param="p") == "a\nb"
+    wrong: list[Any] = [5, [], [5], [{}], [{"type": "image_url"}], [{"type": "text", "text": 5}]]
+    for bad in wrong:
+        with pytest.raises(RequestError):
+            flatten_content(bad, param="p")

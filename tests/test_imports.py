@@ -1,0 +1,134 @@
+"""Who may import whom, as ARCHITECTURE.md has it, and what a process must not load."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("router", "prefill_node", "decode_node", "shared", "kernels", "proto")
+MODULES = sorted(
+    path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")
+)
+
+ALLOWED = {
+    "proto": (),
+    "kernels": (),
+    "shared": ("kernels", "proto", "shared"),
+    "prefill_node": ("prefill_node", "shared", "proto"),
+    "decode_node": ("decode_node", "shared", "proto"),
+    "router": (
+        "router",
+        "proto",
+        "shared.text",
+        "shared.config",
+        "shared.errors",
+        "shared.telemetry",
+    ),
+}
+WEB = ("fastapi", "uvicorn", "starlette", "grpc", "prometheus_client")
+
+
+def imports(module: Path) -> Iterator[str]:
+    """Absolute names of everything that a module imports; ours start with ``tandem.``."""
+    package = ("tandem", *module.with_suffix("").parts[:-1])
+    for node in ast.walk(ast.parse((ROOT / module).read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            origin = ".".join((*base, *(node.module or "").split("."))).strip(".")
+            yield from (f"{origin}.{alias.name}" for alias in node.names)
+
+
+def within(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def outside(module: Path) -> list[str]:
+    """Imports of ours that the module's folder may not use."""
+    folder = module.parts[0]
+    allowed = [f"tandem.{name}" for name in (*ALLOWED[folder], folder)]
+    return [n for n in imports(module) if within(n, "tandem") and not within(n, *allowed)]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_folders_import_only_what_they_may(folder: str) -> None:
+    modules = [module for module in MODULES if module.parts[0] == folder]
+    assert modules
+    assert {str(m): bad for m in modules if (bad := outside(m))} == {}
+
+
+def test_imports_across_folders_are_relative() -> None:
+    wrong = []
+    for module in MODULES:
+        for node in ast.walk(ast.parse((ROOT / module).read_text())):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            wrong += [f"{module}: {n}" for n in names if within(n, "tandem", *FOLDERS)]
+    assert wrong == []
+
+
+def test_router_and_text_name_no_torch() -> None:
+    parts = [m for m in MODULES if m.parts[0] == "router" or m.parts[:2] == ("shared", "text")]
+    bad = [f"{m}: {n}" for m in parts for n in imports(m) if within(n, "torch", "transformers")]
+    assert bad == []
+
+
+def test_the_engine_names_no_web_framework() -> None:
+    inner = ("engine", "models", "kv", "weights", "text")
+    parts = [m for m in MODULES if m.parts[0] == "shared" and m.parts[1] in inner]
+    assert [f"{m}: {n}" for m in parts for n in imports(m) if within(n, *WEB)] == []
+
+
+def loaded_by(module: str) -> set[str]:
+    code = f"import sys, {module}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("tandem.router.server", {"torch", "transformers", "triton"}),
+        ("tandem.shared.text.tokenizer", {"torch", "transformers", "triton"}),
+        ("tandem.shared.engine.runner", {*WEB, "transformers"}),
+        ("tandem.shared.engine.api", {*WEB, "torch", "transformers"}),
+        ("tandem", {"torch", "numpy", "grpc", "click", "asyncio", "tandem.shared"}),
+        ("tandem.__main__", {"torch", "numpy", "grpc", "fastapi"}),
+    ],
+)
+def test_a_process_does_not_load(module: str, absent: set[str]) -> None:
+    assert loaded_by(module) & absent == set()
+
+
+def _unsafe(tree: ast.AST) -> Iterator[str]:
+    """Pickle in any guise, ``torch.load``, ``eval`` and ``exec``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        else:
+            names = []
+        yield from (n for n in names if within(n, "pickle", "cPickle", "dill", "shelve", "marshal"))
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called in ("eval", "exec", "torch.load", "np.load", "numpy.load", "yaml.load"):
+                yield called
+
+
+def test_no_file_and_no_peer_can_run_code() -> None:
+    modules = [*MODULES, Path("__init__.py"), Path("__main__.py")]
+    found = {str(m): list(_unsafe(ast.parse((ROOT / m).read_text()))) for m in modules}
+    assert {name: calls for name, calls in found.items() if calls} == {}
