@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import time
@@ -173,6 +174,7 @@ def _serve_cluster(config: ServeConfig, values: Values) -> None:
         raise UsageError("--pd-client needs --pd-url host:port of at least one prefill node")
     if values["pd_url"] and not config.pd_client:
         raise UsageError("--pd-url needs --pd-client or --pd-server")
+    split_addresses("--pd-url", values["pd_url"])
     signal.signal(signal.SIGTERM, _interrupt)
     cluster = Cluster(Path(config.log_dir))
     try:
@@ -241,6 +243,7 @@ def _interrupt(number: int, frame: Any) -> None:
 
 def main() -> None:
     """Entry point: errors are one line on stderr, exit code 2 for usage, 1 for failure."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own errors say it, in one line
     try:
         cli.main(standalone_mode=False)
     except click.exceptions.Exit as error:

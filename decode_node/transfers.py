@@ -174,7 +174,7 @@ class Transfers:
             self._expect(sequence, peer, attempt, rank)
         await self._greeted(attempt)
         call = peer.stub.Open(self._open_request(sequence, peer, attempt))
-        watch = asyncio.create_task(_watch(call))
+        watch = asyncio.create_task(_watch(call, self._config.progress_timeout))
         collect = asyncio.create_task(self._collect(attempt))
         try:
             done, _ = await asyncio.wait({watch, collect}, return_when=asyncio.FIRST_COMPLETED)
@@ -227,7 +227,9 @@ class Transfers:
                 end_token=len(sequence.prompt) - 1,
                 window_bytes=self._config.window_bytes,
                 deadline_seconds=self._config.transfer_timeout,
-                progress_seconds=self._config.transfer_timeout,
+                # A chunk may compute for a while between frames; the control plane notices sooner
+                # when the node itself is gone.
+                progress_seconds=5 * self._config.progress_timeout,
             ),
         )
 
@@ -272,15 +274,24 @@ class Transfers:
         )
 
 
-async def _watch(call: Any) -> pb.OpenDone:
-    """The peer's own account. Raises ``TransferError`` when it failed or vanished."""
+async def _watch(call: Any, silence: float) -> pb.OpenDone:
+    """The peer's own account. Raises ``TransferError`` when it failed, vanished, or said nothing
+    for ``silence`` seconds (it pulses once a second)."""
     try:
-        async for event in call:
+        while True:
+            event = await asyncio.wait_for(call.read(), silence)
+            if event is _END:
+                raise TransferError("the stream ended without an outcome")
             kind = event.WhichOneof("event")
             if kind == "done":
                 return event.done
             if kind == "failed":
                 raise TransferError(event.failed.reason)
+    except TimeoutError:
+        raise TransferError(f"no sign of life for {silence:g} s") from None
     except grpc.aio.AioRpcError as error:
         raise TransferError(f"{error.code().name}: {error.details()}") from None
-    raise TransferError("the stream ended without an outcome")
+
+
+# What ``read`` gives at the end of a stream; the stubs for grpc do not know it.
+_END: Any = grpc.aio.EOF  # type: ignore[attr-defined]

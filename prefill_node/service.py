@@ -28,6 +28,7 @@ from ..shared.node.metrics import NodeMetrics
 
 log = logging.getLogger("tandem.prefill")
 
+PULSE_SECONDS = 1.0
 _PROGRESS = object()
 
 
@@ -198,7 +199,7 @@ class PrefillService(PrefillServicer):
         try:
             async with asyncio.timeout(request.deadline_seconds or None):
                 while finished < self._engine.world_size:
-                    event = await transfer.wake.get()
+                    event = await _next_or_pulse(transfer)
                     if isinstance(event, SendFinished):
                         finished, sent = finished + 1, sent + event.bytes
                         exposed = max(exposed, event.exposed_seconds)
@@ -323,6 +324,14 @@ class PrefillService(PrefillServicer):
             and self._transfers[key].request.node_id == request.node_id
             and self._transfers[key].request.epoch == request.epoch
         ]
+
+
+async def _next_or_pulse(transfer: _Transfer) -> Any:
+    """The next event, or a sign of life: a queue or a long chunk is silent, a dead node too."""
+    try:
+        return await asyncio.wait_for(transfer.wake.get(), PULSE_SECONDS)
+    except TimeoutError:
+        return _PROGRESS
 
 
 async def _forward(transfer: _Transfer) -> None:

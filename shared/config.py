@@ -117,7 +117,7 @@ class EngineConfig:
         "Tokens of unreferenced prefixes to keep (default: as long as nobody needs the blocks).",
         minimum=0,
     )
-    seed: int = option(0, "--seed", "Seed of requests that bring none, and of dummy weights.")
+    seed: int = option(0, "--seed", "Seed of the weights of --load-format dummy.")
     threads: int | None = option(
         None, "--threads", "CPU threads of a rank (default: cores divided by ranks).", minimum=1
     )
@@ -154,7 +154,7 @@ class EngineConfig:
 class HandoffConfig:
     """How KV moves, and when it does not."""
 
-    host: str = option(
+    kv_host: str = option(
         "127.0.0.1", "--kv-host", "Address that the data plane of a prefill node listens on."
     )
     insecure: bool = option(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import zmq
 
-from ..errors import OverloadedError, StartupError
+from ..errors import OverloadedError, StartupError, UnavailableError
 from . import frame
 from .cache_port import CachePort
 from .carrier import Carrier, Endpoints, Lost
@@ -32,6 +32,7 @@ from .messages import (
     OpenSend,
     PeerLost,
     PlaneFailed,
+    SendFailed,
 )
 from .receiver import Receiver
 from .sender import Sender
@@ -84,6 +85,9 @@ class DataPlane:
         self._wake_out: socket.socket | None = None
         self._woken = False
         self._stop = threading.Event()
+        # Held for a put or a flag only: what was queued before the stop is still answered, and
+        # nothing can be queued after it.
+        self._submitting = threading.Lock()
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -116,13 +120,19 @@ class DataPlane:
         return self._endpoints
 
     def submit(self, command: Command) -> None:
-        """Queue a command; never waits. Raises OverloadedError when the queue is full."""
-        try:
-            self._commands.put_nowait(command)
-        except queue.Full:
-            raise OverloadedError(
-                f"{self._config.max_commands} commands wait for the data plane; it is stuck"
-            ) from None
+        """Queue a command; never waits for the plane.
+
+        Raises OverloadedError when the queue is full, UnavailableError when the plane has ended.
+        """
+        with self._submitting:
+            if self._stop.is_set() or self._failure is not None:
+                raise UnavailableError("the data plane has ended; it takes no more commands")
+            try:
+                self._commands.put_nowait(command)
+            except queue.Full:
+                raise OverloadedError(
+                    f"{self._config.max_commands} commands wait for the data plane; it is stuck"
+                ) from None
         self._wake()
 
     def layer_ready(
@@ -152,7 +162,8 @@ class DataPlane:
 
     def stop(self, deadline: float = 5.0) -> None:
         """Fail what is under way, close the sockets, end the thread within ``deadline`` seconds."""
-        self._stop.set()
+        with self._submitting:
+            self._stop.set()
         self._wake()
         if self._thread is not None:
             self._thread.join(deadline)
@@ -293,9 +304,13 @@ class _Loop:
             handlers[type(command)](command)
 
     def _open(self, command: OpenSend) -> None:
-        if not self._listens:
-            raise RuntimeError("OpenSend to a rank that was configured without listen_host")
-        self._sender.open(command)
+        if self._listens:
+            self._sender.open(command)
+            return
+        reason = "this rank sends nothing: it was configured without listen_host"
+        self._emit(
+            SendFailed(transfer_id=command.transfer_id, attempt=command.attempt, reason=reason)
+        )
 
     def _take_control(
         self,
@@ -343,6 +358,7 @@ class _Loop:
         )
 
     def close(self) -> None:
+        self._take_commands()  # each is owed its event
         self._sender.close()
         self._receiver.close()
         self._listener.close()

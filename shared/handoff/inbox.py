@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable
 
 from .messages import (
-    Cancelled,
     CancelExpect,
+    Cancelled,
     CancelSend,
     Command,
     Event,

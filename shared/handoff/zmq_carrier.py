@@ -287,6 +287,10 @@ class ZmqDialer:
         self._turn.append(peer)
         try:
             for socket, endpoint in ((bulk, endpoints.bulk), (control, endpoints.control)):
+                # Peers say where they listen; they must not point us at local sockets (ipc://).
+                if not endpoint.startswith("tcp://"):
+                    self._lose(dial, f"endpoint {endpoint!r} is not tcp://", refused=True)
+                    return
                 if ":" in endpoint.removeprefix("tcp://").rpartition(":")[0]:
                     socket.setsockopt(zmq.IPV6, 1)
                 socket.setsockopt(zmq.RECONNECT_IVL, -1)

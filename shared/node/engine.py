@@ -162,7 +162,7 @@ def _rank_settings(
         data_plane = {
             "node_id": identity.node_id,
             "epoch": identity.epoch,
-            "host": handoff.host if listen else None,
+            "host": handoff.kv_host if listen else None,
             "staging_bytes": handoff.staging_bytes,
         }
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

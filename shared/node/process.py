@@ -83,6 +83,7 @@ async def run_node(
     """Run until SIGTERM or SIGINT. Raises ``StartupError`` when it cannot start, or when the ranks
     are lost: a supervisor starts the node again."""
     check_exposure(handoff, role.listens, node)
+    routers = node.routers  # a wrong --join is refused before anything starts
     identity = NodeIdentity(node.node_id or _default_id(role), secrets.randbits(63))
     stop = asyncio.Event()
     lost: list[str] = []
@@ -105,7 +106,7 @@ async def run_node(
         await server.start()
         registrations = [
             Registration(router, described.join, metrics.samples, stop.set, on_lost)
-            for router in node.routers
+            for router in routers
         ]
         loops = [engine.core.run(), *role.background(), *(r.run() for r in registrations)]
         tasks = [asyncio.create_task(loop) for loop in loops]
@@ -228,7 +229,7 @@ async def _drain(role: NodeRole, registrations: list[Registration], seconds: flo
 
 def check_exposure(handoff: HandoffConfig, listens: bool, node: NodeConfig) -> None:
     """Raise ``UsageError`` when unprotected KV would be reachable from other machines unasked."""
-    hosts = [("--host", node.host)] + ([("--kv-host", handoff.host)] if listens else [])
+    hosts = [("--host", node.host)] + ([("--kv-host", handoff.kv_host)] if listens else [])
     for flag, host in hosts:
         if not _loopback(host) and not handoff.insecure:
             raise UsageError(
@@ -265,6 +266,6 @@ def _default_id(role: NodeRole) -> str:
 
 def with_host(handoff: HandoffConfig, host: str) -> HandoffConfig:
     """The data plane listens where the control plane does, unless it was told otherwise."""
-    if _loopback(handoff.host) and not _loopback(host):
-        return replace(handoff, host=host)
+    if _loopback(handoff.kv_host) and not _loopback(host):
+        return replace(handoff, kv_host=host)
     return handoff

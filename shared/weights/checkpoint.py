@@ -91,7 +91,8 @@ class Checkpoint:
                     f"says it holds: the two come from different downloads; download both again"
                 )
             # What the index forgot is listed too, so that the loader has to say what it is.
-            self._file_of.update(dict.fromkeys(sorted(present), file))
+            for name in sorted(present):
+                self._file_of[name] = file
 
     def _open_file(self, file: str) -> list[str]:
         path = self.folder / file

@@ -120,7 +120,7 @@ def test_clients_that_vanish_in_any_phase_leave_nothing_behind(cluster: TestClus
     draw = random.Random(0)
     for number in range(100):
         vanish(cluster, prompt(100 + number), read=draw.choice([0, 0, 1, 300, 2000]))
-    until(lambda: (cluster.wait_idle(prefill, decode) or True), "both nodes to be idle")
+    until(lambda: cluster.wait_idle(prefill, decode) or True, "both nodes to be idle")
     assert greedy(cluster, 8) == want
 
 
@@ -181,9 +181,7 @@ def vanish(cluster: TestCluster, tokens: list[int], read: int) -> None:
         connection.close()
 
 
-def open_stream(
-    cluster: TestCluster, tokens: list[int], count: int
-) -> http.client.HTTPConnection:
+def open_stream(cluster: TestCluster, tokens: list[int], count: int) -> http.client.HTTPConnection:
     connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=60)
     body = {"prompt": tokens, "max_tokens": count, "stream": True, "ignore_eos": True}
     connection.request(

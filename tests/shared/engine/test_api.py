@@ -92,7 +92,7 @@ def test_n_choices_differ_and_a_seed_repeats_them(engine: Engine) -> None:
     assert len({choice.text for choice in first}) > 1
     assert [choice.tokens for choice in first] == [choice.tokens for choice in second]
     assert all(len(choice.logprobs) == len(choice.tokens) == 12 for choice in first)
-    streamed = {index: "" for index in range(3)}
+    streamed = dict.fromkeys(range(3), "")
     for delta in engine.generate_stream(PROMPT, params):
         streamed[delta.index] += delta.text
     assert streamed == {choice.index: choice.text for choice in first}
@@ -104,12 +104,6 @@ def test_a_stream_that_is_closed_early_frees_its_blocks(engine: Engine) -> None:
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     assert owned_blocks(engine) == 0
-
-
-def test_more_requests_than_may_wait_take_turns() -> None:
-    with Engine(config(max_waiting=2)) as engine:
-        params = SamplingParams(max_tokens=2, ignore_eos=True, n=3)
-        assert [len(c) for c in engine.generate_sync([PROMPT] * 5, params)] == [3] * 5
 
 
 @pytest.mark.parametrize(
@@ -160,7 +154,10 @@ def _others(engine: Engine) -> list[psutil.Process]:
 
 
 def test_a_dead_rank_is_an_error_and_not_a_hang() -> None:
-    with Engine(config()) as engine:
+    with Engine(config(max_waiting=2)) as engine:
+        # More requests than may wait take turns.
+        params = SamplingParams(max_tokens=2, ignore_eos=True, n=3)
+        assert [len(c) for c in engine.generate_sync([PROMPT] * 5, params)] == [3] * 5
         stream = engine.generate_stream(PROMPT, SamplingParams(max_tokens=450, ignore_eos=True))
         next(stream)
         (rank,) = set(ranks()) - set(_others(engine))

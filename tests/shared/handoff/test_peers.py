@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
-from tandem.shared.errors import OverloadedError, StartupError
+from tandem.shared.errors import OverloadedError, StartupError, UnavailableError
 from tandem.shared.handoff import frame
 from tandem.shared.handoff.data_plane import DataPlane, DataPlaneConfig
 from tandem.shared.handoff.frame import Kind
@@ -322,6 +323,31 @@ def test_stopping_fails_what_is_under_way():
             prefill.compute(1, 0, 50, chunk=50)
         assert "shutting down" in prefill.log.wait(SendFailed, 1).reason
         assert decode.log.wait(ReceiveFailed, 1).retriable
+
+
+def test_commands_queued_before_a_stop_are_answered_and_later_ones_refused():
+    for _ in range(20):
+        with Rank("p") as prefill:
+            prefill.open(Rank("d"), 1, BLOCKS, first_token=0, end_token=END)
+            prefill.plane.submit(CancelSend(transfer_id=2, attempt=1))
+        assert "shutting down" in prefill.log.wait(SendFailed, 1, seconds=1).reason
+        prefill.log.wait(Cancelled, 2, seconds=1)
+        with pytest.raises(UnavailableError, match="has ended"):
+            prefill.plane.layer_ready(1, 1, 0, 0, 1)
+
+
+def test_a_rank_that_only_receives_refuses_to_send():
+    with Rank("d", listen_host=None) as decode:
+        decode.open(Rank("e"), 1, BLOCKS, first_token=0, end_token=END)
+        assert "without listen_host" in decode.log.wait(SendFailed, 1).reason
+
+
+@pytest.mark.parametrize("endpoint", ["ipc:///tmp/x", "", "tcp://", "tcp://127.0.0.1:nonsense"])
+def test_an_endpoint_that_is_no_tcp_address_fails_the_attempt(endpoint):
+    with Rank("d", listen_host=None) as decode, Rank("p") as prefill:
+        command = expect(prefill, 1, BLOCKS, first_token=0, end_token=END)
+        decode.plane.submit(replace(command, bulk=endpoint))
+        decode.log.wait(ReceiveFailed, 1)
 
 
 def test_a_full_command_queue_says_so():

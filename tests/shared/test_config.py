@@ -1,0 +1,51 @@
+"""What is left open in the options is resolved once, and contradictions are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tandem.shared.config import EngineConfig, ResolvedEngine, resolve_engine, split_addresses
+from tandem.shared.errors import StartupError, UsageError
+
+
+def resolve(free: int = 1 << 20, **options: Any) -> ResolvedEngine:
+    config = EngineConfig(**options)
+    return resolve_engine(config, context=1000, bytes_per_block=1024, free_bytes=free, on_gpu=False)
+
+
+def test_the_cache_is_as_large_as_memory_allows_and_the_length_follows() -> None:
+    resolved = resolve(free=100 * 1024)
+    assert (resolved.num_blocks, resolved.max_model_len) == (30, 480)
+    assert resolve(free=1 << 30, max_num_seqs=2).num_blocks == 2 * 63
+
+
+@pytest.mark.parametrize(
+    ("free", "options", "word"),
+    [
+        (1 << 20, {"max_model_len": 1001}, "context of 1000"),
+        (1024, {}, "no memory for one KV block"),
+        (1 << 20, {"num_blocks": 1025}, "use at most 1024"),
+        (1 << 20, {"num_blocks": 2, "max_model_len": 64}, "token slots"),
+    ],
+)
+def test_what_does_not_fit_is_refused(free: int, options: dict[str, Any], word: str) -> None:
+    with pytest.raises(StartupError, match=word):
+        resolve(free, **options)
+
+
+def test_devices_and_ranks_must_agree() -> None:
+    assert EngineConfig(devices="0,1").world_size == 2
+    assert EngineConfig(tensor_parallel_size=3).world_size == 3
+    for options in ({"devices": "0,0"}, {"devices": "x"}):
+        with pytest.raises(UsageError, match="--d"):
+            _ = EngineConfig(**options).world_size
+    with pytest.raises(UsageError, match="drop one"):
+        _ = EngineConfig(devices="0,1", tensor_parallel_size=3).world_size
+
+
+def test_addresses() -> None:
+    assert split_addresses("--join", "a:1, [::1]:2") == ("a:1", "[::1]:2")
+    with pytest.raises(UsageError, match="--join 'a'"):
+        split_addresses("--join", "b:1,a")

@@ -1,0 +1,224 @@
+"""The command line: its surface is frozen, its precedence fixed, its errors one line each.
+
+``TANDEM_TEST_REFRESH=1 pytest tests/test_command_line.py`` writes the surface anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import psutil
+import pytest
+
+from tandem.__main__ import cli
+from tandem.shared.builtin_model import builtin_model_path
+from tandem.shared.config import EngineConfig, NodeConfig
+from tandem.shared.errors import UsageError
+from tandem.shared.options import command_options, fill
+
+SURFACE = Path(__file__).with_name("command_line.txt")
+
+
+# ---- the surface -------------------------------------------------------------------------------
+
+
+def surface() -> str:
+    """One line a flag: its names, its default, and what else it takes."""
+    lines = []
+    for name, command in sorted(cli.commands.items()):
+        lines.append(f"tandem {name}")
+        lines += sorted(f"  {_line(parameter)}" for parameter in command.params)
+    return "\n".join(lines) + "\n"
+
+
+def _line(parameter: click.Parameter) -> str:
+    if isinstance(parameter, click.Argument):
+        return f"[{parameter.make_metavar(click.Context(cli)).strip('[]')}]"
+    names = " ".join([*parameter.opts, *parameter.secondary_opts])
+    return f"{names} | {parameter.type!r} | default {_default(parameter)} | {parameter.envvar}"
+
+
+def _default(parameter: click.Parameter) -> Any:
+    default = parameter.to_info_dict()["default"]
+    return default if isinstance(default, (bool, int, float, str)) else None
+
+
+def test_the_surface_is_frozen() -> None:
+    if os.environ.get("TANDEM_TEST_REFRESH"):
+        SURFACE.write_text(surface())
+    assert surface() == SURFACE.read_text(), "if meant: TANDEM_TEST_REFRESH=1, and a CHANGELOG line"
+
+
+# ---- precedence --------------------------------------------------------------------------------
+
+
+def parse(arguments: list[str]) -> dict[str, Any]:
+    command = click.Command("test", params=list(command_options(NodeConfig, EngineConfig)))
+    with command.make_context("test", arguments) as context:
+        return context.params
+
+
+@pytest.mark.parametrize(
+    ("flag", "environment", "yaml", "expected"),
+    [
+        (True, True, True, 1001),
+        (False, True, True, 1002),
+        (False, False, True, 1003),
+        (False, False, False, 0),
+        (True, False, True, 1001),
+    ],
+)
+def test_flag_wins_over_environment_over_yaml_over_default(
+    tmp_path: Path, monkeypatch, flag: bool, environment: bool, yaml: bool, expected: int
+) -> None:
+    arguments = []
+    if environment:
+        monkeypatch.setenv("TANDEM_PORT", "1002")
+    if yaml:
+        (tmp_path / "c.yaml").write_text("port: 1003\n")
+        arguments.append(f"--config={tmp_path / 'c.yaml'}")
+    if flag:
+        arguments.append("--port=1001")
+    assert fill(NodeConfig, parse(arguments)).port == expected
+
+
+def test_yaml_takes_every_name_of_an_option(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("tp: 2\nmax_model_len: 99\nenable-prefix-caching: false\nm: x\n")
+    config = fill(EngineConfig, parse([f"--config={file}"]))
+    assert (config.tensor_parallel_size, config.max_model_len) == (2, 99)
+    assert (config.enable_prefix_caching, config.model) == (False, "x")
+
+
+@pytest.mark.parametrize("alias", ["--m", "--model", "--w", "--f"])
+def test_aliases_of_the_model(alias: str) -> None:
+    assert parse([f"{alias}=here"])["model"] == "here"
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("colour: red", "colour"),
+        ("- port", "must map"),
+        ("a: [", "not YAML"),
+        ("port: [1]", "one value"),
+        ("tp: 1\ntensor-parallel-size: 2", "twice"),
+    ],
+)
+def test_a_wrong_yaml_file_is_refused(tmp_path: Path, text: str, word: str) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(UsageError, match=word):
+        parse([f"--config={tmp_path / 'c.yaml'}"])
+
+
+# ---- errors ------------------------------------------------------------------------------------
+
+
+def fail(arguments: list[str], folder: Path, status: int, *words: str, seconds: float = 45) -> None:
+    """The command ends with ``status`` and one line on stderr that has ``words``; no process
+    that it started outlives it."""
+    mark = f"{os.getpid()}-{time.monotonic_ns()}"
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "tandem", *arguments],
+        cwd=folder,
+        env=os.environ | {"TANDEM_TEST_MARK": mark, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+    assert done.returncode == status, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if " INFO tandem" not in line]
+    assert line.startswith("tandem: ")
+    assert [word for word in words if word not in line] == []
+    assert _left_running(mark) == []
+
+
+def _left_running(mark: str) -> list[str]:
+    found: list[str] = []
+    for _ in range(30):
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("TANDEM_TEST_MARK") == mark:
+                    found.append(" ".join(process.cmdline()))
+            except psutil.Error:
+                continue
+        if not found:
+            break
+        time.sleep(0.1)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["serve", "--pd-server", "--pd-client"], ["--pd-server", "--pd-client"]),
+        (["serve", "--pd-client"], ["--pd-url"]),
+        (["serve", "--pd-client", "--pd-url", "host"], ["--pd-url", "'host'", "host:port"]),
+        (["serve", "--pd-server", "--pd-url", "host:99999"], ["host:99999"]),
+        (["serve", "builtin", "--model", "builtin"], ["twice"]),
+        (["serve", "--colour", "red"], ["--colour"]),
+        (["decode-node", "--d", "0,1", "--tp", "3"], ["--d", "--tensor-parallel-size"]),
+        (["decode-node", "--d", "a"], ["--d", "'a'"]),
+        (["decode-node", "--join", "nowhere"], ["--join", "nowhere"]),
+        (["decode-node", "--port", "70000"], ["--port", "70000"]),
+        (["decode-node", "--config", "none.yaml"], ["none.yaml"]),
+        (["decode-node", "--host", "0.0.0.0"], ["--host 0.0.0.0", "--insecure"]),
+        (["prefill-node", "--kv-host", "0.0.0.0"], ["--kv-host 0.0.0.0", "--insecure"]),
+        (["router", "--pd-url", "a:b"], ["--pd-url", "'a:b'"]),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_status_2(
+    tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    fail(arguments, tmp_path, 2, *words)
+
+
+def broken_model(folder: Path, **changes: Any) -> Path:
+    shutil.copytree(builtin_model_path(), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder
+
+
+def test_a_model_folder_that_does_not_exist(tmp_path: Path) -> None:
+    fail(["decode-node", "./none"], tmp_path, 1, "./none", "does not exist")
+
+
+def test_an_unknown_architecture(tmp_path: Path) -> None:
+    folder = broken_model(tmp_path / "m", architectures=["OracleForCausalLM"], model_type="oracle")
+    fail(["prefill-node", str(folder)], tmp_path, 1, "racle")
+
+
+def test_truncated_weights(tmp_path: Path) -> None:
+    weights = broken_model(tmp_path / "m") / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size // 2)
+    fail(["decode-node", str(weights.parent)], tmp_path, 1, "model.safetensors")
+
+
+def test_no_memory_for_the_cache(tmp_path: Path) -> None:
+    blocks = str(1 << 40)
+    arguments = ["decode-node", "--num-gpu-blocks-override", blocks]
+    fail(arguments, tmp_path, 1, "--num-gpu-blocks-override", blocks, "use at most")
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        fail(["decode-node", "--port", port], tmp_path, 1, port)
+        fail(["serve", "--port", port], tmp_path, 1, port)
+
+
+def test_serve_passes_on_the_words_of_a_part_that_cannot_start(tmp_path: Path) -> None:
+    fail(["serve", "./none"], tmp_path, 1, "decode-node-0", "./none", "does not exist")
