@@ -22,7 +22,7 @@ def option(
     minimum: float | None = None,
     maximum: float | None = None,
 ) -> Any:
-    """A dataclass field that is also a flag. ``flags``: space-separated, the canonical one first."""
+    """A dataclass field that is also a flag; of ``flags``, the first is its name."""
     metadata = {
         "flags": flags.split(),
         "help": help,

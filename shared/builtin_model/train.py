@@ -64,7 +64,7 @@ def make_model(vocabulary: int) -> Any:
         bos_token_id=None,
         eos_token_id=end,
         pad_token_id=start_of_padding,
-        attn_implementation="sdpa",
+        attn_implementation="sdpa",  # type: ignore[call-arg]
     )
     model = Qwen3ForCausalLM(config)
     for name, parameter in model.named_parameters():
