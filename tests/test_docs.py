@@ -1,0 +1,64 @@
+"""Every command and snippet in the documents is real."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from tandem.__main__ import cli
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), ROOT / "deploy" / "README.md"])
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    return [
+        (document.name, body)
+        for document in DOCUMENTS
+        for kind, body in BLOCK.findall(document.read_text())
+        if kind == language
+    ]
+
+
+def shell_lines(program: str) -> list[str]:
+    return [
+        line
+        for _, body in blocks("sh")
+        for line in body.replace("\\\n", " ").splitlines()
+        if line.startswith(program + " ")
+    ]
+
+
+@pytest.mark.parametrize("line", shell_lines("tandem"))
+def test_documented_commands_parse(line: str) -> None:
+    name, *arguments = shlex.split(line)[1:]
+    command = cli.commands[name]
+    with command.make_context(name, arguments) as context:
+        assert isinstance(context, click.Context)
+
+
+@pytest.mark.parametrize("line", shell_lines("make"))
+def test_documented_targets_exist(line: str) -> None:
+    target = line.split()[1]
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("body", [body for _, body in blocks("python")])
+def test_documented_python_runs(body: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", body], capture_output=True, text=True, timeout=120, cwd="/"
+    )
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+
+
+def test_documents_link_to_files_that_exist() -> None:
+    for document in DOCUMENTS:
+        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"
