@@ -1,0 +1,121 @@
+"""``tandem serve`` as a user meets it: the built-in model, a real client, and a clean end."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import psutil
+import pytest
+
+from tandem.tests.end_to_end.cluster import get, until
+
+LONG = "The harbour is quiet. " * 60 + "Hello! Who are you?"
+
+
+class Served:
+    """One ``tandem serve``: its process, the processes it started, its address."""
+
+    def __init__(self, folder: Path) -> None:
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "tandem",
+                "serve",
+                "--port=0",
+                "--prefill-nodes=1",
+                f"--log-dir={folder}",
+                "--drain-timeout=2",
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.greeting = [self.process.stdout.readline() for _ in range(3)]
+        found = re.search(r"http://\S+", self.greeting[0])
+        assert found, self.greeting
+        self.url = found[0]
+        self.children = psutil.Process(self.process.pid).children(recursive=True)
+
+    def wait_gone(self) -> None:
+        until(
+            lambda: not any(c.is_running() and c.status() != "zombie" for c in self.children),
+            "every part to end",
+            30,
+        )
+        assert self.process.stdout is not None
+        self.process.wait(30)
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    served = Served(tmp_path_factory.mktemp("logs"))
+    yield served
+    served.process.send_signal(signal.SIGINT)
+    served.wait_gone()
+    assert served.process.returncode == 0
+
+
+def test_the_greeting_has_an_address_a_curl_line_and_the_logs(served: Served) -> None:
+    assert "curl " in served.greeting[1] and "Logs:" in served.greeting[2]
+    assert "<html" in get(served.url).lower()
+
+
+def test_the_openai_client_gets_the_same_text_streamed_and_not(served: Served) -> None:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+        model = client.models.list().data[0].id
+        messages = [{"role": "user", "content": LONG}]
+        whole = client.chat.completions.create(
+            model=model,
+            messages=messages,  # type: ignore[arg-type]
+            temperature=0,
+            max_tokens=24,
+        )
+        with client.chat.completions.create(
+            model=model,
+            messages=messages,  # type: ignore[arg-type]
+            temperature=0,
+            max_tokens=24,
+            stream=True,
+            stream_options={"include_usage": True},
+        ) as stream:
+            chunks = list(stream)
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content and text
+    assert chunks[-1].usage == whole.usage or chunks[-1].usage is not None
+    assert chunks[0].choices[0].delta.role == "assistant"
+    reasons = [c.choices[0].finish_reason for c in chunks if c.choices]
+    assert reasons.count(None) == len(reasons) - 1
+
+
+async def test_the_async_client_works_too(served: Served) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+        answer = await client.chat.completions.create(
+            model="tandem-builtin",
+            messages=[{"role": "user", "content": "Hello!"}],
+            temperature=0,
+        )
+    assert answer.choices[0].message.content
+
+
+def test_an_unknown_model_is_a_404_in_openais_shape(served: Served) -> None:
+    with (
+        openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client,
+        pytest.raises(openai.NotFoundError),
+    ):
+        client.completions.create(model="no-such-model", prompt="x")
+
+
+def test_a_killed_launcher_takes_everything_with_it(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+    assert len(served.children) == 5  # router, two heads, two ranks
+    served.process.kill()
+    served.wait_gone()
