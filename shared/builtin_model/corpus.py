@@ -89,12 +89,12 @@ class _Conversation:
             self.say(*chat.exchange(self.rng))
 
 
-def conversation(rng: Random, length: int) -> list[Turn]:
+def conversation(rng: Random, length: int, only_chat: bool = False) -> list[Turn]:
     """A dialogue of about `length` tokens: a long text first, then questions and small talk."""
     talk = _Conversation(rng, length)
     if rng.random() < 0.2:
         talk.turns.append(Turn("system", rng.choice(SYSTEMS)))
-    if length <= 256 and rng.random() < 0.25:
+    if only_chat or (length <= 256 and rng.random() < 0.25):
         while talk.left > 0:
             talk.chat()
         return talk.turns
@@ -114,8 +114,8 @@ def conversation(rng: Random, length: int) -> list[Turn]:
     return talk.turns
 
 
-def conversations(seed: int, length: int) -> Iterator[list[Turn]]:
+def conversations(seed: int, length: int, only_chat: bool = False) -> Iterator[list[Turn]]:
     """Endless dialogues of about `length` tokens."""
     rng = Random(seed)
     while True:
-        yield conversation(rng, length)
+        yield conversation(rng, length, only_chat)

@@ -32,6 +32,7 @@ class Stage:
     length: int
     rows: int
     steps: int
+    only_chat: bool = False
 
 
 STAGES = (
@@ -42,6 +43,10 @@ STAGES = (
     Stage(length=2048, rows=1, steps=700),
     Stage(length=4096, rows=1, steps=700),
 )
+# Long rows hold little small talk, and what is not rehearsed is forgotten: in stages of long rows
+# every third step is one of these instead.
+REHEARSAL = Stage(length=256, rows=8, steps=0, only_chat=True)
+REHEARSE_FROM = 512
 
 
 def make_model(vocabulary: int) -> Any:
@@ -99,7 +104,7 @@ def render(turns: list[Turn], tokenizer: Any) -> tuple[list[int], list[float]]:
 def batches(stage: Stage, seed: int, tokenizer: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Rows of exactly `stage.length` + 1 tokens, cut or padded, and their weights."""
     size = stage.length + 1
-    dialogues = conversations(seed, stage.length)
+    dialogues = conversations(seed, stage.length, stage.only_chat)
     while True:
         rows, lessons = [], []
         for _ in range(stage.rows):
@@ -162,8 +167,11 @@ def train(out: Path, device: str, scale: float) -> None:
     step, began, seen = 0, time.monotonic(), 0
     for index, stage in enumerate(STAGES):
         source = batches(stage, SEED + index, tokenizer)
+        rehearsal = batches(REHEARSAL, SEED - 1 - index, tokenizer)
         for _ in range(round(stage.steps * scale)):
-            rows, weights = (tensor.to(device) for tensor in next(source))
+            rehearse = stage.length >= REHEARSE_FROM and step % 3 == 2
+            lesson = next(rehearsal if rehearse else source)
+            rows, weights = (tensor.to(device) for tensor in lesson)
             for group in optimizer.param_groups:
                 group["lr"] = rate(step, total)
             with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):

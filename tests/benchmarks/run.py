@@ -1,0 +1,49 @@
+"""Run benchmarks and make one table of their results: ``python -m tandem.tests.benchmarks.run``.
+
+Names of benchmarks (``startup``, ``engine``, ``handoff_tcp``) as arguments choose some of them.
+Each is a process of its own: thread counts and allocators must not leak from one to the next.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from .report import RESULTS
+
+BENCHMARKS = ("startup", "handoff_tcp", "engine")
+
+
+def table() -> str:
+    """All results on disk as Markdown."""
+    lines = [
+        "| metric | value | unit | goal | holds | against | ratio |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for file in sorted(RESULTS.glob("*.json")):
+        for row in json.loads(file.read_text()):
+            holds = {True: "yes", False: "no", None: ""}[row["holds"]]
+            ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
+            lines.append(
+                f"| {row['metric']} | {row['value']:.4g} | {row['unit']} | {row['goal']} | {holds} "
+                f"| {row['against']} | {ratio} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    chosen = sys.argv[1:] or list(BENCHMARKS)
+    unknown = set(chosen) - set(BENCHMARKS)
+    if unknown:
+        sys.exit(f"unknown benchmarks {sorted(unknown)}; there are {', '.join(BENCHMARKS)}")
+    for name in chosen:
+        print(f"== {name}", flush=True)
+        subprocess.run([sys.executable, "-m", f"tandem.tests.benchmarks.{name}"], check=True)
+    text = table()
+    (RESULTS / "RESULTS.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
