@@ -173,7 +173,10 @@ class Transfers:
         for rank in range(self._engine.world_size):
             self._expect(sequence, peer, attempt, rank)
         await self._greeted(attempt)
-        call = peer.stub.Open(self._open_request(sequence, peer, attempt))
+        try:
+            call = peer.stub.Open(self._open_request(sequence, peer, attempt))
+        except grpc.aio.UsageError:
+            raise TransferError(f"{peer.address}: the connection was closed") from None
         watch = asyncio.create_task(_watch(call, self._config.progress_timeout))
         collect = asyncio.create_task(self._collect(attempt))
         try:
@@ -291,6 +294,12 @@ async def _watch(call: Any, silence: float) -> pb.OpenDone:
         raise TransferError(f"no sign of life for {silence:g} s") from None
     except grpc.aio.AioRpcError as error:
         raise TransferError(f"{error.code().name}: {error.details()}") from None
+    except asyncio.CancelledError:
+        # Another transfer found the peer dead and closed the channel under this one.
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise TransferError("the connection was closed") from None
 
 
 # What ``read`` gives at the end of a stream; the stubs for grpc do not know it.

@@ -53,7 +53,7 @@ def make_model(vocabulary: int) -> Any:
     """A Qwen3 decoder of 2.3 M parameters, as transformers builds it."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    end, start_of_padding = SPECIAL.index("<|im_end|>"), SPECIAL.index("<|endoftext|>")
+    end, padding = SPECIAL.index("<|im_end|>"), SPECIAL.index("<|endoftext|>")
     config = Qwen3Config(
         vocab_size=vocabulary,
         hidden_size=192,
@@ -68,7 +68,7 @@ def make_model(vocabulary: int) -> Any:
         use_cache=True,
         bos_token_id=None,
         eos_token_id=end,
-        pad_token_id=start_of_padding,
+        pad_token_id=padding,
         attn_implementation="sdpa",  # type: ignore[call-arg]
     )
     model = Qwen3ForCausalLM(config)
