@@ -90,7 +90,8 @@ def test_a_stopped_prefill_node_costs_seconds_not_answers(cluster: TestCluster) 
 def test_a_killed_decode_node_loses_only_its_own_requests(cluster: TestCluster) -> None:
     prefill, decode = pair(cluster)
     want = greedy(cluster, 6)
-    lines = stream_lines(cluster, prompt(6, 20), 400, after_first=decode.kill)
+    # Sixteen choices, so that the stream cannot have ended before the kill.
+    lines = stream_lines(cluster, prompt(6, 20), 400, after_first=decode.kill, n=16)
     errors = [line for line in lines if '"error"' in line]
     assert len(errors) == 1 and lines[-1] == errors[0], lines[-3:]
     status, body = cluster.post("/v1/completions", {"prompt": prompt(6), "max_tokens": 1})
@@ -153,10 +154,10 @@ def test_one_prefill_node_serves_two_decode_nodes_and_the_reverse(cluster: TestC
 
 
 def stream_lines(
-    cluster: TestCluster, tokens: list[int], count: int, after_first: Any
+    cluster: TestCluster, tokens: list[int], count: int, after_first: Any, n: int = 1
 ) -> list[str]:
     """The non-empty lines of a stream; ``after_first`` runs once tokens flow."""
-    connection = open_stream(cluster, tokens, count)
+    connection = open_stream(cluster, tokens, count, n)
     lines: list[str] = []
     try:
         answer = connection.getresponse()
@@ -181,9 +182,11 @@ def vanish(cluster: TestCluster, tokens: list[int], read: int) -> None:
         connection.close()
 
 
-def open_stream(cluster: TestCluster, tokens: list[int], count: int) -> http.client.HTTPConnection:
+def open_stream(
+    cluster: TestCluster, tokens: list[int], count: int, n: int = 1
+) -> http.client.HTTPConnection:
     connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=60)
-    body = {"prompt": tokens, "max_tokens": count, "stream": True, "ignore_eos": True}
+    body = {"prompt": tokens, "max_tokens": count, "stream": True, "ignore_eos": True, "n": n}
     connection.request(
         "POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"}
     )
