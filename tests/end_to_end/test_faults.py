@@ -68,6 +68,7 @@ def test_a_prefill_node_may_be_killed_before_during_and_after_transfers(
     cluster.wait_idle(decode)
 
     # It comes back as another process, and is used again.
+    cluster.wait_nodes(decode=1, prefill=0)
     cluster.start_node("prefill-node")
     cluster.wait_nodes(decode=1, prefill=1)
     before = node_metric(decode, 'tandem_transfers_total{outcome="committed"}')
@@ -97,6 +98,7 @@ def test_a_killed_decode_node_loses_only_its_own_requests(cluster: TestCluster) 
     status, body = cluster.post("/v1/completions", {"prompt": prompt(6), "max_tokens": 1})
     assert status == 503 and body["error"]["message"], body
 
+    cluster.wait_nodes(decode=0, prefill=1)  # the dead one must not be counted below
     other = cluster.start_node("decode-node")
     cluster.wait_nodes(decode=1, prefill=1)
     assert greedy(cluster, 6) == want
