@@ -62,9 +62,9 @@ def command(name: str, *configs: type, model: bool = True) -> Callable[[Any], cl
     return wrap
 
 
-@command("router", RouterConfig, EngineConfig)
+@command("router", RouterConfig, model=False)
 def router(values: Values) -> None:
-    """Start a router: HTTP in, tokens out. It needs of the model only tokenizer and template."""
+    """Start a router: HTTP in, tokens out. The nodes that join bring the model."""
     from .router.options import RouterOptions
     from .router.server import Router
     from .router.static_nodes import StaticNodes
@@ -74,7 +74,7 @@ def router(values: Values) -> None:
     setup_logging()
     config = fill(RouterConfig, values)
     urls = split_addresses("--pd-url", config.pd_url)
-    name = values["served_model_name"]
+    name = config.served_model_name
     options = RouterOptions(
         host=config.host,
         port=config.port,
@@ -193,8 +193,6 @@ def _start_parts(cluster: Any, config: ServeConfig, values: Values, deadline: fl
     front = replace(fill(RouterConfig, values), registry_host="127.0.0.1", registry_port=0)
     engine, handoff = fill(EngineConfig, values), fill(HandoffConfig, values)
     arguments = [*to_arguments(front), "--registry-port=0"]
-    if engine.served_model_name:
-        arguments.append(f"--served-model-name={engine.served_model_name}")
     ports = cluster.wait_ready(cluster.start("router", ["router", *arguments]), deadline)
     shared = [
         *to_arguments(engine),

@@ -33,6 +33,13 @@ def option(
     return field(default=default, metadata=metadata)
 
 
+def _served_model_name() -> Any:
+    """Nodes announce the name, and a router may insist on one: the same flag for both."""
+    return option(
+        None, "--served-model-name", "Name that clients use; the model's own if not given."
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """What one engine runs and how much it may use."""
@@ -43,9 +50,7 @@ class EngineConfig:
         "Model: 'builtin', a folder in Hugging Face layout, a .safetensors file in one, or the "
         "name of a model on the Hugging Face hub.",
     )
-    served_model_name: str | None = option(
-        None, "--served-model-name", "Name that clients use; the model's own if not given."
-    )
+    served_model_name: str | None = _served_model_name()
     dtype: str = option(
         "auto",
         "--dtype",
@@ -221,6 +226,7 @@ class NodeConfig:
 class RouterConfig:
     """The HTTP front."""
 
+    served_model_name: str | None = _served_model_name()
     host: str = option("127.0.0.1", "--host", "Address to listen on.")
     port: int = option(8000, "--port", "HTTP port (0: any free one).", minimum=0, maximum=65535)
     registry_host: str = option("127.0.0.1", "--registry-host", "Address that nodes join at.")

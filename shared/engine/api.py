@@ -355,18 +355,13 @@ class _Service:
             core, request.tokens, request.params, vocab_size=self.engine.spec.vocab_size
         )
         choices = [_Choice(sequence, self.tokenizer) for sequence in sequences]
-        outputs: asyncio.Queue[tuple[StepOutput, bool]] = asyncio.Queue()
-
-        def listen(output: StepOutput) -> None:
-            # Whether it is the last is noted now: the sequence may end before this is read.
-            outputs.put_nowait((output, output.sequence.finish_reason is not None))
-
-        core.submit(sequences[0], listen)
+        outputs: asyncio.Queue[StepOutput] = asyncio.Queue()
+        core.submit(sequences[0], outputs.put_nowait)
         try:
             while not all(choice.finish_reason for choice in choices):
-                output, last = await outputs.get()
+                output = await outputs.get()
                 choice = choices[output.sequence.index]
-                for delta in choice.take(output, last):
+                for delta in choice.take(output):
                     request.on_delta(delta)
                 if choice.finish_reason:
                     core.cancel(choice.sequence)
@@ -390,18 +385,18 @@ class _Choice:
         self._tokens: list[int] = []
         self._logprobs: list[PositionLogprobs] = []
 
-    def take(self, output: StepOutput, last: bool) -> Iterator[Delta]:
+    def take(self, output: StepOutput) -> Iterator[Delta]:
         """The deltas of one step; none once a stop string has ended the choice."""
         if self.finish_reason is not None:
             return
-        if output.sequence.finish_reason is FinishReason.ERROR and last:
+        if output.finish_reason is FinishReason.ERROR:
             raise UnavailableError(f"the generation failed: {output.sequence.error}")
         for position, token in enumerate(output.tokens):
             text = self._show(self._detokenizer.push(token))
             yield self._delta(text, [token], output.logprobs[position : position + 1])
             if self.finish_reason is not None:
                 return
-        if last:
+        if output.finish_reason is not None:
             yield self._end()
 
     def completion(self, leader: EngineSequence) -> Completion:

@@ -20,6 +20,7 @@ import grpc
 from ...proto import tandem_pb2 as pb
 from ..config import EngineConfig, HandoffConfig, NodeConfig
 from ..errors import StartupError, UsageError
+from ..handoff.epoch import new_epoch
 from ..handoff.inbox import Inbox
 from .engine import NodeEngine, NodeIdentity, fingerprint_digest, start_engine
 from .metrics import NodeMetrics
@@ -84,7 +85,7 @@ async def run_node(
     are lost: a supervisor starts the node again."""
     check_exposure(handoff, role.listens, node)
     routers = node.routers  # a wrong --join is refused before anything starts
-    identity = NodeIdentity(node.node_id or _default_id(role), secrets.randbits(63))
+    identity = NodeIdentity(node.node_id or _default_id(role), new_epoch())
     stop = asyncio.Event()
     lost: list[str] = []
 
