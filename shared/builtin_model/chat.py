@@ -164,7 +164,7 @@ def calendar(rng: Random) -> Exchange:
 
 
 def arithmetic(rng: Random) -> Exchange:
-    limit = rng.choice((9, 20, 99))
+    limit = rng.choice((9, 9, 20))
     a, b = rng.randint(0, limit), rng.randint(0, limit)
     if rng.random() < 0.4:
         a, b = max(a, b), min(a, b)
@@ -225,8 +225,8 @@ MAKERS: tuple[tuple[Callable[[Random], Exchange], int], ...] = (
     (opposite, 2),
     (calendar, 2),
     (arithmetic, 8),
-    (count, 1),
-    (repeat, 3),
+    (count, 2),
+    (repeat, 4),
     (story, 1),
     (unknown, 1),
 )
