@@ -66,48 +66,23 @@ def command(name: str, *configs: type, model: bool = True) -> Callable[[Any], cl
 def router(values: Values) -> None:
     """Start a router: HTTP in, tokens out. The nodes that join bring the model."""
     from .router.options import RouterOptions
-    from .router.server import Router
-    from .router.static_nodes import StaticNodes
+    from .router.server import Router, run_router
     from .shared.node.lifeline import announce, follow_launcher
     from .shared.telemetry import setup_logging
 
     setup_logging()
-    config = fill(RouterConfig, values)
-    urls = split_addresses("--pd-url", config.pd_url)
-    name = config.served_model_name
-    options = RouterOptions(
-        host=config.host,
-        port=config.port,
-        registry_host=config.registry_host,
-        registry_port=config.registry_port,
-        served_model_names=(name,) if name else (),
-        api_keys=tuple(config.api_key.split(",")) if config.api_key else (),
-        max_body_bytes=config.max_body_bytes,
-        max_concurrent_requests=config.max_concurrent_requests,
-        drain_timeout=config.drain_timeout,
-    )
 
-    async def main() -> None:
+    def ready(router: Router) -> None:
+        follow_launcher()
+        announce({"http": router.http_port, "registry": router.registry_port})
+
+    async def run() -> None:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        server = Router(options)
-        await server.start()
-        static = asyncio.create_task(StaticNodes(server.nodes, urls).run())
-        follow_launcher()
-        announce({"http": server.http_port, "registry": server.registry_port})
-        failed = asyncio.create_task(server.failed())
-        stopped = asyncio.create_task(stop.wait())
-        done, pending = await asyncio.wait(
-            {failed, stopped, static}, return_when=asyncio.FIRST_COMPLETED
-        )
-        for task in pending:
-            task.cancel()
-        await server.stop()
-        for task in done:
-            task.result()
+        await run_router(fill(RouterOptions, values), stop, ready)
 
-    asyncio.run(main())
+    asyncio.run(run())
 
 
 def _run_node(role: Any, values: Values) -> None:

@@ -163,14 +163,13 @@ class App:
         await exchange.answer(200, self._metrics.render(), CONTENT_TYPE)
 
     async def _models(self, exchange: Exchange) -> None:
-        model = self._registry.model()
-        cards = [model.card(name) for name in model.names]
-        await exchange.json(200, {"object": "list", "data": cards})
+        card = self._registry.model().card()
+        await exchange.json(200, {"object": "list", "data": [card]})
 
     async def _one_model(self, exchange: Exchange) -> None:
         model = self._registry.model()
-        name = model.check_name(exchange.path.removeprefix("/v1/models/") or "?")
-        await exchange.json(200, model.card(name))
+        model.check_name(exchange.path.removeprefix("/v1/models/") or "?")
+        await exchange.json(200, model.card())
 
     # -- generation --------------------------------------------------------------------------
 

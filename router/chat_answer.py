@@ -85,7 +85,7 @@ class ChatAnswer:
             "id": self._generation.request_id,
             "object": kind,
             "created": self._created,
-            "model": self._generation.model_name,
+            "model": self._generation.model.name,
         }
 
 

@@ -60,7 +60,7 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
     """Check everything, render the template, count the tokens."""
     fields = Fields(body)
     fields.refuse_others(KNOWN, UNSUPPORTED)
-    name = model.check_name(fields.string("model", "", 1024))
+    model.check_name(fields.string("model", "", 1024))
     stream, include_usage = read.read_stream(fields)
     sampling = read.read_sampling(fields, model, options)
     text = read.read_text_options(fields)
@@ -76,7 +76,6 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
     return Generation(
         request_id=f"chatcmpl-{uuid.uuid4().hex}",
         model=model,
-        model_name=name,
         prompts=[Prompt(tokens)],
         max_tokens=granted,
         sampling=sampling,

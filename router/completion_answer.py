@@ -87,7 +87,7 @@ class CompletionAnswer:
             "id": self._generation.request_id,
             "object": "text_completion",
             "created": self._created,
-            "model": self._generation.model_name,
+            "model": self._generation.model.name,
         }
 
 

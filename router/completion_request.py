@@ -23,7 +23,7 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> G
     """Check everything, encode the prompts, count the tokens."""
     fields = Fields(body)
     fields.refuse_others(KNOWN, UNSUPPORTED)
-    name = model.check_name(fields.string("model", "", 1024))
+    model.check_name(fields.string("model", "", 1024))
     stream, include_usage = read.read_stream(fields)
     sampling = read.read_sampling(fields, model, options)
     _check_best_of(fields, sampling.n)
@@ -47,7 +47,6 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> G
     return Generation(
         request_id=f"cmpl-{uuid.uuid4().hex}",
         model=model,
-        model_name=name,
         prompts=prompts,
         max_tokens=granted,
         sampling=sampling,

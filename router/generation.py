@@ -34,7 +34,6 @@ class Generation:
 
     request_id: str
     model: ServedModel
-    model_name: str
     prompts: list[Prompt]
     max_tokens: list[int]
     sampling: pb.Sampling

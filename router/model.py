@@ -17,7 +17,7 @@ OVERRIDES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 class ServedModel:
     """``max_model_len`` is the smallest of the decode nodes': any of them may get the request."""
 
-    names: tuple[str, ...]
+    name: str
     fingerprint: str
     max_model_len: int
     vocab_size: int
@@ -25,14 +25,10 @@ class ServedModel:
     tokenizer: Tokenizer
     defaults: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def name(self) -> str:
-        return self.names[0]
-
-    def card(self, name: str) -> dict[str, Any]:
-        """One entry of /v1/models."""
+    def card(self) -> dict[str, Any]:
+        """Its entry of /v1/models."""
         return {
-            "id": name,
+            "id": self.name,
             "object": "model",
             "created": self.created,
             "owned_by": "tandem",
@@ -41,11 +37,9 @@ class ServedModel:
             "max_model_len": self.max_model_len,
         }
 
-    def check_name(self, name: str) -> str:
-        """The name to answer with; an empty one means the model that is there."""
-        if not name:
-            return self.name
-        if name not in self.names:
+    def check_name(self, name: str) -> None:
+        """404 for another model; an empty name means the one that is there."""
+        if name not in ("", self.name):
             shown = name if len(name) <= 128 else name[:128] + "..."
             raise ApiError(
                 404,
@@ -53,7 +47,6 @@ class ServedModel:
                 param="model",
                 code="model_not_found",
             )
-        return name
 
 
 def sampling_defaults(generation_config: dict[str, Any]) -> dict[str, float]:

@@ -7,17 +7,20 @@ import secrets
 import time
 import urllib.parse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import RegistryServicer
-from ..shared.errors import ModelError, UnavailableError
+from ..shared.errors import ModelError, PeerRefusedError, RequestError, UnavailableError
 from ..shared.telemetry import logger
 from .model import ServedModel, sampling_defaults
 from .nodes import NodeTable
 from .options import RouterOptions
+
+if TYPE_CHECKING:
+    from ..shared.text.tokenizer import Tokenizer
 
 log = logger("router")
 
@@ -32,11 +35,11 @@ class Registry(RegistryServicer):
         self._options = options
         self._nodes = nodes
         self._epoch = secrets.randbits(64)
-        self._tokenizer: Any = None
-        self._tokenizer_path: Path | None = None
         self._fingerprint = ""
+        self._tokenizer: Tokenizer | None = None
+        self._loading: tuple[str, asyncio.Task[Tokenizer]] | None = None
         self._model: ServedModel | None = None
-        self._loading = asyncio.Lock()
+        self._entering = asyncio.Lock()
 
     def model(self) -> ServedModel:
         """What is served now; ``UnavailableError`` before the first decode node has joined."""
@@ -44,31 +47,34 @@ class Registry(RegistryServicer):
             raise UnavailableError("No decode node has joined this router yet; try again soon.")
         return self._model
 
-    async def preload(self) -> None:
-        """Read the tokenizer at start when the operator has said where it is."""
-        if self._options.model_path is not None:
-            await self._load(self._options.model_path, "")
+    async def enter(self, request: pb.JoinRequest, address: str) -> None:
+        """A node comes, by itself or because the operator named it.
 
-    async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:
+        Raises ``RequestError`` for a request that makes no sense, and ``PeerRefusedError`` for a
+        node that does not belong into this cluster.
+        """
         problem = self._problem(request)
         if problem:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+            raise RequestError(problem)
         # One at a time: the first brings the model, and the others are compared with it.
-        async with self._loading:
+        async with self._entering:
             conflict = self._conflict(request.model)
             if conflict:
-                log.warning("node %s refused: %s", request.node_id, conflict)
-                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, conflict)
-            try:
-                await self._load(
-                    self._options.model_path or Path(request.model.path), request.model.fingerprint
-                )
-            except ModelError as error:
-                message = f"the router cannot read the model's tokenizer: {error}"
-                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
-            self._nodes.join(request, _reachable(request.address, context.peer()))
+                raise PeerRefusedError(conflict)
+            if request.role == pb.ROLE_DECODE:
+                await self._load_tokenizer(request.model)
+            self._nodes.join(request, address)
             self._fingerprint = request.model.fingerprint
             self._update_model()
+
+    async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:
+        try:
+            await self.enter(request, _reachable(request.address, context.peer()))
+        except RequestError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except PeerRefusedError as error:
+            log.warning("node %s is refused: %s", request.node_id, error)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return pb.JoinReply(
             router_epoch=self._epoch, heartbeat_seconds=self._options.heartbeat_seconds
         )
@@ -90,7 +96,7 @@ class Registry(RegistryServicer):
             if len(self._nodes) != before:
                 self._update_model()
 
-    def _problem(self, request: pb.JoinRequest) -> str | None:
+    def _problem(self, request: pb.JoinRequest) -> str:
         if not 0 < len(request.node_id) <= MAX_NAME:
             return f"node_id must have 1 to {MAX_NAME} characters"
         if request.role not in (pb.ROLE_PREFILL, pb.ROLE_DECODE):
@@ -103,36 +109,36 @@ class Registry(RegistryServicer):
         known = any(node.node_id == request.node_id for node in self._nodes)
         if not known and len(self._nodes) >= self._options.max_nodes:
             return f"this router takes at most {self._options.max_nodes} nodes"
-        return None
+        return ""
 
-    def _conflict(self, card: pb.ModelCard) -> str | None:
+    def _conflict(self, card: pb.ModelCard) -> str:
         """Nodes of two models must never meet; when all have gone, another model may come."""
         if not len(self._nodes) or card.fingerprint == self._fingerprint:
-            return None
+            return ""
         return (
-            f"this cluster serves the model with fingerprint {self._fingerprint!r}; the node has "
-            f"{card.fingerprint!r} ({card.name!r}). Start it with the same model, or join another "
-            "router."
+            f"different models: {_difference(self._fingerprint, card.fingerprint)} on the node "
+            f"({card.name!r}); start it with the cluster's model, or let it join another router"
         )
 
-    async def _load(self, path: Path, fingerprint: str) -> None:
+    async def _load_tokenizer(self, card: pb.ModelCard) -> None:
         """Once a model: a second node's folder may lie elsewhere, on its own machine."""
-        known = path == self._tokenizer_path or fingerprint == self._fingerprint
-        if self._tokenizer is not None and known:
-            return
-        from ..shared.text.tokenizer import Tokenizer
-
-        self._tokenizer = await asyncio.to_thread(Tokenizer.load, path)
-        self._tokenizer_path = path
+        if self._loading is None or self._loading[0] != card.fingerprint:
+            self._loading = card.fingerprint, asyncio.create_task(_tokenizer_of(card))
+        try:
+            # A join that runs out of time does not end the work: the next one finds it done.
+            self._tokenizer = await asyncio.shield(self._loading[1])
+        except ModelError as error:
+            self._loading = None
+            message = f"the router cannot use the model's tokenizer: {error}"
+            raise PeerRefusedError(message) from None
 
     def _update_model(self) -> None:
         decode = [n for n in self._nodes if n.role == pb.ROLE_DECODE]
-        if not decode:
+        if not decode or self._tokenizer is None:
             return
         card = decode[0].model
-        names = self._options.served_model_names or (card.name,)
         self._model = ServedModel(
-            names=names,
+            name=self._options.served_model_name or card.name,
             fingerprint=card.fingerprint,
             max_model_len=min(node.model.max_model_len for node in decode),
             vocab_size=card.vocab_size or self._tokenizer.vocab_size,
@@ -150,3 +156,31 @@ def _reachable(address: str, peer: str) -> str:
     # gRPC writes peers as ipv4:1.2.3.4:567 or ipv6:%5B::1%5D:567.
     peer_host = urllib.parse.unquote(peer).partition(":")[2].rpartition(":")[0]
     return f"{peer_host or '127.0.0.1'}:{port}"
+
+
+async def _tokenizer_of(card: pb.ModelCard) -> Tokenizer:
+    """Raises ``ModelError`` when it cannot be read or is not this model's."""
+    from ..shared.text.tokenizer import Tokenizer
+
+    tokenizer = await asyncio.to_thread(Tokenizer.load, Path(card.path))
+    # A few published models have special tokens beyond the embedding; they cannot be sampled.
+    if card.vocab_size and tokenizer.base_vocab_size > card.vocab_size:
+        raise ModelError(
+            f"{card.path}/tokenizer.json has {tokenizer.base_vocab_size} tokens, the model's "
+            f"vocab_size is {card.vocab_size}; it belongs to another model"
+        )
+    return tokenizer
+
+
+def _difference(cluster: str, node: str) -> str:
+    """The first field in which two fingerprints, ``field=value`` lines, differ; both values."""
+    ours, theirs = _fields(cluster), _fields(node)
+    for name in sorted(set(ours) | set(theirs)):
+        here, there = ours.get(name, "missing"), theirs.get(name, "missing")
+        if here != there:
+            return f"{name} is {here!r} in the cluster and {there!r}"
+    return "the fingerprint differs between the cluster's version of Tandem and the one"
+
+
+def _fields(fingerprint: str) -> dict[str, str]:
+    return dict(line.partition("=")[::2] for line in fingerprint.splitlines())

@@ -7,7 +7,6 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import grpc
 import uvicorn
@@ -21,6 +20,7 @@ from .nodes import NodeTable
 from .options import RouterOptions
 from .protocol import bounded
 from .registry import Registry
+from .static_nodes import StaticNodes
 
 log = logger("router")
 
@@ -37,7 +37,10 @@ class _HttpServer(uvicorn.Server):
 
 
 class Router:
-    """One HTTP server and one registry. ``start``, then ``stop``; the ports are known between."""
+    """One HTTP server, one registry, and the prefill nodes that the operator named.
+
+    ``start``, then ``stop``; the ports are known between.
+    """
 
     def __init__(self, options: RouterOptions) -> None:
         self.options = options
@@ -47,37 +50,40 @@ class Router:
         self.registry = Registry(options, self.nodes)
         self.metrics = Metrics(self.nodes)
         self.app = App(options, self.nodes, self.registry, self.metrics)
+        self._static = StaticNodes(self.nodes, self.registry, options.prefill_addresses)
         self._http: _HttpServer | None = None
         self._grpc: grpc.aio.Server | None = None
-        self._tasks: list[asyncio.Task[Any]] = []
+        self._serving: asyncio.Task[None] | None = None
+        self._loops: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Listening when it returns. ``StartupError``: a port is taken, the model is unreadable."""
+        """Listening when it returns. Raises ``StartupError`` when a port is taken."""
         # One text at a time: tokenizers' own thread pool would only cost memory.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         listener = _listen(self.options.host, self.options.port)
         self.http_port = listener.getsockname()[1]
         try:
-            await self.registry.preload()
             await self._start_registry()
         except BaseException:
             listener.close()
             raise
-        self._tasks.append(asyncio.create_task(self.registry.watch()))
+        self._loops = [
+            asyncio.create_task(loop) for loop in (self.registry.watch(), self._static.run())
+        ]
         await self._start_http(listener)
 
     async def stop(self) -> None:
         """Take no more, let the streams finish until the deadline, then end them."""
         self.app.draining = True
-        if self._http is not None:
+        if self._http is not None and self._serving is not None:
             loop = asyncio.get_running_loop()
             deadline = loop.call_later(self.options.drain_timeout, self.app.abort)
             self._http.should_exit = True
-            await asyncio.gather(*self._tasks[1:], return_exceptions=True)
+            await asyncio.gather(self._serving, return_exceptions=True)
             deadline.cancel()
-        for task in self._tasks:
+        for task in self._loops:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._loops, return_exceptions=True)
         await self.nodes.close()
         if self._grpc is not None:
             await self._grpc.stop(grace=0.5)
@@ -85,7 +91,9 @@ class Router:
 
     async def failed(self) -> None:
         """Returns, or raises, when a part of the router ends by itself."""
-        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        assert self._serving is not None
+        parts = (self._serving, *self._loops)
+        done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
 
@@ -121,36 +129,35 @@ class Router:
             backlog=BACKLOG,
         )
         self._http = server = _HttpServer(config)
-        self._tasks.append(asyncio.create_task(server.serve(sockets=[listener])))
+        self._serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:
-            if self._tasks[-1].done():
-                await self._tasks[-1]
+            if self._serving.done():
+                await self._serving
                 raise StartupError("the HTTP server ended while it was starting")
             await asyncio.sleep(0.005)
 
 
 async def run_router(
-    options: RouterOptions,
-    *,
-    ready: Callable[[], None] | None = None,
-    stop: asyncio.Event | None = None,
+    options: RouterOptions, stop: asyncio.Event, on_ready: Callable[[Router], None]
 ) -> None:
-    """Run until ``stop`` is set, then drain. Signals are the caller's: set ``stop`` from them."""
+    """Run until ``stop`` is set, then drain. Signals are the caller's: set ``stop`` from them.
+
+    Raises ``StartupError``, and whatever ends a part of the router by itself.
+    """
     router = Router(options)
-    stop = stop or asyncio.Event()
     await router.start()
     log.info("listening on %s:%d", options.host, router.http_port)
-    waits = [asyncio.create_task(stop.wait()), asyncio.create_task(router.failed())]
+    stopped = asyncio.create_task(stop.wait())
+    failed = asyncio.create_task(router.failed())
     try:
-        if ready is not None:
-            ready()
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        if waits[1].done():
-            await waits[1]
+        on_ready(router)
+        await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
+        if failed.done():
+            await failed
     finally:
-        for wait in waits:
-            wait.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
+        for task in (stopped, failed):
+            task.cancel()
+        await asyncio.gather(stopped, failed, return_exceptions=True)
         await router.stop()
 
 

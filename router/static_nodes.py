@@ -12,8 +12,10 @@ import grpc
 
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import PrefillStub
+from ..shared.errors import PeerRefusedError, RequestError
 from ..shared.telemetry import logger
 from .nodes import NodeTable
+from .registry import Registry
 
 log = logger("router")
 
@@ -24,8 +26,9 @@ CALL_SECONDS = 2.0
 class StaticNodes:
     """Keeps the nodes at fixed addresses in the table for as long as they answer."""
 
-    def __init__(self, nodes: NodeTable, addresses: tuple[str, ...]) -> None:
+    def __init__(self, nodes: NodeTable, registry: Registry, addresses: tuple[str, ...]) -> None:
         self._nodes = nodes
+        self._registry = registry
         self._addresses = addresses
 
     async def run(self) -> None:
@@ -35,21 +38,25 @@ class StaticNodes:
         await asyncio.gather(*(self._follow(address) for address in self._addresses))
 
     async def _follow(self, address: str) -> None:
-        known = False
+        """Poll one address. What is wrong with it is logged once, until something changes."""
+        told = ""
         async with grpc.aio.insecure_channel(address) as channel:
             stub = PrefillStub(channel)
             while True:
                 try:
                     status = await stub.Status(pb.StatusRequest(), timeout=CALL_SECONDS)
+                    await self._enter(address, status)
+                    problem = ""
                 except grpc.aio.AioRpcError as error:
-                    if known:
-                        log.warning("prefill node %s does not answer: %s", address, error.details())
-                    known = False
-                else:
-                    known = self._enter(address, status)
+                    problem = f"does not answer: {error.details()}"
+                except (PeerRefusedError, RequestError) as error:
+                    problem = f"is refused: {error}"
+                if problem and problem != told:
+                    log.warning("prefill node %s %s", address, problem)
+                told = problem
                 await asyncio.sleep(POLL_SECONDS)
 
-    def _enter(self, address: str, status: pb.StatusReply) -> bool:
+    async def _enter(self, address: str, status: pb.StatusReply) -> None:
         beat = pb.HeartbeatRequest(
             node_id=status.node_id,
             epoch=status.epoch,
@@ -66,5 +73,4 @@ class StaticNodes:
                 model=status.model,
                 load=status.load,
             )
-            self._nodes.join(join, address)
-        return True
+            await self._registry.enter(join, address)

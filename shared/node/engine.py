@@ -115,11 +115,10 @@ async def start_engine(
 
 
 def resolve_dtype_name(config: EngineConfig, spec: DecoderSpec) -> str:
-    """The dtype that ``--dtype auto`` stands for. float16 products are unusable on CPUs."""
-    name = spec.dtype if config.dtype == "auto" else config.dtype
-    if name == "float16" and not _on_gpu(config):
-        return "bfloat16"
-    return name
+    """The dtype that ``--dtype auto`` stands for, as `weights.load.resolve_dtype` has it."""
+    if config.dtype != "auto":
+        return config.dtype
+    return "bfloat16" if spec.dtype == "float16" and not _on_gpu(config) else spec.dtype
 
 
 def model_fingerprint(spec: DecoderSpec, folder: Path) -> dict[str, str]:
@@ -135,10 +134,9 @@ def model_fingerprint(spec: DecoderSpec, folder: Path) -> dict[str, str]:
     return fields
 
 
-def fingerprint_digest(fields: dict[str, str]) -> str:
-    """All fields in one short word, for logs and the registry."""
-    text = "\n".join(f"{key}={value}" for key, value in sorted(fields.items()))
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+def fingerprint_text(fields: dict[str, str]) -> str:
+    """``field=value`` lines, so that a router can name the field in which two nodes differ."""
+    return "\n".join(f"{key}={value}" for key, value in sorted(fields.items()))
 
 
 def _on_gpu(config: EngineConfig) -> bool:

@@ -22,7 +22,7 @@ from ..config import EngineConfig, HandoffConfig, NodeConfig
 from ..errors import StartupError, UsageError
 from ..handoff.epoch import new_epoch
 from ..handoff.inbox import Inbox
-from .engine import NodeEngine, NodeIdentity, fingerprint_digest, start_engine
+from .engine import NodeEngine, NodeIdentity, fingerprint_text, start_engine
 from .metrics import NodeMetrics
 from .probe import ProbeServer
 from .registration import Registration
@@ -106,8 +106,7 @@ async def run_node(
         health = await probe.start(node.host, node.health_port)
         await server.start()
         registrations = [
-            Registration(router, described.join, metrics.samples, stop.set, on_lost)
-            for router in routers
+            Registration(router, described.join, metrics.samples, on_lost) for router in routers
         ]
         loops = [engine.core.run(), *role.background(), *(r.run() for r in registrations)]
         tasks = [asyncio.create_task(loop) for loop in loops]
@@ -150,7 +149,7 @@ class _Description:
         self._card = pb.ModelCard(
             name=engine.name,
             path=str(engine.folder),
-            fingerprint=fingerprint_digest(engine.fingerprint),
+            fingerprint=fingerprint_text(engine.fingerprint),
             max_model_len=engine.resolved.max_model_len,
             vocab_size=engine.spec.vocab_size,
             eos_token_ids=engine.spec.eos_token_ids,

@@ -22,8 +22,8 @@ RETRY_SECONDS = 0.2
 class Registration:
     """One node's standing with one router.
 
-    ``describe`` gives a fresh ``JoinRequest``; ``metrics`` the samples of a heartbeat; ``on_drain``
-    is called when the router asks the node to leave; ``on_refused`` when it runs another model.
+    ``describe`` gives a fresh ``JoinRequest``; ``metrics`` the samples of a heartbeat;
+    ``on_refused`` is called when the router serves another model.
     """
 
     def __init__(
@@ -31,13 +31,11 @@ class Registration:
         router: str,
         describe: Callable[[], pb.JoinRequest],
         metrics: Callable[[], list[pb.Metric]],
-        on_drain: Callable[[], None],
         on_refused: Callable[[str], None],
     ) -> None:
         self._router = router
         self._describe = describe
         self._metrics = metrics
-        self._on_drain = on_drain
         self._on_refused = on_refused
         self.draining = False
         self.joined = False
@@ -83,8 +81,6 @@ class Registration:
                 ),
                 timeout=CALL_SECONDS,
             )
-            if answer.drain:
-                self._on_drain()
             if not answer.known:
                 return
 

@@ -43,6 +43,7 @@ class Tokenizer:
         self.texts = TokenTexts(raw)
         vocabulary = raw.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocabulary.values(), default=-1)
+        self.base_vocab_size = raw.get_vocab_size(with_added_tokens=False)
         self._longest = max(map(len, vocabulary), default=1)
         self.special_tokens = special_tokens(self.config)
         self._special = _special_pattern(raw)

@@ -149,7 +149,9 @@ class FakeNode(DecodeServicer):
         if self.server is not None:
             await self.server.stop(grace=None)
 
-    def join_request(self, model: Path, fingerprint: str = "f1", **fields: Any) -> pb.JoinRequest:
+    def join_request(
+        self, model: Path, fingerprint: str = "layers=2", **fields: Any
+    ) -> pb.JoinRequest:
         card = pb.ModelCard(
             name="tiny",
             path=str(model),

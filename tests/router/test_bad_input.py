@@ -263,7 +263,7 @@ async def test_heads_that_are_too_large_garbled_or_slow(tmp_path: Path) -> None:
 
 
 async def test_keys_are_asked_for_on_every_route_but_the_probes(tmp_path: Path) -> None:
-    async with cluster(tmp_path, api_keys=("secret", "other")) as c:
+    async with cluster(tmp_path, api_key="secret,other") as c:
         for path in ("/health", "/ready"):
             assert (await c.client.get(path)).status_code == 200
         for path in ("/", "/metrics", "/version", "/v1/models", "/v1/models/tiny", "/nowhere"):

@@ -14,8 +14,8 @@ from tandem.proto import tandem_pb2 as pb
 from tandem.router.options import RouterOptions
 from tandem.router.registry import _reachable
 from tandem.router.server import Router, run_router
-from tandem.shared.errors import ModelError, StartupError
-from tandem.tests.router.support import FakeNode, cluster, make_model, until
+from tandem.shared.errors import StartupError, UsageError
+from tandem.tests.router.support import FakeNode, cluster, until
 
 
 def refusal(caught: pytest.ExceptionInfo[grpc.aio.AioRpcError]) -> tuple[grpc.StatusCode, str]:
@@ -27,10 +27,22 @@ async def test_a_node_of_another_model_is_refused_by_name(tmp_path: Path) -> Non
         stranger = FakeNode("decode-9", [])
         stranger.port = 9
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await c.registry.Join(stranger.join_request(c.model, "f2"))
+            await c.registry.Join(stranger.join_request(c.model, "layers=3"))
         code, details = refusal(caught)
         assert code == grpc.StatusCode.FAILED_PRECONDITION
-        assert "f1" in details and "f2" in details
+        assert "layers is '2' in the cluster and '3' on the node" in details
+
+
+async def test_a_tokenizer_of_another_model_is_refused_with_both_sizes(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=0) as c:
+        request = FakeNode("decode-0", []).join_request(c.model)
+        request.address = "127.0.0.1:9"
+        request.model.vocab_size = 100
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await c.registry.Join(request)
+        code, details = refusal(caught)
+        assert code == grpc.StatusCode.FAILED_PRECONDITION
+        assert "tokenizer.json" in details and "vocab_size is 100" in details
 
 
 async def test_another_model_may_come_when_all_nodes_have_gone(tmp_path: Path) -> None:
@@ -38,9 +50,9 @@ async def test_another_model_may_come_when_all_nodes_have_gone(tmp_path: Path) -
         node = FakeNode("a", c.encode("hello"))
         await node.start()
         c.nodes.append(node)
-        await c.registry.Join(node.join_request(c.model, "f1"))
+        await c.registry.Join(node.join_request(c.model, "layers=2"))
         await until(lambda: len(c.router.nodes) == 0)
-        await c.registry.Join(node.join_request(c.model, "f2"))
+        await c.registry.Join(node.join_request(c.model, "layers=3"))
         assert (await c.chat()).status_code == 200
 
 
@@ -167,7 +179,7 @@ async def test_metrics_under_vllms_names_and_the_nodes_with_theirs(tmp_path: Pat
         assert "innerHTML" not in page.text and "text/html" in page.headers["content-type"]
 
 
-async def test_a_taken_port_or_an_unreadable_model_is_a_startup_error(tmp_path: Path) -> None:
+async def test_a_taken_port_is_a_startup_error(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0) as c:
         for taken in (
             RouterOptions(port=c.router.http_port, registry_port=0),
@@ -175,15 +187,19 @@ async def test_a_taken_port_or_an_unreadable_model_is_a_startup_error(tmp_path: 
         ):
             with pytest.raises(StartupError, match="cannot listen"):
                 await Router(taken).start()
-        with pytest.raises(ModelError, match=r"tokenizer\.json"):
-            await Router(RouterOptions(port=0, registry_port=0, model_path=tmp_path)).start()
 
 
-async def test_run_router_says_when_it_is_ready_and_stops_when_told(tmp_path: Path) -> None:
+async def test_run_router_says_when_it_is_ready_and_stops_when_told() -> None:
     stop = asyncio.Event()
-    options = RouterOptions(port=0, registry_port=0, model_path=make_model(tmp_path / "m"))
+    options = RouterOptions(port=0, registry_port=0)
     async with asyncio.timeout(10):
-        await run_router(options, ready=stop.set, stop=stop)
+        await run_router(options, stop, lambda router: stop.set())
+
+
+async def test_an_empty_key_or_a_wrong_address_is_a_usage_error() -> None:
+    for wrong in ({"api_key": ""}, {"api_key": "secret,"}, {"api_key": " "}, {"pd_url": "host"}):
+        with pytest.raises(UsageError, match="--"):
+            Router(RouterOptions(port=0, registry_port=0, **wrong))  # type: ignore[arg-type]
 
 
 START = """
@@ -191,7 +207,8 @@ import asyncio, sys
 from tandem.router.options import RouterOptions
 from tandem.router.server import run_router
 stop = asyncio.Event()
-asyncio.run(run_router(RouterOptions(port=0, registry_port=0), ready=stop.set, stop=stop))
+options = RouterOptions(port=0, registry_port=0)
+asyncio.run(run_router(options, stop, lambda router: stop.set()))
 heavy = {"torch", "transformers", "numpy", "fastapi"} & set(sys.modules)
 # Not ru_maxrss: a child inherits what its parent weighed when it forked.
 rss = next(x for x in open('/proc/self/status') if x.startswith('VmHWM:'))
