@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 import pytest
 import torch
 
@@ -111,3 +112,13 @@ def test_the_number_of_blocks() -> None:
     assert plan_num_blocks(SPEC, **options, kv_bytes=30 * block + 1) == 30
     with pytest.raises(StartupError, match=f"give at least {21 * block} bytes"):
         plan_num_blocks(SPEC, **options, kv_bytes=20 * block)
+
+
+def test_an_unwritten_cache_takes_no_memory() -> None:
+    process, blocks = psutil.Process(), 1 << 20
+    before = process.memory_info().rss
+    cache = KVCache(SPEC, num_blocks=blocks, block_size=BLOCK, dtype=torch.float32)
+    size = sum(side.nbytes for layer in cache.layers for side in layer)
+    assert size > 1 << 30
+    assert process.memory_info().rss - before < size // 10
+    assert not cache.layers[1][1][:, -BLOCK:].any()
