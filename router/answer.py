@@ -9,7 +9,7 @@ from typing import Any
 
 from ..proto import tandem_pb2 as pb
 from ..shared.text.tokenizer import Tokenizer
-from .generation import Delta, Done, Generation, Item, PromptScored, Scored, Usage
+from .generation import Delta, Done, Generation, Item, PromptScored, Restarted, Scored, Usage
 
 # JSON has no infinity; vLLM writes this.
 LOWEST_LOGPROB = -9999.0
@@ -51,6 +51,10 @@ async def fold(items: AsyncIterator[Item], generation: Generation) -> Answer:
                 answer.choices[item.index].add(item)
             case PromptScored():
                 answer.prompts[item.prompt] = item.positions
+            case Restarted():
+                first = item.prompt * generation.n
+                for index in range(first, first + generation.n):
+                    answer.choices[index] = Whole()
             case Done():
                 answer.usage = item.usage
     return answer

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from ..proto import tandem_pb2 as pb
 from ..shared.text.stop import StopMatcher
-from .errors import NodeError
 from .generation import Delta, Generation, Scored
 
 REASONS: dict[int, str] = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
@@ -55,8 +54,6 @@ class Choice:
         """
         if self.finished:
             return None
-        if finished.reason == pb.FINISH_REASON_ERROR:
-            raise NodeError(finished.error or "The generation failed.")
         if self._discard:
             return self._close(Delta(self.index, finish_reason="length"))
         ended_by = []

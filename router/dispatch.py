@@ -1,7 +1,8 @@
 """One prompt's events from whichever decode node serves it.
 
-Until a node has sent output, the request can still move: a node that refuses for lack of room, that
-cannot be reached or that dies is excluded, and the next one is asked.
+A request moves on as long as its client has seen nothing of it: a node that refuses for lack of
+room, that cannot be reached or that dies is excluded, and the next one is asked. A stream has been
+seen with its first output, a unary answer only when it is whole.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import Any
 import grpc
 
 from ..proto import tandem_pb2 as pb
-from ..shared.errors import OverloadedError, RequestError, TandemError, UnavailableError
+from ..shared.errors import OverloadedError, RequestError, UnavailableError
 from ..shared.telemetry import logger
-from .errors import NodeError
+from .errors import DeadlineError, NodeError
 from .nodes import Node, NodeTable
 from .options import RouterOptions
 from .placement import place
@@ -27,89 +28,119 @@ log = logger("router")
 # What ``read`` gives at the end of a stream; the stubs for grpc do not know it.
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
+OUTPUT = ("tokens", "finished", "prompt_logprobs")
 MAX_ATTEMPTS = 4
+# A request that kills its node must not go round and kill them all.
+MAX_DEATHS = 2
 # Added to the request's own deadline, so that the node's own answer about it arrives.
 DEADLINE_MARGIN = 5.0
 
 
-async def dispatch(
-    request: pb.GenerateRequest, nodes: NodeTable, options: RouterOptions
-) -> AsyncGenerator[tuple[Node, pb.GenerateEvent], None]:
-    """The node's events, with the node; ``Admitted`` comes first, and once."""
-    failed: frozenset[tuple[str, int]] = frozenset()
-    admitted = False
-    refusal: TandemError | None = None
-    while len(failed) < MAX_ATTEMPTS:
-        node = _place(request, nodes, failed)
-        if node is None:
-            break
-        output = False
-        try:
-            async with aclosing(_events(node, request, options)) as events:
-                async for event in events:
-                    kind = event.WhichOneof("event")
-                    if kind == "admitted" and admitted:
-                        continue
-                    admitted = admitted or kind == "admitted"
-                    output = output or kind in ("tokens", "finished", "prompt_logprobs")
-                    yield node, event
-            return
-        except (OverloadedError, UnavailableError) as error:
-            if output:
-                raise NodeError("The node that served this request failed.") from error
-            log.warning("node %s failed request %s: %s", node.node_id, request.request_id, error)
-            # "No room" says more to a client than what a later node's failure does.
-            refusal = refusal if isinstance(refusal, OverloadedError) else error
-            failed |= {node.key}
-    raise refusal or UnavailableError("No decode node is available; try again soon.")
+class GenerationError(NodeError):
+    """A node gave one request up; another node may do better."""
 
 
-def _place(
-    request: pb.GenerateRequest, nodes: NodeTable, failed: frozenset[tuple[str, int]]
-) -> Node | None:
-    """Choose the nodes, and write the prefill candidates into the request."""
-    views = nodes.views()
-    placement = place(views, request.prompt, salt=request.cache_salt, exclude=failed)
-    if placement is None:
-        return None
-    del request.prefill[:]
-    request.prefill.extend(
-        pb.PrefillCandidate(
-            node_id=view.node_id,
-            epoch=view.epoch,
-            address=view.address,
-            queued_prefill_tokens=view.queued_prefill_tokens,
-            prefill_tokens_per_second=view.prefill_tokens_per_second,
+class Dispatcher:
+    """Finds nodes for one prompt. ``deadline`` is the whole request's, by the loop's clock."""
+
+    def __init__(self, nodes: NodeTable, options: RouterOptions, deadline: float) -> None:
+        self._nodes = nodes
+        self._options = options
+        self._deadline = deadline
+        self._failed: frozenset[tuple[str, int]] = frozenset()
+        self._deaths = 0
+
+    async def run(
+        self, request: pb.GenerateRequest, *, streamed: bool
+    ) -> AsyncGenerator[tuple[Node, pb.GenerateEvent], None]:
+        """The node's events, with the node; ``Admitted`` comes first, and once.
+
+        Another node than before means that what came until then is void.
+        """
+        admitted = False
+        failure: Exception | None = None
+        while (node := self._next(request)) is not None:
+            started = seen = False
+            try:
+                async with aclosing(self._events(node, request)) as events:
+                    async for event in events:
+                        kind = event.WhichOneof("event")
+                        started = True
+                        seen = seen or (streamed and kind in OUTPUT)
+                        if kind != "admitted" or not admitted:
+                            yield node, event
+                        admitted = True
+                return
+            except (OverloadedError, UnavailableError, GenerationError) as error:
+                if seen:
+                    raise NodeError(_mid_stream(error)) from error
+                log.warning(
+                    "node %s failed request %s: %s", node.node_id, request.request_id, error
+                )
+                # "No room" says more to a client than what a later node's failure does.
+                failure = failure if isinstance(failure, OverloadedError) else error
+                self._failed |= {node.key}
+                self._deaths += started
+        raise failure or UnavailableError("No decode node is available; try again soon.")
+
+    def _next(self, request: pb.GenerateRequest) -> Node | None:
+        """The next node to ask. Writes prefill candidates and time left into the request."""
+        if len(self._failed) >= MAX_ATTEMPTS or self._deaths >= MAX_DEATHS:
+            return None
+        views = self._nodes.views()
+        placement = place(views, request.prompt, salt=request.cache_salt, exclude=self._failed)
+        if placement is None:
+            return None
+        request.deadline_seconds = self._seconds_left()
+        del request.prefill[:]
+        request.prefill.extend(
+            pb.PrefillCandidate(node_id=view.node_id, epoch=view.epoch, address=view.address)
+            for view in placement.prefill
         )
-        for view in placement.prefill
+        return self._nodes.get(placement.decode.node_id, placement.decode.epoch)
+
+    def _seconds_left(self) -> float:
+        left = self._deadline - asyncio.get_running_loop().time()
+        if left <= 0:
+            raise DeadlineError(_LATE)
+        return left
+
+    async def _events(
+        self, node: Node, request: pb.GenerateRequest
+    ) -> AsyncGenerator[pb.GenerateEvent, None]:
+        """One call. Leaving it in any way cancels it on the node."""
+        patience = self._options.admission_timeout
+        call = node.generate(request, request.deadline_seconds + DEADLINE_MARGIN)
+        try:
+            async with asyncio.timeout(patience):
+                event = await call.read()
+            while event is not EOF:
+                if event.finished.reason == pb.FINISH_REASON_ERROR:
+                    raise GenerationError(event.finished.error or "The generation failed.")
+                yield event
+                event = await call.read()
+        except TimeoutError:
+            message = f"A decode node did not answer within {patience:g} s."
+            raise UnavailableError(message) from None
+        except grpc.aio.AioRpcError as error:
+            raise _translated(error) from error
+        except asyncio.CancelledError:
+            # The table cancels the calls of a lost node; any other cancellation is our own task's.
+            if node.lost and not _cancelling():
+                message = "The decode node that served this request is gone."
+                raise UnavailableError(message) from None
+            raise
+        finally:
+            node.done(call)
+
+
+_LATE = "The request did not finish within its deadline."
+
+
+def _mid_stream(error: Exception) -> str:
+    return (
+        str(error) if isinstance(error, NodeError) else "The node that served this request failed."
     )
-    return nodes.get(placement.decode.node_id, placement.decode.epoch)
-
-
-async def _events(
-    node: Node, request: pb.GenerateRequest, options: RouterOptions
-) -> AsyncGenerator[pb.GenerateEvent, None]:
-    """One call. Leaving it in any way cancels it on the node."""
-    call = node.generate(request, options.request_timeout + DEADLINE_MARGIN)
-    try:
-        async with asyncio.timeout(options.admission_timeout):
-            event = await call.read()
-        while event is not EOF:
-            yield event
-            event = await call.read()
-    except TimeoutError:
-        raise UnavailableError(
-            f"A decode node did not answer within {options.admission_timeout:g} s."
-        ) from None
-    except grpc.aio.AioRpcError as error:
-        raise _translated(error) from error
-    except asyncio.CancelledError:
-        # The table cancels the calls of a lost node; any other cancellation is our own task's.
-        if node.lost and not _cancelling():
-            raise UnavailableError("The decode node that served this request is gone.") from None
-        raise
-    finally:
-        node.done(call)
 
 
 def _cancelling() -> bool:
@@ -126,7 +157,7 @@ def _translated(error: grpc.aio.AioRpcError) -> Exception:
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return OverloadedError("The server is overloaded; try again later.")
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return NodeError("The request did not finish within its deadline.")
+            return DeadlineError(_LATE)
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
             log.info("a decode node is unavailable: %s", details)
             return UnavailableError("The decode node that served this request is unavailable.")

@@ -44,7 +44,11 @@ class ApiError(Exception):
 
 
 class NodeError(Exception):
-    """A node failed after it had sent output; the request cannot move elsewhere."""
+    """A node failed, and the request cannot move elsewhere."""
+
+
+class DeadlineError(Exception):
+    """The request has taken all the time that it may."""
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> RequestError:
@@ -66,6 +70,8 @@ def to_api_error(error: BaseException, *, retry_after: int) -> ApiError | None:
             return ApiError(503, str(error), kind=SERVER, code="unavailable", headers=wait)
         case NodeError():
             return ApiError(500, str(error), kind=SERVER, code="node_failed")
+        case DeadlineError():
+            return ApiError(504, str(error), kind=SERVER, code="deadline_exceeded")
     return None
 
 

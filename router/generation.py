@@ -89,6 +89,13 @@ class PromptScored:
     positions: list[pb.PositionLogprobs]
 
 
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """The node of one prompt died, and another begins afresh: what came for the prompt is void."""
+
+    prompt: int
+
+
 @dataclass(slots=True)
 class Usage:
     """Summed over all prompts and choices of a request."""
@@ -108,4 +115,4 @@ class Done:
     usage: Usage
 
 
-Item = Admitted | Delta | PromptScored | Done
+Item = Admitted | Delta | PromptScored | Restarted | Done

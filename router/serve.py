@@ -1,6 +1,6 @@
 """Serve one request: the router's whole work in one place.
 
-    Generation -> a message a prompt -> a node -> its events -> choices -> deltas
+    Generation -> a message a prompt -> a node -> its events -> an attempt's choices -> deltas
 
 Streamed and unary answers are both made from the items that ``serve`` yields, so they cannot
 differ.
@@ -13,12 +13,11 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from ..proto import tandem_pb2 as pb
-from .choice import Choice
-from .dispatch import dispatch
-from .echo import Echo
+from .attempt import Attempt
+from .dispatch import Dispatcher
 from .errors import NodeError
-from .generation import Admitted, Done, Generation, Item, PromptScored, Usage
-from .nodes import Node, NodeTable
+from .generation import Admitted, Done, Generation, Item, Restarted, Usage
+from .nodes import NodeTable
 from .options import RouterOptions
 
 # Prompts of one request that are on nodes at the same time; also how many must be admitted before
@@ -32,8 +31,9 @@ async def serve(
 ) -> AsyncGenerator[Item, None]:
     """``Admitted``, then the deltas of all choices in any order, then ``Done``."""
     usage = Usage()
+    deadline = asyncio.get_running_loop().time() + options.request_timeout
     runs = [
-        _serve_prompt(generation, number, nodes, options, usage)
+        _serve_prompt(generation, number, Dispatcher(nodes, options, deadline), usage)
         for number in range(len(generation.prompts))
     ]
     waiting = min(len(runs), WAVE)
@@ -55,45 +55,23 @@ async def serve(
 
 
 async def _serve_prompt(
-    generation: Generation, number: int, nodes: NodeTable, options: RouterOptions, usage: Usage
+    generation: Generation, number: int, dispatcher: Dispatcher, usage: Usage
 ) -> AsyncGenerator[Item, None]:
     """One prompt and its n choices, on one node at a time."""
-    prompt = generation.prompts[number]
-    first = number * generation.n
-    echo = Echo(generation, number) if generation.text.echo else None
-    choices = [
-        Choice(generation, first + i, len(echo.text) if echo else 0) for i in range(generation.n)
-    ]
-    usage.prompt_tokens += len(prompt.tokens)
-    told: tuple[Node, pb.Usage] | None = None
-    request = _message(generation, number, options)
-    async with aclosing(dispatch(request, nodes, options)) as events:
+    usage.prompt_tokens += len(generation.prompts[number].tokens)
+    attempt: Attempt | None = None
+    request = _message(generation, number)
+    async with aclosing(dispatcher.run(request, streamed=generation.stream)) as events:
         async for node, event in events:
-            choice, delta = None, None
-            match event.WhichOneof("event"):
-                case "admitted":
-                    yield Admitted()
-                case "usage":
-                    told = node, event.usage
-                case "prompt_logprobs":
-                    positions = list(event.prompt_logprobs.positions)
-                    if echo:
-                        echo.positions = positions
-                    yield PromptScored(number, positions)
-                case "tokens":
-                    choice = _choice(choices, event.tokens.index)
-                    delta = choice.push(event.tokens.tokens, event.tokens.logprobs)
-                case "finished":
-                    choice = _choice(choices, event.finished.index)
-                    delta = choice.finish(event.finished)
-            if choice is None or delta is None:
-                continue
-            if echo and choice.index not in echo.shown:
-                yield echo.delta(choice.index)
-            yield delta
-            if all(choice.finished for choice in choices):
+            if attempt is None or attempt.node is not node:
+                if attempt is not None:
+                    yield Restarted(number)
+                attempt = Attempt(generation, number, node)
+            for item in attempt.take(event):
+                yield item
+            if attempt.finished:
                 # Leaving cancels the call: what a stop string ended must not go on on the node.
-                _account(usage, choices, told)
+                attempt.account(usage)
                 return
     raise NodeError("The node ended the request before it was finished.")
 
@@ -129,7 +107,8 @@ async def _interleave(runs: list[AsyncGenerator[Item, None]]) -> AsyncGenerator[
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _message(generation: Generation, number: int, options: RouterOptions) -> pb.GenerateRequest:
+def _message(generation: Generation, number: int) -> pb.GenerateRequest:
+    """What the node is asked for, but its deadline and where it may prefill."""
     sampling = pb.Sampling()
     sampling.CopyFrom(generation.sampling)
     sampling.max_tokens = generation.max_tokens[number]
@@ -145,24 +124,4 @@ def _message(generation: Generation, number: int, options: RouterOptions) -> pb.
         sampling=sampling,
         priority=generation.priority,
         cache_salt=generation.cache_salt,
-        deadline_seconds=options.request_timeout,
     )
-
-
-def _choice(choices: list[Choice], index: int) -> Choice:
-    if index >= len(choices):
-        raise NodeError("The node answered for a choice that was not asked for.")
-    return choices[index]
-
-
-def _account(usage: Usage, choices: list[Choice], told: tuple[Node, pb.Usage] | None) -> None:
-    usage.completion_tokens += sum(choice.tokens for choice in choices)
-    if told is None:
-        return
-    node, computed = told
-    usage.cached_tokens += computed.cached_tokens
-    usage.remote_tokens += computed.remote_tokens
-    if node.node_id not in usage.decode_nodes:
-        usage.decode_nodes.append(node.node_id)
-    if computed.prefill_node and computed.prefill_node not in usage.prefill_nodes:
-        usage.prefill_nodes.append(computed.prefill_node)

@@ -19,8 +19,10 @@ from tandem.tests.router.support import (
     cluster,
     events,
     finished,
+    logprobs,
     tokens_event,
     until,
+    usage,
 )
 
 PATHS = ("/v1/chat/completions", "/v1/completions")
@@ -138,11 +140,82 @@ async def test_a_failure_in_mid_stream_is_one_error_event(tmp_path: Path, how: s
         found = events((await c.chat(stream=True)).text)
         assert [("error" in event) for event in found] == [False, False, True]
         assert "[DONE]" not in found
+        # Nobody saw the tokens of a unary answer: it is tried on both nodes.
+        asked = sum(len(node.requests) for node in c.nodes)
         response = await c.chat()
-        assert response.status_code == 500
+        assert response.status_code == (503 if how == "abort" else 500)
+        assert ("retry-after" in response.headers) == (how == "abort")
         assert response.json()["error"]["type"] == "server_error"
+        assert sum(len(node.requests) for node in c.nodes) - asked == (1 if how == "end" else 2)
         if how == "error":
             assert "finite" in response.json()["error"]["message"]
+
+
+def dies_after(event: pb.GenerateEvent) -> Any:
+    async def script(request: Any, context: Any) -> Any:
+        yield admitted()
+        yield usage(request, cached_tokens=99)
+        yield event
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+    return script
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        tokens_event(0, [5, 6], 1),
+        finished(1),
+        pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(positions=[logprobs(9, 1)])),
+    ],
+    ids=["tokens", "one choice's end", "prompt logprobs"],
+)
+async def test_a_unary_request_begins_afresh_when_its_node_dies(
+    tmp_path: Path, last: pb.GenerateEvent
+) -> None:
+    async with cluster(tmp_path, nodes=2) as c:
+        fields = {"n": 2, "echo": True, "logprobs": 1, "return_token_ids": True}
+        want = (await c.complete(["hello", "world"], **fields)).json()
+        for node in c.nodes:
+            node.requests.clear()
+        c.nodes[0].script = dies_after(last)
+        got = (await c.complete(["hello", "world"], **fields)).json()
+        assert c.nodes[0].requests, "the dying node was never asked"
+        assert got["choices"] == want["choices"]
+        assert got["usage"] == want["usage"]
+        assert got["tandem"]["decode_nodes"] == ["decode-1"]
+
+
+async def test_a_request_that_kills_its_nodes_is_not_passed_round(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=4) as c:
+        for node in c.nodes:
+            node.script = dies_after(tokens_event(0, [5]))
+        response = await c.chat()
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "1"
+        assert sum(len(node.requests) for node in c.nodes) == 2
+
+
+async def test_all_attempts_share_one_deadline(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=2, request_timeout=20.0, admission_timeout=0.5) as c:
+        for node in c.nodes:
+            node.script = hang
+        assert (await c.chat()).status_code == 503
+        first, second = sorted(
+            (request.deadline_seconds for node in c.nodes for request in node.requests),
+            reverse=True,
+        )
+        assert second <= first - 0.5 < first <= 20
+
+        async def late(request: Any, context: Any) -> Any:
+            yield admitted()
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "late")
+
+        for node in c.nodes:
+            node.script = late
+        response = await c.chat()
+        assert response.status_code == 504
+        assert response.json()["error"]["code"] == "deadline_exceeded"
 
 
 @pytest.mark.parametrize("phase", ["unanswered", "admitted", "streaming"])

@@ -1,0 +1,72 @@
+"""What one node has said about one prompt; thrown away when another node takes over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..proto import tandem_pb2 as pb
+from .choice import Choice
+from .echo import Echo
+from .errors import NodeError
+from .generation import Admitted, Delta, Generation, Item, PromptScored, Usage
+from .nodes import Node
+
+
+class Attempt:
+    """One prompt and its n choices on one node: its events become items."""
+
+    def __init__(self, generation: Generation, number: int, node: Node) -> None:
+        self.node = node
+        self._number = number
+        self._echo = Echo(generation, number) if generation.text.echo else None
+        offset = len(self._echo.text) if self._echo else 0
+        first = number * generation.n
+        self._choices = [Choice(generation, first + i, offset) for i in range(generation.n)]
+        self._computed = pb.Usage()
+
+    @property
+    def finished(self) -> bool:
+        return all(choice.finished for choice in self._choices)
+
+    def take(self, event: pb.GenerateEvent) -> Iterator[Item]:
+        """The items of one event. Raises ``NodeError`` for a choice that was not asked for."""
+        match event.WhichOneof("event"):
+            case "admitted":
+                yield Admitted()
+            case "usage":
+                self._computed = event.usage
+            case "prompt_logprobs":
+                positions = list(event.prompt_logprobs.positions)
+                if self._echo:
+                    self._echo.positions = positions
+                yield PromptScored(self._number, positions)
+            case "tokens":
+                choice = self._choice(event.tokens.index)
+                yield from self._show(choice.push(event.tokens.tokens, event.tokens.logprobs))
+            case "finished":
+                choice = self._choice(event.finished.index)
+                yield from self._show(choice.finish(event.finished))
+
+    def account(self, usage: Usage) -> None:
+        """Add what this prompt cost, and where it ran."""
+        usage.completion_tokens += sum(choice.tokens for choice in self._choices)
+        usage.cached_tokens += self._computed.cached_tokens
+        usage.remote_tokens += self._computed.remote_tokens
+        for name, names in (
+            (self.node.node_id, usage.decode_nodes),
+            (self._computed.prefill_node, usage.prefill_nodes),
+        ):
+            if name and name not in names:
+                names.append(name)
+
+    def _show(self, delta: Delta | None) -> Iterator[Item]:
+        if delta is None:
+            return
+        if self._echo and delta.index not in self._echo.shown:
+            yield self._echo.delta(delta.index)
+        yield delta
+
+    def _choice(self, index: int) -> Choice:
+        if index >= len(self._choices):
+            raise NodeError("The node answered for a choice that was not asked for.")
+        return self._choices[index]
