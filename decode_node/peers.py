@@ -5,47 +5,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import defaultdict
-from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 import grpc
 
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import PrefillStub
 from ..shared.errors import PeerRefusedError, TransferError
-from ..shared.handoff.peer import CAPABILITIES, PROTOCOL_VERSION
+from ..shared.handoff.lease import LeaseTrust
+from ..shared.handoff.peer import introduction
 from ..shared.node.engine import NodeEngine, NodeIdentity
+from .peer import Peer, endpoints_of
 
 log = logging.getLogger("tandem.decode")
 
 HELLO_SECONDS = 2.0
 RECONCILE_SECONDS = 5.0
+# Renewals come at a third of a lease; a peer that grants hardly any must not keep us busy.
+MIN_RENEW_SECONDS = 0.1
 MAX_PEERS = 1024
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Peer:
-    """A prefill node, greeted: where its control and data planes are."""
-
-    address: str
-    node_id: str
-    epoch: int
-    endpoints: tuple[tuple[str, str], ...]  # bulk and control of each rank
-    stub: PrefillStub
-    channel: grpc.aio.Channel
-    live: set[int] = field(default_factory=set)  # transfers that this side believes in
 
 
 class Peers:
     """Greets a prefill node once an epoch, and keeps its leases alive."""
 
-    def __init__(self, engine: NodeEngine, identity: NodeIdentity, lease_seconds: float) -> None:
+    def __init__(self, engine: NodeEngine, identity: NodeIdentity) -> None:
         self._engine = engine
         self._identity = identity
-        self._lease = lease_seconds
         self._peers: dict[str, Peer] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._met = asyncio.Event()
 
     async def meet(self, candidate: pb.PrefillCandidate) -> Peer:
         """The greeted peer. Raises ``TransferError``; ``PeerRefusedError`` for another model."""
@@ -59,6 +49,7 @@ class Peers:
                 raise TransferError(f"{MAX_PEERS} prefill nodes are known, which is the limit")
             peer = await self._greet(candidate.address)
             self._peers[candidate.address] = peer
+            self._met.set()
             return peer
 
     async def forget(self, peer: Peer) -> None:
@@ -72,57 +63,78 @@ class Peers:
             await self.forget(peer)
 
     async def keep_leases(self) -> None:
-        """Runs for ever: renews what is live in batches, and releases what only the peer holds."""
-        loop, reconciled = asyncio.get_running_loop(), 0.0
+        """Runs for ever: renews, in one call a peer, what is alive here."""
         while True:
-            await asyncio.sleep(self._lease / 3)
-            reconcile = loop.time() - reconciled >= RECONCILE_SECONDS
-            if reconcile:
-                reconciled = loop.time()
-            peers = list(self._peers.values())
-            await asyncio.gather(*(self._renew(peer, reconcile) for peer in peers))
+            seconds = min((_renew_seconds(peer) for peer in self._peers.values()), default=None)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._met.wait()  # somebody new, perhaps with a shorter lease
+            self._met.clear()
+            peers = [peer for peer in self._peers.values() if peer.trust.ids]
+            await asyncio.gather(*(self._renew(peer) for peer in peers))
+
+    async def reconcile(self) -> None:
+        """Runs for ever: releases what only the peer holds."""
+        while True:
+            await asyncio.sleep(RECONCILE_SECONDS)
+            await asyncio.gather(*(self._free_orphans(peer) for peer in self._peers.values()))
 
     async def _greet(self, address: str) -> Peer:
-        engine = self._engine
         channel = grpc.aio.insecure_channel(address, options=_CHANNEL)
         stub = PrefillStub(channel)
-        request = pb.HelloRequest(
-            protocol_version=PROTOCOL_VERSION,
-            capabilities=CAPABILITIES,
-            node_id=self._identity.node_id,
-            epoch=self._identity.epoch,
-            fingerprint=engine.fingerprint,
-            tensor_parallel_size=engine.world_size,
-            block_size=engine.resolved.block_size,
-            kv_dtype=engine.kv_dtype,
-        )
         try:
-            reply = await stub.Hello(request, timeout=HELLO_SECONDS)
+            reply = await stub.Hello(
+                introduction(self._engine, self._identity), timeout=HELLO_SECONDS
+            )
+            return self._introduced(address, reply, stub, channel)
         except grpc.aio.AioRpcError as error:
             await channel.close(grace=0)
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 raise PeerRefusedError(f"{address}: {error.details()}") from None
             raise TransferError(f"{address} does not answer: {error.details()}") from None
-        host = address.rpartition(":")[0]
-        endpoints = tuple(
-            (reachable(rank.bulk, host), reachable(rank.control, host)) for rank in reply.ranks
-        )
-        return Peer(address, reply.node_id, reply.epoch, endpoints, stub, channel)
+        except BaseException:
+            await channel.close(grace=0)
+            raise
 
-    async def _renew(self, peer: Peer, reconcile: bool) -> None:
-        node_id, epoch, timeout = self._identity.node_id, self._identity.epoch, self._lease / 3
+    def _introduced(
+        self, address: str, reply: pb.HelloReply, stub: PrefillStub, channel: grpc.aio.Channel
+    ) -> Peer:
+        if len(reply.ranks) != self._engine.world_size:
+            raise PeerRefusedError(
+                f"{address} has {len(reply.ranks)} ranks, here are {self._engine.world_size}"
+            )
+        return Peer(
+            address=address,
+            node_id=reply.node.node_id,
+            epoch=reply.node.epoch,
+            endpoints=endpoints_of(list(reply.ranks), address),
+            stub=stub,
+            channel=channel,
+            trust=LeaseTrust(reply.lease_seconds, time.monotonic),
+        )
+
+    async def _renew(self, peer: Peer) -> None:
+        asked_at = time.monotonic()
         with contextlib.suppress(grpc.aio.AioRpcError):
-            if peer.live:
-                live = pb.TransferIds(node_id=node_id, epoch=epoch, ids=peer.live)
-                await peer.stub.Renew(live, timeout=timeout)
-            if reconcile:
-                request = pb.LiveRequest(node_id=node_id, epoch=epoch)
-                held = await peer.stub.Live(request, timeout=timeout)
-                orphans = set(held.ids) - peer.live
-                if orphans:
-                    log.warning("%s holds transfers %s that ended here", peer.address, orphans)
-                    ids = pb.TransferIds(node_id=node_id, epoch=epoch, ids=orphans)
-                    await peer.stub.Release(ids, timeout=timeout)
+            ids = self._ids(peer.trust.ids)
+            held = await peer.stub.Renew(ids, timeout=_renew_seconds(peer))
+            peer.trust.renewed(held.ids, asked_at)
+
+    async def _free_orphans(self, peer: Peer) -> None:
+        me = pb.LiveRequest(node_id=self._identity.node_id, epoch=self._identity.epoch)
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            held = await peer.stub.Live(me, timeout=HELLO_SECONDS)
+            orphans = peer.trust.orphans(held.ids)
+            if orphans:
+                log.warning("%s holds transfers %s that ended here", peer.address, orphans)
+                await peer.stub.Release(self._ids(orphans), timeout=HELLO_SECONDS)
+
+    def _ids(self, ids: list[int]) -> pb.TransferIds:
+        return pb.TransferIds(node_id=self._identity.node_id, epoch=self._identity.epoch, ids=ids)
+
+
+def _renew_seconds(peer: Peer) -> float:
+    return max(MIN_RENEW_SECONDS, peer.trust.lease_seconds / 3)
 
 
 # A vanished peer must be noticed within three seconds, also on an idle connection.
@@ -133,11 +145,3 @@ _CHANNEL = [
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", 4 << 20),
 ]
-
-
-def reachable(endpoint: str, host: str) -> str:
-    """A wildcard address means: the host that the control plane was reached at."""
-    parts = urlsplit(endpoint)
-    if parts.hostname in ("0.0.0.0", "*", None, "::"):
-        return f"tcp://{host}:{parts.port}"
-    return endpoint

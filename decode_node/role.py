@@ -11,6 +11,7 @@ from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import add_DecodeServicer_to_server
 from ..shared.node.process import NodeFrame
 from .peers import Peers
+from .receiving import ReceivingNode
 from .service import DecodeService
 from .transfers import Transfers
 
@@ -26,15 +27,14 @@ class DecodeRole:
         self._peers: Peers
 
     def register(self, server: grpc.aio.Server, frame: NodeFrame) -> None:
-        self._peers = Peers(frame.engine, frame.identity, frame.handoff.lease_seconds)
-        transfers = Transfers(
-            frame.engine, frame.identity, frame.inbox, self._peers, frame.metrics, frame.handoff
-        )
+        node = ReceivingNode(frame.engine, frame.identity, frame.inbox, frame.handoff)
+        self._peers = Peers(frame.engine, frame.identity)
+        transfers = Transfers(node, self._peers, frame.metrics)
         self._service = DecodeService(frame.engine, frame.identity, transfers, frame.status)
         add_DecodeServicer_to_server(self._service, server)
 
     def background(self) -> list[Coroutine[Any, Any, None]]:
-        return [self._peers.keep_leases()]
+        return [self._peers.keep_leases(), self._peers.reconcile()]
 
     def drain(self) -> None:
         self._service.draining = True

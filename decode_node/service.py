@@ -17,6 +17,7 @@ from ..shared.engine.request import build_sequences
 from ..shared.engine.scheduler import StepOutput
 from ..shared.engine.sequence import FinishReason, Sequence
 from ..shared.errors import OverloadedError, RequestError, UnavailableError
+from ..shared.handoff.uninterrupted import uninterrupted
 from ..shared.node.engine import NodeEngine, NodeIdentity
 from .sampling import params_from_wire
 from .transfers import Outcome, Transfers
@@ -74,7 +75,7 @@ class DecodeService(DecodeServicer):
             )
         finally:
             self.requests -= 1
-            await asyncio.shield(asyncio.ensure_future(self._end(start, sequences)))
+            await uninterrupted(self._end(start, sequences))
 
     async def Status(
         self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -24,13 +24,7 @@ class PrefillRole:
 
     def register(self, server: grpc.aio.Server, frame: NodeFrame) -> None:
         self._service = PrefillService(
-            frame.engine,
-            frame.identity,
-            frame.inbox,
-            frame.metrics,
-            frame.status,
-            lease_seconds=frame.handoff.lease_seconds,
-            progress_timeout=frame.handoff.progress_timeout,
+            frame.engine, frame.identity, frame.inbox, frame.metrics, frame.status, frame.handoff
         )
         add_PrefillServicer_to_server(self._service, server)
 

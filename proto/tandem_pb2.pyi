@@ -204,14 +204,18 @@ class GenerateRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., prefill: _Optional[_Iterable[_Union[PrefillCandidate, _Mapping]]] = ..., deadline_seconds: _Optional[float] = ...) -> None: ...
 
 class PrefillCandidate(_message.Message):
-    __slots__ = ("node_id", "epoch", "address")
+    __slots__ = ("node_id", "epoch", "address", "queued_prefill_tokens", "prefill_tokens_per_second")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     epoch: int
     address: str
-    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
+    queued_prefill_tokens: int
+    prefill_tokens_per_second: float
+    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., address: _Optional[str] = ..., queued_prefill_tokens: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token", "logprob", "rank")
@@ -296,7 +300,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("node_id", "epoch", "role", "ready", "draining", "load", "model", "metrics")
+    __slots__ = ("node_id", "epoch", "role", "ready", "draining", "load", "model", "metrics", "refused")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -305,6 +309,7 @@ class StatusReply(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     epoch: int
     role: Role
@@ -313,9 +318,22 @@ class StatusReply(_message.Message):
     load: Load
     model: ModelCard
     metrics: _containers.RepeatedCompositeFieldContainer[Metric]
-    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., model: _Optional[_Union[ModelCard, _Mapping]] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ...) -> None: ...
+    refused: _containers.RepeatedCompositeFieldContainer[RefusedPeer]
+    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., model: _Optional[_Union[ModelCard, _Mapping]] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[RefusedPeer, _Mapping]]] = ...) -> None: ...
 
-class HelloRequest(_message.Message):
+class RefusedPeer(_message.Message):
+    __slots__ = ("address", "node_id", "epoch", "reason")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    node_id: str
+    epoch: int
+    reason: str
+    def __init__(self, address: _Optional[str] = ..., node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Introduction(_message.Message):
     __slots__ = ("protocol_version", "capabilities", "node_id", "epoch", "fingerprint", "tensor_parallel_size", "block_size", "kv_dtype")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
@@ -343,33 +361,14 @@ class HelloRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., capabilities: _Optional[int] = ..., node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., tensor_parallel_size: _Optional[int] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("protocol_version", "capabilities", "node_id", "epoch", "fingerprint", "tensor_parallel_size", "block_size", "kv_dtype", "ranks")
-    class FingerprintEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: str
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
-    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
-    NODE_ID_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
-    TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
-    KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("node", "ranks", "lease_seconds")
+    NODE_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
-    protocol_version: int
-    capabilities: int
-    node_id: str
-    epoch: int
-    fingerprint: _containers.ScalarMap[str, str]
-    tensor_parallel_size: int
-    block_size: int
-    kv_dtype: str
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    node: Introduction
     ranks: _containers.RepeatedCompositeFieldContainer[RankEndpoint]
-    def __init__(self, protocol_version: _Optional[int] = ..., capabilities: _Optional[int] = ..., node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., tensor_parallel_size: _Optional[int] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[RankEndpoint, _Mapping]]] = ...) -> None: ...
+    lease_seconds: float
+    def __init__(self, node: _Optional[_Union[Introduction, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[RankEndpoint, _Mapping]]] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
 
 class RankEndpoint(_message.Message):
     __slots__ = ("rank", "bulk", "control")
@@ -382,7 +381,7 @@ class RankEndpoint(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., bulk: _Optional[str] = ..., control: _Optional[str] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("transfer_id", "attempt", "node_id", "epoch", "peer_epoch", "prompt", "first_token", "end_token", "priority", "cache_salt", "deadline_seconds", "window_bytes")
+    __slots__ = ("transfer_id", "attempt", "node_id", "epoch", "peer_epoch", "prompt", "first_token", "end_token", "priority", "cache_salt", "deadline_seconds", "window_bytes", "private")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -395,6 +394,7 @@ class OpenRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WINDOW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PRIVATE_FIELD_NUMBER: _ClassVar[int]
     transfer_id: int
     attempt: int
     node_id: str
@@ -407,7 +407,8 @@ class OpenRequest(_message.Message):
     cache_salt: str
     deadline_seconds: float
     window_bytes: int
-    def __init__(self, transfer_id: _Optional[int] = ..., attempt: _Optional[int] = ..., node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., peer_epoch: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., first_token: _Optional[int] = ..., end_token: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., deadline_seconds: _Optional[float] = ..., window_bytes: _Optional[int] = ...) -> None: ...
+    private: bool
+    def __init__(self, transfer_id: _Optional[int] = ..., attempt: _Optional[int] = ..., node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., peer_epoch: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., first_token: _Optional[int] = ..., end_token: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., deadline_seconds: _Optional[float] = ..., window_bytes: _Optional[int] = ..., private: _Optional[bool] = ...) -> None: ...
 
 class OpenEvent(_message.Message):
     __slots__ = ("accepted", "progress", "done", "failed")
@@ -422,14 +423,10 @@ class OpenEvent(_message.Message):
     def __init__(self, accepted: _Optional[_Union[OpenAccepted, _Mapping]] = ..., progress: _Optional[_Union[OpenProgress, _Mapping]] = ..., done: _Optional[_Union[OpenDone, _Mapping]] = ..., failed: _Optional[_Union[OpenFailed, _Mapping]] = ...) -> None: ...
 
 class OpenAccepted(_message.Message):
-    __slots__ = ("queued_tokens", "cached_tokens", "lease_seconds")
+    __slots__ = ("queued_tokens",)
     QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     queued_tokens: int
-    cached_tokens: int
-    lease_seconds: float
-    def __init__(self, queued_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, queued_tokens: _Optional[int] = ...) -> None: ...
 
 class OpenProgress(_message.Message):
     __slots__ = ("computed_tokens",)
@@ -448,12 +445,10 @@ class OpenDone(_message.Message):
     def __init__(self, bytes: _Optional[int] = ..., compute_seconds: _Optional[float] = ..., exposed_seconds: _Optional[float] = ...) -> None: ...
 
 class OpenFailed(_message.Message):
-    __slots__ = ("reason", "retriable")
+    __slots__ = ("reason",)
     REASON_FIELD_NUMBER: _ClassVar[int]
-    RETRIABLE_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    retriable: bool
-    def __init__(self, reason: _Optional[str] = ..., retriable: _Optional[bool] = ...) -> None: ...
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class TransferIds(_message.Message):
     __slots__ = ("node_id", "epoch", "ids")

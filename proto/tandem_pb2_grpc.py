@@ -329,18 +329,13 @@ class PrefillStub:
         """
         self.Hello = channel.unary_unary(
                 '/tandem.v1.Prefill/Hello',
-                request_serializer=tandem__pb2.HelloRequest.SerializeToString,
+                request_serializer=tandem__pb2.Introduction.SerializeToString,
                 response_deserializer=tandem__pb2.HelloReply.FromString,
                 _registered_method=True)
         self.Open = channel.unary_stream(
                 '/tandem.v1.Prefill/Open',
                 request_serializer=tandem__pb2.OpenRequest.SerializeToString,
                 response_deserializer=tandem__pb2.OpenEvent.FromString,
-                _registered_method=True)
-        self.Cancel = channel.unary_unary(
-                '/tandem.v1.Prefill/Cancel',
-                request_serializer=tandem__pb2.TransferIds.SerializeToString,
-                response_deserializer=tandem__pb2.TransferIds.FromString,
                 _registered_method=True)
         self.Renew = channel.unary_unary(
                 '/tandem.v1.Prefill/Renew',
@@ -378,14 +373,8 @@ class PrefillServicer:
 
     def Open(self, request, context):
         """Accepted, then any number of Progress, then exactly one of Done or Failed. Cancelling the RPC
-        cancels the attempt.
+        cancels the attempt in every state.
         """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Cancel(self, request, context):
-        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -422,18 +411,13 @@ def add_PrefillServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Hello': grpc.unary_unary_rpc_method_handler(
                     servicer.Hello,
-                    request_deserializer=tandem__pb2.HelloRequest.FromString,
+                    request_deserializer=tandem__pb2.Introduction.FromString,
                     response_serializer=tandem__pb2.HelloReply.SerializeToString,
             ),
             'Open': grpc.unary_stream_rpc_method_handler(
                     servicer.Open,
                     request_deserializer=tandem__pb2.OpenRequest.FromString,
                     response_serializer=tandem__pb2.OpenEvent.SerializeToString,
-            ),
-            'Cancel': grpc.unary_unary_rpc_method_handler(
-                    servicer.Cancel,
-                    request_deserializer=tandem__pb2.TransferIds.FromString,
-                    response_serializer=tandem__pb2.TransferIds.SerializeToString,
             ),
             'Renew': grpc.unary_unary_rpc_method_handler(
                     servicer.Renew,
@@ -483,7 +467,7 @@ class Prefill:
             request,
             target,
             '/tandem.v1.Prefill/Hello',
-            tandem__pb2.HelloRequest.SerializeToString,
+            tandem__pb2.Introduction.SerializeToString,
             tandem__pb2.HelloReply.FromString,
             options,
             channel_credentials,
@@ -512,33 +496,6 @@ class Prefill:
             '/tandem.v1.Prefill/Open',
             tandem__pb2.OpenRequest.SerializeToString,
             tandem__pb2.OpenEvent.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Cancel(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tandem.v1.Prefill/Cancel',
-            tandem__pb2.TransferIds.SerializeToString,
-            tandem__pb2.TransferIds.FromString,
             options,
             channel_credentials,
             insecure,

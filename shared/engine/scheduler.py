@@ -144,9 +144,8 @@ class Scheduler:
         nothing left to compute would be a case of its own everywhere. Neither is anything
         when prompt logprobs are wanted, because they need every position's logits.
         """
-        if sequence.block_table or (
-            sequence.params.prompt_logprobs is not None and not sequence.outputs
-        ):
+        wants_prompt = sequence.params.prompt_logprobs is not None and not sequence.outputs
+        if sequence.block_table or sequence.private or wants_prompt:
             return
         size = self.pool.block_size
         self._extend_keys(sequence)
@@ -452,7 +451,7 @@ class Scheduler:
     def _publish(self, sequence: Sequence) -> None:
         """Index the blocks that the last step filled."""
         full = sequence.computed // self.pool.block_size
-        if full <= sequence.published:
+        if full <= sequence.published or sequence.private:
             return
         if full > len(sequence.keys):
             self._extend_keys(sequence)

@@ -55,6 +55,7 @@ class Sequence:
     ``computed`` counts leading tokens whose KV is in the blocks of ``block_table``. A prefill-only
     sequence has ``compute_until`` set and never samples. ``siblings`` are the other choices of the
     same request: they share the prompt's full blocks and start when this one's prompt is computed.
+    A ``private`` sequence takes no block from the prefix index and enters none into it.
     """
 
     sequence_id: int
@@ -66,6 +67,7 @@ class Sequence:
     arrival: int = 0
     salt: str = ""
     compute_until: int | None = None
+    private: bool = False
     phase: Phase = Phase.WAITING
     outputs: list[int] = field(default_factory=list)
     computed: int = 0

@@ -11,7 +11,6 @@ from .messages import (
     Cancelled,
     CancelSend,
     Command,
-    Event,
     PeerLost,
     PlaneFailed,
     Received,
@@ -31,13 +30,17 @@ _LAST = (SendFinished, SendFailed, Received, ReceiveFailed, Cancelled)
 
 
 class Attempt:
-    """Data-plane events of one attempt, from every rank of this node."""
+    """The news of one attempt: events from every rank of this node, and what the head adds.
+
+    The queue is bounded by what can happen in one attempt: a few events a rank, one a step, and one
+    a sign of life.
+    """
 
     def __init__(self, transfer_id: int, attempt: int, ranks: int) -> None:
         self.transfer_id = transfer_id
         self.attempt = attempt
         self.ranks = ranks
-        self.events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self.news: asyncio.Queue[object] = asyncio.Queue()
         self.silent: set[int] = set(range(ranks))  # ranks that hold nothing of it (any more)
 
     def engage(self, rank: int) -> None:
@@ -79,7 +82,7 @@ class Inbox:
         assert not isinstance(event, Command)
         attempt = self._attempts.get((event.transfer_id, event.attempt))
         if attempt is not None:
-            attempt.events.put_nowait((rank, event))
+            attempt.news.put_nowait(event)
             if isinstance(event, _LAST):
                 attempt.silent.add(rank)
 
@@ -96,7 +99,7 @@ class Inbox:
         try:
             async with asyncio.timeout(QUIET_SECONDS):
                 while len(attempt.silent) < attempt.ranks:
-                    await attempt.events.get()
+                    await attempt.news.get()
         except TimeoutError:
             self._on_plane_failed(
                 f"a rank did not confirm within {QUIET_SECONDS:g} s that transfer "

@@ -1,15 +1,17 @@
-"""How long a prefill node must keep what a decode node may still count on."""
+"""How long a prefill node keeps what a decode node may still count on.
+
+Each side goes by its own monotonic clock, and no clocks are compared: the holder counts from when a
+call arrived, the one that relies on it from before the call left, and a little short. So trust ends
+here before the blocks are freed there, however slow an answer was.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-LEASE_SECONDS = 10.0
-RENEW_SECONDS = LEASE_SECONDS / 3
-# The side that does not hold the blocks stops trusting a lease this much before it ends, so that
-# a slow answer can never make it count on blocks that were freed.
-TRUST_MARGIN_SECONDS = 1.0
+# The part of a lease for which it is trusted by the side that does not hold the blocks.
+TRUSTED_PART = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +30,23 @@ class _Lease:
 
 
 class LeaseTable:
-    """Kept by the holder of the blocks, by its own monotonic clock: no clocks are compared.
+    """Kept by the holder of the blocks. A lease is keyed by transfer.
 
-    A lease is keyed by transfer; a newer attempt replaces an older one. Every method that ends
-    leases returns their ids, and the caller frees what they held, once.
+    Every method that ends leases returns their ids, and the caller frees what they held, once.
     """
 
-    def __init__(self, *, clock: Callable[[], float], lease_seconds: float = LEASE_SECONDS) -> None:
-        self._clock = clock
+    def __init__(self, lease_seconds: float, clock: Callable[[], float]) -> None:
         self.lease_seconds = lease_seconds
+        self._clock = clock
         self._leases: dict[int, _Lease] = {}
 
     def __len__(self) -> int:
         return len(self._leases)
 
     def grant(self, tenant: Tenant, transfer_id: int, attempt: int) -> bool:
-        """Begin or renew a lease; False for an older attempt or another tenant's transfer."""
+        """Begin a lease; False for an attempt that is not newer, or another tenant's transfer."""
         known = self._leases.get(transfer_id)
-        if known is not None and (known.tenant != tenant or known.attempt > attempt):
+        if known is not None and (known.tenant != tenant or known.attempt >= attempt):
             return False
         self._leases[transfer_id] = _Lease(tenant, attempt, self._clock() + self.lease_seconds)
         return True
@@ -62,9 +63,8 @@ class LeaseTable:
         return held
 
     def release(self, tenant: Tenant, transfer_ids: Iterable[int]) -> list[int]:
-        """End leases of this tenant; returns those that were in the table."""
-        mine = [i for i in dict.fromkeys(transfer_ids) if self._is_of(tenant, i)]
-        return self._remove(mine)
+        """End leases of this tenant, nobody else's; returns those that were in the table."""
+        return self._remove([i for i in dict.fromkeys(transfer_ids) if self._is_of(tenant, i)])
 
     def live(self, tenant: Tenant) -> list[int]:
         """What is held for a tenant, for reconciling."""
@@ -86,15 +86,6 @@ class LeaseTable:
             ]
         )
 
-    def reconcile(self, tenant: Tenant, known_to_tenant: Iterable[int]) -> list[int]:
-        """End the leases that their tenant does not know of (orphans)."""
-        known = set(known_to_tenant)
-        return self._remove([i for i in self.live(tenant) if i not in known])
-
-    @property
-    def next_expiry(self) -> float | None:
-        return min((lease.expires for lease in self._leases.values()), default=None)
-
     def _is_of(self, tenant: Tenant, transfer_id: int) -> bool:
         lease = self._leases.get(transfer_id)
         return lease is not None and lease.tenant == tenant
@@ -106,3 +97,39 @@ class LeaseTable:
         for transfer_id in transfer_ids:
             del self._leases[transfer_id]
         return transfer_ids
+
+
+class LeaseTrust:
+    """What one peer holds for us, and until when we count on it."""
+
+    def __init__(self, lease_seconds: float, clock: Callable[[], float]) -> None:
+        self.lease_seconds = lease_seconds
+        self._clock = clock
+        self._until: dict[int, float] = {}
+
+    @property
+    def ids(self) -> list[int]:
+        """The transfers that are alive on this side."""
+        return list(self._until)
+
+    def begin(self, transfer_id: int) -> None:
+        """Before the transfer is opened, so that reconciling never takes it for an orphan."""
+        self._until[transfer_id] = self._clock() + TRUSTED_PART * self.lease_seconds
+
+    def renewed(self, held: Iterable[int], asked_at: float) -> None:
+        """The peer's answer to a renewal that left at ``asked_at``."""
+        for transfer_id in held:
+            if transfer_id in self._until:
+                self._until[transfer_id] = asked_at + TRUSTED_PART * self.lease_seconds
+
+    def end(self, transfer_id: int) -> None:
+        """Idempotent."""
+        self._until.pop(transfer_id, None)
+
+    def left(self, transfer_id: int) -> float:
+        """Seconds for which the peer still holds this transfer; infinity while it is not asked."""
+        return self._until.get(transfer_id, float("inf")) - self._clock()
+
+    def orphans(self, held: Iterable[int]) -> list[int]:
+        """Of what the peer holds, that which ended here."""
+        return [transfer_id for transfer_id in held if transfer_id not in self._until]

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from ...proto import tandem_pb2 as pb
+from ..node.engine import NodeEngine, NodeIdentity
 
 PROTOCOL_VERSION = 1
 # Bits that both sides must know to use; none is optional yet.
 CAPABILITIES = 0
 
 
-def refusal(decode: pb.HelloRequest, prefill: pb.HelloReply) -> str:
+def introduction(engine: NodeEngine, identity: NodeIdentity) -> pb.Introduction:
+    """What this node tells a peer of itself."""
+    return pb.Introduction(
+        protocol_version=PROTOCOL_VERSION,
+        capabilities=CAPABILITIES,
+        node_id=identity.node_id,
+        epoch=identity.epoch,
+        fingerprint=engine.fingerprint,
+        tensor_parallel_size=engine.world_size,
+        block_size=engine.resolved.block_size,
+        kv_dtype=engine.kv_dtype,
+    )
+
+
+def refusal(decode: pb.Introduction, prefill: pb.Introduction) -> str:
     """Why the two may not hand over, naming the field and both values; empty when they may."""
     if decode.protocol_version != prefill.protocol_version:
         return _differ("protocol version", decode.protocol_version, prefill.protocol_version)

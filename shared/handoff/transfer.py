@@ -1,29 +1,35 @@
-"""The life of a transfer as the two heads see it: two enums, one transition table each.
+"""The life of one attempt at a transfer, as each of the two heads lives it.
 
-No sockets and no clock of its own. A machine is idempotent on (transfer, attempt): news of an older
-attempt, or of a state that this attempt has been in, changes nothing; news that cannot be is an
-error in our own code and raises.
+Here stands which state may follow which, and how long each may last; nobody else keeps a state of a
+transfer. No sockets, and no clock of its own. A life belongs to one (transfer, attempt): the next
+attempt begins another one, so news of an old attempt has nothing that it could change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
 from ..errors import TransferError
 
+INFINITY = float("inf")
+GREET_SECONDS = 3.0
+# Every rank has verified every byte by then; the peer's own count is awaited for this long.
+ACCOUNT_SECONDS = 1.0
+# A step of the model that takes longer than this will not end.
+STEP_SECONDS = 60.0
+
 
 class DecodeState(Enum):
     """Where an attempt is, for the node that receives."""
 
-    RESERVED = "reserved"  # blocks are held, nobody has been asked
-    OPENING = "opening"  # a prefill node was asked
+    RESERVED = "reserved"  # blocks are held; the ranks greet each other
+    OPENING = "opening"  # the prefill node was asked
     RECEIVING = "receiving"  # it accepted; KV arrives
-    VERIFYING = "verifying"  # all ranks have everything; counts and digests are compared
-    COMMITTED = "committed"  # the blocks belong to the sequence
-    DECODING = "decoding"  # the sequence is in the running batch
+    VERIFYING = "verifying"  # every rank has every byte, intact; the two sides' counts are compared
+    COMMITTED = "committed"  # the blocks are the sequence's, which decodes like any other now
     FAILED = "failed"  # this attempt is over; the request is not
 
 
@@ -31,9 +37,9 @@ class PrefillState(Enum):
     """Where an attempt is, for the node that sends."""
 
     QUEUED = "queued"  # waits for the scheduler
-    RUNNING = "running"  # chunks compute; nothing has left yet
-    STREAMING = "streaming"  # layers leave while others compute
-    HELD = "held"  # all is sent; blocks stay until the release or the lease's end
+    RUNNING = "running"  # its first chunk computes
+    STREAMING = "streaming"  # layers leave while later chunks compute
+    HELD = "held"  # all is computed; the blocks stay until every byte is confirmed
     RELEASED = "released"  # no block is held
 
 
@@ -42,8 +48,7 @@ DECODE_TRANSITIONS: Mapping[DecodeState, frozenset[DecodeState]] = {
     DecodeState.OPENING: frozenset({DecodeState.RECEIVING, DecodeState.FAILED}),
     DecodeState.RECEIVING: frozenset({DecodeState.VERIFYING, DecodeState.FAILED}),
     DecodeState.VERIFYING: frozenset({DecodeState.COMMITTED, DecodeState.FAILED}),
-    DecodeState.COMMITTED: frozenset({DecodeState.DECODING, DecodeState.FAILED}),
-    DecodeState.DECODING: frozenset(),
+    DecodeState.COMMITTED: frozenset(),
     DecodeState.FAILED: frozenset(),
 }
 
@@ -55,169 +60,103 @@ PREFILL_TRANSITIONS: Mapping[PrefillState, frozenset[PrefillState]] = {
     PrefillState.RELEASED: frozenset(),
 }
 
+S = TypeVar("S", DecodeState, PrefillState)
+
 
 class IllegalTransitionError(TransferError):
     """A state was announced that cannot follow; a bug on this side of the wire."""
 
 
-S = TypeVar("S", DecodeState, PrefillState)
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Seconds that a state may last, and that it may pass without anything moving."""
+
+    seconds: float
+    idle: float = INFINITY
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits(Generic[S]):
-    """Seconds that each state may last, and that a state may pass without progress."""
-
-    state_seconds: Mapping[S, float]
-    progress_seconds: Mapping[S, float] = field(default_factory=dict)
-
-
-DECODE_LIMITS: Limits[DecodeState] = Limits(
-    state_seconds={
-        DecodeState.RESERVED: 10.0,
-        DecodeState.OPENING: 5.0,
-        DecodeState.RECEIVING: 300.0,
-        DecodeState.VERIFYING: 5.0,
-        DecodeState.COMMITTED: 60.0,
-    },
-    progress_seconds={DecodeState.RECEIVING: 30.0},
-)
-
-PREFILL_LIMITS: Limits[PrefillState] = Limits(
-    state_seconds={
-        PrefillState.QUEUED: 120.0,
-        PrefillState.RUNNING: 300.0,
-        PrefillState.STREAMING: 300.0,
-        PrefillState.HELD: 30.0,
-    },
-    progress_seconds={PrefillState.RUNNING: 60.0, PrefillState.STREAMING: 30.0},
-)
-
-
-class _Attempts(Generic[S]):
-    """One transfer's current attempt: its state, since when, and when something last moved."""
+class Life(Generic[S]):
+    """One attempt's state, since when, and when something last moved."""
 
     def __init__(
         self,
-        transfer_id: int,
-        attempt: int,
-        *,
+        name: str,
         start: S,
         table: Mapping[S, frozenset[S]],
-        limits: Limits[S],
+        limits: Mapping[S, Limit],
         clock: Callable[[], float],
     ) -> None:
-        self.transfer_id = transfer_id
-        self.attempt = attempt
+        self._name = name
         self._table: Mapping[S, frozenset[S]] = table
-        self._limits: Limits[S] = limits
+        self._limits: Mapping[S, Limit] = limits
         self._clock = clock
-        self._enter_first(start)
-
-    def _enter_first(self, start: S) -> None:
         self.state: S = start
         self._visited: set[S] = {start}
-        self._entered = self._moved = self._clock()
+        self._entered = self._moved = clock()
 
     @property
     def over(self) -> bool:
         """Whether this attempt can go nowhere else."""
         return not self._table[self.state]
 
-    def advance(self, attempt: int, state: S) -> bool:
-        """Enter a state; False when that is old news, IllegalTransitionError when it cannot be."""
-        if attempt < self.attempt or (attempt == self.attempt and state in self._visited):
+    def enter(self, state: S) -> bool:
+        """Go on to a state; False when that is old news. Raises ``IllegalTransitionError``."""
+        if state in self._visited:
             return False
-        if attempt > self.attempt:
-            raise IllegalTransitionError(
-                f"transfer {self.transfer_id:x}: news of attempt {attempt}, "
-                f"but attempt {self.attempt} is the newest"
-            )
         if state not in self._table[self.state]:
             raise IllegalTransitionError(
-                f"transfer {self.transfer_id:x} attempt {attempt}: "
-                f"{self.state.value} cannot become {state.value}"
+                f"{self._name}: {self.state.value} cannot become {state.value}"
             )
         self.state = state
         self._visited.add(state)
         self._entered = self._moved = self._clock()
         return True
 
-    def progress(self, attempt: int) -> None:
-        """Something moved (a chunk computed, bytes acknowledged)."""
-        if attempt == self.attempt:
-            self._moved = self._clock()
+    def progress(self) -> None:
+        """Something moved: a chunk was computed, the peer gave a sign of life."""
+        self._moved = self._clock()
 
     @property
-    def deadline(self) -> float:
-        """When this state is overdue, by the injected clock; infinity for a state without limit."""
-        state = self._entered + self._limits.state_seconds.get(self.state, float("inf"))
-        progress = self._moved + self._limits.progress_seconds.get(self.state, float("inf"))
-        return min(state, progress)
+    def left(self) -> float:
+        """Seconds until this state is overdue; infinity for one that may last."""
+        limit = self._limits.get(self.state, Limit(INFINITY))
+        deadline = min(self._entered + limit.seconds, self._moved + limit.idle)
+        return deadline - self._clock()
+
+    @property
+    def idle(self) -> float:
+        """Seconds since anything moved."""
+        return self._clock() - self._moved
 
     def overdue(self) -> str:
         """Empty, or what to tell: which state lasted too long."""
-        now = self._clock()
-        if now <= self.deadline:
+        if self.left > 0:
             return ""
-        return f"{self.state.value} for {now - self._entered:.1f} s, {now - self._moved:.1f} s idle"
+        lasted = self._clock() - self._entered
+        return f"{self.state.value} for {lasted:.1f} s, {self.idle:.1f} s idle"
 
 
-class DecodeTransfer(_Attempts[DecodeState]):
-    """The decode head's record of one transfer, over all its attempts."""
-
-    def __init__(
-        self,
-        transfer_id: int,
-        *,
-        clock: Callable[[], float],
-        attempt: int = 1,
-        limits: Limits[DecodeState] = DECODE_LIMITS,
-    ) -> None:
-        super().__init__(
-            transfer_id,
-            attempt,
-            start=DecodeState.RESERVED,
-            table=DECODE_TRANSITIONS,
-            limits=limits,
-            clock=clock,
-        )
-
-    def fail(self, attempt: int) -> bool:
-        """End an attempt; False when it is over already."""
-        return not self.over and self.advance(attempt, DecodeState.FAILED)
-
-    def retry(self) -> int:
-        """Begin the next attempt with the same reservation; returns its number."""
-        if self.state is not DecodeState.FAILED:
-            raise IllegalTransitionError(
-                f"transfer {self.transfer_id:x}: attempt {self.attempt} is still "
-                f"{self.state.value}; only a failed one is tried again"
-            )
-        self.attempt += 1
-        self._enter_first(DecodeState.RESERVED)
-        return self.attempt
+def decode_life(
+    name: str, *, transfer_seconds: float, silence_seconds: float, clock: Callable[[], float]
+) -> Life[DecodeState]:
+    """``silence_seconds``: without a sign of life, the peer is taken to be gone."""
+    limits = {
+        DecodeState.RESERVED: Limit(GREET_SECONDS),
+        DecodeState.OPENING: Limit(silence_seconds),
+        DecodeState.RECEIVING: Limit(transfer_seconds, idle=silence_seconds),
+        DecodeState.VERIFYING: Limit(ACCOUNT_SECONDS),
+    }
+    return Life(name, DecodeState.RESERVED, DECODE_TRANSITIONS, limits, clock)
 
 
-class PrefillTransfer(_Attempts[PrefillState]):
-    """The prefill head's record of one attempt at a transfer."""
-
-    def __init__(
-        self,
-        transfer_id: int,
-        attempt: int,
-        *,
-        clock: Callable[[], float],
-        limits: Limits[PrefillState] = PREFILL_LIMITS,
-    ) -> None:
-        super().__init__(
-            transfer_id,
-            attempt,
-            start=PrefillState.QUEUED,
-            table=PREFILL_TRANSITIONS,
-            limits=limits,
-            clock=clock,
-        )
-
-    def release(self, attempt: int) -> bool:
-        """Let go, from any state; False when it was released before."""
-        return self.advance(attempt, PrefillState.RELEASED)
+def prefill_life(
+    name: str, *, transfer_seconds: float, clock: Callable[[], float]
+) -> Life[PrefillState]:
+    """Progress of a held transfer is the data plane's to watch: only it sees bytes confirmed."""
+    limits = {
+        PrefillState.QUEUED: Limit(transfer_seconds),
+        PrefillState.RUNNING: Limit(transfer_seconds, idle=STEP_SECONDS),
+        PrefillState.STREAMING: Limit(transfer_seconds, idle=STEP_SECONDS),
+        PrefillState.HELD: Limit(transfer_seconds),
+    }
+    return Life(name, PrefillState.QUEUED, PREFILL_TRANSITIONS, limits, clock)

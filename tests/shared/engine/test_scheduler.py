@@ -101,6 +101,17 @@ def test_cached_prefixes_are_not_computed_again() -> None:
     assert plan is not None and plan.sequences[0].start == 8 and again.cached == 8
 
 
+def test_a_private_prompt_neither_takes_from_the_prefix_index_nor_enters_it() -> None:
+    scheduler = make()
+    for private in (True, False, True):
+        one = sequence(1, 9, max_tokens=1)
+        one.private = private
+        scheduler.add(one)
+        drain(scheduler)
+        assert one.cached == 0
+    assert scheduler.pool.counts().cached == 2
+
+
 def test_choices_share_the_prompt_of_the_first() -> None:
     scheduler = make()
     leader, sibling = sequence(1, 9, max_tokens=3), sequence(2, 9, max_tokens=3)

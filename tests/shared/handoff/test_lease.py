@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from tandem.shared.handoff.closed import ClosedAttempts
 from tandem.shared.handoff.epoch import new_epoch
-from tandem.shared.handoff.lease import LeaseTable, Tenant
+from tandem.shared.handoff.lease import LeaseTable, LeaseTrust, Tenant
 
 from .test_transfer import Clock
 
@@ -12,7 +12,7 @@ OTHER = Tenant("e", 1)
 
 def _table() -> tuple[LeaseTable, Clock]:
     clock = Clock()
-    return LeaseTable(clock=clock), clock
+    return LeaseTable(10.0, clock), clock
 
 
 def test_a_lease_ends_after_ten_seconds_unless_renewed():
@@ -51,6 +51,7 @@ def test_an_older_attempt_cannot_take_over_a_lease():
     table, _ = _table()
     assert table.grant(ONE, 1, 2)
     assert not table.grant(ONE, 1, 1)
+    assert not table.grant(ONE, 1, 2)
     assert not table.grant(OTHER, 1, 3)
     assert table.grant(ONE, 1, 3)
 
@@ -63,14 +64,34 @@ def test_a_new_epoch_voids_what_the_old_one_held():
     assert table.live(OTHER) == [2]
 
 
-def test_reconciling_ends_what_the_tenant_does_not_know():
-    table, _ = _table()
-    for transfer_id in (1, 2, 3):
-        table.grant(ONE, transfer_id, 1)
-    table.grant(OTHER, 4, 1)
-    assert table.reconcile(ONE, [2, 9]) == [1, 3]
-    assert table.live(ONE) == [2]
-    assert table.live(OTHER) == [4]
+def test_trust_ends_before_the_lease_does_and_renewals_count_from_when_they_left():
+    table, clock = _table()
+    trust = LeaseTrust(10.0, clock)
+    assert trust.left(1) == float("inf")
+    trust.begin(1)
+    clock.now += 1  # the call is slow
+    table.grant(ONE, 1, 1)
+    assert trust.left(1) == 8
+    clock.now += 5
+    asked_at = clock.now
+    clock.now += 2
+    trust.renewed(table.renew(ONE, [1, 2]), asked_at)
+    clock.now = asked_at + 9
+    assert trust.left(1) == 0
+    assert table.live(ONE) == [1]
+    assert trust.ids == [1]
+
+
+def test_an_orphan_is_what_only_the_holder_knows():
+    _, clock = _table()
+    trust = LeaseTrust(10.0, clock)
+    for transfer_id in (1, 2):
+        trust.begin(transfer_id)
+    trust.end(2)
+    trust.end(2)
+    assert trust.orphans([1, 2, 3]) == [2, 3]
+    trust.renewed([2], clock.now)
+    assert trust.ids == [1]
 
 
 def test_epochs_differ_and_are_never_zero():

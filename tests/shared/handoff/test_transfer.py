@@ -8,14 +8,15 @@ from tandem.shared.handoff.transfer import (
     DECODE_TRANSITIONS,
     PREFILL_TRANSITIONS,
     DecodeState,
-    DecodeTransfer,
     IllegalTransitionError,
+    Life,
     PrefillState,
-    PrefillTransfer,
+    decode_life,
+    prefill_life,
 )
 
 D, P = DecodeState, PrefillState
-HAPPY = [D.OPENING, D.RECEIVING, D.VERIFYING, D.COMMITTED, D.DECODING]
+HAPPY = [D.RESERVED, D.OPENING, D.RECEIVING, D.VERIFYING, D.COMMITTED]
 
 
 class Clock:
@@ -26,44 +27,48 @@ class Clock:
         return self.now
 
 
-def _decode_at(state: DecodeState, clock: Clock) -> DecodeTransfer:
-    transfer = DecodeTransfer(5, clock=clock)
-    for step in HAPPY:
-        if transfer.state is state or state is D.FAILED:
-            break
-        transfer.advance(1, step)
-    if state is D.FAILED:
-        transfer.fail(1)
-    return transfer
+def _decode(clock: Clock) -> Life[DecodeState]:
+    return decode_life("transfer 5", transfer_seconds=60, silence_seconds=3, clock=clock)
+
+
+def _prefill(clock: Clock) -> Life[PrefillState]:
+    return prefill_life("transfer 5", transfer_seconds=100, clock=clock)
+
+
+def _decode_at(state: DecodeState, clock: Clock) -> Life[DecodeState]:
+    life = _decode(clock)
+    path = [D.FAILED] if state is D.FAILED else HAPPY[1 : HAPPY.index(state) + 1]
+    for step in path:
+        assert life.enter(step)
+    return life
 
 
 @pytest.mark.parametrize(("state", "news"), list(product(D, D)))
 def test_decode_takes_only_what_the_table_allows(state, news):
-    transfer = _decode_at(state, Clock())
-    before = {D.RESERVED} | set(HAPPY[: HAPPY.index(state) + 1] if state in HAPPY else ())
-    before |= {state}
+    life = _decode_at(state, Clock())
+    before = {D.RESERVED, state, *(HAPPY[: HAPPY.index(state)] if state in HAPPY else ())}
     if news in before:
-        assert not transfer.advance(1, news)
-        assert transfer.state is state
+        assert not life.enter(news)
+        assert life.state is state
     elif news in DECODE_TRANSITIONS[state]:
-        assert transfer.advance(1, news)
-        assert transfer.state is news
+        assert life.enter(news)
+        assert life.state is news
     else:
         with pytest.raises(IllegalTransitionError, match=f"{state.value} cannot become"):
-            transfer.advance(1, news)
-        assert transfer.state is state
+            life.enter(news)
+        assert life.state is state
 
 
 @pytest.mark.parametrize("state", list(P))
 def test_prefill_can_be_released_from_every_state_once(state):
-    transfer = PrefillTransfer(5, 1, clock=Clock())
+    life = _prefill(Clock())
     for step in (P.RUNNING, P.STREAMING, P.HELD, P.RELEASED):
-        if transfer.state is state:
+        if life.state is state:
             break
-        assert transfer.advance(1, step)
-    assert transfer.release(1) == (state is not P.RELEASED)
-    assert not transfer.release(1)
-    assert transfer.over
+        assert life.enter(step)
+    assert life.enter(P.RELEASED) == (state is not P.RELEASED)
+    assert not life.enter(P.RELEASED)
+    assert life.over
 
 
 def test_every_state_has_a_row_in_its_table():
@@ -71,53 +76,56 @@ def test_every_state_has_a_row_in_its_table():
     assert set(PREFILL_TRANSITIONS) == set(P)
 
 
-def test_decode_ignores_news_of_an_older_attempt():
-    transfer = _decode_at(D.RECEIVING, Clock())
-    transfer.fail(1)
-    assert transfer.retry() == 2
-    assert not transfer.advance(1, D.VERIFYING)
-    assert not transfer.fail(1)
-    assert transfer.state is D.RESERVED
-    assert transfer.advance(2, D.OPENING)
+@pytest.mark.parametrize("state", [s for s in D if DECODE_TRANSITIONS[s]])
+def test_every_decode_state_that_is_not_the_end_has_a_deadline(state):
+    clock = Clock()
+    life = _decode_at(state, clock)
+    assert not life.overdue()
+    clock.now += 61
+    assert life.overdue().startswith(f"{state.value} for 61.0 s")
+    assert life.left <= 0
 
 
-def test_news_of_an_attempt_that_was_never_begun_is_an_error():
-    with pytest.raises(IllegalTransitionError, match="attempt 2"):
-        DecodeTransfer(5, clock=Clock()).advance(2, D.OPENING)
-
-
-def test_only_a_failed_attempt_is_tried_again():
-    with pytest.raises(IllegalTransitionError, match="only a failed one"):
-        DecodeTransfer(5, clock=Clock()).retry()
+@pytest.mark.parametrize("state", [P.QUEUED, P.RUNNING, P.STREAMING, P.HELD])
+def test_every_prefill_state_that_holds_something_has_a_deadline(state):
+    clock = Clock()
+    life = _prefill(clock)
+    for step in (P.RUNNING, P.STREAMING, P.HELD):
+        if life.state is not state:
+            life.enter(step)
+    clock.now += 101
+    assert life.overdue().startswith(state.value)
 
 
 def test_a_state_that_lasts_too_long_is_overdue_and_progress_helps_only_so_far():
     clock = Clock()
-    transfer = _decode_at(D.RECEIVING, clock)
-    clock.now += 29
-    assert not transfer.overdue()
-    transfer.progress(1)
-    clock.now += 29
-    assert not transfer.overdue()
+    life = _decode_at(D.RECEIVING, clock)
     clock.now += 2
-    assert transfer.overdue().startswith("receiving for 60.0 s, 31.0 s idle")
-    for _ in range(20):
-        transfer.progress(1)
-        clock.now += 20
-    assert transfer.overdue()
+    assert not life.overdue()
+    life.progress()
+    clock.now += 2
+    assert not life.overdue()
+    assert life.left == 1
+    clock.now += 2
+    assert life.overdue() == "receiving for 6.0 s, 4.0 s idle"
+    while clock.now < 161:
+        life.progress()
+        clock.now += 2
+    assert life.overdue()
 
 
-def test_progress_of_an_older_attempt_does_not_count():
+def test_entering_a_state_begins_its_deadline():
     clock = Clock()
-    transfer = _decode_at(D.RECEIVING, clock)
-    before = transfer.deadline
-    clock.now += 5
-    transfer.progress(0)
-    assert transfer.deadline == before
+    life = _decode(clock)
+    clock.now += 2
+    life.enter(D.OPENING)
+    clock.now += 2
+    assert not life.overdue()
 
 
-def test_decoding_has_no_deadline():
+def test_what_has_ended_is_never_overdue():
     clock = Clock()
-    transfer = _decode_at(D.DECODING, clock)
+    life = _decode_at(D.COMMITTED, clock)
+    assert life.over
     clock.now += 1e9
-    assert not transfer.overdue()
+    assert not life.overdue()

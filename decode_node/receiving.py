@@ -1,0 +1,249 @@
+"""The receiving side of one attempt: one peer fills one sequence's blocks.
+
+``_Receiving.run`` is the whole life::
+
+    reserved ─► opening ─► receiving ─► verifying ─► committed
+        └──────────┴───────────┴────────────┴─► failed
+
+Everything that happens (what the ranks report, what the peer says) is news in one queue, and every
+wait for news ends with the deadline of the state or of the lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from ..proto import tandem_pb2 as pb
+from ..shared.config import HandoffConfig
+from ..shared.engine.sequence import Sequence
+from ..shared.errors import TransferError
+from ..shared.handoff.inbox import Inbox
+from ..shared.handoff.messages import Expect, Expecting, Received, ReceiveFailed
+from ..shared.handoff.transfer import DecodeState, decode_life
+from ..shared.handoff.uninterrupted import uninterrupted
+from ..shared.node.engine import NodeEngine, NodeIdentity
+from .peer import Peer
+
+
+class PeerLostError(TransferError):
+    """The process behind the address is gone, or is another one: greet again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a committed attempt brought. ``account`` is the peer's own, if it still gave one."""
+
+    bytes: int
+    account: pb.OpenDone | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivingNode:
+    """What every attempt of this node works with."""
+
+    engine: NodeEngine
+    identity: NodeIdentity
+    inbox: Inbox
+    config: HandoffConfig
+
+    async def receive(
+        self, sequence: Sequence, peer: Peer, transfer_id: int, attempt: int
+    ) -> Receipt:
+        """Fill the sequence's blocks from ``sequence.computed`` to the last prompt token but one.
+
+        On return every block is filled and checked; on any exception no rank writes them any more.
+        Raises ``TransferError``; ``PeerLostError`` when the peer must be greeted again.
+        """
+        return await _Receiving(self, sequence, peer, transfer_id, attempt).run()
+
+
+class _Receiving:
+    def __init__(
+        self, node: ReceivingNode, sequence: Sequence, peer: Peer, transfer_id: int, attempt: int
+    ) -> None:
+        self._node = node
+        self._sequence = sequence
+        self._peer = peer
+        self._attempt = node.inbox.open(transfer_id, attempt, node.engine.world_size)
+        self._life = decode_life(
+            f"transfer {transfer_id} attempt {attempt}",
+            transfer_seconds=node.config.transfer_timeout,
+            silence_seconds=node.config.progress_timeout,
+            clock=time.monotonic,
+        )
+        self._greeted = self._filled = self._bytes = 0
+        self._account: pb.OpenDone | None = None
+        self._call: Any = None
+        self._listener: asyncio.Task[None] | None = None
+
+    async def run(self) -> Receipt:
+        ranks = self._attempt.ranks
+        try:
+            self._expect()
+            await self._until(lambda: self._greeted == ranks)
+            self._open()
+            await self._until(lambda: self._filled == ranks)
+            self._life.enter(DecodeState.VERIFYING)
+            await self._compare_counts()
+            self._life.enter(DecodeState.COMMITTED)
+            return Receipt(self._bytes, self._account)
+        finally:
+            await uninterrupted(self._close())
+
+    # ---- the steps ---------------------------------------------------------------------------
+
+    def _expect(self) -> None:
+        """The ranks greet their peers, and accept frames for these blocks from now on."""
+        sequence, peer, config = self._sequence, self._peer, self._node.config
+        for rank, (bulk, control) in enumerate(peer.endpoints):
+            expect = Expect(
+                transfer_id=self._attempt.transfer_id,
+                attempt=self._attempt.attempt,
+                peer_node=peer.node_id,
+                peer_epoch=peer.epoch,
+                peer_rank=rank,
+                bulk=bulk,
+                control=control,
+                block_table=tuple(sequence.block_table),
+                first_token=sequence.computed,
+                end_token=len(sequence.prompt) - 1,
+                window_bytes=config.window_bytes,
+                deadline_seconds=config.transfer_timeout,
+                # A chunk may compute for a while between frames; the control plane notices sooner
+                # when the node itself is gone.
+                progress_seconds=5 * config.progress_timeout,
+            )
+            self._node.inbox.command(self._attempt, rank, expect)
+
+    def _open(self) -> None:
+        sequence, config = self._sequence, self._node.config
+        request = pb.OpenRequest(
+            transfer_id=self._attempt.transfer_id,
+            attempt=self._attempt.attempt,
+            node_id=self._node.identity.node_id,
+            epoch=self._node.identity.epoch,
+            peer_epoch=self._peer.epoch,
+            prompt=sequence.prompt,
+            first_token=sequence.computed,
+            end_token=len(sequence.prompt) - 1,
+            priority=sequence.priority,
+            cache_salt=sequence.salt,
+            deadline_seconds=config.transfer_timeout,
+            window_bytes=config.window_bytes,
+            private=sequence.private,
+        )
+        self._life.enter(DecodeState.OPENING)
+        self._peer.trust.begin(self._attempt.transfer_id)
+        try:
+            self._call = self._peer.stub.Open(request)
+        except grpc.aio.UsageError:
+            raise PeerLostError(f"{self._peer.address}: the connection was closed") from None
+        self._listener = asyncio.create_task(_listen(self._call, self._attempt.news))
+
+    async def _compare_counts(self) -> None:
+        """What the peer has sent must be what arrived. A peer that falls silent only now changes
+        nothing: every rank has verified its bytes."""
+        with contextlib.suppress(TransferError):
+            await self._until(lambda: self._account is not None)
+        if self._account is not None and self._account.bytes != self._bytes:
+            raise TransferError(
+                f"{self._peer.address} sent {self._account.bytes} bytes, {self._bytes} arrived"
+            )
+
+    async def _close(self) -> None:
+        if self._listener is not None:
+            self._listener.cancel()
+            await asyncio.wait([self._listener])
+        if self._call is not None:
+            self._call.cancel()
+        await self._node.inbox.close(self._attempt, sending=False)
+        self._peer.trust.end(self._attempt.transfer_id)
+        if not self._life.over:
+            self._life.enter(DecodeState.FAILED)
+
+    # ---- news --------------------------------------------------------------------------------
+
+    async def _until(self, reached: Callable[[], bool]) -> None:
+        while not reached():
+            self._take(await self._next())
+
+    async def _next(self) -> object:
+        """Raises ``TransferError`` when the state or the lease is overdue."""
+        lease = self._peer.trust.left(self._attempt.transfer_id)
+        try:
+            return await asyncio.wait_for(
+                self._attempt.news.get(), max(0.0, min(self._life.left, lease))
+            )
+        except TimeoutError:
+            raise self._overdue() from None
+
+    def _overdue(self) -> TransferError:
+        address = self._peer.address
+        if self._account is not None:
+            return TransferError(f"{address} says it is done, but not every byte arrived")
+        reason = self._life.overdue()
+        if not reason:
+            return TransferError(f"{address} has not renewed the lease")
+        asked = self._life.state in (DecodeState.OPENING, DecodeState.RECEIVING)
+        if asked and self._life.idle >= self._node.config.progress_timeout:
+            return PeerLostError(f"{address} gives no sign of life: {reason}")
+        return TransferError(f"{address}: {reason}")
+
+    def _take(self, news: object) -> None:
+        if isinstance(news, TransferError):
+            raise news
+        if isinstance(news, ReceiveFailed):
+            raise TransferError(news.reason)
+        if isinstance(news, Expecting):
+            self._greeted += 1
+        elif isinstance(news, Received):
+            # The bytes may be faster than the word that they were coming.
+            self._life.enter(DecodeState.RECEIVING)
+            self._filled += 1
+            self._bytes += news.bytes
+        elif isinstance(news, pb.OpenEvent):
+            self._hear(news)
+
+    def _hear(self, event: pb.OpenEvent) -> None:
+        self._life.enter(DecodeState.RECEIVING)
+        self._life.progress()
+        if event.HasField("failed"):
+            raise TransferError(f"{self._peer.address}: {event.failed.reason}")
+        if event.HasField("done"):
+            self._account = event.done
+
+
+async def _listen(call: Any, news: asyncio.Queue[object]) -> None:
+    """The peer's words as news; its end as a ``TransferError``, unless it has said the outcome."""
+    try:
+        while (event := await call.read()) is not _END:
+            news.put_nowait(event)
+            if event.WhichOneof("event") in ("done", "failed"):
+                return
+        news.put_nowait(TransferError("the stream ended without an outcome"))
+    except grpc.aio.AioRpcError as error:
+        news.put_nowait(_translated(error))
+    except asyncio.CancelledError:
+        # Another transfer found the peer dead and closed the channel under this one.
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        news.put_nowait(PeerLostError("the connection was closed"))
+
+
+def _translated(error: grpc.aio.AioRpcError) -> TransferError:
+    reason = f"{error.code().name}: {error.details()}"
+    if error.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT):
+        return TransferError(reason)
+    return PeerLostError(reason)
+
+
+# What ``read`` gives at the end of a stream; the stubs for grpc do not know it.
+_END: Any = grpc.aio.EOF  # type: ignore[attr-defined]

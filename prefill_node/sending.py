@@ -1,0 +1,172 @@
+"""The sending side of one attempt: its sequence, its state, and what it tells the peer.
+
+``Sending.events`` is the whole life, from the queue to the last confirmed byte; ``close`` lets go
+of the blocks, whatever happened before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from ..proto import tandem_pb2 as pb
+from ..shared.engine.plan import SamplingParams
+from ..shared.engine.scheduler import StepOutput
+from ..shared.engine.sequence import FinishReason, Sequence
+from ..shared.errors import TransferError
+from ..shared.handoff.inbox import Inbox
+from ..shared.handoff.messages import LayerReady, OpenSend, SendFailed, SendFinished
+from ..shared.handoff.transfer import PrefillState, prefill_life
+from ..shared.node.engine import NodeEngine
+
+# How often a decode node hears of us: a queue or a long chunk is silent, a dead node too.
+PULSE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The engine computed a chunk; the last one when it ``finished``."""
+
+    finished: FinishReason | None
+
+
+class Sending:
+    """One attempt that this node works on; ``task`` is the RPC that owns it."""
+
+    def __init__(
+        self,
+        request: pb.OpenRequest,
+        engine: NodeEngine,
+        inbox: Inbox,
+        *,
+        transfer_seconds: float,
+        progress_seconds: float,
+    ) -> None:
+        self.request = request
+        self.task = asyncio.current_task()
+        self._engine = engine
+        self._inbox = inbox
+        self._progress_seconds = progress_seconds
+        self._sequence = Sequence(
+            engine.core.new_id(),
+            list(request.prompt),
+            SamplingParams(),
+            priority=request.priority,
+            salt=request.cache_salt,
+            compute_until=request.end_token,
+            private=request.private,
+        )
+        self._life = prefill_life(
+            f"transfer {request.transfer_id} attempt {request.attempt}",
+            transfer_seconds=transfer_seconds,
+            clock=time.monotonic,
+        )
+        self._attempt = inbox.open(request.transfer_id, request.attempt, engine.world_size)
+        self._started_at = self._computed_at = 0.0
+        self._confirmed = 0
+        self._bytes = 0
+        self._exposed = 0.0
+
+    @property
+    def state(self) -> PrefillState:
+        return self._life.state
+
+    def start(self) -> int:
+        """Queue the sequence; returns the tokens that are ahead of it. Raises OverloadedError."""
+        core = self._engine.core
+        queued = core.scheduler.queued_prefill_tokens
+        key = (self.request.transfer_id, self.request.attempt)
+        core.stream(self._sequence, key, self._start_sending)
+        core.submit(self._sequence, self._on_step)
+        return queued
+
+    async def events(self) -> AsyncIterator[pb.OpenEvent]:
+        """Progress until every rank's bytes are confirmed. Raises ``TransferError``."""
+        while self._confirmed < self._attempt.ranks:
+            news = await self._next()
+            if isinstance(news, SendFailed):
+                raise TransferError(news.reason)
+            if isinstance(news, SendFinished):
+                self._count(news)
+            elif isinstance(news, _Step):
+                self._computed(news)
+            computed = pb.OpenProgress(computed_tokens=self._sequence.computed)
+            yield pb.OpenEvent(progress=computed)
+        yield pb.OpenEvent(
+            done=pb.OpenDone(
+                bytes=self._bytes,
+                compute_seconds=self._computed_at - self._started_at,
+                exposed_seconds=self._exposed,
+            )
+        )
+
+    async def close(self) -> None:
+        """Return once no rank reads the blocks any more and they are given back."""
+        core = self._engine.core
+        await self._inbox.close(self._attempt, sending=True)
+        core.unstream(self._sequence)
+        core.cancel(self._sequence)
+        core.scheduler.release_held(self._sequence)
+        core.wake()
+        self._life.enter(PrefillState.RELEASED)
+
+    async def _next(self) -> object:
+        """What happened, or ``None`` when it is time for a sign of life."""
+        seconds = min(PULSE_SECONDS, self._life.left)
+        try:
+            return await asyncio.wait_for(self._attempt.news.get(), seconds)
+        except TimeoutError:
+            overdue = self._life.overdue()
+            if overdue:
+                raise TransferError(overdue) from None
+            return None
+
+    def _start_sending(self) -> None:
+        """The blocks are known: tell the ranks, and that the cached prefix is ready now."""
+        request, sequence = self.request, self._sequence
+        self._started_at = time.monotonic()
+        self._life.enter(PrefillState.RUNNING)
+        for rank in range(self._attempt.ranks):
+            opening = OpenSend(
+                transfer_id=request.transfer_id,
+                attempt=request.attempt,
+                peer_node=request.node_id,
+                peer_epoch=request.epoch,
+                peer_rank=rank,
+                block_table=tuple(sequence.block_table),
+                first_token=request.first_token,
+                end_token=request.end_token,
+                window_bytes=request.window_bytes,
+                progress_seconds=self._progress_seconds,
+            )
+            self._inbox.command(self._attempt, rank, opening)
+            if sequence.computed > request.first_token:
+                ready = LayerReady(
+                    transfer_id=request.transfer_id,
+                    attempt=request.attempt,
+                    first_layer=0,
+                    end_layer=len(self._engine.spec.layers),
+                    first_token=request.first_token,
+                    end_token=sequence.computed,
+                )
+                self._inbox.command(self._attempt, rank, ready)
+
+    def _on_step(self, output: StepOutput) -> None:
+        if output.finish_reason is FinishReason.COMPUTED:
+            self._computed_at = time.monotonic()
+        self._attempt.news.put_nowait(_Step(output.finish_reason))
+
+    def _computed(self, step: _Step) -> None:
+        if step.finished is FinishReason.ERROR:
+            raise TransferError(self._sequence.error)
+        self._life.enter(PrefillState.STREAMING)
+        self._life.progress()
+        if step.finished is FinishReason.COMPUTED:
+            self._life.enter(PrefillState.HELD)
+
+    def _count(self, sent: SendFinished) -> None:
+        self._confirmed += 1
+        self._bytes += sent.bytes
+        self._exposed = max(self._exposed, sent.exposed_seconds)
