@@ -1,19 +1,24 @@
 """The engine on a CPU against transformers: Qwen3-0.6B's shape, random weights, bf16, two threads.
 
-``python -m tandem.tests.benchmarks.engine``. Each side runs in a process of its own; the sides
-alternate, and each figure is the median of its runs. The limits (bf16 products, reads) are measured
-by the same processes.
+``python -m tandem.tests.benchmarks.engine``. Tandem is measured through its Python API, with the
+scheduler, the rank's process and the sampler in the figures; transformers by its forward pass
+alone, whose cache is filled rather than prefilled before decoding. Each side runs in a process of
+its own; the sides alternate, and a figure is the median of its rounds (what takes a side longer
+than a minute is measured in one round only). The limits (products, reads) are measured by the same
+processes: products in the better of bf16 and fp32, because not every CPU multiplies bf16.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +26,9 @@ from .report import write
 
 THREADS = 2
 ROUNDS = 3
+ONCE_ABOVE_SECONDS = 60.0
 CONTEXT = 128
-STEPS = 8
+STEPS = 12
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -46,6 +52,8 @@ WEIGHT_BYTES = 2 * PARAMETERS
 PREFILL_GOALS = {512: ">=1.4", 2048: ">=1.4"}
 DECODE_GOALS = {1: ">=1.8", 8: ">=2.3", 32: ">=3"}
 
+Figures = Iterator[tuple[str, float]]
+
 
 def seconds(work: Callable[[], Any]) -> float:
     begun = time.perf_counter()
@@ -53,85 +61,116 @@ def seconds(work: Callable[[], Any]) -> float:
     return time.perf_counter() - begun
 
 
-def measure_tandem(folder: str) -> dict[str, float]:
-    """Tokens per second of the model runner, without processes around it."""
-    from ...shared.engine.plan import SamplerSpec, SamplingParams, SequenceStep, StepPlan
-    from ...shared.engine.runner import build_runner
+def measure_tandem(folder: str, wanted: set[str]) -> Figures:
+    """Tokens per second through the Python API; nothing is cached between prompts."""
+    from tandem import Engine, EngineConfig, SamplingParams
 
-    runner = build_runner(folder, dtype="bfloat16", num_blocks=600, load_format="dummy")
-    size, step = runner.cache.block_size, iter(range(1, 1 << 20))
-    greedy = SamplingParams(temperature=0, max_tokens=1 << 20)
+    config = EngineConfig(
+        model=folder,
+        load_format="dummy",
+        dtype="bfloat16",
+        threads=THREADS,
+        max_model_len=2560,
+        max_num_seqs=32,
+        num_blocks=640,
+        enable_prefix_caching=False,
+    )
+    with Engine(config) as engine:
 
-    def prefill(length: int, sequence: int = 0, first_block: int = 0) -> None:
-        table = list(range(first_block, first_block + -(-(length + 64) // size)))
-        for start in range(0, length, 512):
-            tokens = list(range(start, min(start + 512, length)))
-            row = SequenceStep(sequence, tokens, start, table, False)
-            runner.execute(StepPlan(next(step), [row]))
+        def prefill(length: int) -> None:
+            one = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+            engine.generate_sync([list(range(length))], one)
 
-    figures = {}
-    prefill(64)
-    for length in PREFILL_GOALS:
-        figures[f"prefill {length}"] = length / seconds(lambda length=length: prefill(length))
-    for batch in DECODE_GOALS:
-        blocks = -(-(CONTEXT + 64) // size)
-        for sequence in range(batch):
-            prefill(CONTEXT, sequence, sequence * blocks)
-        specs = [SamplerSpec(i, greedy, 0, (1,)) for i in range(batch)]
-
-        def decode(
-            position: int, added: Any = (), batch: int = batch, blocks: int = blocks
-        ) -> None:
-            rows = [
-                SequenceStep(i, [7], position, list(range(i * blocks, (i + 1) * blocks)), True)
-                for i in range(batch)
-            ]
-            runner.execute(StepPlan(next(step), rows, list(added)))
-
-        decode(CONTEXT, specs)
-        spent = seconds(lambda decode=decode: [decode(CONTEXT + i) for i in range(1, STEPS + 1)])
-        figures[f"decode {batch}"] = batch * STEPS / spent
-        runner.execute(StepPlan(next(step), [], [], list(range(batch))))
-    return figures
+        prefill(64)
+        for length in PREFILL_GOALS:
+            name = f"prefill {length}"
+            if name in wanted:
+                yield name, length / seconds(lambda length=length: prefill(length))
+        for batch in DECODE_GOALS:
+            if f"decode {batch}" in wanted:
+                yield f"decode {batch}", decode_rate(engine, batch)
 
 
-def measure_transformers(folder: str) -> dict[str, float]:
+def decode_rate(engine: Any, batch: int) -> float:
+    """Tokens per second while all streams of a batch decode: from the last one's first token to the
+    first one's last."""
+    from tandem import SamplingParams
+
+    # The first stream decodes while the later ones are still prefilled.
+    params = SamplingParams(temperature=0, max_tokens=STEPS + 2 * batch, ignore_eos=True)
+    times: list[list[float]] = [[] for _ in range(batch)]
+
+    def read(stream: int) -> None:
+        prompt = [1 + stream, *range(CONTEXT - 1)]
+        for delta in engine.generate_stream(prompt, params):
+            times[stream] += [time.perf_counter()] * len(delta.tokens)
+
+    threads = [threading.Thread(target=read, args=(stream,)) for stream in range(batch)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    begun, ended = max(t[0] for t in times), min(t[-1] for t in times)
+    return sum(begun < t <= ended for stream in times for t in stream) / (ended - begun)
+
+
+def measure_transformers(folder: str, wanted: set[str]) -> Figures:
     """Tokens per second of the same shape in transformers, with its default cache."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
+    torch.set_num_threads(THREADS)
     config = AutoConfig.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    model = model.to_empty(device="cpu")
+    model.tie_weights()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    model.model.rotary_emb.inv_freq = model.model.rotary_emb.original_inv_freq = 1e6 ** (
+        -torch.arange(0, 128, 2).float() / 128
+    )
 
     @torch.inference_mode()
-    def forward(ids: Any, cache: Any = None) -> Any:
-        return model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
+    def forward(ids: Any, cache: Any = None) -> None:
+        model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
 
-    figures = {}
     forward(torch.arange(64)[None])
     for length in PREFILL_GOALS:
-        ids = torch.arange(length)[None]
-        figures[f"prefill {length}"] = length / seconds(lambda ids=ids: forward(ids))
+        name, ids = f"prefill {length}", torch.arange(length)[None]
+        if name in wanted:
+            yield name, length / seconds(lambda ids=ids: forward(ids))
     for batch in DECODE_GOALS:
-        cache = forward(torch.arange(CONTEXT).repeat(batch, 1))
-        token = torch.full((batch, 1), 7)
-        cache = forward(token, cache)
+        name = f"decode {batch}"
+        if name not in wanted:
+            continue
+        cache, token = DynamicCache(), torch.full((batch, 1), 7)
+        for layer in range(config.num_hidden_layers):
+            filled = torch.randn(batch, 8, CONTEXT, 128).bfloat16()
+            cache.update(filled, filled.clone(), layer)
+        forward(token, cache)
         spent = seconds(
             lambda token=token, cache=cache: [forward(token, cache) for _ in range(STEPS)]
         )
-        figures[f"decode {batch}"] = batch * STEPS / spent
-    return figures
+        yield name, batch * STEPS / spent
 
 
-def measure_limits(folder: str) -> dict[str, float]:
-    """GFLOP/s of a large bf16 product, GB/s of a read larger than the caches."""
+def measure_limits(folder: str, wanted: set[str]) -> Figures:
+    """GFLOP/s of a large product, GB/s of a read larger than the caches."""
     import torch
 
-    a, b = (torch.randn(2048, 2048).bfloat16() for _ in range(2))
+    torch.set_num_threads(THREADS)
+    wide = [torch.randn(2048, 2048) for _ in range(2)]
     buffer = torch.ones(1 << 28)
-    product = min(seconds(lambda: a @ b) for _ in range(5))
-    read = min(seconds(buffer.sum) for _ in range(5))
-    return {"GFLOP/s": 2 * 2048**3 / product / 1e9, "GB/s": buffer.nbytes / read / 1e9}
+    best = 0.0
+    for dtype in (torch.float32, torch.bfloat16):
+        a, b = (x.to(dtype) for x in wide)
+        small = min(seconds(lambda a=a, b=b: a[:256] @ b.T) for _ in range(3))
+        if small < 1.0:  # else a type that this CPU does not multiply
+            spent = min(seconds(lambda a=a, b=b: a @ b.T) for _ in range(5))
+            best = max(best, 2 * 2048**3 / spent / 1e9)
+    yield "GFLOP/s", best
+    yield "GB/s", buffer.nbytes / min(seconds(buffer.sum) for _ in range(5)) / 1e9
 
 
 SIDES = {
@@ -139,12 +178,42 @@ SIDES = {
     "transformers": measure_transformers,
     "limits": measure_limits,
 }
+NAMES = {f"prefill {n}" for n in PREFILL_GOALS} | {f"decode {n}" for n in DECODE_GOALS}
 
 
-def run_side(side: str, folder: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "tandem.tests.benchmarks.engine", side, folder]
+def run_side(side: str, folder: str, wanted: set[str]) -> dict[str, tuple[float, float]]:
+    """Each figure of a side, and the seconds that it took."""
+    command = [sys.executable, "-m", "tandem.tests.benchmarks.engine", side, folder, *wanted]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
     return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def print_side(side: str, folder: str, wanted: set[str]) -> None:
+    """What a side's own process does."""
+    figures, begun = {}, time.perf_counter()
+    for name, value in SIDES[side](folder, wanted):
+        figures[name] = (value, time.perf_counter() - begun)
+        begun = time.perf_counter()
+        print(f"{side}: {name}: {value:.1f}", file=sys.stderr, flush=True)
+    print(json.dumps(figures))
+
+
+def measure_all(folder: str) -> dict[str, dict[str, float]]:
+    """The median of each side's figures over the rounds."""
+    seen: dict[str, dict[str, list[float]]] = {side: {} for side in SIDES}
+    wanted = {side: set(NAMES) for side in SIDES}
+    for _ in range(ROUNDS):
+        for side in SIDES:
+            if not wanted[side]:
+                continue
+            for name, (value, spent) in run_side(side, folder, wanted[side]).items():
+                seen[side].setdefault(name, []).append(value)
+                if spent > ONCE_ABOVE_SECONDS:
+                    wanted[side].discard(name)
+    return {
+        side: {name: statistics.median(values) for name, values in figures.items()}
+        for side, figures in seen.items()
+    }
 
 
 def rows_of(medians: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
@@ -171,7 +240,8 @@ def rows_of(medians: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
                     "metric": f"{name}, share of the machine's limit",
                     "value": value,
                     "unit": "tok/s",
-                    "against": f"limit of {limit:.0f} tok/s",
+                    "against": f"limit of {limit:.0f} tok/s "
+                    f"({limits['GFLOP/s']:.0f} GFLOP/s, {limits['GB/s']:.1f} GB/s)",
                     "ratio": value / limit,
                 }
             )
@@ -179,20 +249,16 @@ def rows_of(medians: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    if len(sys.argv) == 3:
-        import torch
-
-        torch.set_num_threads(THREADS)
-        print(json.dumps(SIDES[sys.argv[1]](sys.argv[2])))
+    if len(sys.argv) > 2:
+        print_side(sys.argv[1], sys.argv[2], set(sys.argv[3:]))
         return
+    from ...shared.builtin_model import builtin_model_path
+
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(CONFIG))
-        runs = [{side: run_side(side, folder) for side in SIDES} for _ in range(ROUNDS)]
-    medians = {
-        side: {name: statistics.median(run[side][name] for run in runs) for name in runs[0][side]}
-        for side in SIDES
-    }
-    print(write("engine", rows_of(medians)).read_text())
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(builtin_model_path() / file, folder)
+        print(write("engine", rows_of(measure_all(folder))).read_text())
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import torch
 from tandem.kernels import linear, reference
 from tandem.kernels.reference import Context
 
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 ROWS = pytest.mark.parametrize("rows", [0, 1, 19, 99])
 BLOCK = 4
@@ -126,13 +126,34 @@ def test_products(rows: int, bias: bool, dtype: torch.dtype) -> None:
         close(linear.product(weight, offset)(x), expected)
 
 
-@pytest.mark.parametrize("rows", [1, 7, 8, 99])
+@pytest.mark.parametrize(
+    ("packer", "dtype"),
+    [
+        (linear._blocked, torch.bfloat16),
+        (linear._blocked, torch.float32),
+        (linear._half, torch.bfloat16),
+        (linear._half, torch.float16),
+        (linear._upcast, torch.bfloat16),
+        (linear._upcast, torch.float16),
+    ],
+)
+@pytest.mark.parametrize("rows", [1, 7, 99])
 @pytest.mark.parametrize("bias", [False, True])
-def test_products_without_the_private_ops(
-    rows: int, bias: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(linear, "packing_works", lambda: False)
-    weight, x = torch.randn(1037, 64).bfloat16(), torch.randn(rows, 64).bfloat16()
-    offset = torch.randn(1037).bfloat16() if bias else None
+def test_each_packing(packer: linear.Packer, rows: int, bias: bool, dtype: torch.dtype) -> None:
+    if not linear.works(packer, dtype):
+        pytest.skip("not on this CPU")
+    weight, x = torch.randn(1037, 64).to(dtype), torch.randn(rows, 64).to(dtype)
+    offset = torch.randn(1037).to(dtype) if bias else None
     expected = x.double() @ weight.double().T + (0 if offset is None else offset.double())
-    close(linear.product(weight, offset)(x), expected)
+    got = packer(weight, offset)(x)
+    assert got.dtype == dtype
+    close(got, expected)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_weights_beyond_fp16_are_not_squeezed_into_it(scale: float) -> None:
+    weight, x = (torch.randn(64, 32) * scale).bfloat16(), torch.randn(3, 32).bfloat16()
+    got = linear.product(weight, None)(x)
+    torch.testing.assert_close(
+        got.float() / scale, x.float() @ (weight.float().T / scale), rtol=0.02, atol=0.1
+    )

@@ -157,8 +157,7 @@ def test_dtypes(root: Path) -> None:
     assert resolve_dtype("auto", half, cpu) == torch.bfloat16
     assert resolve_dtype("float32", half, cpu) == torch.float32
     assert resolve_dtype("auto", half, gpu) == torch.float16
-    with pytest.raises(ModelError, match="float16 is not supported on CPUs"):
-        resolve_dtype("float16", spec, cpu)
+    assert resolve_dtype("float16", spec, cpu) == torch.float16
     with pytest.raises(ModelError, match="'int8' is not supported; use auto or"):
         resolve_dtype("int8", spec, cpu)
 
