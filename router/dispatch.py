@@ -94,7 +94,13 @@ class Dispatcher:
         request.deadline_seconds = self._seconds_left()
         del request.prefill[:]
         request.prefill.extend(
-            pb.PrefillCandidate(node_id=view.node_id, epoch=view.epoch, address=view.address)
+            pb.PrefillCandidate(
+                node_id=view.node_id,
+                epoch=view.epoch,
+                address=view.address,
+                queued_prefill_tokens=view.queued_prefill_tokens,
+                prefill_tokens_per_second=view.prefill_tokens_per_second,
+            )
             for view in placement.prefill
         )
         return self._nodes.get(placement.decode.node_id, placement.decode.epoch)

@@ -34,6 +34,7 @@ from .messages import (
     PlaneFailed,
     SendFailed,
 )
+from .plane_end import PlaneEnd
 from .receiver import Receiver
 from .sender import Sender
 from .staging import DEFAULT_SLOT_BYTES, StagingRing
@@ -231,28 +232,14 @@ class _Loop:
             timing=config.timing,
         )
         self._listens = config.listen_host is not None
-        self._sender = Sender(
-            cache=cache,
-            carrier=self._listener,
-            ring=StagingRing(
-                slots=config.staging_slots if self._listens else 2,
-                payload_bytes=config.slot_bytes,
-                memory=plane._staging_memory if self._listens else None,
-            ),
-            me=self._me,
-            emit=self._emit,
-            stats=stats,
-            clock=self._clock,
+        ring = StagingRing(
+            slots=config.staging_slots if self._listens else 2,
+            payload_bytes=config.slot_bytes,
+            memory=plane._staging_memory if self._listens else None,
         )
-        self._receiver = Receiver(
-            cache=cache,
-            carrier=self._dialer,
-            me=self._me,
-            max_payload=config.slot_bytes,
-            emit=self._emit,
-            stats=stats,
-            clock=self._clock,
-        )
+        end = PlaneEnd(cache=cache, me=self._me, emit=self._emit, stats=stats, clock=self._clock)
+        self._sender = Sender(end, self._listener, ring)
+        self._receiver = Receiver(end, self._dialer, max_payload=config.slot_bytes)
         self._next_tick = 0.0
         self._busy = False
 

@@ -8,18 +8,17 @@ that was cancelled or has failed can write nothing afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..errors import TransferError
 from . import frame
-from .cache_port import CachePort
 from .carrier import Dialer, Endpoints, PeerGoneError
 from .closed import ClosedAttempts
 from .coverage import Coverage, OverlapError
 from .frame import ChecksumError, Digest, FrameError, Header, Kind
-from .greeting import Greeting, PeerKey
-from .messages import CancelExpect, Cancelled, Event, Expect, Expecting, Received, ReceiveFailed
+from .greeting import PeerKey
+from .messages import CancelExpect, Cancelled, Expect, Expecting, Received, ReceiveFailed
+from .plane_end import PlaneEnd, why_not
 from .stats import DataPlaneStats
 
 
@@ -42,24 +41,12 @@ class Incoming:
 class Receiver:
     """All incoming transfers of one rank."""
 
-    def __init__(
-        self,
-        *,
-        cache: CachePort,
-        carrier: Dialer,
-        me: Greeting,
-        max_payload: int,
-        emit: Callable[[Event], None],
-        stats: DataPlaneStats,
-        clock: Callable[[], float],
-    ) -> None:
-        self._cache = cache
+    def __init__(self, end: PlaneEnd, carrier: Dialer, *, max_payload: int) -> None:
+        self._end = end
+        self._cache, self._stats, self._clock = end.cache, end.stats, end.clock
+        self._emit, self._me = end.emit, end.me
         self._carrier = carrier
-        self._me = me
         self._max_payload = max_payload
-        self._emit = emit
-        self._stats = stats
-        self._clock = clock
         self._transfers: dict[int, Incoming] = {}
         self._closed = ClosedAttempts()
         self._aborted = ClosedAttempts()
@@ -70,7 +57,7 @@ class Receiver:
         known = self._transfers.get(command.transfer_id)
         if known is not None and known.command.attempt == command.attempt:
             return
-        reason = self._refusal(command, known)
+        reason = why_not(command, known.command.attempt if known else None, self._closed)
         if reason:
             self._report_failed(command, reason, retriable=False)
             return
@@ -91,20 +78,11 @@ class Receiver:
         )
         self._announce(transfer)
 
-    def _refusal(self, command: Expect, known: Incoming | None) -> str:
-        if self._closed.covers(command.transfer_id, command.attempt):
-            return f"attempt {command.attempt} is over"
-        if known is not None and known.command.attempt > command.attempt:
-            return f"attempt {known.command.attempt} is under way"
-        if not 0 <= command.first_token < command.end_token < 2**32:
-            return f"tokens [{command.first_token}, {command.end_token}) are no range"
-        return ""
-
     def cancel(self, command: CancelExpect) -> None:
         transfer = self._transfers.get(command.transfer_id)
         self._closed.add(command.transfer_id, command.attempt)
         if transfer is not None and transfer.command.attempt <= command.attempt:
-            self._answer(transfer.peer, self._header(transfer, Kind.ABORT), "cancelled")
+            self._tell(transfer, Kind.ABORT, "cancelled")
             self._drop(transfer)
             self._stats.cancelled += 1
         self._emit(
@@ -164,14 +142,8 @@ class Receiver:
         if self._aborted.covers(header.transfer_id, header.attempt):
             return
         self._aborted.add(header.transfer_id, header.attempt)
-        answer = Header(
-            kind=Kind.ABORT,
-            transfer_id=header.transfer_id,
-            attempt=header.attempt,
-            sender_epoch=self._me.epoch,
-            receiver_epoch=peer.epoch,
-        )
-        if self._answer(peer, answer, "not expecting this attempt"):
+        answer = self._end.header(Kind.ABORT, peer, header.transfer_id, header.attempt)
+        if self._end.tell(self._carrier, peer, answer, "not expecting this attempt"):
             self._stats.aborts_sent += 1
 
     def _take(self, transfer: Incoming, header: Header, payload: memoryview, checksum: int) -> None:
@@ -259,13 +231,9 @@ class Receiver:
             return  # the carrier's notice will fail the transfer
 
     def _header(self, transfer: Incoming, kind: Kind) -> Header:
-        return Header(
-            kind=kind,
-            transfer_id=transfer.command.transfer_id,
-            attempt=transfer.command.attempt,
-            sequence=transfer.sequence,
-            sender_epoch=self._me.epoch,
-            receiver_epoch=transfer.peer.epoch,
+        command = transfer.command
+        return self._end.header(
+            kind, transfer.peer, command.transfer_id, command.attempt, transfer.sequence
         )
 
     def on_control(self, peer: PeerKey, header: Header, payload: memoryview) -> None:
@@ -300,15 +268,11 @@ class Receiver:
 
     def _reject(self, transfer: Incoming, reason: str) -> None:
         """Tell the sender that this attempt failed here, and give it up."""
-        self._answer(transfer.peer, self._header(transfer, Kind.NACK), reason)
+        self._tell(transfer, Kind.NACK, reason)
         self._fail(transfer, reason, retriable=True)
 
-    def _answer(self, peer: PeerKey, header: Header, reason: str) -> bool:
-        try:
-            self._carrier.send_control(peer, frame.encode(header, frame.reason_payload(reason)))
-        except PeerGoneError:
-            return False  # who is gone needs no answer
-        return True
+    def _tell(self, transfer: Incoming, kind: Kind, reason: str) -> None:
+        self._end.tell(self._carrier, transfer.peer, self._header(transfer, kind), reason)
 
     def _fail(self, transfer: Incoming, reason: str, *, retriable: bool) -> None:
         if self._transfers.get(transfer.command.transfer_id) is not transfer:

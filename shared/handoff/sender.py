@@ -9,16 +9,15 @@ always remain for the others.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from . import frame
-from .cache_port import CachePort
 from .carrier import Departure, Listener, PeerGoneError
 from .closed import ClosedAttempts
 from .frame import HEADER_BYTES, Digest, Fin, Header, Kind
-from .greeting import Greeting, PeerKey
-from .messages import Cancelled, CancelSend, Event, LayerReady, OpenSend, SendFailed, SendFinished
+from .greeting import PeerKey
+from .messages import Cancelled, CancelSend, LayerReady, OpenSend, SendFailed, SendFinished
+from .plane_end import PlaneEnd, why_not
 from .staging import Slot, StagingRing
 from .stats import DataPlaneStats
 from .work_list import Piece, WorkList
@@ -53,24 +52,12 @@ class Outgoing:
 class Sender:
     """All outgoing transfers of one rank."""
 
-    def __init__(
-        self,
-        *,
-        cache: CachePort,
-        carrier: Listener,
-        ring: StagingRing,
-        me: Greeting,
-        emit: Callable[[Event], None],
-        stats: DataPlaneStats,
-        clock: Callable[[], float],
-    ) -> None:
-        self._cache = cache
+    def __init__(self, end: PlaneEnd, carrier: Listener, ring: StagingRing) -> None:
+        self._end = end
+        self._cache, self._stats, self._clock = end.cache, end.stats, end.clock
+        self._emit = end.emit
         self._carrier = carrier
         self._ring = ring
-        self._me = me
-        self._emit = emit
-        self._stats = stats
-        self._clock = clock
         self._transfers: dict[int, Outgoing] = {}
         self._turn: deque[int] = deque()
         self._departing: dict[PeerKey, deque[tuple[Slot, Departure]]] = {}
@@ -105,15 +92,10 @@ class Sender:
 
     def _refusal(self, command: OpenSend, known: Outgoing | None) -> str:
         cell = self._cache.layer_bytes_per_token
-        if self._closed.covers(command.transfer_id, command.attempt):
-            return f"attempt {command.attempt} is over"
-        if known is not None and known.command.attempt > command.attempt:
-            return f"attempt {known.command.attempt} is under way"
-        if not 0 <= command.first_token < command.end_token < 2**32:
-            return f"tokens [{command.first_token}, {command.end_token}) are no range"
         if command.window_bytes < 2 * cell:
             return f"a window of {command.window_bytes} bytes; two tokens need {2 * cell}"
-        return ""
+        under_way = known.command.attempt if known is not None else None
+        return why_not(command, under_way, self._closed)
 
     def ready(self, command: LayerReady) -> None:
         """Cells are computed. Of a transfer that is over, that is no news."""
@@ -217,19 +199,14 @@ class Sender:
         self._stats.bytes_sent += length
 
     def _data_header(self, transfer: Outgoing, piece: Piece) -> Header:
-        return Header(
-            kind=Kind.DATA,
-            transfer_id=transfer.command.transfer_id,
-            attempt=transfer.command.attempt,
-            sequence=transfer.sequence,
-            sender_epoch=self._me.epoch,
-            receiver_epoch=transfer.peer.epoch,
+        return replace(
+            self._header(transfer, Kind.DATA),
             first_layer=piece.first_layer,
             end_layer=piece.end_layer,
             first_token=piece.first_token,
             end_token=piece.end_token,
-            first_head=self._me.first_head,
-            end_head=self._me.end_head,
+            first_head=self._end.me.first_head,
+            end_head=self._end.me.end_head,
         )
 
     def _send_fin(self, transfer: Outgoing) -> bool:
@@ -242,13 +219,9 @@ class Sender:
         return True
 
     def _header(self, transfer: Outgoing, kind: Kind) -> Header:
-        return Header(
-            kind=kind,
-            transfer_id=transfer.command.transfer_id,
-            attempt=transfer.command.attempt,
-            sequence=transfer.sequence,
-            sender_epoch=self._me.epoch,
-            receiver_epoch=transfer.peer.epoch,
+        command = transfer.command
+        return self._end.header(
+            kind, transfer.peer, command.transfer_id, command.attempt, transfer.sequence
         )
 
     def on_control(self, peer: PeerKey, header: Header, payload: memoryview) -> None:
@@ -265,20 +238,9 @@ class Sender:
         """An ack for what we do not send: its owner should stop waiting. Aborts end here."""
         if header.kind is not Kind.ACK:
             return
-        answer = Header(
-            kind=Kind.ABORT,
-            transfer_id=header.transfer_id,
-            attempt=header.attempt,
-            sender_epoch=self._me.epoch,
-            receiver_epoch=peer.epoch,
-        )
-        try:
-            self._carrier.send_control(
-                peer, frame.encode(answer, frame.reason_payload("not sending this attempt"))
-            )
+        answer = self._end.header(Kind.ABORT, peer, header.transfer_id, header.attempt)
+        if self._end.tell(self._carrier, peer, answer, "not sending this attempt"):
             self._stats.aborts_sent += 1
-        except PeerGoneError:
-            return  # who is gone waits for nothing
 
     def _acknowledged(self, transfer: Outgoing, sequence: int, received: int) -> None:
         if not transfer.acknowledged <= received <= transfer.sent:
@@ -330,11 +292,7 @@ class Sender:
         self._emit(SendFailed(transfer_id=transfer_id, attempt=attempt, reason=reason))
 
     def _tell(self, transfer: Outgoing, kind: Kind, reason: str) -> None:
-        message = frame.encode(self._header(transfer, kind), frame.reason_payload(reason))
-        try:
-            self._carrier.send_control(transfer.peer, message)
-        except PeerGoneError:
-            return  # it finds out by itself
+        self._end.tell(self._carrier, transfer.peer, self._header(transfer, kind), reason)
 
     def _drop(self, transfer: Outgoing) -> None:
         del self._transfers[transfer.command.transfer_id]
