@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,10 +23,22 @@ from .shared.config import (
     ServeConfig,
     split_addresses,
 )
-from .shared.errors import TandemError, UsageError
+from .shared.errors import (
+    PeerRefusedError,
+    StartupError,
+    TandemError,
+    UnavailableError,
+    UsageError,
+)
 from .shared.options import command_options, fill, to_arguments
 
+if TYPE_CHECKING:
+    from .shared.node.launch import Cluster
+
 Values = dict[str, Any]
+
+# How long --pd-client waits for a prefill node, when everything else serves.
+PREFILL_SECONDS = 5.0
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -133,7 +145,7 @@ def _serve_prefill(values: Values) -> None:
     """``--pd-server``: one prefill node, in this process."""
     from .prefill_node.role import PrefillRole
 
-    url = values["pd_url"] or "0.0.0.0:8100"
+    url = values["pd_url"] or "127.0.0.1:8100"
     addresses = split_addresses("--pd-url", url)
     if len(addresses) != 1:
         raise UsageError(f"--pd-url {url!r}: a prefill node listens on one address")
@@ -143,18 +155,20 @@ def _serve_prefill(values: Values) -> None:
 
 
 def _serve_cluster(config: ServeConfig, values: Values) -> None:
+    from .router.options import RouterOptions
     from .shared.node.launch import Cluster
 
-    if config.pd_client and not values["pd_url"]:
+    front = fill(RouterOptions, values)
+    if config.pd_client and not front.prefill_addresses:
         raise UsageError("--pd-client needs --pd-url host:port of at least one prefill node")
-    if values["pd_url"] and not config.pd_client:
+    if front.prefill_addresses and not config.pd_client:
         raise UsageError("--pd-url needs --pd-client or --pd-server")
-    split_addresses("--pd-url", values["pd_url"])
     signal.signal(signal.SIGTERM, _interrupt)
-    cluster = Cluster(Path(config.log_dir))
+    cluster = Cluster(Path(config.log_dir), _plain_environment())
     try:
         deadline = time.monotonic() + config.start_timeout
-        address = _start_parts(cluster, config, values, deadline)
+        address, registry = _start_parts(cluster, config, values, deadline)
+        _introduce(front.prefill_addresses, registry)
         _greet(address, config)
         cluster.wait()
     except KeyboardInterrupt:
@@ -163,16 +177,20 @@ def _serve_cluster(config: ServeConfig, values: Values) -> None:
         cluster.stop()
 
 
-def _start_parts(cluster: Any, config: ServeConfig, values: Values, deadline: float) -> str:
-    """Start router and nodes; returns the HTTP address once every part serves."""
+def _start_parts(
+    cluster: Cluster, config: ServeConfig, values: Values, deadline: float
+) -> tuple[str, str]:
+    """Start router and nodes; returns the addresses of HTTP and registry once every part serves."""
     front = replace(fill(RouterConfig, values), registry_host="127.0.0.1", registry_port=0)
     engine, handoff = fill(EngineConfig, values), fill(HandoffConfig, values)
-    arguments = [*to_arguments(front), "--registry-port=0"]
-    ports = cluster.wait_ready(cluster.start("router", ["router", *arguments]), deadline)
+    secrets = {"TANDEM_API_KEY": front.api_key} if front.api_key else {}
+    arguments = to_arguments(replace(front, api_key=None))
+    ports = cluster.wait_ready(cluster.start("router", ["router", *arguments], **secrets), deadline)
+    registry = f"127.0.0.1:{ports['registry']}"
     shared = [
         *to_arguments(engine),
         *to_arguments(handoff),
-        f"--join=127.0.0.1:{ports['registry']}",
+        f"--join={registry}",
         f"--drain-timeout={front.drain_timeout}",
     ]
     kinds = ["prefill-node"] * config.prefill_nodes + ["decode-node"] * config.decode_nodes
@@ -181,24 +199,58 @@ def _start_parts(cluster: Any, config: ServeConfig, values: Values, deadline: fl
     ]
     for part in parts:
         cluster.wait_ready(part, deadline)
-    host = "127.0.0.1" if front.host == "0.0.0.0" else front.host
-    address = f"http://{host}:{ports['http']}"
-    _await_ready(address, deadline)
-    return address
+    address = f"http://{_visible(front.host)}:{ports['http']}"
+    _await_ready(cluster, address, deadline)
+    return address, registry
 
 
-def _await_ready(address: str, deadline: float) -> None:
+def _plain_environment() -> dict[str, str]:
+    """Ours without the options: the parts get theirs as flags, and must not read ours again."""
+    options = {item.envvar for made in cli.commands.values() for item in made.params}
+    return {name: value for name, value in os.environ.items() if name not in options}
+
+
+def _visible(host: str) -> str:
+    """Where this machine reaches what listens on ``host``, as a URL has it."""
+    own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{own}]" if ":" in own else own
+
+
+def _await_ready(cluster: Cluster, address: str, deadline: float) -> None:
     """Until the router knows a decode node: nodes join a moment after they listen."""
     import urllib.error
     import urllib.request
 
     while time.monotonic() < deadline:
+        cluster.check()
         try:
             with urllib.request.urlopen(f"{address}/ready", timeout=2):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.02)
-    raise TandemError(f"{address}/ready did not answer in time; see --start-timeout")
+    raise StartupError(f"{address}/ready did not answer in time; see --start-timeout")
+
+
+def _introduce(addresses: tuple[str, ...], registry: str) -> None:
+    """``--pd-client``: the prefill nodes that were named must be there, at least one of them."""
+    from .shared.node.introduce import introduce
+
+    deadline = time.monotonic() + PREFILL_SECONDS
+    missing = []
+    for address in addresses:
+        try:
+            introduce(address, registry, deadline)
+        except UnavailableError as error:
+            missing.append(str(error))
+        except PeerRefusedError as error:
+            raise StartupError(f"--pd-url {error}") from None
+    if missing and len(missing) == len(addresses):
+        raise StartupError(
+            f"--pd-url: {'; '.join(missing)}. Start it first (tandem serve MODEL --pd-server), or "
+            "correct the address"
+        )
+    for problem in missing:
+        click.echo(f"tandem: {problem}; it is used when it does", err=True)
 
 
 def _greet(address: str, config: ServeConfig) -> None:

@@ -34,17 +34,18 @@ class RouterOptions(RouterConfig):
     node_timeout: float = 3.0
     max_nodes: int = 1024
 
+    def __post_init__(self) -> None:
+        """A wrong flag is refused before anything starts. Raises ``UsageError``."""
+        split_addresses("--pd-url", self.pd_url)
+        if not all(self.api_keys):
+            raise UsageError("--api-key has an empty key, which would let everybody in")
+
     @property
     def api_keys(self) -> tuple[str, ...]:
-        """Raises ``UsageError`` for an empty key, which would let everybody in."""
-        if self.api_key is None:
-            return ()
-        keys = tuple(key.strip() for key in self.api_key.split(","))
-        if not all(keys):
-            raise UsageError("--api-key has an empty key; leave the flag out to ask for none")
-        return keys
+        """Any of them opens the door; without one it is open."""
+        return () if self.api_key is None else tuple(k.strip() for k in self.api_key.split(","))
 
     @property
     def prefill_addresses(self) -> tuple[str, ...]:
-        """Prefill nodes that do not join by themselves. Raises ``UsageError``."""
+        """Prefill nodes that do not join by themselves."""
         return split_addresses("--pd-url", self.pd_url)

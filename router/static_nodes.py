@@ -45,7 +45,9 @@ class StaticNodes:
             while True:
                 try:
                     status = await stub.Status(pb.StatusRequest(), timeout=CALL_SECONDS)
-                    await self._enter(address, status)
+                    # The decode nodes bring the model that the named ones are compared with.
+                    if self._nodes.decode_ready():
+                        await self._enter(address, status)
                     problem = ""
                 except grpc.aio.AioRpcError as error:
                     problem = f"does not answer: {error.details()}"

@@ -19,11 +19,12 @@ import click
 import psutil
 import pytest
 
-from tandem.__main__ import cli
+from tandem.__main__ import _plain_environment, cli
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.config import EngineConfig, NodeConfig
 from tandem.shared.errors import UsageError
 from tandem.shared.options import command_options, fill
+from tandem.tests.end_to_end.cluster import running
 
 SURFACE = Path(__file__).with_name("command_line.txt")
 
@@ -175,6 +176,9 @@ def _left_running(mark: str) -> list[str]:
         (["decode-node", "--host", "0.0.0.0"], ["--host 0.0.0.0", "--insecure"]),
         (["prefill-node", "--kv-host", "0.0.0.0"], ["--kv-host 0.0.0.0", "--insecure"]),
         (["router", "--pd-url", "a:b"], ["--pd-url", "'a:b'"]),
+        (["router", "--api-key", "secret,"], ["--api-key", "empty"]),
+        (["serve", "--api-key", ""], ["--api-key", "empty"]),
+        (["serve", "--port", "0", "--d", "a"], ["decode-node-0", "--d", "'a'"]),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_status_2(
@@ -209,6 +213,44 @@ def test_no_memory_for_the_cache(tmp_path: Path) -> None:
     blocks = str(1 << 40)
     arguments = ["decode-node", "--num-gpu-blocks-override", blocks]
     fail(arguments, tmp_path, 1, "--num-gpu-blocks-override", blocks, "use at most")
+
+
+def test_no_memory_for_a_single_block(tmp_path: Path) -> None:
+    fail(["decode-node", "--kv-fraction", "0"], tmp_path, 1, "one KV block", "--kv-fraction")
+
+
+def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
+    folder = broken_model(tmp_path / "m", vocab_size=512)
+    arguments = ["serve", str(folder), "--load-format", "dummy", "--port", "0"]
+    fail(arguments, tmp_path, 1, "tokenizer.json has 2048 tokens", "vocab_size is 512")
+
+
+def test_a_prefill_node_of_another_model_is_refused_by_field_and_values(tmp_path: Path) -> None:
+    folder = broken_model(
+        tmp_path / "m", rope_parameters={"rope_theta": 5000.0, "rope_type": "default"}
+    )
+    with running(tmp_path, str(folder)) as cluster:
+        cluster.start(["serve", str(folder), "--pd-server", "--pd-url=127.0.0.1:0"])
+        address = cluster.parts[0].details["address"]
+        client = ["serve", "--pd-client", "--pd-url", address, "--port", "0"]
+        fail(client, tmp_path, 1, address, "rope_theta", "'100000.0'", "'5000.0'")
+
+
+def test_a_prefill_node_that_is_not_there(tmp_path: Path) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        client = ["serve", "--pd-client", "--pd-url", address, "--port", "0"]
+        fail(client, tmp_path, 1, "--pd-url", address, "--pd-server")
+
+
+def test_the_parts_do_not_read_the_launchers_environment_again(monkeypatch) -> None:
+    for name in ("TANDEM_CONFIG", "TANDEM_HOST", "TANDEM_API_KEY"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("TANDEM_TEST_MARK", "kept")
+    inherited = _plain_environment()
+    assert [n for n in inherited if n.startswith("TANDEM_")] == ["TANDEM_TEST_MARK"]
+    assert inherited["PATH"] == os.environ["PATH"]
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:

@@ -14,14 +14,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import StartupError
+from ..errors import StartupError, UsageError
 from .lifeline import LIFELINE_FD, READY_FD
 
 STOP_SECONDS = 40.0
+POLL_SECONDS = 0.2
+# What the command line exits with when an option is wrong.
+USAGE_STATUS = 2
 
 
 @dataclass(slots=True)
@@ -35,15 +39,19 @@ class Part:
 
 
 class Cluster:
-    """The processes that one launcher owns."""
+    """The processes that one launcher owns, and the environment that they share."""
 
-    def __init__(self, log_dir: Path) -> None:
+    def __init__(self, log_dir: Path, environment: Mapping[str, str]) -> None:
         self._log_dir = log_dir
+        self._environment = environment
         self._parts: list[Part] = []
         self._lifeline_read, self._lifeline_write = os.pipe()
 
-    def start(self, name: str, arguments: list[str]) -> Part:
-        """Start ``tandem ARGUMENTS`` with its output in ``NAME.log``."""
+    def start(self, name: str, arguments: list[str], **environment: str) -> Part:
+        """Start ``tandem ARGUMENTS`` with its output in ``NAME.log``.
+
+        Further ``environment`` is for what other users must not see among its arguments.
+        """
         try:
             self._log_dir.mkdir(parents=True, exist_ok=True)
             log = open(self._log_dir / f"{name}.log", "wb")  # noqa: SIM115
@@ -59,8 +67,9 @@ class Cluster:
                 stdout=log,
                 stderr=log,
                 pass_fds=[ready_write, self._lifeline_read],
-                env=os.environ
-                | {
+                env={
+                    **self._environment,
+                    **environment,
                     READY_FD: str(ready_write),
                     LIFELINE_FD: str(self._lifeline_read),
                     "PYTHONSAFEPATH": "1",
@@ -74,34 +83,40 @@ class Cluster:
         return part
 
     def wait_ready(self, part: Part, deadline: float) -> dict[str, Any]:
-        """What the part announced. Raises ``StartupError`` with its last words when it died."""
-        left = max(0.0, deadline - time.monotonic())
-        readable, _, _ = select.select([part.ready], [], [], left)
+        """What the part announced. Raises ``StartupError`` with the last words of any part that
+        died, and when ``deadline`` (monotonic) has passed."""
+        while not select.select([part.ready], [], [], POLL_SECONDS)[0]:
+            self.check()
+            if time.monotonic() > deadline:
+                raise StartupError(
+                    f"{part.name} is not ready in time; see --start-timeout and its log {part.log}"
+                )
         line = b""
-        if readable:
-            while chunk := os.read(part.ready, 65536):
-                line += chunk
+        while chunk := os.read(part.ready, 65536):
+            line += chunk
         if line:
             return dict(json.loads(line))
-        if readable:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                part.process.wait(5)
-            raise StartupError(f"{part.name}: {_last_words(part.log)} (log: {part.log})")
-        raise StartupError(
-            f"{part.name} is not ready in time; see --start-timeout and its log {part.log}"
-        )
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            part.process.wait(5)
+        self.check()
+        raise StartupError(f"{part.name} closed its pipe without a word; see its log {part.log}")
+
+    def check(self) -> None:
+        """Raises when a part has ended by itself: ``UsageError`` when an option was wrong."""
+        for part in self._parts:
+            status = part.process.poll()
+            if status is not None:
+                kind = UsageError if status == USAGE_STATUS else StartupError
+                raise kind(
+                    f"{part.name} ended with exit status {status}: {_last_words(part.log)} "
+                    f"(log: {part.log})"
+                )
 
     def wait(self) -> None:
         """Until a signal, or until a part ends by itself, which is an error."""
         while True:
-            for part in self._parts:
-                status = part.process.poll()
-                if status is not None:
-                    raise StartupError(
-                        f"{part.name} ended with exit status {status}: {_last_words(part.log)} "
-                        f"(log: {part.log})"
-                    )
-            time.sleep(0.2)
+            self.check()
+            time.sleep(POLL_SECONDS)
 
     def stop(self) -> None:
         """End every part, the first started first: the router drains while nodes still serve."""

@@ -58,12 +58,12 @@ class TestCluster:
 
     def start_router(self, *flags: str, http: int = 0, registry: int = 0) -> Part:
         arguments = ["router", f"--port={http}", f"--registry-port={registry}", *flags]
-        self.router = self._start(arguments)
+        self.router = self.start(arguments)
         return self.router
 
     def start_node(self, kind: str, *flags: str, wait: bool = True) -> Part:
         assert self.router is not None
-        return self._start(
+        return self.start(
             [
                 kind,
                 self.model,
@@ -81,7 +81,8 @@ class TestCluster:
             wait,
         )
 
-    def _start(self, arguments: list[str], wait: bool = True) -> Part:
+    def start(self, arguments: list[str], wait: bool = True) -> Part:
+        """``tandem ARGUMENTS``; with ``wait``, until it serves."""
         log = self.folder / f"{len(self.parts)}-{arguments[0]}.log"
         read, write = os.pipe()
         with log.open("wb") as file:
