@@ -29,12 +29,20 @@ def add_rms_norm(
     return rms_norm(residual, weight, eps), residual
 
 
-def rotary(x_THD: torch.Tensor, cos_TD: torch.Tensor, sin_TD: torch.Tensor) -> torch.Tensor:
-    """Rotate the first half of each head against the second. cos and sin are [T, 1, D / 2] fp32,
-    so the products are taken in fp32 and rounded once."""
-    first, second = x_THD.chunk(2, dim=-1)
-    rotated = (first * cos_TD - second * sin_TD, second * cos_TD + first * sin_TD)
-    return torch.cat(rotated, dim=-1).to(x_THD.dtype)
+def head_rms_norm(x_THD: torch.Tensor, weight_HD: torch.Tensor, eps: float) -> torch.Tensor:
+    """Each head normed by itself, with gains of its own."""
+    return F.rms_norm(x_THD, (x_THD.shape[-1],), None, eps) * weight_HD
+
+
+def rotary(x_THD: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tensor) -> torch.Tensor:
+    """Rotate the first half of each head against the second.
+
+    cos and sin are fp32 and as wide as a head, both halves alike but for sin's sign: minus in the
+    first. So the products are taken in fp32 and rounded once.
+    """
+    wide = x_THD.float()
+    swapped = wide.roll(wide.shape[-1] // 2, dims=-1)
+    return (wide * cos_T1D).addcmul_(swapped, sin_T1D).to(x_THD.dtype)
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:

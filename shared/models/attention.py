@@ -7,7 +7,7 @@ import torch
 from ...kernels import reference
 from .batch import ForwardBatch
 from .linear import ColumnParallel, RowParallel
-from .norm import RMSNorm
+from .norm import HeadNorm
 from .parallel import Placement, Slot
 from .spec import AttentionSpec
 
@@ -28,8 +28,7 @@ class Attention:
         parts = {"q": (spec.num_heads * dim, query_rows), "k": kv_part, "v": kv_part}
         self.qkv = ColumnParallel(place, hidden, parts, spec.qkv_bias)
         self.o = RowParallel(place, "o", spec.num_heads * dim, query_rows, hidden, spec.o_bias)
-        self.q_norm = RMSNorm(place, dim, eps) if spec.qk_norm else None
-        self.k_norm = RMSNorm(place, dim, eps) if spec.qk_norm else None
+        self.norm = HeadNorm(place, len(query), len(kv), dim, eps) if spec.qk_norm else None
         self.heads = len(query)
         self.kv_heads = len(kv)
         self.dim = dim
@@ -41,9 +40,8 @@ class Attention:
         """Write the rows' K and V into the cache; return their queries, [T, H, D]."""
         qkv = self.qkv(x).view(x.shape[0], -1, self.dim)
         turned, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = turned.split([self.heads, self.kv_heads], dim=1)
-            turned = torch.cat([self.q_norm(q), self.k_norm(k)], dim=1)
+        if self.norm is not None:
+            turned = self.norm(turned)
         turned = reference.rotary(turned, *angles)
         q, k = turned.split([self.heads, self.kv_heads], dim=1)
         reference.write_kv(*cache, batch.slots, k, v)
@@ -57,11 +55,11 @@ class Attention:
     def slots(self, prefix: str) -> dict[str, Slot]:
         """The parameters by name, for the loader."""
         slots = self.qkv.slots(prefix) | self.o.slots(prefix)
-        if self.q_norm is not None and self.k_norm is not None:
-            slots |= self.q_norm.slots(f"{prefix}.q_norm") | self.k_norm.slots(f"{prefix}.k_norm")
-        return slots
+        return slots if self.norm is None else slots | self.norm.slots(prefix)
 
     def finish(self) -> None:
         """Called once the parameters are filled."""
         self.qkv.finish()
         self.o.finish()
+        if self.norm is not None:
+            self.norm.finish()

@@ -37,6 +37,7 @@ class Rope:
         self.frequencies = inverse_frequencies(spec).to(device)
 
     def angles(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin, [T, 1, head_dim / 2] in fp32."""
+        """cos and sin, [T, 1, head_dim] in fp32, as ``rotary`` takes them."""
         angles = (positions_T.float()[:, None] * self.frequencies)[:, None]
-        return angles.cos(), angles.sin()
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)

@@ -44,7 +44,16 @@ def test_rotary_turns_pairs_of_halves(rows: int, dtype: torch.dtype) -> None:
     pairs = torch.complex(*x.double().chunk(2, dim=-1)) * torch.polar(
         torch.ones(()).double(), angles.double()
     )
-    close(reference.rotary(x, angles.cos(), angles.sin()), torch.cat([pairs.real, pairs.imag], -1))
+    cos, sin = angles.cos().repeat(1, 1, 2), torch.cat([-angles.sin(), angles.sin()], -1)
+    close(reference.rotary(x, cos, sin), torch.cat([pairs.real, pairs.imag], -1))
+
+
+@DTYPES
+@ROWS
+def test_each_head_is_normed_with_its_own_gain(rows: int, dtype: torch.dtype) -> None:
+    x, weight = torch.randn(rows, 3, 8).to(dtype), torch.randn(3, 8).to(dtype)
+    exact = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+    close(reference.head_rms_norm(x, weight, 1e-6), exact * weight.double())
 
 
 @DTYPES
