@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from .free_blocks import FreeBlocks
 from .prefix_index import PrefixIndex
 
 
@@ -58,7 +59,7 @@ class BlockPool:
         self.index = PrefixIndex()
         self._enabled = enable_prefix_cache
         self._max_cached = prefix_cache_max_blocks
-        self._free: dict[int, None] = dict.fromkeys(range(num_blocks))
+        self._free = FreeBlocks(num_blocks)
         self._references: dict[int, int] = {}
         self._reserved: set[int] = set()
 
@@ -71,9 +72,9 @@ class BlockPool:
         """Raise when a block is in no state or in two. Called when idle and after every test."""
         counts = self.counts()
         total = counts.free + counts.cached + counts.owned + counts.reserved
-        overlap = (self._free.keys() & self._references.keys()) | (
-            self._reserved & (self._free.keys() | self._references.keys())
-        )
+        owned = self._references.keys()
+        overlap = {block for block in owned | self._reserved if block in self._free}
+        overlap |= self._reserved & owned
         assert total == self.num_blocks and not overlap, (
             f"{counts} do not add up to {self.num_blocks}, or overlap: {sorted(overlap)}"
         )
@@ -106,7 +107,7 @@ class BlockPool:
         """A transfer will not fill these blocks, and nobody can write them any more."""
         for block in blocks:
             self._reserved.remove(block)
-            self._free[block] = None
+            self._free.add(block)
 
     def match(self, keys: Sequence[bytes]) -> list[int]:
         """Take a reference on the longest cached prefix whose chained keys are ``keys[:k]``."""
@@ -158,31 +159,28 @@ class BlockPool:
             if self.index.holds(block):
                 self.index.idle_block(block)
             else:
-                self._free[block] = None
+                self._free.add(block)
         self._trim()
 
     def clear_cache(self) -> None:
         """Forget every prefix that no sequence references."""
         while self.index.idle:
-            self._free[self.index.evict()] = None
+            self._free.add(self.index.evict())
 
     def _trim(self) -> None:
         while self._max_cached is not None and self.index.idle > self._max_cached:
-            self._free[self.index.evict()] = None
+            self._free.add(self.index.evict())
 
     def _take(self, count: int, after: int | None) -> list[int]:
         if count > len(self._free) + self.index.idle:
             raise OutOfBlocksError(
                 f"{count} blocks asked for, {len(self._free)} free, {self.index.idle} evictable"
             )
+        # All evictions first: blocks evicted together were often neighbours.
+        while len(self._free) < count:
+            self._free.add(self.index.evict())
         blocks: list[int] = []
-        while len(blocks) < count:
-            if not self._free:
-                self._free[self.index.evict()] = None
-            wanted = after + 1 if after is not None else None
-            block = wanted if wanted in self._free else next(iter(self._free))
-            assert block is not None
-            del self._free[block]
-            blocks.append(block)
-            after = block
+        for _ in range(count):
+            after = self._free.take(after)
+            blocks.append(after)
         return blocks

@@ -1,0 +1,55 @@
+"""The free blocks of a pool, handed out so that a sequence's blocks lie side by side.
+
+Attention on a CPU reads consecutive blocks in place and must gather others first, which at long
+contexts takes as long as the attention. So a sequence goes on right behind its last block while
+that is free, and one that starts, or is cut off, begins a stretch that is wholly free, so that it
+has room to grow.
+"""
+
+from __future__ import annotations
+
+_STRETCH = 16
+
+
+class FreeBlocks:
+    """A set of block ids. Every operation takes constant time."""
+
+    def __init__(self, num_blocks: int) -> None:
+        # In order of coming free. The newest is taken first: the blocks of one sequence come free
+        # from its tail to its head, and so are taken from head to tail.
+        self._free = dict.fromkeys(reversed(range(num_blocks)))
+        self._held = [0] * -(-num_blocks // _STRETCH)
+        self._whole = dict.fromkeys(reversed(range(len(self._held))))
+
+    def __len__(self) -> int:
+        return len(self._free)
+
+    def __contains__(self, block: object) -> bool:
+        return block in self._free
+
+    def add(self, block: int) -> None:
+        """A block has come free."""
+        self._free[block] = None
+        stretch = block // _STRETCH
+        self._held[stretch] -= 1
+        if not self._held[stretch]:
+            self._whole[stretch] = None
+
+    def take(self, after: int | None) -> int:
+        """A block for the sequence whose last block is ``after``. There must be one."""
+        block = self._choose(after)
+        stretch = block // _STRETCH
+        self._held[stretch] += 1
+        self._whole.pop(stretch, None)
+        return block
+
+    def _choose(self, after: int | None) -> int:
+        if after is not None and after + 1 in self._free:
+            block = after + 1
+        elif self._whole:
+            # popitem, because finding a dict's last key again and again walks over deleted ones.
+            block = self._whole.popitem()[0] * _STRETCH
+        else:
+            return self._free.popitem()[0]
+        del self._free[block]
+        return block
