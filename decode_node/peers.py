@@ -1,4 +1,4 @@
-"""The prefill nodes that this decode node has met: channels, greetings, leases."""
+"""The prefill nodes that this decode node has met: channels, greetings, canaries, leases."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
 
 import grpc
 
@@ -16,49 +17,80 @@ from ..shared.errors import PeerRefusedError, TransferError
 from ..shared.handoff.lease import LeaseTrust
 from ..shared.handoff.peer import introduction
 from ..shared.node.engine import NodeEngine, NodeIdentity
+from ..shared.node.metrics import NodeMetrics
 from .peer import Peer, endpoints_of
+from .refusals import Refusals
 
 log = logging.getLogger("tandem.decode")
 
 HELLO_SECONDS = 2.0
 RECONCILE_SECONDS = 5.0
+# How long a request waits for a canary before it goes elsewhere.
+VET_SECONDS = 5.0
 # Renewals come at a third of a lease; a peer that grants hardly any must not keep us busy.
 MIN_RENEW_SECONDS = 0.1
 MAX_PEERS = 1024
 
 
 class Peers:
-    """Greets a prefill node once an epoch, and keeps its leases alive."""
+    """Greets a prefill node once an epoch, and keeps its leases alive.
 
-    def __init__(self, engine: NodeEngine, identity: NodeIdentity) -> None:
+    ``vet`` closes a greeting: it raises ``PeerRefusedError`` for a node that computes other KV than
+    this one, ``TransferError`` when it could not tell. It runs once for each pair of epochs.
+    """
+
+    def __init__(
+        self,
+        engine: NodeEngine,
+        identity: NodeIdentity,
+        vet: Callable[[Peer], Awaitable[None]],
+        metrics: NodeMetrics,
+    ) -> None:
         self._engine = engine
         self._identity = identity
+        self._vet = vet
+        self._metrics = metrics
         self._peers: dict[str, Peer] = {}
+        self._canaries: dict[Peer, asyncio.Task[str]] = {}
+        self._passed: dict[str, int] = {}  # node to epoch
+        self._refusals = Refusals()
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._met = asyncio.Event()
 
     async def meet(self, candidate: pb.PrefillCandidate) -> Peer:
-        """The greeted peer. Raises ``TransferError``; ``PeerRefusedError`` for another model."""
+        """The greeted peer, whose canary has passed.
+
+        Raises ``TransferError``; ``PeerRefusedError`` for a node with which no transfer can work.
+        """
         async with self._locks[candidate.address]:
-            known = self._peers.get(candidate.address)
-            if known is not None and candidate.epoch in (0, known.epoch):
-                return known
-            if known is not None:
-                await self.forget(known)
-            if len(self._peers) >= MAX_PEERS:
-                raise TransferError(f"{MAX_PEERS} prefill nodes are known, which is the limit")
-            peer = await self._greet(candidate.address)
-            self._peers[candidate.address] = peer
-            self._met.set()
-            return peer
+            peer = await self._greeted(candidate)
+        if peer not in self._canaries:
+            self._canaries[peer] = asyncio.create_task(self._sing(peer))
+        await self._vetted(peer, self._canaries[peer])
+        return peer
+
+    @property
+    def refused(self) -> list[pb.RefusedPeer]:
+        """The nodes with which no transfer can work, and why."""
+        return self._refusals.all()
+
+    def refuses(self, candidate: pb.PrefillCandidate) -> bool:
+        return self._refusals.holds(candidate.address, candidate.epoch)
 
     async def forget(self, peer: Peer) -> None:
         """Greet again before the next transfer: the process behind the address is another one."""
         if self._peers.get(peer.address) is peer:
             del self._peers[peer.address]
+        canary = self._canaries.get(peer)
+        if canary is not None:
+            canary.add_done_callback(lambda _: self._canaries.pop(peer, None))
         await peer.channel.close(grace=0)
 
     async def close(self) -> None:
+        canaries = list(self._canaries.values())
+        for canary in canaries:
+            canary.cancel()
+        await asyncio.gather(*canaries, return_exceptions=True)
         for peer in list(self._peers.values()):
             await self.forget(peer)
 
@@ -79,6 +111,52 @@ class Peers:
             await asyncio.sleep(RECONCILE_SECONDS)
             await asyncio.gather(*(self._free_orphans(peer) for peer in self._peers.values()))
 
+    async def _greeted(self, candidate: pb.PrefillCandidate) -> Peer:
+        known = self._peers.get(candidate.address)
+        if known is not None and candidate.epoch in (0, known.epoch):
+            return known
+        if known is not None:
+            await self.forget(known)
+        if len(self._peers) >= MAX_PEERS:
+            raise TransferError(f"{MAX_PEERS} prefill nodes are known, which is the limit")
+        try:
+            peer = await self._greet(candidate.address)
+        except PeerRefusedError as error:
+            self._refusals.add(candidate.address, candidate.node_id, candidate.epoch, str(error))
+            raise
+        self._peers[peer.address] = peer
+        self._met.set()
+        return peer
+
+    async def _sing(self, peer: Peer) -> str:
+        """Runs the canary unless it has passed before; returns why the peer cannot be used now."""
+        if self._passed.get(peer.node_id) == peer.epoch:
+            return ""
+        try:
+            await self._vet(peer)
+        except TransferError as error:
+            outcome = "failed"
+            if isinstance(error, PeerRefusedError):
+                outcome = "mismatch"
+                self._refusals.add(peer.address, peer.node_id, peer.epoch, str(error))
+            log.warning("the canary of %s: %s", peer.address, error)
+            self._metrics.canaries.labels(outcome).inc()
+            return str(error)
+        self._metrics.canaries.labels("passed").inc()
+        self._passed[peer.node_id] = peer.epoch
+        return ""
+
+    async def _vetted(self, peer: Peer, canary: asyncio.Task[str]) -> None:
+        """Wait for the canary, but not for one that the peer's queue keeps long."""
+        await asyncio.wait([canary], timeout=VET_SECONDS)
+        if not canary.done():
+            raise TransferError(f"{peer.address}: its canary is still under way")
+        reason = "the node is shutting down" if canary.cancelled() else canary.result()
+        if reason:
+            await self.forget(peer)
+            self._refusals.check(peer.address, peer.epoch)
+            raise TransferError(reason)
+
     async def _greet(self, address: str) -> Peer:
         channel = grpc.aio.insecure_channel(address, options=_CHANNEL)
         stub = PrefillStub(channel)
@@ -86,6 +164,7 @@ class Peers:
             reply = await stub.Hello(
                 introduction(self._engine, self._identity), timeout=HELLO_SECONDS
             )
+            self._refusals.check(address, reply.node.epoch)
             return self._introduced(address, reply, stub, channel)
         except grpc.aio.AioRpcError as error:
             await channel.close(grace=0)

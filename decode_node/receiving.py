@@ -178,9 +178,9 @@ class _Receiving:
         """Raises ``TransferError`` when the state or the lease is overdue."""
         lease = self._peer.trust.left(self._attempt.transfer_id)
         try:
-            return await asyncio.wait_for(
-                self._attempt.news.get(), max(0.0, min(self._life.left, lease))
-            )
+            # Not wait_for: before Python 3.12 it may swallow a cancellation.
+            async with asyncio.timeout(min(self._life.left, lease)):
+                return await self._attempt.news.get()
         except TimeoutError:
             raise self._overdue() from None
 

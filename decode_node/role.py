@@ -10,6 +10,7 @@ import grpc
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import add_DecodeServicer_to_server
 from ..shared.node.process import NodeFrame
+from .canary import Canary
 from .peers import Peers
 from .receiving import ReceivingNode
 from .service import DecodeService
@@ -28,9 +29,16 @@ class DecodeRole:
 
     def register(self, server: grpc.aio.Server, frame: NodeFrame) -> None:
         node = ReceivingNode(frame.engine, frame.identity, frame.inbox, frame.handoff)
-        self._peers = Peers(frame.engine, frame.identity)
+        canary = Canary(node)
+        self._peers = Peers(frame.engine, frame.identity, canary.check, frame.metrics)
         transfers = Transfers(node, self._peers, frame.metrics)
-        self._service = DecodeService(frame.engine, frame.identity, transfers, frame.status)
+
+        def status() -> pb.StatusReply:
+            reply = frame.status()
+            reply.refused.extend(self._peers.refused)
+            return reply
+
+        self._service = DecodeService(frame.engine, frame.identity, transfers, status)
         add_DecodeServicer_to_server(self._service, server)
 
     def background(self) -> list[Coroutine[Any, Any, None]]:

@@ -65,7 +65,8 @@ class Transfers:
         core = self._engine.core
         end = len(sequence.prompt) - 1
         core.scheduler.match_prefix(sequence)
-        reason = self._why_local(sequence, candidates)
+        usable = [node for node in candidates if not self._peers.refuses(node)]
+        reason = self._why_local(sequence, candidates, usable)
         reserved = core.reserve(sequence, end) if not reason else None
         if reserved is None:
             return self._locally(sequence, reason or "no free blocks")
@@ -73,7 +74,7 @@ class Transfers:
         self._live += 1
         self._metrics.live_transfers.set(self._live)
         try:
-            for number, candidate in enumerate(candidates):
+            for number, candidate in enumerate(usable):
                 try:
                     await self._attempt(sequence, transfer_id, number, candidate)
                 except TransferError as error:
@@ -95,10 +96,15 @@ class Transfers:
         self._metrics.local_prefills.labels("transfer failed").inc()
         return Outcome(reason=reason)
 
-    def _why_local(self, sequence: Sequence, candidates: list[pb.PrefillCandidate]) -> str:
+    def _why_local(
+        self,
+        sequence: Sequence,
+        candidates: list[pb.PrefillCandidate],
+        usable: list[pb.PrefillCandidate],
+    ) -> str:
         missing = len(sequence.prompt) - 1 - sequence.computed
-        if not candidates:
-            return "no prefill node"
+        if not usable:
+            return "all prefill nodes refused" if candidates else "no prefill node"
         if sequence.params.prompt_logprobs is not None:
             return "prompt logprobs"  # they need every position's logits here
         if missing < self.threshold():

@@ -116,7 +116,9 @@ class Sending:
         """What happened, or ``None`` when it is time for a sign of life."""
         seconds = min(PULSE_SECONDS, self._life.left)
         try:
-            return await asyncio.wait_for(self._attempt.news.get(), seconds)
+            # Not wait_for: before Python 3.12 it may swallow a cancellation.
+            async with asyncio.timeout(seconds):
+                return await self._attempt.news.get()
         except TimeoutError:
             overdue = self._life.overdue()
             if overdue:

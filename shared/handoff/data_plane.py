@@ -26,6 +26,7 @@ from .messages import (
     CancelExpect,
     CancelSend,
     Command,
+    Compare,
     Event,
     Expect,
     LayerReady,
@@ -285,6 +286,7 @@ class _Loop:
             CancelSend: self._sender.cancel,
             Expect: self._receiver.expect,
             CancelExpect: self._receiver.cancel,
+            Compare: self._receiver.compare,
         }
         for _ in range(self._commands.qsize()):
             command = self._commands.get_nowait()

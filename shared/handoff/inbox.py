@@ -11,6 +11,7 @@ from .messages import (
     Cancelled,
     CancelSend,
     Command,
+    Compared,
     PeerLost,
     PlaneFailed,
     Received,
@@ -26,7 +27,7 @@ log = logging.getLogger("tandem.handoff")
 QUIET_SECONDS = 10.0
 
 # After one of these a rank neither reads nor writes the attempt's blocks.
-_LAST = (SendFinished, SendFailed, Received, ReceiveFailed, Cancelled)
+_LAST = (SendFinished, SendFailed, Received, ReceiveFailed, Compared, Cancelled)
 
 
 class Attempt:

@@ -2,8 +2,9 @@
 
 A command is handled in the order in which it was queued; each names a transfer and an attempt, and
 sending one twice changes nothing. Every OpenSend ends in exactly one of SendFinished, SendFailed,
-Cancelled; every Expect in exactly one of Received, ReceiveFailed, Cancelled. After that event the
-plane neither reads nor writes the blocks of that attempt, so the head may free them.
+Cancelled; every Expect in exactly one of Received, ReceiveFailed, Cancelled; every Compare in one
+of Compared, ReceiveFailed. After that event the plane neither reads nor writes the blocks of that
+attempt, so the head may free them.
 """
 
 from __future__ import annotations
@@ -83,6 +84,18 @@ class CancelExpect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compare:
+    """Decode side: how do the same tokens differ in two block tables? (See ``canary.py``.)"""
+
+    transfer_id: int
+    attempt: int
+    ours: tuple[int, ...]
+    theirs: tuple[int, ...]
+    first_token: int
+    end_token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Expecting:
     """The peer is greeted and frames will be accepted: the head may now open the transfer."""
 
@@ -127,6 +140,18 @@ class ReceiveFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """The difference with the most excess on this rank."""
+
+    transfer_id: int
+    attempt: int
+    layer: int
+    side: Literal["K", "V"]
+    largest: float
+    allowed: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
     """Answers a cancel, also of what is not (or no longer) known."""
 
@@ -152,13 +177,14 @@ class PlaneFailed:
     reason: str
 
 
-Command = OpenSend | LayerReady | CancelSend | Expect | CancelExpect
+Command = OpenSend | LayerReady | CancelSend | Expect | CancelExpect | Compare
 Event = (
     Expecting
     | SendFinished
     | SendFailed
     | Received
     | ReceiveFailed
+    | Compared
     | Cancelled
     | PeerLost
     | PlaneFailed
@@ -180,6 +206,8 @@ _TYPES: tuple[type[Any], ...] = (
     Cancelled,
     PeerLost,
     PlaneFailed,
+    Compare,
+    Compared,
 )
 _TAGS = {kind: tag for tag, kind in enumerate(_TYPES)}
 

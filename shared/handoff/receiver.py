@@ -12,12 +12,22 @@ from dataclasses import dataclass, field
 
 from ..errors import TransferError
 from . import frame
+from .canary import worst_difference
 from .carrier import Dialer, Endpoints, PeerGoneError
 from .closed import ClosedAttempts
 from .coverage import Coverage, OverlapError
 from .frame import ChecksumError, Digest, FrameError, Header, Kind
 from .greeting import PeerKey
-from .messages import CancelExpect, Cancelled, Expect, Expecting, Received, ReceiveFailed
+from .messages import (
+    CancelExpect,
+    Cancelled,
+    Compare,
+    Compared,
+    Expect,
+    Expecting,
+    Received,
+    ReceiveFailed,
+)
 from .plane_end import PlaneEnd, why_not
 from .stats import DataPlaneStats
 
@@ -87,6 +97,31 @@ class Receiver:
             self._stats.cancelled += 1
         self._emit(
             Cancelled(transfer_id=command.transfer_id, attempt=command.attempt, side="receive")
+        )
+
+    def compare(self, command: Compare) -> None:
+        """Hold two block tables of this rank against each other."""
+        try:
+            worst = worst_difference(
+                self._cache,
+                self._me.dtype,
+                command.ours,
+                command.theirs,
+                command.first_token,
+                command.end_token,
+            )
+        except Exception as error:  # whatever a cache raises ends one comparison, not the plane
+            self._report_failed(command, f"comparing failed: {error!r}", retriable=True)
+            return
+        self._emit(
+            Compared(
+                transfer_id=command.transfer_id,
+                attempt=command.attempt,
+                layer=worst.layer,
+                side=worst.side,
+                largest=worst.largest,
+                allowed=worst.allowed,
+            )
         )
 
     def on_joined(self, peer: PeerKey) -> None:
@@ -280,7 +315,7 @@ class Receiver:
         self._drop(transfer)
         self._report_failed(transfer.command, reason, retriable=retriable)
 
-    def _report_failed(self, command: Expect, reason: str, *, retriable: bool) -> None:
+    def _report_failed(self, command: Expect | Compare, reason: str, *, retriable: bool) -> None:
         self._stats.receives_failed += 1
         self._emit(
             ReceiveFailed(

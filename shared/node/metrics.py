@@ -48,6 +48,12 @@ class NodeMetrics:
             ["reason"],
             registry=self.registry,
         )
+        self.canaries = Counter(
+            "tandem_canaries",
+            "Comparisons of a decode node's KV with a prefill node's, by outcome.",
+            ["outcome"],
+            registry=self.registry,
+        )
         self.live_transfers = Gauge(
             "tandem_transfers_live", "Transfers in flight.", registry=self.registry
         )

@@ -78,4 +78,6 @@ def test_the_tags_are_frozen():
         "Cancelled",
         "PeerLost",
         "PlaneFailed",
+        "Compare",
+        "Compared",
     ]

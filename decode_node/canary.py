@@ -1,0 +1,116 @@
+"""One short prompt through both nodes, before KV of a real one may pass between them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+from ..shared.engine.plan import SamplingParams
+from ..shared.engine.scheduler import StepOutput
+from ..shared.engine.sequence import FinishReason, Sequence
+from ..shared.errors import PeerRefusedError, TransferError
+from ..shared.handoff.canary import Difference, canary_prompt
+from ..shared.handoff.messages import Compare, Compared, ReceiveFailed
+from ..shared.handoff.uninterrupted import uninterrupted
+from .peer import Peer
+from .receiving import ReceivingNode
+
+CANARY_SECONDS = 30.0
+
+
+class Canary:
+    """Compares what a peer computes with what this node does."""
+
+    def __init__(self, node: ReceivingNode) -> None:
+        self._node = node
+        self._core = node.engine.core
+        self._prompt = canary_prompt(
+            node.engine.spec.vocab_size, self._core.scheduler.max_model_len
+        )
+
+    async def check(self, peer: Peer) -> None:
+        """Raises ``PeerRefusedError`` when the two compute other KV, ``TransferError`` when that
+        could not be found out."""
+        try:
+            async with asyncio.timeout(CANARY_SECONDS):
+                await self._check(peer)
+        except TimeoutError:
+            raise TransferError(
+                f"{peer.address}: the canary took longer than {CANARY_SECONDS:g} s"
+            ) from None
+
+    async def _check(self, peer: Peer) -> None:
+        end = len(self._prompt) - 1
+        ours, theirs = self._sequence(end), self._sequence(None)
+        reserved = self._core.reserve(theirs, end)
+        if reserved is None:
+            raise TransferError("no free blocks for a canary")
+        try:
+            computed = self._compute(ours)
+            await self._node.receive(theirs, peer, secrets.randbits(63), 0)
+            await computed
+            worst = await self._compare(ours, theirs, end)
+        finally:
+            self._core.scheduler.cancel_received(theirs, reserved)
+            self._core.cancel(ours)
+            self._core.scheduler.release_held(ours)
+            self._core.wake()
+        if worst.ratio > 1:
+            raise PeerRefusedError(
+                f"{peer.address} computes other KV than this node for the same prompt: "
+                f"{worst.side} of layer {worst.layer} differs by {worst.largest:.3g}, and "
+                f"{self._node.engine.kv_dtype} allows {worst.allowed:.3g}; start both nodes with "
+                f"the same weights and version"
+            )
+
+    def _sequence(self, compute_until: int | None) -> Sequence:
+        # Nothing cached may answer for what is computed now, here or there.
+        return Sequence(
+            self._core.new_id(),
+            self._prompt,
+            SamplingParams(),
+            compute_until=compute_until,
+            private=True,
+        )
+
+    def _compute(self, sequence: Sequence) -> asyncio.Future[None]:
+        """Prefill here, while the peer does. The queue's limit is for clients."""
+        done = asyncio.get_running_loop().create_future()
+
+        def on_step(output: StepOutput) -> None:
+            if output.finish_reason is not None and not done.done():
+                done.set_result(None)
+
+        self._core.listen(sequence, on_step)
+        self._core.scheduler.enqueue(sequence)
+        self._core.wake()
+        return done
+
+    async def _compare(self, ours: Sequence, theirs: Sequence, end: int) -> Difference:
+        """The worst difference over all ranks, each of which holds its own heads."""
+        if ours.finish_reason is not FinishReason.COMPUTED:
+            raise TransferError(f"this node could not compute the canary: {ours.error}")
+        inbox, ranks = self._node.inbox, self._node.engine.world_size
+        attempt = inbox.open(secrets.randbits(63), 0, ranks)
+        try:
+            for rank in range(ranks):
+                compare = Compare(
+                    transfer_id=attempt.transfer_id,
+                    attempt=attempt.attempt,
+                    ours=tuple(ours.block_table),
+                    theirs=tuple(theirs.block_table),
+                    first_token=0,
+                    end_token=end,
+                )
+                inbox.command(attempt, rank, compare)
+            found = [_difference(await attempt.news.get()) for _ in range(ranks)]
+        finally:
+            await uninterrupted(inbox.close(attempt, sending=False))
+        return max(found, key=lambda difference: difference.ratio)
+
+
+def _difference(news: object) -> Difference:
+    if isinstance(news, ReceiveFailed):
+        raise TransferError(news.reason)
+    assert isinstance(news, Compared)
+    return Difference(news.layer, news.side, news.largest, news.allowed)

@@ -1,0 +1,82 @@
+"""A prefill node that says what a test wants, and remembers what it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from tandem.proto import tandem_pb2 as pb
+from tandem.proto.tandem_pb2_grpc import PrefillServicer, add_PrefillServicer_to_server
+from tandem.tests.shared.handoff.fake_node import RANKS, served
+
+Script = Callable[[pb.OpenRequest, Any], AsyncIterator[pb.OpenEvent]]
+
+ACCEPTED = pb.OpenEvent(accepted=pb.OpenAccepted())
+PROGRESS = pb.OpenEvent(progress=pb.OpenProgress())
+
+
+def done(count: int) -> pb.OpenEvent:
+    return pb.OpenEvent(done=pb.OpenDone(bytes=count, exposed_seconds=0.5))
+
+
+async def accepts(request: pb.OpenRequest, context: Any) -> AsyncIterator[pb.OpenEvent]:
+    """Gives signs of life for ever."""
+    yield ACCEPTED
+    while True:
+        yield PROGRESS
+        await asyncio.sleep(0.02)
+
+
+class FakePrefill(PrefillServicer):
+    def __init__(self, epoch: int = 3) -> None:
+        self.epoch = epoch
+        self.script: Script = accepts
+        self.refuses = ""
+        self.lease_seconds = 10.0
+        self.held: list[int] = []
+        self.hellos = 0
+        self.opened: list[pb.OpenRequest] = []
+        self.renewed: list[list[int]] = []
+        self.released: list[int] = []
+        self.address = ""
+
+    @property
+    def candidate(self) -> pb.PrefillCandidate:
+        return pb.PrefillCandidate(node_id="p", epoch=self.epoch, address=self.address)
+
+    async def Hello(self, request: pb.Introduction, context: Any) -> pb.HelloReply:
+        self.hellos += 1
+        if self.refuses:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refuses)
+        return pb.HelloReply(
+            node=pb.Introduction(node_id="p", epoch=self.epoch),
+            ranks=[pb.RankEndpoint(rank=i, bulk="tcp://*:1") for i in range(RANKS)],
+            lease_seconds=self.lease_seconds,
+        )
+
+    async def Open(self, request: pb.OpenRequest, context: Any) -> AsyncIterator[pb.OpenEvent]:
+        self.opened.append(request)
+        async for event in self.script(request, context):
+            yield event
+
+    async def Renew(self, request: pb.TransferIds, context: Any) -> pb.TransferIds:
+        self.renewed.append(list(request.ids))
+        return pb.TransferIds(ids=[i for i in request.ids if i in self.held])
+
+    async def Live(self, request: pb.LiveRequest, context: Any) -> pb.TransferIds:
+        return pb.TransferIds(ids=self.held)
+
+    async def Release(self, request: pb.TransferIds, context: Any) -> pb.TransferIds:
+        self.released += request.ids
+        return request
+
+
+@asynccontextmanager
+async def prefill(epoch: int = 3) -> AsyncIterator[FakePrefill]:
+    fake = FakePrefill(epoch)
+    async with served(add_PrefillServicer_to_server, fake) as fake.address:
+        yield fake

@@ -1,0 +1,90 @@
+"""The canary on a decode node: what it compares, what it says, and that nothing is left of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tandem.decode_node.canary import Canary
+from tandem.decode_node.receiving import Receipt
+from tandem.shared.engine.sequence import Sequence
+from tandem.shared.errors import PeerRefusedError, TransferError
+from tandem.shared.handoff.messages import Compare
+from tandem.tests.shared.handoff.fake_node import Node
+
+
+class Receiving:
+    """Stands in for ``ReceivingNode``: a transfer that succeeds or fails at once."""
+
+    def __init__(self, node: Node) -> None:
+        self.engine, self.inbox = node.engine, node.ranks.inbox
+        self.error: TransferError | None = None
+        self.received: list[Sequence] = []
+
+    async def receive(self, sequence: Sequence, *_: Any) -> Receipt:
+        self.received.append(sequence)
+        if self.error is not None:
+            raise self.error
+        return Receipt(0, None)
+
+
+class Somewhere:
+    address = "10.0.0.1:5"
+
+
+async def check(node: Node, receiving: Receiving) -> None:
+    async with node.running():
+        await Canary(receiving).check(Somewhere())  # type: ignore[arg-type]
+
+
+async def test_equal_kv_passes_and_both_sides_computed_it_themselves() -> None:
+    node = Node("d", 7)
+    receiving = Receiving(node)
+    node.ranks.excess = 0.9
+    await check(node, receiving)
+    [theirs] = receiving.received
+    assert theirs.private and len(theirs.prompt) == 31
+    [first, second] = node.ranks.of(Compare)
+    assert first == second and (first.first_token, first.end_token) == (0, 30)
+    assert not set(first.ours) & set(first.theirs) and len(first.ours) == len(first.theirs) == 2
+    assert node.scheduler.pool.counts().cached == 0
+
+
+async def test_a_mismatch_on_any_rank_names_where_and_how_much() -> None:
+    node = Node("d", 7)
+    node.ranks.excess = 1.5
+    with pytest.raises(PeerRefusedError) as caught:
+        await check(node, Receiving(node))
+    for said in ("10.0.0.1:5", "V of layer 2 differs by 1.5", "float32 allows 1"):
+        assert said in str(caught.value)
+
+
+async def test_a_failed_transfer_or_computation_is_no_mismatch() -> None:
+    node = Node("d", 7)
+    receiving = Receiving(node)
+    receiving.error = TransferError("connection lost")
+    with pytest.raises(TransferError, match="connection lost") as caught:
+        await check(node, receiving)
+    assert not isinstance(caught.value, PeerRefusedError)
+
+    node = Node("d", 7)
+    node.ranks.fails = "not finite"
+    with pytest.raises(TransferError, match="could not compute the canary: not finite"):
+        await check(node, Receiving(node))
+
+
+async def test_a_full_pool_has_no_room_for_a_canary() -> None:
+    node = Node("d", 7, blocks=1)
+    with pytest.raises(TransferError, match="no free blocks"):
+        await check(node, Receiving(node))
+
+
+async def test_a_canary_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.decode_node.canary.CANARY_SECONDS", 0.05)
+    node = Node("d", 7)
+    node.ranks.computes.clear()
+    async with node.running():
+        with pytest.raises(TransferError, match="the canary took longer than"):
+            await Canary(Receiving(node)).check(Somewhere())  # type: ignore[arg-type]
+        node.ranks.computes.set()

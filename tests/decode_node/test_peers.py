@@ -1,0 +1,155 @@
+"""Greetings, canaries, refusals and leases, with a prefill node that says what the test wants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tandem.decode_node import peers as module
+from tandem.decode_node.peer import Peer
+from tandem.decode_node.peers import Peers
+from tandem.shared.errors import PeerRefusedError, TransferError
+from tandem.tests.decode_node.fake_prefill import prefill
+from tandem.tests.shared.handoff.fake_node import Node, until
+
+
+class Vet:
+    """The canary: passes at once, unless told otherwise."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.error: TransferError | None = None
+        self.ready = asyncio.Event()
+        self.ready.set()
+
+    async def __call__(self, peer: Peer) -> None:
+        self.calls += 1
+        await self.ready.wait()
+        if self.error is not None:
+            raise self.error
+
+
+@asynccontextmanager
+async def met() -> AsyncIterator[tuple[Peers, Vet, Node]]:
+    node, vet = Node("d", 7), Vet()
+    peers = Peers(node.engine, node.identity, vet, node.metrics)
+    loops = [asyncio.create_task(peers.keep_leases()), asyncio.create_task(peers.reconcile())]
+    try:
+        yield peers, vet, node
+    finally:
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+        await peers.close()
+
+
+async def test_many_requests_share_one_greeting_and_one_canary() -> None:
+    async with met() as (peers, vet, node), prefill() as fake:
+        found = await asyncio.gather(*(peers.meet(fake.candidate) for _ in range(5)))
+        assert len(set(found)) == 1
+        assert (fake.hellos, vet.calls) == (1, 1)
+        assert node.metric("tandem_canaries_total", outcome="passed") == 1
+
+
+async def test_a_canary_is_not_repeated_for_the_same_pair_of_epochs() -> None:
+    async with met() as (peers, vet, _), prefill() as fake:
+        await peers.forget(await peers.meet(fake.candidate))
+        await peers.meet(fake.candidate)
+        assert (fake.hellos, vet.calls) == (2, 1)
+        fake.epoch = 4
+        assert (await peers.meet(fake.candidate)).epoch == 4
+        assert (fake.hellos, vet.calls) == (3, 2)
+
+
+async def test_nobody_uses_a_peer_before_its_canary_has_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "VET_SECONDS", 0.05)
+    async with met() as (peers, vet, _), prefill() as fake:
+        vet.ready.clear()
+        for _ in range(2):
+            with pytest.raises(TransferError, match="still under way"):
+                await peers.meet(fake.candidate)
+        vet.ready.set()
+        await peers.meet(fake.candidate)
+        assert (fake.hellos, vet.calls) == (1, 1)
+
+
+async def test_a_mismatch_refuses_this_start_of_the_peer_alone() -> None:
+    async with met() as (peers, vet, node), prefill() as fake:
+        vet.error = PeerRefusedError("layer 2 differs")
+        assert not peers.refuses(fake.candidate)
+        with pytest.raises(PeerRefusedError, match="layer 2 differs"):
+            await peers.meet(fake.candidate)
+        assert peers.refuses(fake.candidate)
+        [refused] = peers.refused
+        assert (refused.address, refused.node_id, refused.epoch) == (fake.address, "p", 3)
+        assert refused.reason == "layer 2 differs"
+        assert node.metric("tandem_canaries_total", outcome="mismatch") == 1
+
+        # Whoever does not know the epoch learns it from the greeting.
+        unknown = fake.candidate
+        unknown.epoch = 0
+        with pytest.raises(PeerRefusedError, match="layer 2 differs"):
+            await peers.meet(unknown)
+        assert vet.calls == 1
+
+        fake.epoch, vet.error = 4, None
+        assert not peers.refuses(fake.candidate)
+        await peers.meet(fake.candidate)
+
+
+async def test_a_canary_that_could_not_be_done_is_tried_again() -> None:
+    async with met() as (peers, vet, node), prefill() as fake:
+        vet.error = TransferError("no free blocks")
+        found = await asyncio.gather(
+            *(peers.meet(fake.candidate) for _ in range(3)), return_exceptions=True
+        )
+        assert [str(error) for error in found] == ["no free blocks"] * 3
+        assert not peers.refuses(fake.candidate)
+        vet.error = None
+        await peers.meet(fake.candidate)
+        assert vet.calls == 2
+        assert node.metric("tandem_canaries_total", outcome="failed") == 1
+
+
+async def test_another_model_is_refused_at_the_greeting_and_remembered() -> None:
+    async with met() as (peers, vet, _), prefill() as fake:
+        fake.refuses = "different models: layers"
+        with pytest.raises(PeerRefusedError, match="different models: layers"):
+            await peers.meet(fake.candidate)
+        assert peers.refuses(fake.candidate)
+        assert vet.calls == 0
+
+
+async def test_a_node_that_is_not_there_is_no_refusal() -> None:
+    async with met() as (peers, _, _):
+        async with prefill() as fake:
+            pass
+        with pytest.raises(TransferError, match="does not answer"):
+            await peers.meet(fake.candidate)
+        assert peers.refused == []
+
+
+async def test_leases_are_renewed_in_one_call_at_the_holders_pace() -> None:
+    async with met() as (peers, _, _), prefill() as fake:
+        fake.lease_seconds, fake.held = 0.3, [1, 2]
+        peer = await peers.meet(fake.candidate)
+        for transfer_id in (1, 2, 3):
+            peer.trust.begin(transfer_id)
+        await until(lambda: peer.trust.left(3) < 0)
+        assert fake.renewed[0] == [1, 2, 3]
+        assert peer.trust.left(1) > 0 and peer.trust.left(2) > 0
+
+
+async def test_what_only_the_peer_holds_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RECONCILE_SECONDS", 0.02)
+    async with met() as (peers, _, _), prefill() as fake:
+        fake.held = [1, 2]
+        peer = await peers.meet(fake.candidate)
+        peer.trust.begin(1)
+        await until(lambda: bool(fake.released))
+        assert set(fake.released) == {2}

@@ -1,0 +1,238 @@
+"""One attempt on the receiving side: what happens, in which state, and what is left afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from tandem.decode_node.peer import Peer, reachable
+from tandem.decode_node.receiving import PeerLostError, Receipt, ReceivingNode
+from tandem.proto import tandem_pb2 as pb
+from tandem.proto.tandem_pb2_grpc import PrefillStub
+from tandem.shared.config import HandoffConfig
+from tandem.shared.engine.plan import SamplingParams
+from tandem.shared.engine.sequence import Sequence
+from tandem.shared.errors import TransferError
+from tandem.shared.handoff import transfer
+from tandem.shared.handoff.lease import LeaseTrust
+from tandem.shared.handoff.messages import CancelExpect, Expect, Received, ReceiveFailed
+from tandem.tests.decode_node.fake_prefill import ACCEPTED, FakePrefill, accepts, done, prefill
+from tandem.tests.shared.handoff.fake_node import RANKS, Node, until
+
+ID = 77
+
+
+class Attempt:
+    """One attempt under way between a node and a fake prefill node."""
+
+    def __init__(self, node: Node, fake: FakePrefill, peer: Peer, config: HandoffConfig) -> None:
+        self.node, self.fake, self.peer = node, fake, peer
+        self.sequence = Sequence(1, list(range(50)), SamplingParams())
+        self.reserved = node.core.reserve(self.sequence, 49)
+        receiving = ReceivingNode(node.engine, node.identity, node.ranks.inbox, config)
+        self.task = asyncio.create_task(receiving.receive(self.sequence, peer, ID, 0))
+
+    async def fill(self, count: int = 100) -> None:
+        """Every rank has got ``count`` bytes."""
+        expect = await self.node.ranks.wait(Expect)
+        self.node.ranks.emit_all(Received, expect, bytes=count)
+
+    async def receipt(self) -> Receipt:
+        return await asyncio.wait_for(self.task, 10)
+
+    async def error(self) -> TransferError:
+        with pytest.raises(TransferError) as caught:
+            await self.receipt()
+        return caught.value
+
+
+@asynccontextmanager
+async def attempt(
+    script: Any = accepts, lease_seconds: float = 10.0, greets: bool = True, **config: Any
+) -> AsyncIterator[Attempt]:
+    """Afterwards nobody holds anything, and every rank has let go of the blocks."""
+    node = Node("d", 7)
+    node.ranks.greets = greets
+    async with (
+        prefill() as fake,
+        grpc.aio.insecure_channel(fake.address) as channel,
+        node.running(),
+    ):
+        fake.script = script
+        endpoints = (("tcp://127.0.0.1:1", "tcp://127.0.0.1:2"),) * RANKS
+        trust = LeaseTrust(lease_seconds, asyncio.get_running_loop().time)
+        peer = Peer(fake.address, "p", 3, endpoints, PrefillStub(channel), channel, trust)
+        one = Attempt(node, fake, peer, HandoffConfig(**config))
+        yield one
+        one.task.cancel()
+        await asyncio.wait([one.task])
+        assert trust.ids == []
+        assert not node.ranks.inbox._attempts
+        node.scheduler.cancel_received(one.sequence, one.reserved or [])
+
+
+async def test_it_is_committed_when_all_ranks_have_what_the_peer_has_sent() -> None:
+    async def script(request: pb.OpenRequest, context: Any) -> AsyncIterator[pb.OpenEvent]:
+        yield ACCEPTED
+        await one.fill()
+        yield done(RANKS * 100)
+
+    async with attempt(script) as one:
+        receipt = await one.receipt()
+        assert receipt.bytes == RANKS * 100
+        assert receipt.account is not None and receipt.account.exposed_seconds == 0.5
+        [opened] = one.fake.opened
+        assert (opened.first_token, opened.end_token, opened.peer_epoch) == (0, 49, 3)
+        assert one.node.ranks.of(CancelExpect) == []
+
+
+async def test_bytes_may_be_faster_than_the_acceptance() -> None:
+    async def script(request: pb.OpenRequest, context: Any) -> AsyncIterator[pb.OpenEvent]:
+        await one.fill()
+        yield ACCEPTED
+        yield done(RANKS * 100)
+
+    async with attempt(script) as one:
+        assert (await one.receipt()).bytes == RANKS * 100
+
+
+async def test_a_peer_that_has_sent_another_count_is_not_believed() -> None:
+    async def script(request: pb.OpenRequest, context: Any) -> AsyncIterator[pb.OpenEvent]:
+        yield ACCEPTED
+        await one.fill()
+        yield done(1)
+
+    async with attempt(script) as one:
+        assert "sent 1 bytes, 200 arrived" in str(await one.error())
+
+
+async def test_a_peer_that_falls_silent_after_the_last_byte_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transfer, "ACCOUNT_SECONDS", 0.1)
+    async with attempt() as one:
+        await one.fill()
+        assert await one.receipt() == Receipt(RANKS * 100, None)
+
+
+async def test_done_without_the_bytes_fails() -> None:
+    async def script(request: pb.OpenRequest, context: Any) -> AsyncIterator[pb.OpenEvent]:
+        yield ACCEPTED
+        yield done(100)
+
+    async with attempt(script, progress_timeout=0.1) as one:
+        assert "not every byte arrived" in str(await one.error())
+
+
+async def test_a_silent_peer_is_lost() -> None:
+    async def script(request: pb.OpenRequest, context: Any) -> AsyncIterator[pb.OpenEvent]:
+        yield ACCEPTED
+        await asyncio.Event().wait()
+
+    async with attempt(script, progress_timeout=0.1) as one:
+        error = await one.error()
+        assert isinstance(error, PeerLostError)
+        assert "no sign of life: receiving for 0.1 s" in str(error)
+
+
+async def test_signs_of_life_do_not_prolong_a_transfer_for_ever() -> None:
+    async with attempt(transfer_timeout=0.3) as one:
+        error = await one.error()
+        assert not isinstance(error, PeerLostError)
+        assert "receiving for 0.3 s" in str(error)
+
+
+async def test_a_lease_that_is_not_renewed_ends_the_attempt() -> None:
+    async with attempt(lease_seconds=0.2) as one:
+        assert "has not renewed the lease" in str(await one.error())
+
+
+async def test_ranks_that_are_not_greeted_fail_before_the_peer_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transfer, "GREET_SECONDS", 0.1)
+    async with attempt(greets=False) as one:
+        assert "reserved for 0.1 s" in str(await one.error())
+        assert one.fake.opened == []
+
+
+async def test_a_rank_that_fails_ends_the_attempt_and_the_others_let_go() -> None:
+    async with attempt() as one:
+        expect = await one.node.ranks.wait(Expect)
+        failed = ReceiveFailed(
+            transfer_id=expect.transfer_id, attempt=0, reason="bad frame", retriable=True
+        )
+        one.node.ranks.emit(0, failed)
+        assert "bad frame" in str(await one.error())
+        assert [rank for rank, c in one.node.ranks.commands if isinstance(c, CancelExpect)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("code", "lost"),
+    [
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, False),
+        (grpc.StatusCode.INVALID_ARGUMENT, False),
+        (grpc.StatusCode.ABORTED, True),
+        (grpc.StatusCode.UNAVAILABLE, True),
+    ],
+)
+async def test_a_refused_opening_tells_whether_the_process_is_still_the_same(
+    code: grpc.StatusCode, lost: bool
+) -> None:
+    async def script(request: pb.OpenRequest, context: Any) -> AsyncIterator[pb.OpenEvent]:
+        await context.abort(code, "no")
+        yield ACCEPTED
+
+    async with attempt(script) as one:
+        error = await one.error()
+        assert isinstance(error, PeerLostError) is lost
+        assert str(error) == f"{code.name}: no"
+
+
+async def test_a_peer_that_says_failed_or_just_ends_fails_the_attempt() -> None:
+    async def fails(request: pb.OpenRequest, context: Any) -> AsyncIterator[pb.OpenEvent]:
+        yield ACCEPTED
+        yield pb.OpenEvent(failed=pb.OpenFailed(reason="held: lost it"))
+
+    async def ends(request: pb.OpenRequest, context: Any) -> AsyncIterator[pb.OpenEvent]:
+        yield ACCEPTED
+
+    for script, reason in ((fails, "held: lost it"), (ends, "without an outcome")):
+        async with attempt(script) as one:
+            assert reason in str(await one.error())
+
+
+async def test_a_channel_closed_under_it_means_that_the_peer_is_lost() -> None:
+    async with attempt() as one:
+        await until(lambda: bool(one.fake.opened))
+        await one.peer.channel.close(grace=0)
+        assert isinstance(await one.error(), PeerLostError)
+
+
+@pytest.mark.parametrize("state", ["reserved", "opening", "receiving", "verifying"])
+async def test_cancelling_in_any_state_frees_everything(state: str) -> None:
+    async def script(request: pb.OpenRequest, context: Any) -> AsyncIterator[pb.OpenEvent]:
+        if state == "receiving":
+            yield ACCEPTED
+        if state == "verifying":
+            await one.fill()
+        await asyncio.Event().wait()
+
+    async with attempt(script, greets=state != "reserved") as one:
+        await one.node.ranks.wait(Expect)
+        if state != "reserved":
+            await until(lambda: bool(one.fake.opened))
+        one.task.cancel()
+        await asyncio.wait([one.task])
+        assert one.task.cancelled()
+
+
+def test_a_wildcard_endpoint_is_reached_where_the_control_plane_is() -> None:
+    assert reachable("tcp://0.0.0.0:5", "10.1.2.3") == "tcp://10.1.2.3:5"
+    assert reachable("tcp://*:5", "10.1.2.3") == "tcp://10.1.2.3:5"
+    assert reachable("tcp://10.9.9.9:5", "10.1.2.3") == "tcp://10.9.9.9:5"

@@ -1,0 +1,75 @@
+"""Two trainings of one shape look alike in the whole greeting; the canary tells them apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+
+from tandem.proto import tandem_pb2 as pb
+from tandem.proto.tandem_pb2_grpc import DecodeStub
+from tandem.tests import tiny_models
+from tandem.tests.end_to_end.cluster import Part, TestCluster, node_metric, running
+from tandem.tests.end_to_end.test_faults import greedy
+
+COMMITTED = 'tandem_transfers_total{outcome="committed"}'
+
+
+def status(node: Part) -> pb.StatusReply:
+    with grpc.insecure_channel(node.details["address"]) as channel:
+        return DecodeStub(channel).Status(pb.StatusRequest(), timeout=10)
+
+
+def answers(cluster: TestCluster) -> list[list[int]]:
+    return [greedy(cluster, seed) for seed in range(3)]
+
+
+def test_a_prefill_node_with_other_weights_is_never_used_and_says_why(
+    tmp_path: Path, tiny_model: str
+) -> None:
+    tiny_models.build("qwen3", tmp_path / "other", seed=1)
+    with running(tmp_path, tiny_model) as cluster:
+        cluster.start_router()
+        decode = cluster.start_node("decode-node", "--no-enable-prefix-caching")
+        cluster.wait_nodes(decode=1, prefill=0)
+        want = answers(cluster)
+
+        cluster.model = str(tmp_path / "other")
+        other = cluster.start_node("prefill-node")
+        cluster.wait_nodes(decode=1, prefill=1)
+        assert answers(cluster) == want
+        assert node_metric(decode, COMMITTED) == 0
+        assert node_metric(decode, 'tandem_canaries_total{outcome="mismatch"}') == 1
+        [refused] = status(decode).refused
+        assert refused.address == other.details["address"]
+        for said in (refused.reason, decode.log.read_text()):
+            assert "computes other KV than this node" in said
+            assert "of layer" in said and "differs by" in said and "float32 allows" in said
+        cluster.wait_idle(decode, other)
+
+        # A node with the right weights is used beside it.
+        cluster.model = tiny_model
+        right = cluster.start_node("prefill-node")
+        cluster.wait_nodes(decode=1, prefill=2)
+        assert answers(cluster) == want
+        assert node_metric(decode, COMMITTED) == 3
+        assert node_metric(decode, 'tandem_canaries_total{outcome="passed"}') == 1
+        cluster.wait_idle(decode, other, right)
+
+
+def test_a_canary_leaves_nothing_in_a_cache_and_counts_as_no_transfer(
+    tmp_path: Path, tiny_model: str
+) -> None:
+    with running(tmp_path, tiny_model) as cluster:
+        cluster.start_router()
+        prefill = cluster.start_node("prefill-node", "--tensor-parallel-size=2", "--dtype=bfloat16")
+        decode = cluster.start_node("decode-node", "--tensor-parallel-size=2", "--dtype=bfloat16")
+        cluster.wait_nodes(decode=1, prefill=1)
+        # Less than a block: only the canary could fill one.
+        cluster.complete([1, 2, 3], max_tokens=1, temperature=0)
+        cluster.wait_idle(prefill, decode)
+        assert node_metric(decode, 'tandem_canaries_total{outcome="passed"}') == 1
+        assert node_metric(decode, COMMITTED) == 1
+        assert node_metric(prefill, 'tandem_transfers_total{outcome="done"}') == 1
+        for node in (prefill, decode):
+            assert node_metric(node, 'tandem_kv_blocks{state="cached"}') == 0

@@ -1,0 +1,207 @@
+"""The sending side over real gRPC, with ranks that do what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from tandem.prefill_node.service import PrefillService
+from tandem.proto import tandem_pb2 as pb
+from tandem.proto.tandem_pb2_grpc import PrefillStub, add_PrefillServicer_to_server
+from tandem.shared.config import HandoffConfig
+from tandem.shared.handoff.messages import CancelSend, OpenSend, SendFailed, SendFinished
+from tandem.shared.handoff.peer import introduction
+from tandem.tests.shared.handoff.fake_node import RANKS, Node, served, until
+
+ME, EPOCH = "d", 7
+PROMPT = list(range(100))
+
+
+class Served(Node):
+    """A prefill node and a stub for it."""
+
+    service: PrefillService
+    stub: PrefillStub
+
+    def open(self, transfer_id: int = 1, attempt: int = 0, **fields: Any) -> Any:
+        values = {"node_id": ME, "epoch": EPOCH, "peer_epoch": 3, "prompt": PROMPT}
+        values |= {"first_token": 20, "end_token": 99, "window_bytes": 1 << 20}
+        request = pb.OpenRequest(transfer_id=transfer_id, attempt=attempt, **(values | fields))
+        return self.stub.Open(request)
+
+    def confirm(self, count: int = RANKS) -> None:
+        """Every rank of the newest transfer has sent all."""
+        newest = self.ranks.of(OpenSend)[count - 1]
+        self.ranks.emit_all(SendFinished, newest, bytes=500, exposed_seconds=0.25)
+
+
+@asynccontextmanager
+async def prefill_node(**config: Any) -> AsyncIterator[Served]:
+    node = Served("p", 3)
+    node.service = PrefillService(
+        node.engine,
+        node.identity,
+        node.ranks.inbox,
+        node.metrics,
+        pb.StatusReply,
+        HandoffConfig(**config),
+    )
+    async with (
+        served(add_PrefillServicer_to_server, node.service) as address,
+        grpc.aio.insecure_channel(address) as channel,
+        node.running(),
+    ):
+        node.stub = PrefillStub(channel)
+        yield node
+
+
+def ids(*held: int, epoch: int = EPOCH) -> pb.TransferIds:
+    return pb.TransferIds(node_id=ME, epoch=epoch, ids=held)
+
+
+async def rest(call: Any) -> list[pb.OpenEvent]:
+    events = []
+    while (event := await call.read()) is not grpc.aio.EOF:
+        events.append(event)
+    return events
+
+
+async def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    return caught.value.code(), caught.value.details() or ""
+
+
+async def test_an_attempt_is_accepted_followed_and_done_and_frees_its_blocks() -> None:
+    async with prefill_node() as node:
+        call = node.open()
+        assert (await call.read()).HasField("accepted")
+        opening = await node.ranks.wait(OpenSend)
+        assert (opening.first_token, opening.end_token, opening.peer_epoch) == (20, 99, EPOCH)
+        assert (await node.stub.Live(pb.LiveRequest(node_id=ME, epoch=EPOCH))).ids == [1]
+        node.confirm()
+        *before, last = await rest(call)
+        assert {event.WhichOneof("event") for event in before} == {"progress"}
+        done = last.done
+        assert (done.bytes, done.exposed_seconds) == (RANKS * 500, 0.25)
+        assert done.compute_seconds > 0
+        await until(lambda: node.service.live == 0)
+        assert (await node.stub.Live(pb.LiveRequest(node_id=ME, epoch=EPOCH))).ids == []
+        assert node.metric("tandem_transfers_total", outcome="done") == 1
+
+
+async def test_a_private_attempt_is_neither_counted_nor_cached() -> None:
+    async with prefill_node() as node:
+        call = node.open(private=True)
+        await node.ranks.wait(OpenSend)
+        node.confirm()
+        assert (await rest(call))[-1].HasField("done")
+        await until(lambda: node.service.live == 0)
+        assert node.metric("tandem_transfers_total", outcome="done") == 0
+        assert node.scheduler.pool.counts().cached == 0
+
+
+async def test_a_lease_that_nobody_renews_ends_the_attempt() -> None:
+    async with prefill_node(lease_seconds=0.5) as node:
+        node.ranks.computes.clear()
+        call = node.open()
+        assert (await call.read()).HasField("accepted")
+        await node.ranks.wait(OpenSend)
+        # This one is renewed until the other has ended.
+        kept = node.open(2)
+        assert (await kept.read()).HasField("accepted")
+        expire = asyncio.create_task(node.service.expire_leases())
+        while 1 in node.service._sending:
+            assert (await node.stub.Renew(ids(2, 9))).ids == [2]
+        assert len(node.ranks.of(CancelSend)) == RANKS
+        assert node.service.live == 1
+        expire.cancel()
+        node.ranks.computes.set()
+        kept.cancel()
+
+
+async def test_only_the_tenant_itself_ends_its_transfer() -> None:
+    async with prefill_node() as node:
+        call = node.open()
+        await call.read()
+        assert (await node.stub.Release(ids(1, epoch=8))).ids == []
+        assert (await node.stub.Renew(ids(1, epoch=8))).ids == []
+        assert node.service.live == 1
+        assert (await node.stub.Release(ids(1, 5))).ids == [1]
+        assert node.service.live == 0
+        assert (await node.stub.Release(ids(1))).ids == []
+
+
+async def test_a_new_epoch_voids_what_the_old_one_held() -> None:
+    async with prefill_node() as node:
+        await node.open().read()
+        hello = introduction(node.engine, node.identity)
+        hello.node_id, hello.epoch = ME, EPOCH + 1
+        reply = await node.stub.Hello(hello)
+        assert reply.lease_seconds == 10 and len(reply.ranks) == RANKS
+        assert node.service.live == 0
+
+
+async def test_a_newer_attempt_takes_over_and_an_older_one_is_refused() -> None:
+    async with prefill_node() as node:
+        await node.open(attempt=1).read()
+        for attempt in (0, 1):
+            code, reason = await refusal(node.open(attempt=attempt))
+            assert code is grpc.StatusCode.INVALID_ARGUMENT and "not newer than 1" in reason
+        code, _ = await refusal(node.open(attempt=2, epoch=8))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        newer = node.open(attempt=2)
+        assert (await newer.read()).HasField("accepted")
+        assert node.service.live == 1
+        newer.cancel()
+
+
+async def test_what_cannot_be_started_is_refused_with_the_reason() -> None:
+    async with prefill_node() as node:
+        for fields, code, reason in [
+            ({"peer_epoch": 4}, grpc.StatusCode.ABORTED, "is not this process"),
+            ({"end_token": 100}, grpc.StatusCode.INVALID_ARGUMENT, "the last token"),
+            ({"prompt": [9999] * 100}, grpc.StatusCode.INVALID_ARGUMENT, "vocabulary"),
+            ({"prompt": [1] * 600}, grpc.StatusCode.INVALID_ARGUMENT, "context"),
+        ]:
+            got, words = await refusal(node.open(**fields))
+            assert got is code and reason in words, words
+        node.service.draining = True
+        got, words = await refusal(node.open())
+        assert got is grpc.StatusCode.RESOURCE_EXHAUSTED and "draining" in words
+
+
+async def test_a_failed_rank_or_a_failed_step_fails_the_attempt_in_its_state() -> None:
+    async with prefill_node() as node:
+        call = node.open()
+        opening = await node.ranks.wait(OpenSend)
+        await until(lambda: node.service._sending[1].state.value in ("streaming", "held"))
+        node.ranks.emit_all(SendFailed, opening, reason="lost it")
+        *_, failed = await rest(call)
+        assert failed.failed.reason in ("held: lost it", "streaming: lost it")
+        node.ranks.fails = "not finite"
+        *_, failed = await rest(node.open(2, prompt=PROMPT[::-1]))
+        assert "not finite" in failed.failed.reason
+
+
+async def test_a_state_that_lasts_too_long_fails_the_attempt() -> None:
+    async with prefill_node() as node:
+        node.ranks.computes.clear()
+        *_, failed = await rest(node.open(deadline_seconds=0.2))
+        assert failed.failed.reason.startswith("running: running for 0.2 s")
+        node.ranks.computes.set()
+
+
+async def test_a_client_that_goes_away_frees_everything() -> None:
+    async with prefill_node() as node:
+        call = node.open()
+        await node.ranks.wait(OpenSend)
+        call.cancel()
+        await node.ranks.wait(CancelSend)
+        await until(lambda: node.service.live == 0)
+        assert node.metric("tandem_transfers_total", outcome="cancelled") == 1

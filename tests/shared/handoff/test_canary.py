@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import math
+from array import array
+
+import pytest
+
+from tandem.shared.handoff.cache_port import MemoryCache
+from tandem.shared.handoff.canary import canary_prompt, tolerance, worst_difference
+from tandem.shared.handoff.messages import Compare, Compared, ReceiveFailed
+
+from .plane_pair import Rank
+
+LAYERS, HEADS, DIM, BLOCK = 3, 2, 4, 8
+OURS, THEIRS, TOKENS = (5, 0, 3, 7), (1, 6, 2, 4), 30
+
+
+def _cache(head_bytes: int) -> MemoryCache:
+    return MemoryCache(
+        num_layers=LAYERS, num_blocks=8, block_size=BLOCK, num_heads=HEADS, head_bytes=head_bytes
+    )
+
+
+def _fill(cache: MemoryCache, table: tuple[int, ...], value) -> None:
+    """Write ``value(layer, side, head, token, dim)`` as float32 wherever the table points."""
+    for layer in range(LAYERS):
+        for token in range(TOKENS):
+            numbers = [
+                value(layer, side, head, token, dim)
+                for side in range(2)
+                for head in range(HEADS)
+                for dim in range(DIM)
+            ]
+            cache.layers[layer][cache.row(table, token)] = array("f", numbers).tobytes()
+
+
+def _plain(layer: int, side: int, head: int, token: int, dim: int) -> float:
+    return math.sin(1 + layer + 3 * side + 5 * head + 7 * token + 11 * dim)
+
+
+def _worst(theirs):
+    cache = _cache(4 * DIM)
+    _fill(cache, OURS, _plain)
+    _fill(cache, THEIRS, theirs)
+    return worst_difference(cache, "float32", OURS, THEIRS, 0, TOKENS)
+
+
+def test_the_same_kv_in_other_blocks_does_not_differ():
+    worst = _worst(_plain)
+    assert worst.largest == 0
+    assert worst.ratio == 0
+
+
+def test_rounding_is_allowed_and_what_exceeds_it_is_named():
+    def rounded(layer, side, head, token, dim):
+        return _plain(layer, side, head, token, dim) * (1 + 1e-6)
+
+    assert 0 < _worst(rounded).ratio < 1
+
+    def off(layer, side, head, token, dim):
+        wrong = (layer, side, head, token, dim) == (2, 1, 1, 17, 3)
+        return _plain(layer, side, head, token, dim) + 0.25 * wrong
+
+    worst = _worst(off)
+    assert (worst.layer, worst.side) == (2, "V")
+    assert worst.largest == pytest.approx(0.25, rel=1e-5)
+    assert worst.ratio > 1
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        lambda layer, side, head, token, dim: _plain(layer, side, 1 - head, token, dim),
+        lambda layer, side, head, token, dim: _plain(layer, 1 - side, head, token, dim),
+        lambda layer, side, head, token, dim: _plain(layer, side, head, token ^ 1, dim),
+        lambda layer, side, head, token, dim: _plain(layer, side, head, token, dim ^ 1),
+        lambda layer, side, head, token, dim: _plain(2 - layer, side, head, token, dim),
+    ],
+    ids=["heads", "K and V", "tokens", "dims", "layers"],
+)
+def test_two_orders_of_the_same_numbers_are_told_apart(layout):
+    assert _worst(layout).ratio > 100
+
+
+def test_a_value_that_is_no_number_is_too_much():
+    assert _worst(lambda *at: math.nan if at == (1, 0, 0, 0, 0) else _plain(*at)).ratio == math.inf
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_formats_are_read_and_allow_more(dtype):
+    torch = pytest.importorskip("torch")
+    cache = _cache(2 * DIM)
+    row = torch.linspace(-3, 3, 2 * HEADS * DIM)
+    for layer in range(LAYERS):
+        for token in range(TOKENS):
+            for table, values in ((OURS, row), (THEIRS, row * 1.002)):
+                data = values.to(getattr(torch, dtype)).view(torch.uint8).numpy().tobytes()
+                cache.layers[layer][cache.row(table, token)] = data
+    worst = worst_difference(cache, dtype, OURS, THEIRS, 0, TOKENS)
+    assert 0 < worst.ratio < 1
+    assert worst.allowed == pytest.approx(3 * tolerance(dtype, worst.layer), rel=0.01)
+    assert tolerance(dtype, 3) == 2 * tolerance(dtype, 0)
+    assert tolerance("float32", 0) < tolerance("float16", 0) < tolerance("bfloat16", 0)
+
+
+def test_the_prompt_is_the_same_everywhere_and_fits():
+    prompt = canary_prompt(50_000, 4096)
+    assert prompt == canary_prompt(50_000, 512)
+    assert len(set(prompt)) == len(prompt) == 31
+    assert all(0 <= token < 50_000 for token in prompt)
+    assert len(canary_prompt(512, 3)) == 2
+
+
+def test_a_rank_compares_two_block_tables_on_command():
+    with Rank("d", listen_host=None, dtype="float32") as rank:
+        compare = {"transfer_id": 4, "attempt": 0, "first_token": 0, "end_token": 9}
+        rank.plane.submit(Compare(ours=(1, 2), theirs=(1, 2), **compare))
+        same = rank.log.wait(Compared, 4)
+        assert same.largest == 0 < same.allowed
+        rank.plane.submit(Compare(ours=(1, 2), theirs=(999,), **{**compare, "transfer_id": 5}))
+        assert "comparing failed" in rank.log.wait(ReceiveFailed, 5).reason
