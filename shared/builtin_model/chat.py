@@ -232,7 +232,14 @@ MAKERS: tuple[tuple[Callable[[Random], Exchange], int], ...] = (
 )
 
 
+# People greet before they ask, and the answer is the same.
+OPENERS = ("Hello!", "Hi!", "Hello,", "Hi,", "Hey,", "Hello.", "Good morning!", "Please:")
+
+
 def exchange(rng: Random) -> Exchange:
     """One exchange of any kind."""
     makers, weights = zip(*MAKERS, strict=True)
-    return rng.choices(makers, weights)[0](rng)
+    question, answer = rng.choices(makers, weights)[0](rng)
+    if rng.random() < 0.15:
+        question = f"{rng.choice(OPENERS)} {question}"
+    return question, answer
