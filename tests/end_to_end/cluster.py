@@ -25,11 +25,20 @@ BLOCK, CHUNK, CONTEXT = 16, 64, 512
 
 @dataclass
 class Part:
-    """One process and what it announced."""
+    """One process and what it announced on the pipe ``ready``."""
 
     process: subprocess.Popen[bytes]
     log: Path
-    details: dict[str, Any]
+    ready: int
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def wait_ready(self) -> None:
+        readable, _, _ = select.select([self.ready], [], [], START_SECONDS)
+        line = b""
+        while readable and (chunk := os.read(self.ready, 65536)):
+            line += chunk
+        assert line, f"did not start:\n{self.log.read_text()[-3000:]}"
+        self.details = json.loads(line)
 
     def kill(self) -> None:
         self.process.kill()
@@ -61,9 +70,21 @@ class TestCluster:
         self.router = self.start(arguments)
         return self.router
 
-    def start_node(self, kind: str, *flags: str, wait: bool = True) -> Part:
+    def start_node(self, kind: str, *flags: str) -> Part:
+        (part,) = self.start_nodes((kind, *flags))
+        return part
+
+    def start_nodes(self, *nodes: tuple[str, ...]) -> list[Part]:
+        """Each a kind and flags; all at the same time, until every one serves."""
+        parts = [self.launch_node(*node) for node in nodes]
+        for part in parts:
+            part.wait_ready()
+        return parts
+
+    def launch_node(self, kind: str, *flags: str) -> Part:
+        """A node that may still be loading."""
         assert self.router is not None
-        return self.start(
+        return self.launch(
             [
                 kind,
                 self.model,
@@ -77,12 +98,17 @@ class TestCluster:
                 "--prefill-threshold=1",
                 "--drain-timeout=5",
                 *flags,
-            ],
-            wait,
+            ]
         )
 
-    def start(self, arguments: list[str], wait: bool = True) -> Part:
-        """``tandem ARGUMENTS``; with ``wait``, until it serves."""
+    def start(self, arguments: list[str]) -> Part:
+        """``tandem ARGUMENTS``, until it serves."""
+        part = self.launch(arguments)
+        part.wait_ready()
+        return part
+
+    def launch(self, arguments: list[str]) -> Part:
+        """``tandem ARGUMENTS``, which may still be starting."""
         log = self.folder / f"{len(self.parts)}-{arguments[0]}.log"
         read, write = os.pipe()
         with log.open("wb") as file:
@@ -95,13 +121,8 @@ class TestCluster:
                 env=os.environ | {"TANDEM_READY_FD": str(write), "PYTHONSAFEPATH": "1"},
             )
         os.close(write)
-        part = Part(process, log, {})
+        part = Part(process, log, read)
         self.parts.append(part)
-        try:
-            if wait:
-                part.details = _announced(read, log)
-        finally:
-            os.close(read)
         return part
 
     def stop(self) -> None:
@@ -113,6 +134,7 @@ class TestCluster:
                 part.process.wait(15)
             except subprocess.TimeoutExpired:
                 part.kill()
+            os.close(part.ready)
 
     # ---- asking --------------------------------------------------------------------------------
 
@@ -187,15 +209,6 @@ def until(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> No
                 return
         time.sleep(0.02)
     raise AssertionError(f"still waiting after {seconds:g} s for {what}")
-
-
-def _announced(read: int, log: Path) -> dict[str, Any]:
-    ready, _, _ = select.select([read], [], [], START_SECONDS)
-    line = b""
-    while ready and (chunk := os.read(read, 65536)):
-        line += chunk
-    assert line, f"did not start:\n{log.read_text()[-3000:]}"
-    return dict(json.loads(line))
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(cached("qwen3", tmp_path_factory.mktemp("models")))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def aggregated(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Iterator[TestCluster]:
     """A router and a decode node that prefills for itself, and caches no prefix."""
     with running(tmp_path_factory.mktemp("aggregated"), tiny_model) as cluster:
@@ -26,15 +26,14 @@ def aggregated(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Ite
         yield cluster
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def disaggregated(
     tmp_path_factory: pytest.TempPathFactory, tiny_model: str
 ) -> Iterator[TestCluster]:
     """The same and a prefill node; every prompt of more than one token goes through it."""
     with running(tmp_path_factory.mktemp("disaggregated"), tiny_model) as cluster:
         cluster.start_router()
-        cluster.start_node("prefill-node")
-        cluster.start_node("decode-node")
+        cluster.start_nodes(("prefill-node",), ("decode-node",))
         cluster.wait_nodes(decode=1, prefill=1)
         yield cluster
 

@@ -23,8 +23,8 @@ def test_a_pair_of_two_rank_nodes_gives_the_same_tokens(
     want = [c["token_ids"] for c in aggregated.complete(batch, **fields)["choices"]]
     with running(tmp_path, tiny_model) as cluster:
         cluster.start_router()
-        prefill = cluster.start_node("prefill-node", "--tensor-parallel-size=2")
-        decode = cluster.start_node("decode-node", "--tensor-parallel-size=2")
+        ranks = "--tensor-parallel-size=2"
+        prefill, decode = cluster.start_nodes(("prefill-node", ranks), ("decode-node", ranks))
         cluster.wait_nodes(decode=1, prefill=1)
         got = [c["token_ids"] for c in cluster.complete(batch, **fields)["choices"]]
         assert got == want
