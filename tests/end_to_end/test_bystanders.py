@@ -1,0 +1,141 @@
+"""One client's nonsense or sloth is its own: the streams of others go on with the same tokens, and
+no process grows."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+
+from tandem.tests.end_to_end.clients import COMPLETIONS, streamed_tokens
+from tandem.tests.end_to_end.cluster import (
+    CONTEXT,
+    TestCluster,
+    get,
+    metric,
+    node_metric,
+    until,
+)
+
+MIB = 1 << 20
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hi"}]
+SEEDS = (1, 2, 3)
+TOKENS = 300
+
+BAD: dict[str, tuple[str, Any, int]] = {
+    "over-long prompt": (COMPLETIONS, {"prompt": [1] * (CONTEXT + 1)}, 400),
+    "over-long text": (COMPLETIONS, {"prompt": "x" * MIB}, 400),
+    "over-long chat": (CHAT, {"messages": [{"role": "user", "content": "x" * MIB}]}, 400),
+    "empty prompt": (COMPLETIONS, {"prompt": ""}, 400),
+    "empty list": (COMPLETIONS, {"prompt": []}, 400),
+    "no messages": (CHAT, {"messages": []}, 400),
+    "token beyond the vocabulary": (COMPLETIONS, {"prompt": [512]}, 400),
+    "negative token": (COMPLETIONS, {"prompt": [-1]}, 400),
+    "huge token": (COMPLETIONS, {"prompt": [2**70]}, 400),
+    "NaN": (COMPLETIONS, b'{"prompt": "x", "temperature": NaN}', 400),
+    "Infinity": (COMPLETIONS, b'{"prompt": "x", "top_p": Infinity}', 400),
+    "overflowing number": (COMPLETIONS, b'{"prompt": "x", "temperature": 1e999}', 400),
+    "temperature": (CHAT, {"messages": HELLO, "temperature": 2.5}, 400),
+    "top_p": (CHAT, {"messages": HELLO, "top_p": -1}, 400),
+    "seed": (CHAT, {"messages": HELLO, "seed": 2**64}, 400),
+    "a million choices": (CHAT, {"messages": HELLO, "n": 1_000_000}, 400),
+    "max_tokens": (CHAT, {"messages": HELLO, "max_tokens": 10**9}, 400),
+    "truncated JSON": (COMPLETIONS, b'{"prompt": "x', 400),
+    "no JSON": (CHAT, b"hello", 400),
+    "nested JSON": (CHAT, b"[" * 200_000, 400),
+    "empty body": (CHAT, b"", 400),
+    "not an object": (CHAT, b"[1]", 400),
+    "wrong type": (CHAT, {"messages": "hi"}, 400),
+    "wrong type of number": (CHAT, {"messages": HELLO, "max_tokens": "ten"}, 400),
+    "unknown parameter": (CHAT, {"messages": HELLO, "tempreature": 1}, 400),
+    "a hundred thousand prompts": (COMPLETIONS, {"prompt": ["x"] * 100_000}, 400),
+    "body over the limit": (COMPLETIONS, b" " * (33 * MIB), 413),
+}
+
+
+def memory(cluster: TestCluster) -> int:
+    """Bytes of all processes of the cluster."""
+    roots = [psutil.Process(part.process.pid) for part in cluster.parts]
+    everyone = [process for root in roots for process in (root, *root.children(recursive=True))]
+    return sum(process.memory_info().rss for process in everyone)
+
+
+@contextmanager
+def bystanders(cluster: TestCluster) -> Iterator[None]:
+    """Streams that run meanwhile, and must say what they say undisturbed. It is entered when all
+    have begun."""
+    want = [streamed_tokens(cluster, seed, TOKENS) for seed in SEEDS]
+    _, decode = cluster.parts[1:]
+    with ThreadPoolExecutor(len(SEEDS)) as pool:
+        streams = [pool.submit(streamed_tokens, cluster, seed, TOKENS) for seed in SEEDS]
+        running = "tandem_sequences_running"
+        until(lambda: node_metric(decode, running) >= len(SEEDS), "the bystanders to run")
+        yield
+        assert [stream.result() for stream in streams] == want
+    assert all(len(tokens) == TOKENS for tokens in want)
+
+
+def test_bad_requests_are_refused_while_others_stream(disaggregated: TestCluster) -> None:
+    def refuse_all() -> None:
+        for case, (path, body, status) in BAD.items():
+            got, answer = disaggregated.post(path, body)
+            assert got == status, (case, answer)
+            assert set(answer) == {"error"}, case
+            error = answer["error"]
+            assert set(error) == {"message", "type", "param", "code"}, case
+            assert error["type"] == "invalid_request_error" and error["message"], case
+
+    refuse_all()
+    before = memory(disaggregated)
+    with bystanders(disaggregated):
+        refuse_all()
+    assert memory(disaggregated) - before < 48 * MIB
+    disaggregated.wait_idle(*disaggregated.parts[1:])
+
+
+def open_and_stall(cluster: TestCluster) -> socket.socket:
+    """A client that asks for megabytes of events, and reads none of them."""
+    body = {
+        "messages": HELLO,
+        "stream": True,
+        "ignore_eos": True,
+        "n": 8,
+        "logprobs": True,
+        "top_logprobs": 20,
+    }
+    data = json.dumps(body).encode()
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # before connect, to have effect
+    host, _, port = cluster.url.removeprefix("http://").partition(":")
+    sock.connect((host, int(port)))
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    sock.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
+    return sock
+
+
+def test_a_client_that_reads_nothing_holds_up_nobody(disaggregated: TestCluster) -> None:
+    _, decode = disaggregated.parts[1:]
+
+    def in_progress() -> float:
+        name = 'vllm:num_requests_running{model_name="qwen3"}'
+        return metric(get(f"{disaggregated.url}/metrics"), name)
+
+    with bystanders(disaggregated):
+        before = memory(disaggregated)
+        stalled = open_and_stall(disaggregated)
+    try:
+        until(lambda: node_metric(decode, "tandem_sequences_running") == 0, "the node to finish")
+        assert in_progress() == 1, "the events fitted into the sockets' buffers"
+        with bystanders(disaggregated):
+            pass
+        assert memory(disaggregated) - before < 64 * MIB
+    finally:
+        stalled.close()
+    until(lambda: in_progress() == 0, "the router to notice that the client has gone")
+    disaggregated.wait_idle(*disaggregated.parts[1:])

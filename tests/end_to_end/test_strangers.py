@@ -1,0 +1,42 @@
+"""Nodes of another model at a router's door: refused by field and values, while serving goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tandem.tests.end_to_end.clients import greedy
+from tandem.tests.end_to_end.cluster import START_SECONDS, TestCluster
+
+
+@pytest.fixture
+def strangers(tmp_path: Path, tiny_model: str, disaggregated: TestCluster) -> Iterator[TestCluster]:
+    """Nodes that join the same router with a model of other positions."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_parameters"]["rope_theta"] = 5000.0
+    (folder / "config.json").write_text(json.dumps(config))
+    cluster = TestCluster(tmp_path, str(folder), router=disaggregated.router)
+    yield cluster
+    cluster.stop()
+
+
+def test_nodes_of_another_model_are_refused_while_serving_goes_on(
+    strangers: TestCluster, disaggregated: TestCluster
+) -> None:
+    want = greedy(disaggregated, 3)
+    for kind in ("prefill-node", "decode-node"):
+        stranger = strangers.launch_node(kind)
+        assert stranger.process.wait(START_SECONDS) == 1
+        (line,) = [x for x in stranger.log.read_text().splitlines() if x.startswith("tandem: ")]
+        assert "rope_theta is '10000.0' in the cluster and '5000.0' on the node" in line
+        assert greedy(disaggregated, 3) == want
+    assert disaggregated.router is not None
+    log = disaggregated.router.log.read_text()
+    assert log.count("is refused: different models: rope_theta") == 2
+    disaggregated.wait_nodes(decode=1, prefill=1)
