@@ -14,7 +14,7 @@ from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import PrefillStub
 from ..shared.errors import PeerRefusedError, RequestError
 from ..shared.telemetry import logger
-from .nodes import NodeTable
+from .nodes import CHANNEL_OPTIONS, NodeTable
 from .registry import Registry
 
 log = logger("router")
@@ -40,7 +40,7 @@ class StaticNodes:
     async def _follow(self, address: str) -> None:
         """Poll one address. What is wrong with it is logged once, until something changes."""
         told = ""
-        async with grpc.aio.insecure_channel(address) as channel:
+        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
             stub = PrefillStub(channel)
             while True:
                 try:

@@ -17,6 +17,10 @@ log = logging.getLogger("tandem.node")
 
 CALL_SECONDS = 2.0
 RETRY_SECONDS = 0.2
+# Asking again would get the same answer.
+_REFUSALS = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT)
+# A router that comes back after an hour must not wait for a backoff that has grown meanwhile.
+_CHANNEL = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1000))
 
 
 class Registration:
@@ -39,10 +43,11 @@ class Registration:
         self._on_refused = on_refused
         self.draining = False
         self.joined = False
+        self._trouble = ""
 
     async def run(self) -> None:
         """Until cancelled; then the router is told that the node leaves."""
-        async with grpc.aio.insecure_channel(self._router) as channel:
+        async with grpc.aio.insecure_channel(self._router, options=_CHANNEL) as channel:
             stub = RegistryStub(channel)
             try:
                 while True:
@@ -52,18 +57,24 @@ class Registration:
                         self._on_refused(str(error))
                         return
                     except grpc.aio.AioRpcError as error:
-                        if self.joined:
-                            log.warning("router %s: %s", self._router, error.details())
-                        self.joined = False
+                        self._note(error)
                         await asyncio.sleep(RETRY_SECONDS)
             finally:
                 await self._leave(stub)
 
+    def _note(self, error: grpc.aio.AioRpcError) -> None:
+        """The router is away. It is asked often, so the same trouble is logged once."""
+        trouble = error.details() or error.code().name
+        if self.joined or trouble != self._trouble:
+            log.warning("router %s does not answer: %s", self._router, trouble)
+        self.joined, self._trouble = False, trouble
+
     async def _join_and_beat(self, stub: RegistryStub) -> None:
+        """Returns when the router has forgotten this node, as it does when it restarts."""
         try:
             reply = await stub.Join(self._describe(), timeout=CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+            if error.code() in _REFUSALS:
                 raise PeerRefusedError(f"router {self._router}: {error.details()}") from None
             raise
         self.joined = True

@@ -1,0 +1,99 @@
+"""The frame of a node's head process: who may reach it, when it ends, how it drains."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tandem.proto import tandem_pb2 as pb
+from tandem.shared.config import HandoffConfig, NodeConfig
+from tandem.shared.errors import UsageError
+from tandem.shared.node.process import _drain, _until, check_exposure, with_host
+from tandem.shared.node.registration import Registration
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "localhost", "::1"])
+def test_loopback_needs_no_permission(host: str) -> None:
+    check_exposure(HandoffConfig(kv_host=host), True, NodeConfig(host=host))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "node-3"])
+def test_other_machines_are_let_in_only_when_asked_for(host: str) -> None:
+    node, handoff = NodeConfig(host=host), HandoffConfig(kv_host=host)
+    with pytest.raises(UsageError, match=f"--host {host}.*--insecure"):
+        check_exposure(HandoffConfig(), True, node)
+    with pytest.raises(UsageError, match=f"--kv-host {host}.*--insecure"):
+        check_exposure(handoff, True, NodeConfig())
+    check_exposure(handoff, False, NodeConfig())  # a decode node's data plane does not listen
+    check_exposure(HandoffConfig(kv_host=host, insecure=True), True, node)
+
+
+def test_the_data_plane_follows_the_control_plane_unless_told_otherwise() -> None:
+    assert with_host(HandoffConfig(), "0.0.0.0").kv_host == "0.0.0.0"
+    assert with_host(HandoffConfig(), "127.0.0.1").kv_host == "127.0.0.1"
+    assert with_host(HandoffConfig(kv_host="10.0.0.7"), "0.0.0.0").kv_host == "10.0.0.7"
+
+
+class Role:
+    """One piece of work that ends when ``finish`` is set."""
+
+    role = pb.ROLE_DECODE
+    listens = False
+
+    def __init__(self) -> None:
+        self.drained = False
+        self.finish = asyncio.Event()
+
+    def register(self, server: Any, frame: Any) -> None: ...
+
+    def background(self) -> list[Any]:
+        return []
+
+    def drain(self) -> None:
+        self.drained = True
+
+    @property
+    def busy(self) -> bool:
+        return not self.finish.is_set()
+
+    async def close(self) -> None: ...
+
+
+def registration() -> Registration:
+    return Registration("127.0.0.1:1", pb.JoinRequest, list, lambda reason: None)
+
+
+async def test_a_drain_refuses_tells_and_waits_for_the_work() -> None:
+    role, told = Role(), registration()
+    drain = asyncio.create_task(_drain(role, [told], 30.0))
+    await asyncio.sleep(0)
+    assert role.drained and told.draining and not drain.done()
+    role.finish.set()
+    await asyncio.wait_for(drain, 10)
+
+
+async def test_a_drain_that_takes_too_long_ends() -> None:
+    role = Role()
+    await asyncio.wait_for(_drain(role, [], 0.05), 10)
+    assert role.busy
+
+
+async def test_a_node_runs_until_it_is_stopped_even_when_a_loop_has_ended_well() -> None:
+    stop = asyncio.Event()
+    ended = asyncio.create_task(asyncio.sleep(0))
+    runs = asyncio.create_task(_until(stop, [ended]))
+    await ended
+    await asyncio.sleep(0)
+    assert not runs.done()
+    stop.set()
+    await asyncio.wait_for(runs, 10)
+
+
+async def test_a_loop_that_fails_ends_the_node_with_its_error() -> None:
+    async def fails() -> None:
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        await asyncio.wait_for(_until(asyncio.Event(), [asyncio.create_task(fails())]), 10)

@@ -1,0 +1,178 @@
+"""A node's standing with a router: a registry in this process, and no engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from tandem.proto import tandem_pb2 as pb
+from tandem.proto.tandem_pb2_grpc import RegistryServicer, add_RegistryServicer_to_server
+from tandem.shared.node.registration import Registration
+
+SAMPLE = pb.Metric(name="tandem_transfers_total", value=3)
+
+
+class FakeRegistry(RegistryServicer):
+    """Remembers what it is told. ``refuse`` answers joins with a status."""
+
+    def __init__(self) -> None:
+        self.joins: list[pb.JoinRequest] = []
+        self.beats: list[pb.HeartbeatRequest] = []
+        self.left: list[pb.LeaveRequest] = []
+        self.known = True
+        self.refuse: tuple[grpc.StatusCode, str] | None = None
+        self.changed = asyncio.Event()
+
+    async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:
+        self.joins.append(request)
+        self.changed.set()
+        if self.refuse is not None:
+            await context.abort(*self.refuse)
+        self.known = True
+        return pb.JoinReply(router_epoch=1, heartbeat_seconds=0.01)
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:
+        self.beats.append(request)
+        self.changed.set()
+        return pb.HeartbeatReply(known=self.known)
+
+    async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:
+        self.left.append(request)
+        return pb.LeaveReply()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
+
+
+@asynccontextmanager
+async def serving(registry: FakeRegistry, port: int = 0) -> AsyncIterator[int]:
+    server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+    add_RegistryServicer_to_server(registry, server)
+    bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield bound
+    finally:
+        await server.stop(grace=None)
+
+
+class Node:
+    """What a registration asks its node for; ``load`` changes with every question."""
+
+    def __init__(self) -> None:
+        self.refusals: list[str] = []
+        self.asked = 0
+
+    def describe(self) -> pb.JoinRequest:
+        self.asked += 1
+        load = pb.Load(running=self.asked)
+        return pb.JoinRequest(node_id="n", epoch=7, role=pb.ROLE_DECODE, load=load)
+
+    def register(self, port: int) -> Registration:
+        return Registration(
+            f"127.0.0.1:{port}", self.describe, lambda: [SAMPLE], self.refusals.append
+        )
+
+
+@asynccontextmanager
+async def registered(registration: Registration) -> AsyncIterator[None]:
+    task = asyncio.create_task(registration.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_node_joins_beats_with_fresh_load_and_leaves() -> None:
+    registry, node = FakeRegistry(), Node()
+    async with serving(registry) as port:
+        registration = node.register(port)
+        async with registered(registration):
+            await registry.until(lambda: len(registry.beats) >= 3)
+            assert registration.joined
+        assert [join.node_id for join in registry.joins] == ["n"]
+        loads = [beat.load.running for beat in registry.beats]
+        assert loads == sorted(set(loads))
+        beat = registry.beats[0]
+        assert (beat.node_id, beat.epoch, beat.draining) == ("n", 7, False)
+        assert list(beat.metrics) == [SAMPLE]
+        assert [(leave.node_id, leave.epoch) for leave in registry.left] == [("n", 7)]
+
+
+async def test_heartbeats_say_that_the_node_drains() -> None:
+    registry, node = FakeRegistry(), Node()
+    async with serving(registry) as port:
+        registration = node.register(port)
+        async with registered(registration):
+            await registry.until(lambda: bool(registry.beats))
+            registration.draining = True
+            await registry.until(lambda: registry.beats[-1].draining)
+
+
+async def test_a_node_that_the_router_forgot_joins_again() -> None:
+    registry, node = FakeRegistry(), Node()
+    async with serving(registry) as port, registered(node.register(port)):
+        await registry.until(lambda: bool(registry.beats))
+        registry.known = False
+        await registry.until(lambda: len(registry.joins) == 2 and registry.known)
+        count = len(registry.beats)
+        await registry.until(lambda: len(registry.beats) > count)
+
+
+async def test_a_router_that_is_not_there_yet_or_restarts_is_found() -> None:
+    first, second, node = FakeRegistry(), FakeRegistry(), Node()
+    async with serving(first) as port:
+        pass  # a port that nobody listens on now
+    registration = node.register(port)
+    async with registered(registration):
+        async with serving(first, port):
+            await first.until(lambda: bool(first.beats))
+        async with serving(second, port):
+            await second.until(lambda: bool(second.beats))
+            assert registration.joined
+    assert node.refusals == []
+
+
+@pytest.mark.parametrize(
+    ("code", "gives_up"),
+    [
+        (grpc.StatusCode.FAILED_PRECONDITION, True),
+        (grpc.StatusCode.INVALID_ARGUMENT, True),
+        (grpc.StatusCode.UNAVAILABLE, False),
+    ],
+)
+async def test_a_refusal_is_final_and_trouble_is_not(code: grpc.StatusCode, gives_up: bool) -> None:
+    registry, node = FakeRegistry(), Node()
+    registry.refuse = code, "layers is '2' in the cluster"
+    async with serving(registry) as port:
+        registration = node.register(port)
+        if gives_up:
+            await asyncio.wait_for(registration.run(), 10)
+            assert node.refusals == [f"router 127.0.0.1:{port}: layers is '2' in the cluster"]
+            assert len(registry.joins) == 1 and not registration.joined
+            return
+        async with registered(registration):
+            await registry.until(lambda: len(registry.joins) >= 2)
+            registry.refuse = None
+            await registry.until(lambda: bool(registry.beats))
+        assert node.refusals == []
+
+
+async def test_leaving_a_router_that_is_gone_is_no_error() -> None:
+    registry, node = FakeRegistry(), Node()
+    async with serving(registry) as port:
+        task = asyncio.create_task(node.register(port).run())
+        await registry.until(lambda: bool(registry.beats))
+    task.cancel()
+    (ended,) = await asyncio.gather(task, return_exceptions=True)
+    assert isinstance(ended, asyncio.CancelledError)
+    assert registry.left == []
