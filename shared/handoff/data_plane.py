@@ -43,6 +43,7 @@ from .stats import DataPlaneStats
 from .zmq_carrier import Timing, ZmqDialer, ZmqListener
 
 TICK_SECONDS = 0.1
+REPORT_SECONDS = 0.5
 SLOT_POLL_SECONDS = 0.001
 FRAMES_A_ROUND = 8
 
@@ -241,7 +242,8 @@ class _Loop:
         end = PlaneEnd(cache=cache, me=self._me, emit=self._emit, stats=stats, clock=self._clock)
         self._sender = Sender(end, self._listener, ring)
         self._receiver = Receiver(end, self._dialer, max_payload=config.slot_bytes)
-        self._next_tick = 0.0
+        self._next_tick = self._next_report = 0.0
+        self._reported = DataPlaneStats()
         self._busy = False
 
     def start(self) -> Endpoints:
@@ -264,6 +266,14 @@ class _Loop:
             self._receiver.tick(now)
         self._sender.fill(self._stats)
         self._receiver.fill(self._stats)
+        self._report_stats(now)
+
+    def _report_stats(self, now: float) -> None:
+        """The head reads counters that are a little old rather than asking for them."""
+        if now >= self._next_report and self._stats != self._reported:
+            self._next_report = now + REPORT_SECONDS
+            self._reported = replace(self._stats)
+            self._emit(self._reported)
 
     def _wait(self) -> None:
         seconds = TICK_SECONDS
@@ -317,7 +327,7 @@ class _Loop:
             if (header.sender_epoch, header.receiver_epoch) == (peer.epoch, self._me.epoch):
                 handle(peer, header, payload)
             else:
-                self._stats.frames_refused += 1
+                self._stats.frames_stale += 1
 
     def _take_bulk(self, now: float) -> int:
         for count in range(FRAMES_A_ROUND):

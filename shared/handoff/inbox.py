@@ -21,6 +21,7 @@ from .messages import (
     from_wire,
     to_wire,
 )
+from .stats import DataPlaneStats
 
 log = logging.getLogger("tandem.handoff")
 
@@ -58,6 +59,7 @@ class Inbox:
         self._send = send
         self._on_plane_failed = on_plane_failed
         self._attempts: dict[tuple[int, int], Attempt] = {}
+        self.stats: dict[int, DataPlaneStats] = {}  # what each rank last reported
 
     def open(self, transfer_id: int, attempt: int, ranks: int) -> Attempt:
         """Begin to collect events. Raises ``KeyError`` when the attempt is already open."""
@@ -74,6 +76,9 @@ class Inbox:
     def on_event(self, rank: int, data: bytes) -> None:
         """Called by the executor for each event of a rank."""
         event = from_wire(data)
+        if isinstance(event, DataPlaneStats):
+            self.stats[rank] = event
+            return
         if isinstance(event, PlaneFailed):
             self._on_plane_failed(f"the data plane of rank {rank} failed: {event.reason}")
             return

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_type_hints
 import msgpack
 
 from .frame import FrameError
+from .stats import DataPlaneStats
 
 MAX_MESSAGE_BYTES = 16 << 20
 DEFAULT_WINDOW_BYTES = 16 << 20
@@ -188,6 +189,7 @@ Event = (
     | Cancelled
     | PeerLost
     | PlaneFailed
+    | DataPlaneStats
 )
 Message = Command | Event
 
@@ -208,6 +210,7 @@ _TYPES: tuple[type[Any], ...] = (
     PlaneFailed,
     Compare,
     Compared,
+    DataPlaneStats,
 )
 _TAGS = {kind: tag for tag, kind in enumerate(_TYPES)}
 

@@ -147,7 +147,7 @@ class Receiver:
             return
         transfer = self._transfers.get(header.transfer_id)
         if not self._is_meant(transfer, peer, header):
-            self._stats.frames_refused += 1
+            self._stats.frames_stale += 1
             self._answer_stale(peer, header)
             return
         assert transfer is not None

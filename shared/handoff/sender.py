@@ -327,5 +327,7 @@ class Sender:
     def fill(self, stats: DataPlaneStats) -> None:
         stats.active_sends = len(self._transfers)
         stats.credit_in_flight = sum(t.in_flight for t in self._transfers.values())
+        granted = sum(t.command.window_bytes for t in self._transfers.values())
+        stats.credit_free = granted - stats.credit_in_flight
         stats.free_slots = self._ring.free
         stats.total_slots = self._ring.total

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class DataPlaneStats:
-    """Written by the data-plane thread alone; others read a copy. Bytes are payload bytes."""
+    """Written by the data-plane thread alone; others read a copy. Bytes are payload bytes.
+
+    ``frames_stale`` were in order, but of an attempt that is over or of a process that is gone;
+    ``frames_refused`` were wrong in themselves.
+    """
 
     bytes_sent: int = 0
     frames_sent: int = 0
@@ -15,6 +19,7 @@ class DataPlaneStats:
     bytes_written_off: int = 0
     bytes_received: int = 0
     frames_received: int = 0
+    frames_stale: int = 0
     frames_refused: int = 0
     checksum_failures: int = 0
     aborts_sent: int = 0
@@ -29,3 +34,8 @@ class DataPlaneStats:
     free_slots: int = 0
     total_slots: int = 0
     credit_in_flight: int = 0
+    credit_free: int = 0
+
+    @property
+    def held_slots(self) -> int:
+        return self.total_slots - self.free_slots

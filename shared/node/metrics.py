@@ -5,20 +5,25 @@ One registry a node, never the library's global one: two nodes may live in one t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ...proto import tandem_pb2 as pb
 from ..engine.core import EngineCore
+from ..handoff.stats import DataPlaneStats
+from .plane_metrics import PlaneCollector
 
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
 class NodeMetrics:
-    """What operators watch on a node. ``transfers`` is labelled by outcome."""
+    """What operators watch on a node. ``planes`` is what its ranks last reported."""
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(self, core: EngineCore, planes: Mapping[int, DataPlaneStats]) -> None:
         self._core = core
         self.registry = CollectorRegistry()
+        self.registry.register(PlaneCollector(planes))
         self.transfers = Counter(
             "tandem_transfers",
             "Attempts at a transfer, by outcome.",

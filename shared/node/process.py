@@ -95,7 +95,7 @@ async def run_node(
 
     _catch_signals(stop)
     async with _engine(engine_config, handoff, identity, role, on_lost) as (engine, inbox):
-        metrics = NodeMetrics(engine.core)
+        metrics = NodeMetrics(engine.core, inbox.stats)
         server = grpc.aio.server(options=_SERVER_OPTIONS)
         address = _bind(server, node.host, node.port)
         described = _Description(role, engine, identity, metrics, address, node)

@@ -9,7 +9,7 @@ import grpc
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.tandem_pb2_grpc import DecodeStub
 from tandem.tests import tiny_models
-from tandem.tests.end_to_end.cluster import Part, TestCluster, node_metric, running
+from tandem.tests.end_to_end.cluster import Part, TestCluster, node_metric, running, until
 from tandem.tests.end_to_end.test_faults import greedy
 
 COMMITTED = 'tandem_transfers_total{outcome="committed"}'
@@ -71,5 +71,8 @@ def test_a_canary_leaves_nothing_in_a_cache_and_counts_as_no_transfer(
         assert node_metric(decode, 'tandem_canaries_total{outcome="passed"}') == 1
         assert node_metric(decode, COMMITTED) == 1
         assert node_metric(prefill, 'tandem_transfers_total{outcome="done"}') == 1
-        for node in (prefill, decode):
+        for node, direction in ((prefill, "sent"), (decode, "received")):
             assert node_metric(node, 'tandem_kv_blocks{state="cached"}') == 0
+            moved = f'tandem_data_plane_bytes_total{{direction="{direction}",rank="1"}}'
+            # 30 tokens of the canary and 2 of the prompt: 3 layers, K and V, 1 head of 16, 2 bytes.
+            until(lambda: node_metric(node, moved) == 32 * 3 * 2 * 16 * 2, moved)  # noqa: B023

@@ -104,7 +104,7 @@ class Node:
             max_waiting=8,
         )
         self.core = EngineCore(self.scheduler, self.ranks)
-        self.metrics = NodeMetrics(self.core)
+        self.metrics = NodeMetrics(self.core, self.ranks.inbox.stats)
         self.identity = NodeIdentity(name, epoch)
         self.engine: Any = SimpleNamespace(
             core=self.core,

@@ -80,4 +80,5 @@ def test_the_tags_are_frozen():
         "PlaneFailed",
         "Compare",
         "Compared",
+        "DataPlaneStats",
     ]

@@ -215,7 +215,7 @@ def test_acks_of_another_epoch_grant_nothing():
         prefill.compute(1, 0, 1, chunk=1)
         receiver.take()
         receiver.send(Kind.ACK, 1, frame.ack_payload(LAYERS * CELL), receiver_epoch=3)
-        until(lambda: prefill.plane.stats().frames_refused == 1)
+        until(lambda: prefill.plane.stats().frames_stale == 1)
         assert prefill.plane.stats().bytes_acknowledged == 0
         prefill.plane.submit(CancelSend(transfer_id=1, attempt=1))
         prefill.log.wait(Cancelled, 1)
