@@ -19,7 +19,7 @@ from typing import Any
 from ..errors import ModelError, StartupError
 from .channel import PREFIX_BYTES, body_length, pack, unpack
 from .core import ExecutorLostError
-from .plan import StepPlan, StepResult, result_from_wire, to_wire
+from .plan import StepPlan, StepResult, plan_to_wire, result_from_wire
 
 START_SECONDS = 600.0
 STOP_SECONDS = 5.0
@@ -69,7 +69,7 @@ class RankPool:
 
     async def step(self, plan: StepPlan, streams: dict[int, tuple[int, int]]) -> StepResult:
         """See ``Executor.step``."""
-        payload = [to_wire(plan), [[key, *transfer] for key, transfer in streams.items()]]
+        payload = [plan_to_wire(plan), [[key, *transfer] for key, transfer in streams.items()]]
         message = pack("step", payload)
         for rank in self._ranks:
             rank.writer.write(message)
