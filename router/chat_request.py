@@ -60,13 +60,9 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
     """Check everything, render the template, count the tokens."""
     fields = Fields(body)
     fields.refuse_others(KNOWN, UNSUPPORTED)
-    model.check_name(fields.string("model", "", 1024))
-    stream, include_usage = read.read_stream(fields)
-    sampling = read.read_sampling(fields, model, options)
+    shared = read.read_shared(fields, model, options)
     text = read.read_text_options(fields)
     logprobs = _logprobs(fields)
-    prompt_logprobs = read.read_prompt_logprobs(fields, stream)
-    priority, cache_salt = read.read_routing(fields)
     wanted = _max_tokens(fields)
     tokens = _encode(fields, model)
     granted = read.check_context(
@@ -75,18 +71,11 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
     read.check_min_tokens(text.min_tokens, granted)
     return Generation(
         request_id=f"chatcmpl-{uuid.uuid4().hex}",
-        model=model,
         prompts=[Prompt(tokens)],
         max_tokens=granted,
-        sampling=sampling,
         text=text,
-        stream=stream,
-        include_usage=include_usage,
         logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        return_token_ids=fields.boolean("return_token_ids"),
-        priority=priority,
-        cache_salt=cache_salt,
+        **shared,
     )
 
 

@@ -23,18 +23,17 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> G
     """Check everything, encode the prompts, count the tokens."""
     fields = Fields(body)
     fields.refuse_others(KNOWN, UNSUPPORTED)
-    model.check_name(fields.string("model", "", 1024))
-    stream, include_usage = read.read_stream(fields)
-    sampling = read.read_sampling(fields, model, options)
-    _check_best_of(fields, sampling.n)
+    shared = read.read_shared(fields, model, options)
+    n = shared["sampling"].n
+    _check_best_of(fields, n)
     echo = fields.boolean("echo")
     wanted = fields.optional_integer("max_tokens", 0 if echo else 1, 2**31 - 1)
     text = read.read_text_options(fields, echo=echo, discard_output=wanted == 0)
     logprobs = _logprobs(fields)
-    prompt_logprobs = read.read_prompt_logprobs(fields, stream)
-    priority, cache_salt = read.read_routing(fields)
+    if echo and shared["prompt_logprobs"] is None:
+        shared["prompt_logprobs"] = logprobs
     prompts = _prompts(fields, model, options)
-    _check_choices(len(prompts), sampling.n, options)
+    _check_choices(len(prompts), n, options)
     granted = read.check_context(
         [len(prompt.tokens) for prompt in prompts],
         # A node always draws one token; with max_tokens 0 it is thrown away.
@@ -46,18 +45,11 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> G
     read.check_min_tokens(text.min_tokens, granted)
     return Generation(
         request_id=f"cmpl-{uuid.uuid4().hex}",
-        model=model,
         prompts=prompts,
         max_tokens=granted,
-        sampling=sampling,
         text=text,
-        stream=stream,
-        include_usage=include_usage,
         logprobs=logprobs,
-        prompt_logprobs=logprobs if echo and prompt_logprobs is None else prompt_logprobs,
-        return_token_ids=fields.boolean("return_token_ids"),
-        priority=priority,
-        cache_salt=cache_salt,
+        **shared,
     )
 
 

@@ -149,9 +149,13 @@ class NodeTable:
             log.info("node %s is leaving", node_id)
             node.draining = node.left = True
 
-    def expire(self) -> None:
-        """Lose the nodes whose heartbeats have stopped."""
-        horizon = self._clock() - self._timeout
+    def expire(self, held_up: float = 0.0) -> None:
+        """Lose the nodes whose heartbeats have stopped.
+
+        ``held_up`` is how many seconds the router itself just stood still: what came meanwhile is
+        still unread, and no sign of a node's silence.
+        """
+        horizon = self._clock() - self._timeout - held_up
         for node in tuple(self._nodes.values()):
             # One that has left owes no heartbeats while it finishes; gRPC's own pings watch it.
             if node.last_seen < horizon and not (node.left and node.inflight):

@@ -88,10 +88,12 @@ class Registry(RegistryServicer):
 
     async def watch(self) -> None:
         """Loses silent nodes, for as long as the router runs."""
+        pause = min(0.25, self._options.node_timeout / 4)
         while True:
-            await asyncio.sleep(min(0.25, self._options.node_timeout / 4))
+            begun = time.monotonic()
+            await asyncio.sleep(pause)
             before = len(self._nodes)
-            self._nodes.expire()
+            self._nodes.expire(held_up=time.monotonic() - begun - pause)
             await self._nodes.close_lost()
             if len(self._nodes) != before:
                 self._update_model()

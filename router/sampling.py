@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypedDict
 
 from ..proto import tandem_pb2 as pb
 from .errors import invalid
@@ -72,7 +73,36 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
 }
 
 
-def read_sampling(fields: Fields, model: ServedModel, options: RouterOptions) -> pb.Sampling:
+class Shared(TypedDict):
+    """The fields of a ``Generation`` that both surfaces read in the same way."""
+
+    model: ServedModel
+    sampling: pb.Sampling
+    stream: bool
+    include_usage: bool
+    prompt_logprobs: int | None
+    return_token_ids: bool
+    priority: int
+    cache_salt: str
+
+
+def read_shared(fields: Fields, model: ServedModel, options: RouterOptions) -> Shared:
+    """All that can be checked before a text is encoded."""
+    model.check_name(fields.string("model", "", 1024))
+    stream, include_usage = _stream(fields)
+    return Shared(
+        model=model,
+        sampling=_sampling(fields, model, options),
+        stream=stream,
+        include_usage=include_usage,
+        prompt_logprobs=_prompt_logprobs(fields, stream),
+        return_token_ids=fields.boolean("return_token_ids"),
+        priority=fields.integer("priority", 0, -INT32, INT32 - 1),
+        cache_salt=fields.string("cache_salt", "", 256),
+    )
+
+
+def _sampling(fields: Fields, model: ServedModel, options: RouterOptions) -> pb.Sampling:
     """Everything the node needs to draw tokens, but ``max_tokens`` and logprobs."""
     defaults = model.defaults
     sampling = pb.Sampling(
@@ -111,7 +141,7 @@ def read_text_options(
     )
 
 
-def read_stream(fields: Fields) -> tuple[bool, bool]:
+def _stream(fields: Fields) -> tuple[bool, bool]:
     """(stream, include_usage)."""
     stream = fields.boolean("stream")
     if "stream_options" not in fields:
@@ -130,17 +160,11 @@ def read_stream(fields: Fields) -> tuple[bool, bool]:
     return stream, options.boolean("include_usage")
 
 
-def read_prompt_logprobs(fields: Fields, stream: bool) -> int | None:
+def _prompt_logprobs(fields: Fields, stream: bool) -> int | None:
     value = fields.optional_integer("prompt_logprobs", 0, MAX_LOGPROBS)
     if value is not None and stream:
         raise invalid("'prompt_logprobs' is not available with 'stream'.", "prompt_logprobs")
     return value
-
-
-def read_routing(fields: Fields) -> tuple[int, str]:
-    """(priority, cache_salt)."""
-    priority = fields.integer("priority", 0, -INT32, INT32 - 1)
-    return priority, fields.string("cache_salt", "", 256)
 
 
 def check_context(

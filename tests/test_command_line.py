@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.config import EngineConfig, NodeConfig
 from tandem.shared.errors import UsageError
 from tandem.shared.options import command_options, fill
-from tandem.tests.end_to_end.cluster import running
+from tandem.tests.end_to_end.cluster import running, until
 
 SURFACE = Path(__file__).with_name("command_line.txt")
 
@@ -251,6 +252,17 @@ def test_the_parts_do_not_read_the_launchers_environment_again(monkeypatch) -> N
     inherited = _plain_environment()
     assert [n for n in inherited if n.startswith("TANDEM_")] == ["TANDEM_TEST_MARK"]
     assert inherited["PATH"] == os.environ["PATH"]
+
+
+def test_a_node_that_is_told_to_end_while_it_loads(tmp_path: Path) -> None:
+    with running(tmp_path, "builtin") as cluster:
+        node = cluster.launch(["decode-node"])
+        head = psutil.Process(node.process.pid)
+        until(lambda: bool(head.children()), "the rank to be started")
+        (rank,) = head.children()
+        node.process.send_signal(signal.SIGTERM)
+        assert node.process.wait(30) == 0, node.log.read_text()
+        assert not rank.is_running()
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:

@@ -17,12 +17,17 @@ _SECONDS = 5.0
 
 
 class ProbeServer:
-    """Serves the probes of one node. ``ready`` and ``metrics`` are asked at each request."""
+    """Serves the probes of one node, which is alive before it has anything to show."""
 
-    def __init__(self, ready: Callable[[], bool], metrics: Callable[[], bytes]) -> None:
+    def __init__(self) -> None:
+        self._ready: Callable[[], bool] = lambda: False
+        self._metrics: Callable[[], bytes] = lambda: b""
+        self._server: asyncio.Server | None = None
+
+    def show(self, ready: Callable[[], bool], metrics: Callable[[], bytes]) -> None:
+        """From now on ask these, at each request."""
         self._ready = ready
         self._metrics = metrics
-        self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port. Raises ``StartupError`` when it is taken."""

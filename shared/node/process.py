@@ -86,46 +86,65 @@ async def run_node(
     check_exposure(handoff, role.listens, node)
     routers = node.routers  # a wrong --join is refused before anything starts
     identity = NodeIdentity(node.node_id or _default_id(role), new_epoch())
-    stop = asyncio.Event()
-    lost: list[str] = []
+    life = _Life()
+    _catch_signals(life.stop)
+    # A taken port is known before the model is loaded, and the probes answer meanwhile.
+    server = grpc.aio.server(options=_SERVER_OPTIONS)
+    address = _bind(server, node.host, node.port)
+    probe = ProbeServer()
+    health = await probe.start(node.host, node.health_port)
+    try:
+        async with _engine(engine_config, handoff, identity, role, life) as (engine, inbox):
+            metrics = NodeMetrics(engine.core, inbox.stats)
+            described = _Description(role, engine, identity, metrics, address, node)
+            role.register(
+                server, NodeFrame(engine, identity, inbox, metrics, handoff, described.status)
+            )
+            await server.start()
+            registrations = [
+                Registration(router, described.join, metrics.samples, life.end)
+                for router in routers
+            ]
+            loops = [engine.core.run(), *role.background(), *(r.run() for r in registrations)]
+            tasks = [asyncio.create_task(loop) for loop in loops]
+            described.ready = True
+            probe.show(lambda: described.ready, metrics.text)
+            log.info("%s is ready on %s, probes on port %d", identity.node_id, address, health)
+            on_ready(address)
+            try:
+                await _until(life.stop, tasks)
+                described.ready, described.draining = False, True
+                await _drain(role, registrations, 0.0 if life.lost else node.drain_timeout)
+            finally:
+                await server.stop(grace=0.5)
+                await role.close()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+    except _StoppedError:
+        log.info("stopped while the model was loading")
+    finally:
+        await server.stop(grace=None)
+        await probe.stop()
+    if life.lost:
+        raise StartupError(life.lost)
 
-    def on_lost(reason: str) -> None:
-        lost.append(reason)
-        stop.set()
 
-    _catch_signals(stop)
-    async with _engine(engine_config, handoff, identity, role, on_lost) as (engine, inbox):
-        metrics = NodeMetrics(engine.core, inbox.stats)
-        server = grpc.aio.server(options=_SERVER_OPTIONS)
-        address = _bind(server, node.host, node.port)
-        described = _Description(role, engine, identity, metrics, address, node)
-        role.register(
-            server, NodeFrame(engine, identity, inbox, metrics, handoff, described.status)
-        )
-        probe = ProbeServer(lambda: described.ready, metrics.text)
-        health = await probe.start(node.host, node.health_port)
-        await server.start()
-        registrations = [
-            Registration(router, described.join, metrics.samples, on_lost) for router in routers
-        ]
-        loops = [engine.core.run(), *role.background(), *(r.run() for r in registrations)]
-        tasks = [asyncio.create_task(loop) for loop in loops]
-        described.ready = True
-        log.info("%s is ready on %s, probes on port %d", identity.node_id, address, health)
-        on_ready(address)
-        try:
-            await _until(stop, tasks)
-            described.ready, described.draining = False, True
-            await _drain(role, registrations, 0.0 if lost else node.drain_timeout)
-        finally:
-            await server.stop(grace=0.5)
-            await role.close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await probe.stop()
-    if lost:
-        raise StartupError(lost[0])
+class _Life:
+    """When the node is to end, and why if not because it was told to."""
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()
+        self.lost = ""
+
+    def end(self, reason: str) -> None:
+        """The ranks are lost, or a router refuses this node; the first reason counts."""
+        self.lost = self.lost or reason
+        self.stop.set()
+
+
+class _StoppedError(Exception):
+    """A signal came before the node could serve."""
 
 
 class _Description:
@@ -184,23 +203,41 @@ async def _engine(
     handoff: HandoffConfig,
     identity: NodeIdentity,
     role: NodeRole,
-    on_lost: Callable[[str], None],
+    life: _Life,
 ) -> AsyncIterator[tuple[NodeEngine, Inbox]]:
-    """The engine and its inbox, which need each other."""
+    """The engine and its inbox, which need each other. Raises ``_StoppedError``."""
     inboxes: list[Inbox] = []
-    engine = await start_engine(
-        config,
-        identity,
-        handoff=handoff,
-        listen=role.listens,
-        on_event=lambda rank, data: inboxes[0].on_event(rank, data),
-        on_lost=on_lost,
+    engine = await _unless(
+        life.stop,
+        start_engine(
+            config,
+            identity,
+            handoff=handoff,
+            listen=role.listens,
+            on_event=lambda rank, data: inboxes[0].on_event(rank, data),
+            on_lost=life.end,
+        ),
     )
     try:
-        inboxes.append(Inbox(engine.ranks.send_data, on_lost))
+        inboxes.append(Inbox(engine.ranks.send_data, life.end))
         yield engine, inboxes[0]
     finally:
         await engine.ranks.stop()
+
+
+async def _unless(stop: asyncio.Event, start: Coroutine[Any, Any, NodeEngine]) -> NodeEngine:
+    """What ``start`` gives; when ``stop`` is set before, it is cancelled and has cleaned up."""
+    starting = asyncio.create_task(start)
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            raise _StoppedError
+        return starting.result()
+    finally:
+        for task in (starting, stopped):
+            task.cancel()
+        await asyncio.gather(starting, stopped, return_exceptions=True)
 
 
 async def _until(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:

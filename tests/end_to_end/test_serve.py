@@ -88,12 +88,50 @@ def test_the_openai_client_gets_the_same_text_streamed_and_not(served: Served) -
             stream_options={"include_usage": True},
         ) as stream:
             chunks = list(stream)
-    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    *spoken, last = chunks
+    text = "".join(c.choices[0].delta.content or "" for c in spoken)
     assert text == whole.choices[0].message.content and text
-    assert chunks[-1].usage == whole.usage or chunks[-1].usage is not None
-    assert chunks[0].choices[0].delta.role == "assistant"
-    reasons = [c.choices[0].finish_reason for c in chunks if c.choices]
-    assert reasons.count(None) == len(reasons) - 1
+    assert spoken[0].choices[0].delta.role == "assistant"
+    assert [c.choices[0].delta.role for c in spoken[1:]] == [None] * (len(spoken) - 1)
+    reasons = [c.choices[0].finish_reason for c in spoken]
+    assert reasons == [None] * (len(reasons) - 1) + [whole.choices[0].finish_reason]
+    assert last.choices == [] and [c.usage for c in spoken] == [None] * len(spoken)
+    assert last.usage is not None and whole.usage is not None
+    assert last.usage.total_tokens == whole.usage.total_tokens
+
+
+def test_each_choice_of_a_stream_has_one_role_and_one_end(served: Served) -> None:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+        with client.chat.completions.create(
+            model="tandem-builtin",
+            messages=[{"role": "user", "content": "Hello!"}],
+            n=3,
+            seed=1,
+            max_tokens=8,
+            stream=True,
+        ) as stream:
+            chat = [chunk.choices[0] for chunk in stream]
+        with client.completions.create(
+            model="tandem-builtin", prompt=["a", "b"], n=2, max_tokens=4, stream=True
+        ) as completion:
+            text = [chunk.choices[0] for chunk in completion]
+    for index in range(3):
+        chunks = [choice for choice in chat if choice.index == index]
+        assert [c.delta.role for c in chunks] == ["assistant"] + [None] * (len(chunks) - 1)
+        assert [bool(c.finish_reason) for c in chunks] == [False] * (len(chunks) - 1) + [True]
+    ends = sorted(choice.index for choice in text if choice.finish_reason)
+    assert ends == [0, 1, 2, 3]
+
+
+def test_a_wrong_parameter_is_named_by_the_clients_own_error(served: Served) -> None:
+    with (
+        openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client,
+        pytest.raises(openai.BadRequestError) as caught,
+    ):
+        client.completions.create(model="tandem-builtin", prompt="x", temperature=7, stream=True)
+    assert caught.value.param == "temperature"
+    assert caught.value.type == "invalid_request_error"
+    assert caught.value.code == "integer_above_max_value"
 
 
 async def test_the_async_client_works_too(served: Served) -> None:

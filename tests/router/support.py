@@ -259,7 +259,7 @@ def events(text: str) -> list[Any]:
     return found
 
 
-async def until(condition: Callable[[], bool], timeout: float = 2.0) -> None:
+async def until(condition: Callable[[], bool], timeout: float = 20.0) -> None:
     """Wait for something that another task does."""
     async with asyncio.timeout(timeout):
         while not condition():  # noqa: ASYNC110 (the condition is anything)

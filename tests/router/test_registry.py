@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
+from tandem.router.nodes import NodeTable
 from tandem.router.options import RouterOptions
 from tandem.router.registry import _reachable
 from tandem.router.server import Router, run_router
@@ -124,6 +125,17 @@ async def test_a_node_that_leaves_gets_no_more_work_but_finishes(tmp_path: Path)
         assert (await leaving_work).status_code == 200
 
 
+def test_a_router_that_stood_still_does_not_take_its_nodes_for_dead() -> None:
+    now = 100.0
+    table = NodeTable(3.0, lambda: now)
+    table.join(pb.JoinRequest(node_id="a", epoch=1, role=pb.ROLE_DECODE), "127.0.0.1:9")
+    now += 10
+    table.expire(held_up=9)
+    assert len(table) == 1
+    table.expire()
+    assert len(table) == 0
+
+
 async def test_prefill_candidates_travel_with_the_request(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         node = FakeNode("prefill-0", [])
@@ -157,7 +169,7 @@ async def test_metrics_under_vllms_names_and_the_nodes_with_theirs(tmp_path: Pat
         ]
         await c.chat(max_tokens=2)
         await c.chat(temperature=9)
-        await asyncio.sleep(0.15)
+        await until(lambda: all(node.metrics for node in c.router.nodes))
         text = (await c.client.get("/metrics")).text
         for line in (
             'vllm:num_requests_running{model_name="tiny"} 0.0',

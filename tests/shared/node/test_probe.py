@@ -18,8 +18,12 @@ class Node:
 @pytest.fixture
 async def node_and_port() -> AsyncIterator[tuple[Node, int]]:
     node = Node()
-    server = ProbeServer(lambda: node.ready, lambda: b"tandem_transfers_live 0.0\n")
+    server = ProbeServer()
     port = await server.start("127.0.0.1", 0)
+    assert (await ask(port, get("/health"))).startswith(b"HTTP/1.1 200 ")
+    assert (await ask(port, get("/ready"))).startswith(b"HTTP/1.1 503 ")
+    assert (await ask(port, get("/metrics"))).endswith(b"\r\n\r\n")
+    server.show(lambda: node.ready, lambda: b"tandem_transfers_live 0.0\n")
     yield node, port
     await server.stop()
 
@@ -77,4 +81,4 @@ async def test_a_client_that_says_nothing_is_cut_off(
 async def test_a_taken_port_is_a_startup_error(node_and_port: tuple[Node, int]) -> None:
     _, port = node_and_port
     with pytest.raises(StartupError, match=f"{port}.*--health-port"):
-        await ProbeServer(lambda: True, lambda: b"").start("127.0.0.1", port)
+        await ProbeServer().start("127.0.0.1", port)
