@@ -1,15 +1,24 @@
-"""A prefill node that was greeted."""
+"""A prefill node that was greeted, and what calling it can come to."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import grpc
 
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import PrefillStub
+from ..shared.errors import TransferError
 from ..shared.handoff.lease import LeaseTrust
+from .link import Link
+
+
+class PeerLostError(TransferError):
+    """The process behind the address is gone, or is another one: greet again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,6 +32,28 @@ class Peer:
     stub: PrefillStub
     channel: grpc.aio.Channel
     trust: LeaseTrust
+    link: Link = field(default_factory=Link)
+
+
+@contextlib.contextmanager
+def calling() -> Iterator[None]:
+    """Whatever a call to a peer raises is a ``TransferError``, and a ``PeerLostError`` unless the
+    peer has answered that it will not."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        reason = f"{error.code().name}: {error.details()}"
+        if error.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT):
+            raise TransferError(reason) from None
+        raise PeerLostError(reason) from None
+    except grpc.aio.UsageError:
+        raise PeerLostError("the connection was closed before") from None
+    except asyncio.CancelledError:
+        # gRPC says so too when another transfer found the peer dead and closed the channel.
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise PeerLostError("the connection was closed") from None
 
 
 def endpoints_of(ranks: list[pb.RankEndpoint], address: str) -> tuple[tuple[str, str], ...]:

@@ -18,7 +18,8 @@ from ..shared.handoff.lease import LeaseTrust
 from ..shared.handoff.peer import introduction
 from ..shared.node.engine import NodeEngine, NodeIdentity
 from ..shared.node.metrics import NodeMetrics
-from .peer import Peer, endpoints_of
+from .link import Link
+from .peer import Peer, calling, endpoints_of
 from .refusals import Refusals
 
 log = logging.getLogger("tandem.decode")
@@ -76,6 +77,11 @@ class Peers:
 
     def refuses(self, candidate: pb.PrefillCandidate) -> bool:
         return self._refusals.holds(candidate.address, candidate.epoch)
+
+    def link(self, candidate: pb.PrefillCandidate) -> Link:
+        """What is known of the way to a node, which may never have been met."""
+        peer = self._peers.get(candidate.address)
+        return peer.link if peer is not None else Link()
 
     async def forget(self, peer: Peer) -> None:
         """Greet again before the next transfer: the process behind the address is another one."""
@@ -160,12 +166,15 @@ class Peers:
     async def _greet(self, address: str) -> Peer:
         channel = grpc.aio.insecure_channel(address, options=_CHANNEL)
         stub = PrefillStub(channel)
+        asked_at = time.monotonic()
         try:
             reply = await stub.Hello(
                 introduction(self._engine, self._identity), timeout=HELLO_SECONDS
             )
             self._refusals.check(address, reply.node.epoch)
-            return self._introduced(address, reply, stub, channel)
+            peer = self._introduced(address, reply, stub, channel)
+            peer.link.answered(time.monotonic() - asked_at)
+            return peer
         except grpc.aio.AioRpcError as error:
             await channel.close(grace=0)
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
@@ -194,14 +203,15 @@ class Peers:
 
     async def _renew(self, peer: Peer) -> None:
         asked_at = time.monotonic()
-        with contextlib.suppress(grpc.aio.AioRpcError):
+        with contextlib.suppress(TransferError), calling():
             ids = self._ids(peer.trust.ids)
             held = await peer.stub.Renew(ids, timeout=_renew_seconds(peer))
             peer.trust.renewed(held.ids, asked_at)
+            peer.link.answered(time.monotonic() - asked_at)
 
     async def _free_orphans(self, peer: Peer) -> None:
         me = pb.LiveRequest(node_id=self._identity.node_id, epoch=self._identity.epoch)
-        with contextlib.suppress(grpc.aio.AioRpcError):
+        with contextlib.suppress(TransferError), calling():
             held = await peer.stub.Live(me, timeout=HELLO_SECONDS)
             orphans = peer.trust.orphans(held.ids)
             if orphans:

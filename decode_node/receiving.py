@@ -29,11 +29,7 @@ from ..shared.handoff.messages import Expect, Expecting, Received, ReceiveFailed
 from ..shared.handoff.transfer import DecodeState, decode_life
 from ..shared.handoff.uninterrupted import uninterrupted
 from ..shared.node.engine import NodeEngine, NodeIdentity
-from .peer import Peer
-
-
-class PeerLostError(TransferError):
-    """The process behind the address is gone, or is another one: greet again."""
+from .peer import Peer, PeerLostError, calling
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +89,9 @@ class _Receiving:
             self._life.enter(DecodeState.VERIFYING)
             await self._compare_counts()
             self._life.enter(DecodeState.COMMITTED)
+            if self._account is not None:
+                tokens = len(self._sequence.prompt) - 1 - self._sequence.computed
+                self._peer.link.moved(tokens, self._account)
             return Receipt(self._bytes, self._account)
         finally:
             await uninterrupted(self._close())
@@ -141,10 +140,8 @@ class _Receiving:
         )
         self._life.enter(DecodeState.OPENING)
         self._peer.trust.begin(self._attempt.transfer_id)
-        try:
+        with calling():
             self._call = self._peer.stub.Open(request)
-        except grpc.aio.UsageError:
-            raise PeerLostError(f"{self._peer.address}: the connection was closed") from None
         self._listener = asyncio.create_task(_listen(self._call, self._attempt.news))
 
     async def _compare_counts(self) -> None:
@@ -223,26 +220,14 @@ class _Receiving:
 async def _listen(call: Any, news: asyncio.Queue[object]) -> None:
     """The peer's words as news; its end as a ``TransferError``, unless it has said the outcome."""
     try:
-        while (event := await call.read()) is not _END:
-            news.put_nowait(event)
-            if event.WhichOneof("event") in ("done", "failed"):
-                return
+        with calling():
+            while (event := await call.read()) is not _END:
+                news.put_nowait(event)
+                if event.WhichOneof("event") in ("done", "failed"):
+                    return
         news.put_nowait(TransferError("the stream ended without an outcome"))
-    except grpc.aio.AioRpcError as error:
-        news.put_nowait(_translated(error))
-    except asyncio.CancelledError:
-        # Another transfer found the peer dead and closed the channel under this one.
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        news.put_nowait(PeerLostError("the connection was closed"))
-
-
-def _translated(error: grpc.aio.AioRpcError) -> TransferError:
-    reason = f"{error.code().name}: {error.details()}"
-    if error.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT):
-        return TransferError(reason)
-    return PeerLostError(reason)
+    except TransferError as error:
+        news.put_nowait(error)
 
 
 # What ``read`` gives at the end of a stream; the stubs for grpc do not know it.

@@ -16,13 +16,12 @@ from ..proto import tandem_pb2 as pb
 from ..shared.engine.sequence import Sequence
 from ..shared.errors import PeerRefusedError, TransferError
 from ..shared.node.metrics import NodeMetrics
+from .estimate import Here, There, why_local
+from .peer import PeerLostError
 from .peers import Peers
-from .receiving import PeerLostError, ReceivingNode
+from .receiving import ReceivingNode
 
 log = logging.getLogger("tandem.decode")
-
-# Until rates are measured: below this, a round trip costs more than it saves.
-DEFAULT_THRESHOLD = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +43,6 @@ class Transfers:
         self._metrics = metrics
         self._live = 0
 
-    def threshold(self) -> int:
-        """Uncached tokens from which a transfer is worth its overhead.
-
-        The fixed cost of a transfer, in tokens that this node could prefill meanwhile.
-        """
-        if self._config.prefill_threshold is not None:
-            return self._config.prefill_threshold
-        rate = self._engine.core.prefill_tokens_per_second
-        return max(DEFAULT_THRESHOLD, int(rate * 0.02)) if rate else DEFAULT_THRESHOLD
-
     async def prefill_remotely(
         self, sequence: Sequence, candidates: list[pb.PrefillCandidate]
     ) -> Outcome:
@@ -65,8 +54,7 @@ class Transfers:
         core = self._engine.core
         end = len(sequence.prompt) - 1
         core.scheduler.match_prefix(sequence)
-        usable = [node for node in candidates if not self._peers.refuses(node)]
-        reason = self._why_local(sequence, candidates, usable)
+        usable, reason = self._choose(sequence, candidates)
         reserved = core.reserve(sequence, end) if not reason else None
         if reserved is None:
             return self._locally(sequence, reason or "no free blocks")
@@ -96,20 +84,42 @@ class Transfers:
         self._metrics.local_prefills.labels("transfer failed").inc()
         return Outcome(reason=reason)
 
-    def _why_local(
-        self,
-        sequence: Sequence,
-        candidates: list[pb.PrefillCandidate],
-        usable: list[pb.PrefillCandidate],
-    ) -> str:
-        missing = len(sequence.prompt) - 1 - sequence.computed
-        if not usable:
-            return "all prefill nodes refused" if candidates else "no prefill node"
+    def _choose(
+        self, sequence: Sequence, candidates: list[pb.PrefillCandidate]
+    ) -> tuple[list[pb.PrefillCandidate], str]:
+        """The prefill nodes that are worth trying, in the router's order, or why there is none."""
+        if not candidates:
+            return [], "no prefill node"
         if sequence.params.prompt_logprobs is not None:
-            return "prompt logprobs"  # they need every position's logits here
-        if missing < self.threshold():
-            return "below threshold"
-        return ""
+            return [], "prompt logprobs"  # they need every position's logits here
+        allowed = [node for node in candidates if not self._peers.refuses(node)]
+        if not allowed:
+            return [], "all prefill nodes refused"
+        reasons = [self._why_local(sequence, node) for node in allowed]
+        worth = [node for node, reason in zip(allowed, reasons, strict=True) if not reason]
+        return worth, "" if worth else reasons[0]
+
+    def _why_local(self, sequence: Sequence, node: pb.PrefillCandidate) -> str:
+        core, link = self._engine.core, self._peers.link(node)
+        here = Here(
+            tokens_per_second=core.prefill_tokens_per_second,
+            queued_tokens=core.scheduler.queued_prefill_tokens,
+            running=core.scheduler.running,
+        )
+        there = There(
+            tokens_per_second=node.prefill_tokens_per_second,
+            queued_tokens=node.queued_prefill_tokens,
+            round_trip=link.round_trip,
+            link_tokens_per_second=link.tokens_per_second,
+        )
+        end = len(sequence.prompt) - 1
+        return why_local(
+            here,
+            there,
+            prompt=end,
+            missing=end - sequence.computed,
+            threshold=self._config.prefill_threshold,
+        )
 
     def _locally(self, sequence: Sequence, reason: str) -> Outcome:
         self._metrics.local_prefills.labels(reason).inc()

@@ -177,8 +177,8 @@ class HandoffConfig:
     prefill_threshold: int | None = option(
         None,
         "--prefill-threshold",
-        "Prompts with fewer uncached tokens are prefilled locally (default: computed from "
-        "measured rates, and 64 until they are known).",
+        "Prompts with fewer uncached tokens are prefilled locally, all others are not (default: "
+        "estimated for each prompt from measured rates; 64 until they are known).",
         minimum=1,
     )
     lease_seconds: float = option(

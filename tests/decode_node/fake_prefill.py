@@ -38,6 +38,8 @@ class FakePrefill(PrefillServicer):
         self.refuses = ""
         self.lease_seconds = 10.0
         self.held: list[int] = []
+        self.answers = asyncio.Event()  # clear it, and renewals hang
+        self.answers.set()
         self.hellos = 0
         self.opened: list[pb.OpenRequest] = []
         self.renewed: list[list[int]] = []
@@ -65,6 +67,7 @@ class FakePrefill(PrefillServicer):
 
     async def Renew(self, request: pb.TransferIds, context: Any) -> pb.TransferIds:
         self.renewed.append(list(request.ids))
+        await self.answers.wait()
         return pb.TransferIds(ids=[i for i in request.ids if i in self.held])
 
     async def Live(self, request: pb.LiveRequest, context: Any) -> pb.TransferIds:

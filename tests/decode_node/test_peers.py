@@ -145,6 +145,20 @@ async def test_leases_are_renewed_in_one_call_at_the_holders_pace() -> None:
         assert peer.trust.left(1) > 0 and peer.trust.left(2) > 0
 
 
+async def test_a_channel_closed_under_a_renewal_harms_no_other_peer() -> None:
+    async with met() as (peers, _, _), prefill() as stuck, prefill() as fine:
+        for fake in (stuck, fine):
+            fake.lease_seconds, fake.held = 0.3, [1]
+        stuck.answers.clear()
+        lost = await peers.meet(stuck.candidate)
+        lost.trust.begin(1)
+        await until(lambda: bool(stuck.renewed))
+        await peers.forget(lost)
+        other = await peers.meet(fine.candidate)
+        other.trust.begin(1)
+        await until(lambda: len(fine.renewed) > 1)
+
+
 async def test_what_only_the_peer_holds_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RECONCILE_SECONDS", 0.02)
     async with met() as (peers, _, _), prefill() as fake:

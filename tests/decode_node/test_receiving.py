@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.decode_node.peer import Peer, reachable
-from tandem.decode_node.receiving import PeerLostError, Receipt, ReceivingNode
+from tandem.decode_node.peer import Peer, PeerLostError, reachable
+from tandem.decode_node.receiving import Receipt, ReceivingNode
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.tandem_pb2_grpc import PrefillStub
 from tandem.shared.config import HandoffConfig

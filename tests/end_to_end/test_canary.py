@@ -9,8 +9,8 @@ import grpc
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.tandem_pb2_grpc import DecodeStub
 from tandem.tests import tiny_models
+from tandem.tests.end_to_end.clients import greedy
 from tandem.tests.end_to_end.cluster import Part, TestCluster, node_metric, running, until
-from tandem.tests.end_to_end.test_faults import greedy
 
 COMMITTED = 'tandem_transfers_total{outcome="committed"}'
 

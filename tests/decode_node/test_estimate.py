@@ -1,0 +1,111 @@
+"""Where a prompt is prefilled, as a table, and how the link is measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tandem.decode_node.estimate import Here, There, why_local
+from tandem.decode_node.link import DEFAULT_ROUND_TRIP, MIN_BYTES, Link
+from tandem.proto import tandem_pb2 as pb
+
+REMOTE, FASTER, BELOW = "", "faster here", "below threshold"
+# Two equal nodes, 5 ms apart: a transfer's round trips cost as much as 20 tokens.
+EQUAL: dict[str, Any] = {"rate": 1000.0, "trip": 0.005}
+
+
+@pytest.mark.parametrize(
+    ("missing", "facts", "where"),
+    [
+        # Between idle, equal nodes it is the round trips that set the border.
+        (20, EQUAL, FASTER),
+        (21, EQUAL, REMOTE),
+        (8000, EQUAL, REMOTE),
+        # Far away, on a fast node.
+        (100, EQUAL | {"trip": 0.05}, FASTER),
+        (300, EQUAL | {"trip": 0.05}, REMOTE),
+        # The queue there is as long as the prompt: then it would be better here, ...
+        (1000, EQUAL | {"queue": 1000}, FASTER),
+        # ... unless this node has a queue too, or streams that would wait.
+        (1000, EQUAL | {"queue": 1000, "own_queue": 100}, REMOTE),
+        (1000, EQUAL | {"queue": 1000, "running": 3}, REMOTE),
+        (1000, EQUAL | {"queue": 5000, "running": 3}, FASTER),
+        # A slow prefill node is worth it only for the streams' sake.
+        (1000, EQUAL | {"there": 400.0}, FASTER),
+        (1000, EQUAL | {"there": 400.0, "running": 4}, REMOTE),
+        (1000, EQUAL | {"there": 9000.0, "queue": 9000}, REMOTE),
+        # A link that moves tokens more slowly than this node computes them.
+        (1000, EQUAL | {"link": 400.0}, FASTER),
+        (1000, EQUAL | {"link": 800.0}, REMOTE),
+        (1000, EQUAL | {"link": 1e6}, REMOTE),
+        # A long prefix that is cached here may have to be computed again there.
+        (200, EQUAL | {"prompt": 10_000}, FASTER),
+        (5000, EQUAL | {"prompt": 10_000, "running": 2}, REMOTE),
+        # Nothing is measured yet.
+        (63, {}, BELOW),
+        (64, {}, REMOTE),
+        (64, {"queue": 10**6, "trip": 9.0}, REMOTE),
+        # The operator's word overrides everything that is measured.
+        (99, EQUAL | {"threshold": 100}, BELOW),
+        (100, EQUAL | {"threshold": 100, "queue": 10**6}, REMOTE),
+        (1, {"threshold": 1}, REMOTE),
+    ],
+)
+def test_where(missing: int, facts: dict[str, Any], where: str) -> None:
+    here = Here(
+        tokens_per_second=facts.get("rate", 0.0),
+        queued_tokens=facts.get("own_queue", 0),
+        running=facts.get("running", 0),
+    )
+    there = There(
+        tokens_per_second=facts.get("there", 0.0),
+        queued_tokens=facts.get("queue", 0),
+        round_trip=facts.get("trip", 0.0),
+        link_tokens_per_second=facts.get("link", 0.0),
+    )
+    found = why_local(
+        here,
+        there,
+        prompt=facts.get("prompt", missing),
+        missing=missing,
+        threshold=facts.get("threshold"),
+    )
+    assert found == where
+
+
+def account(compute: float, exposed: float, size: int = MIN_BYTES) -> pb.OpenDone:
+    return pb.OpenDone(bytes=size, compute_seconds=compute, exposed_seconds=exposed)
+
+
+def test_the_shortest_call_is_the_round_trip() -> None:
+    link = Link()
+    assert link.round_trip == DEFAULT_ROUND_TRIP
+    for seconds, shortest in ((0.02, 0.02), (0.01, 0.01), (0.5, 0.01)):
+        link.answered(seconds)
+        assert link.round_trip == shortest
+
+
+def test_a_transfer_that_computed_longer_than_it_moved_shows_only_a_bound() -> None:
+    link = Link()
+    link.moved(1000, account(1.0, 0.0))
+    assert link.tokens_per_second == 1000
+    link.moved(1000, account(2.0, 0.1))
+    assert link.tokens_per_second == 1000
+    link.moved(1000, account(0.5, 0.0))
+    assert link.tokens_per_second == 2000
+
+
+def test_a_link_that_got_slow_is_noticed() -> None:
+    link = Link()
+    link.moved(1000, account(0.5, 0.0))
+    for _ in range(20):
+        link.moved(1000, account(0.5, 9.5))
+    assert link.tokens_per_second == pytest.approx(100, rel=0.05)
+
+
+def test_a_small_transfer_says_nothing_of_the_link() -> None:
+    link = Link()
+    link.moved(10, account(0.0, 0.5, size=1000))
+    link.moved(10, account(0.0, 0.0))
+    assert link.tokens_per_second == 0
