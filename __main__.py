@@ -181,19 +181,23 @@ def _start_parts(
     cluster: Cluster, config: ServeConfig, values: Values, deadline: float
 ) -> tuple[str, str]:
     """Start router and nodes; returns the addresses of HTTP and registry once every part serves."""
+    from .shared.node.cores import share_of_cores
+
     front = replace(fill(RouterConfig, values), registry_host="127.0.0.1", registry_port=0)
+    kinds = ["prefill-node"] * config.prefill_nodes + ["decode-node"] * config.decode_nodes
     engine, handoff = fill(EngineConfig, values), fill(HandoffConfig, values)
+    # Nodes that all took every core would wait for each other's threads.
+    threads = engine.threads or share_of_cores(len(kinds) * engine.world_size)
     secrets = {"TANDEM_API_KEY": front.api_key} if front.api_key else {}
     arguments = to_arguments(replace(front, api_key=None))
     ports = cluster.wait_ready(cluster.start("router", ["router", *arguments], **secrets), deadline)
     registry = f"127.0.0.1:{ports['registry']}"
     shared = [
-        *to_arguments(engine),
+        *to_arguments(replace(engine, threads=threads)),
         *to_arguments(handoff),
         f"--join={registry}",
         f"--drain-timeout={front.drain_timeout}",
     ]
-    kinds = ["prefill-node"] * config.prefill_nodes + ["decode-node"] * config.decode_nodes
     parts = [
         cluster.start(f"{kind}-{number}", [kind, *shared]) for number, kind in enumerate(kinds)
     ]

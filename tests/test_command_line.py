@@ -179,7 +179,7 @@ def _left_running(mark: str) -> list[str]:
         (["router", "--pd-url", "a:b"], ["--pd-url", "'a:b'"]),
         (["router", "--api-key", "secret,"], ["--api-key", "empty"]),
         (["serve", "--api-key", ""], ["--api-key", "empty"]),
-        (["serve", "--port", "0", "--d", "a"], ["decode-node-0", "--d", "'a'"]),
+        (["serve", "--port", "0", "--d", "a"], ["--d", "'a'"]),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_status_2(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from ..kv.block_pool import BlockPool
 from ..models.registry import read_spec
 from ..models.spec import DecoderSpec, fingerprint_fields, tensor_parallel_problem
 from ..weights.locate import display_name, locate_model
+from .cores import share_of_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,6 @@ def _rank_settings(
             "host": handoff.kv_host if listen else None,
             "staging_bytes": handoff.staging_bytes,
         }
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "folder": str(folder),
         "dtype": config.dtype,
@@ -175,7 +174,7 @@ def _rank_settings(
         "block_size": config.block_size,
         "load_format": config.load_format,
         "seed": config.seed,
-        "threads": config.threads or max(1, (cores or 1) // size),
+        "threads": config.threads or share_of_cores(size),
         "data_plane": data_plane,
     }
 
