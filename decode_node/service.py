@@ -73,6 +73,8 @@ class DecodeService(DecodeServicer):
                 grpc.StatusCode.DEADLINE_EXCEEDED,
                 f"the request took longer than {request.deadline_seconds:g} s",
             )
+        except UnavailableError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         finally:
             self.requests -= 1
             await uninterrupted(self._end(start, sequences))
@@ -126,6 +128,8 @@ class DecodeService(DecodeServicer):
                     yield _prompt_logprobs(sequence)
             if output.tokens:
                 yield _tokens(output)
+            if output.finish_reason is FinishReason.ERROR:
+                self._engine.core.check_ranks()  # the node's failure, not the request's
             if output.finish_reason is not None:
                 left -= 1
                 yield _finished(sequence)

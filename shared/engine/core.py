@@ -76,10 +76,14 @@ class EngineCore:
         self._next_id += 1
         return self._next_id
 
-    def admit(self, prompt_tokens: int, max_tokens: int) -> None:
-        """Refuse what cannot run. Raises one of the request's errors."""
+    def check_ranks(self) -> None:
+        """Raises ``UnavailableError`` when the ranks are lost: no step will run here any more."""
         if self._lost:
             raise UnavailableError(f"this node has lost its ranks: {self._lost}")
+
+    def admit(self, prompt_tokens: int, max_tokens: int) -> None:
+        """Refuse what cannot run. Raises one of the request's errors."""
+        self.check_ranks()
         self.scheduler.check_room()
         limit = self.scheduler.max_model_len
         if prompt_tokens + 1 > limit or prompt_tokens + max_tokens > limit:
