@@ -138,6 +138,7 @@ class Peers:
         """Runs the canary unless it has passed before; returns why the peer cannot be used now."""
         if self._passed.get(peer.node_id) == peer.epoch:
             return ""
+        begun = time.monotonic()
         try:
             await self._vet(peer)
         except TransferError as error:
@@ -148,6 +149,7 @@ class Peers:
             log.warning("the canary of %s: %s", peer.address, error)
             self._metrics.canaries.labels(outcome).inc()
             return str(error)
+        log.info("the canary of %s passed in %.3f s", peer.address, time.monotonic() - begun)
         self._metrics.canaries.labels("passed").inc()
         self._passed[peer.node_id] = peer.epoch
         return ""

@@ -1,0 +1,130 @@
+"""One prompt's way to its KV: which nodes are tried, in which order, and what if none can."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tandem.decode_node.link import Link
+from tandem.decode_node.peer import PeerLostError
+from tandem.decode_node.receiving import Receipt
+from tandem.decode_node.transfers import Outcome, Transfers
+from tandem.proto import tandem_pb2 as pb
+from tandem.shared.config import HandoffConfig
+from tandem.shared.engine.plan import SamplingParams
+from tandem.shared.engine.sequence import Phase, Sequence
+from tandem.shared.errors import PeerRefusedError, TransferError
+from tandem.tests.shared.handoff.fake_node import Node
+
+A, B, C = (pb.PrefillCandidate(node_id=name, address=name) for name in "abc")
+
+
+class World:
+    """Transfers over peers and attempts that do what ``fates`` says of each address."""
+
+    def __init__(self, fates: dict[str, Exception | None], threshold: int | None = 1) -> None:
+        self.node = Node("d", 7)
+        self.fates = fates
+        self.refused: set[str] = set()
+        self.forgotten: list[str] = []
+        self.tried: list[tuple[str, int]] = []
+        self.config = HandoffConfig(prefill_threshold=threshold)
+        self.sequence = Sequence(1, list(range(100)), SamplingParams())
+        receiving: Any = SimpleNamespace(
+            engine=self.node.engine, config=self.config, receive=self.receive
+        )
+        self.transfers = Transfers(receiving, self, self.node.metrics)  # type: ignore[arg-type]
+
+    async def run(self, *candidates: pb.PrefillCandidate) -> Outcome:
+        return await self.transfers.prefill_remotely(self.sequence, list(candidates))
+
+    def failed(self, reason: str) -> float:
+        return self.node.metric("tandem_local_prefills_total", reason=reason)
+
+    # ---- peers and attempts ----------------------------------------------------------------
+
+    def refuses(self, candidate: pb.PrefillCandidate) -> bool:
+        return candidate.address in self.refused
+
+    def link(self, candidate: pb.PrefillCandidate) -> Link:
+        return Link()
+
+    async def meet(self, candidate: pb.PrefillCandidate) -> Any:
+        error = self.fates[candidate.address]
+        if isinstance(error, PeerRefusedError):
+            raise error
+        return SimpleNamespace(address=candidate.address)
+
+    async def forget(self, peer: Any) -> None:
+        self.forgotten.append(peer.address)
+
+    async def receive(self, sequence: Sequence, peer: Any, _: int, attempt: int) -> Receipt:
+        self.tried.append((peer.address, attempt))
+        error = self.fates[peer.address]
+        if isinstance(error, TimeoutError):
+            await asyncio.Event().wait()  # for ever
+        if error is not None:
+            raise error
+        return Receipt(1000, None)
+
+
+async def test_the_first_node_that_can_fills_the_prompt() -> None:
+    world = World({"a": None, "b": None})
+    assert await world.run(A, B) == Outcome(node="a")
+    assert world.tried == [("a", 0)]
+    assert (world.sequence.phase, world.sequence.received) == (Phase.WAITING, 99)
+    assert world.node.scheduler.pool.counts().reserved == 0
+    assert world.node.metric("tandem_transfer_bytes_total") == 1000
+
+
+async def test_each_failure_is_another_attempt_with_the_next_node() -> None:
+    world = World({"a": PeerRefusedError("no"), "b": PeerLostError("gone"), "c": None})
+    assert await world.run(A, B, C) == Outcome(node="c")
+    assert world.tried == [("b", 1), ("c", 2)]
+    assert world.forgotten == ["b"]
+    for outcome in ("refused", "failed", "committed"):
+        assert world.node.metric("tandem_transfers_total", outcome=outcome) == 1
+
+
+async def test_when_all_fail_the_prompt_is_prefilled_here() -> None:
+    world = World({"a": TransferError("busy"), "b": TransferError("busy too")})
+    assert (await world.run(A, B)).reason == "busy too"
+    assert world.forgotten == []
+    assert (world.sequence.phase, world.sequence.computed) == (Phase.WAITING, 0)
+    assert world.node.held() == 0
+    assert world.failed("transfer failed") == 1
+
+
+async def test_nothing_is_reserved_when_nobody_is_worth_trying() -> None:
+    world = World({"a": None})
+    world.refused = {"a"}
+    assert (await world.run(A)).reason == "all prefill nodes refused"
+    assert (await World({}).run()).reason == "no prefill node"
+    assert (await World({"a": None}, threshold=100).run(A)).reason == "below threshold"
+    assert world.tried == [] and world.failed("all prefill nodes refused") == 1
+
+
+async def test_a_node_with_a_long_queue_is_passed_over() -> None:
+    world = World({"a": None, "b": None}, threshold=None)
+    world.node.core.prefill_tokens_per_second = 1000.0
+    busy = pb.PrefillCandidate(node_id="a", address="a", queued_prefill_tokens=10_000)
+    assert await world.run(busy, B) == Outcome(node="b")
+    world.sequence = Sequence(2, list(range(200, 300)), SamplingParams())
+    assert (await world.run(busy)).reason == "faster here"
+
+
+async def test_a_cancelled_request_gives_its_reservation_back() -> None:
+    world = World({"a": TimeoutError()})
+    task = asyncio.create_task(world.run(A))
+    while not world.tried:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert world.node.held() > 0
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert world.node.held() == 0
+    assert world.sequence.phase is Phase.FINISHED
+    assert world.node.metric("tandem_transfers_live") == 0
