@@ -94,20 +94,22 @@ def test_the_prompts_really_went_through_the_prefill_node(disaggregated: TestClu
 
 
 def test_only_the_missing_tokens_travel(disaggregated: TestCluster) -> None:
-    _, prefill, decode = disaggregated.parts
-    name = "tandem_transfer_bytes_total"
+    nodes = disaggregated.parts[1:]
     prompt = prompts(88)[-1]
-    start = node_metric(decode, name)
-    disaggregated.complete(prompt[:100], max_tokens=1, temperature=0)
-    until(lambda: node_metric(decode, name) > start, "the first transfer to be counted")
-    assert node_metric(decode, name) - start == 99 * BYTES_PER_TOKEN
+
+    def assert_travel(tokens: list[int], expected: int) -> None:
+        """Both sides count the same bytes, once the transfer has been settled."""
+        name = "tandem_transfer_bytes_total"
+        before = [node_metric(node, name) for node in nodes]
+        disaggregated.complete(tokens, max_tokens=1, temperature=0)
+        for node, start in zip(nodes, before, strict=True):
+            until(lambda: node_metric(node, name) > start, "the transfer to be counted")  # noqa: B023
+            assert node_metric(node, name) - start == expected * BYTES_PER_TOKEN
+
+    disaggregated.wait_idle(*nodes)
+    assert_travel(prompt[:100], 99)
     # The longer prompt shares six full blocks with the first.
-    middle = node_metric(decode, name)
-    disaggregated.complete(prompt, max_tokens=1, temperature=0)
-    missing = len(prompt) - 1 - 96
-    until(lambda: node_metric(decode, name) > middle, "the second transfer to be counted")
-    assert node_metric(decode, name) - middle == missing * BYTES_PER_TOKEN
-    assert node_metric(prefill, name) == node_metric(decode, name)
+    assert_travel(prompt, len(prompt) - 1 - 96)
 
 
 def test_stopping_at_a_string_is_the_same_streamed_or_not(disaggregated: TestCluster) -> None:
