@@ -128,7 +128,10 @@ class Peers:
         try:
             peer = await self._greet(candidate.address)
         except PeerRefusedError as error:
-            self._refusals.add(candidate.address, candidate.node_id, candidate.epoch, str(error))
+            if candidate.epoch:  # a refusal of "whoever is there" would outlive the process
+                self._refusals.add(
+                    candidate.address, candidate.node_id, candidate.epoch, str(error)
+                )
             raise
         self._peers[peer.address] = peer
         self._met.set()

@@ -96,6 +96,7 @@ async def test_a_mismatch_refuses_this_start_of_the_peer_alone() -> None:
         with pytest.raises(PeerRefusedError, match="layer 2 differs"):
             await peers.meet(unknown)
         assert vet.calls == 1
+        assert not peers.refuses(unknown) and peers.refuses(fake.candidate)
 
         fake.epoch, vet.error = 4, None
         assert not peers.refuses(fake.candidate)
