@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from weakref import WeakValueDictionary
 
 import grpc
 
@@ -55,7 +55,8 @@ class Peers:
         self._canaries: dict[Peer, asyncio.Task[str]] = {}
         self._passed: dict[str, int] = {}  # node to epoch
         self._refusals = Refusals()
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        # One an address, for as long as somebody greets it.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._met = asyncio.Event()
 
     async def meet(self, candidate: pb.PrefillCandidate) -> Peer:
@@ -63,7 +64,7 @@ class Peers:
 
         Raises ``TransferError``; ``PeerRefusedError`` for a node with which no transfer can work.
         """
-        async with self._locks[candidate.address]:
+        async with self._locks.setdefault(candidate.address, asyncio.Lock()):
             peer = await self._greeted(candidate)
         if peer not in self._canaries:
             self._canaries[peer] = asyncio.create_task(self._sing(peer))

@@ -66,7 +66,7 @@ class RegistryServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Load goes in, commands (drain) come out.
+        """Load goes in, commands come out.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -44,6 +44,7 @@ HEADS, DIM_BYTES, BLOCK = 8, 256, 16
 CELL = 2 * HEADS * DIM_BYTES
 LAYERS = 16
 WINDOW = 16 * MIB
+MOVE_SECONDS = 120.0
 
 
 class ArrayCache:
@@ -258,6 +259,8 @@ class Variant:
         """GB/s from the word to go until the last byte is where it belongs."""
         began = time.perf_counter()
         self.sending.send(None)
+        if not self.receiving.poll(MOVE_SECONDS):
+            raise SystemExit(f"nothing arrived within {MOVE_SECONDS} s; a side has died")
         self.receiving.recv()
         return self.size / (time.perf_counter() - began) / 1e9
 
