@@ -39,6 +39,15 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 
+    @property
+    def penalizes(self) -> bool:
+        """Whether a draw depends on which tokens came before."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SamplerSpec:
@@ -47,7 +56,8 @@ class SamplerSpec:
     ``seed`` is already resolved (a 64-bit number, different for each of the n choices): the draw
     for output position i depends on (seed, i) and the logits alone. ``blocked_until`` and
     ``blocked_tokens`` implement ``min_tokens``: those ids cannot be drawn before that many outputs.
-    ``outputs`` are tokens drawn before this rank learned of the sequence (a resumed sequence).
+    ``prompt`` may be empty where no penalty reads it. ``outputs`` are tokens drawn before this rank
+    learned of the sequence (a resumed sequence).
     """
 
     sequence_id: int

@@ -78,8 +78,7 @@ class Sampler:
     def add(self, spec: SamplerSpec) -> None:
         """A sequence begins, or resumes with what it had drawn before."""
         state = _State(spec, len(spec.outputs))
-        params = spec.params
-        if params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty:
+        if spec.params.penalizes:
             state.in_prompt = self._counts(spec.prompt) > 0
             state.counts = self._counts(spec.outputs)
         self._states[spec.sequence_id] = state

@@ -388,7 +388,7 @@ class Scheduler:
             sequence.sequence_id,
             params,
             sequence.seed,
-            tuple(sequence.prompt),
+            tuple(sequence.prompt) if params.penalizes else (),
             tuple(sequence.outputs),
             tuple(sorted(blocked)) if params.min_tokens else (),
             params.min_tokens,
