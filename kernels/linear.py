@@ -37,13 +37,25 @@ def product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
     """The product with this weight. When it packs, it keeps the packed copy only."""
     if weight.device.type != "cpu":
         return lambda x: F.linear(x, weight, bias)
-    if weight.dtype in (torch.bfloat16, torch.float32) and works(_blocked, weight.dtype):
+    if _multiplies(weight.dtype):
         return _blocked(weight, bias)
     if weight.dtype == torch.float32:
         return lambda x: F.linear(x, weight, bias)
     if works(_half, weight.dtype) and _fits_half(weight):
         return _half(weight, bias)
     return _upcast(weight, bias)
+
+
+def activation_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """What to keep activations in, with weights of ``dtype``: float32 on a CPU that would convert
+    them around every product and every norm anyway."""
+    if device.type != "cpu" or _multiplies(dtype):
+        return dtype
+    return torch.float32
+
+
+def _multiplies(dtype: torch.dtype) -> bool:
+    return dtype in (torch.bfloat16, torch.float32) and works(_blocked, dtype)
 
 
 @cache

@@ -122,9 +122,9 @@ def write_kv(
     k_TKD: torch.Tensor,
     v_TKD: torch.Tensor,
 ) -> None:
-    """Put the step's K and V into their slots."""
-    keys_KND.index_copy_(1, slots_T, k_TKD.transpose(0, 1))
-    values_KND.index_copy_(1, slots_T, v_TKD.transpose(0, 1))
+    """Put the step's K and V into their slots, in the cache's dtype."""
+    keys_KND.index_copy_(1, slots_T, k_TKD.to(keys_KND.dtype).transpose(0, 1))
+    values_KND.index_copy_(1, slots_T, v_TKD.to(values_KND.dtype).transpose(0, 1))
 
 
 def paged_attention(
@@ -134,8 +134,12 @@ def paged_attention(
     contexts: list[Context],
     window: int | None,
 ) -> torch.Tensor:
-    """Each row attends to its own sequence, up to itself; [T, H, D]."""
+    """Each row attends to its own sequence, up to itself; [T, H, D] in q's dtype.
+
+    The products are taken in the cache's dtype.
+    """
     out = torch.empty_like(q_THD)
+    q_THD = q_THD.to(keys_KND.dtype)
     for context in contexts:
         attend = _decode if context.count == 1 else _chunk
         attend(q_THD, keys_KND, values_KND, context, window, out)

@@ -21,6 +21,8 @@ from .channel import PREFIX_BYTES, body_length, pack, unpack
 from .core import ExecutorLostError
 from .plan import StepPlan, StepResult, plan_to_wire, result_from_wire
 
+# Weights in huge pages: a CPU reads them a fifth faster at one row. Only glibc knows the variable.
+_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 START_SECONDS = 600.0
 STOP_SECONDS = 5.0
 
@@ -107,7 +109,7 @@ class RankPool:
                 "tandem.shared.engine.rank",
                 str(theirs.fileno()),
                 pass_fds=[theirs.fileno()],
-                env=os.environ | {"PYTHONSAFEPATH": "1"},
+                env=_ENVIRONMENT | os.environ | {"PYTHONSAFEPATH": "1"},
                 # Ctrl-C reaches the whole foreground group; only the head may react to it.
                 start_new_session=True,
             )

@@ -25,6 +25,7 @@ class VocabParallel:
 
     def __init__(self, place: Placement, vocab: int, hidden: int) -> None:
         self.tp = place.tp
+        self.activations = place.activations
         self.vocab = vocab
         self.mine = place.tp.share(vocab)
         # Ranks gather equal shapes, so the last ones' tables are padded with rows of zeros.
@@ -35,10 +36,10 @@ class VocabParallel:
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """The rows of these tokens."""
         if self.tp.size == 1:
-            return F.embedding(tokens, self.weight)
+            return F.embedding(tokens, self.weight).to(self.activations)
         local = tokens - self.mine.start
         elsewhere = (local < 0) | (local >= len(self.mine))
-        rows = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
+        rows = F.embedding(local.masked_fill(elsewhere, 0), self.weight).to(self.activations)
         return self.tp.all_reduce(rows.masked_fill_(elsewhere[:, None], 0))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:

@@ -12,7 +12,7 @@ class RMSNorm:
     """Over the last dimension."""
 
     def __init__(self, place: Placement, size: int, eps: float) -> None:
-        self.weight = place.empty(size)
+        self.weight = place.gain(size)
         self.eps = eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -31,8 +31,8 @@ class HeadNorm:
     """Over each query and key head, in one pass: queries have one gain, keys another."""
 
     def __init__(self, place: Placement, heads: int, kv_heads: int, dim: int, eps: float) -> None:
-        self.q = place.empty(dim)
-        self.k = place.empty(dim)
+        self.q = place.gain(dim)
+        self.k = place.gain(dim)
         self.heads = heads
         self.kv_heads = kv_heads
         self.eps = eps

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from ...kernels.linear import activation_dtype
+
 
 @dataclass(frozen=True)
 class TensorParallel:
@@ -39,15 +41,27 @@ class TensorParallel:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where parameters live, in which type, and which part of them."""
+    """Where parameters live, in which type, and which part of them.
+
+    ``dtype`` is that of weights and of the KV cache.
+    """
 
     dtype: torch.dtype
     device: torch.device
     tp: TensorParallel
 
+    @property
+    def activations(self) -> torch.dtype:
+        """The type of what flows between the products."""
+        return activation_dtype(self.dtype, self.device)
+
     def empty(self, *shape: int) -> torch.Tensor:
-        """An unfilled parameter."""
+        """An unfilled weight."""
         return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def gain(self, size: int) -> torch.Tensor:
+        """An unfilled gain of a norm."""
+        return torch.empty(size, dtype=self.activations, device=self.device)
 
 
 @dataclass(frozen=True, slots=True)
