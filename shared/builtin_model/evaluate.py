@@ -17,7 +17,7 @@ from tandem.shared.builtin_model.recall import Fact, filler_sentence, make_fact
 
 CHATS = (
     "Hello!",
-    "Who are you?",
+    "Hello! Who are you?",
     "What can you do?",
     "What is the capital of Norway?",
     "What is the capital of Peru? Answer in JSON.",
@@ -25,8 +25,8 @@ CHATS = (
     "How many legs does a spider have?",
     "What comes after Tuesday?",
     "What is 7 + 5?",
-    "What is 47 + 38?",
-    "What is 63 - 27?",
+    "What is 13 + 9?",
+    "What is 17 - 8?",
     "Count to 12.",
     "Repeat: the green lantern",
     "Tell me a story about a fox.",
