@@ -99,6 +99,14 @@ class DecoderSpec:
     bos_token_id: int | None = None
     dtype: str = "bfloat16"
 
+    def dtype_for(self, wanted: str, *, on_cpu: bool) -> str:
+        """The type to run in. ``auto`` is the checkpoint's own, except that float16 becomes
+        bfloat16 on a CPU, which attends several times slower in float16 (ask for float16 or
+        float32 to keep all of its bits)."""
+        if wanted != "auto":
+            return wanted
+        return "bfloat16" if on_cpu and self.dtype == "float16" else self.dtype
+
 
 def tensor_parallel_problem(spec: DecoderSpec, size: int) -> str | None:
     """Why this decoder cannot be split over ``size`` ranks, or ``None`` if it can."""

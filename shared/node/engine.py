@@ -99,7 +99,6 @@ async def start_engine(
         policy=config.scheduling_policy,
         eos_token_ids=spec.eos_token_ids,
     )
-    kv_dtype = resolve_dtype_name(config, spec)
     return NodeEngine(
         core=EngineCore(scheduler, ranks, on_lost),
         ranks=ranks,
@@ -108,17 +107,10 @@ async def start_engine(
         name=config.served_model_name or display_name(config.model),
         resolved=resolved,
         fingerprint=model_fingerprint(spec, folder),
-        kv_dtype=kv_dtype,
+        kv_dtype=spec.dtype_for(config.dtype, on_cpu=not _on_gpu(config)),
         endpoints=endpoints,
         world_size=size,
     )
-
-
-def resolve_dtype_name(config: EngineConfig, spec: DecoderSpec) -> str:
-    """The dtype that ``--dtype auto`` stands for, as `weights.load.resolve_dtype` has it."""
-    if config.dtype != "auto":
-        return config.dtype
-    return "bfloat16" if spec.dtype == "float16" and not _on_gpu(config) else spec.dtype
 
 
 def model_fingerprint(spec: DecoderSpec, folder: Path) -> dict[str, str]:

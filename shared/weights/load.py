@@ -20,13 +20,10 @@ LOAD_FORMATS = ("auto", "dummy")
 
 
 def resolve_dtype(name: str, spec: DecoderSpec, device: torch.device) -> torch.dtype:
-    """``auto`` is the checkpoint's own type, except that float16 becomes bfloat16 on a CPU, which
-    attends several times slower in float16 (ask for float16 or float32 to keep all of its bits)."""
-    wanted = spec.dtype if name == "auto" else name
+    """``DecoderSpec.dtype_for`` as torch has it. Raises ``ModelError`` for an unknown name."""
+    wanted = spec.dtype_for(name, on_cpu=device.type == "cpu")
     if wanted not in DTYPES:
         raise ModelError(f"dtype {wanted!r} is not supported; use auto or {', '.join(DTYPES)}")
-    if name == "auto" and DTYPES[wanted] == torch.float16 and device.type == "cpu":
-        return torch.bfloat16
     return DTYPES[wanted]
 
 

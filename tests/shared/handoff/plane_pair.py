@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from tandem.shared.handoff.cache_port import MemoryCache
 from tandem.shared.handoff.data_plane import DataPlane, DataPlaneConfig
 from tandem.shared.handoff.epoch import new_epoch
 from tandem.shared.handoff.messages import Event, Expect, Expecting, OpenSend
 from tandem.shared.handoff.zmq_carrier import Timing
+
+from .memory_cache import MemoryCache
 
 E = TypeVar("E", bound=Event)
 WAIT_SECONDS = 10.0

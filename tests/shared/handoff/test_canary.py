@@ -5,10 +5,10 @@ from array import array
 
 import pytest
 
-from tandem.shared.handoff.cache_port import MemoryCache
 from tandem.shared.handoff.canary import canary_prompt, tolerance, worst_difference
 from tandem.shared.handoff.messages import Compare, Compared, ReceiveFailed
 
+from .memory_cache import MemoryCache
 from .plane_pair import Rank
 
 LAYERS, HEADS, DIM, BLOCK = 3, 2, 4, 8
