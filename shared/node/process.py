@@ -206,7 +206,10 @@ async def _engine(
     life: _Life,
 ) -> AsyncIterator[tuple[NodeEngine, Inbox]]:
     """The engine and its inbox, which need each other. Raises ``_StoppedError``."""
-    inboxes: list[Inbox] = []
+    # The inbox comes first: a rank's data plane reports as soon as it runs, and is told something
+    # only once the engine is here.
+    engines: list[NodeEngine] = []
+    inbox = Inbox(lambda rank, data: engines[0].ranks.send_data(rank, data), life.end)
     engine = await _unless(
         life.stop,
         start_engine(
@@ -214,13 +217,13 @@ async def _engine(
             identity,
             handoff=handoff,
             listen=role.listens,
-            on_event=lambda rank, data: inboxes[0].on_event(rank, data),
+            on_event=inbox.on_event,
             on_lost=life.end,
         ),
     )
+    engines.append(engine)
     try:
-        inboxes.append(Inbox(engine.ranks.send_data, life.end))
-        yield engine, inboxes[0]
+        yield engine, inbox
     finally:
         await engine.ranks.stop()
 
