@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import sys
@@ -20,6 +21,8 @@ from ..errors import ModelError, StartupError
 from .channel import PREFIX_BYTES, body_length, pack, unpack
 from .core import ExecutorLostError
 from .plan import StepPlan, StepResult, plan_to_wire, result_from_wire
+
+log = logging.getLogger(__name__)
 
 # Weights in huge pages: a CPU reads them a fifth faster at one row. Only glibc knows the variable.
 _ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
@@ -46,12 +49,21 @@ class _Rank:
 
 
 class RankPool:
-    """The ranks of one node. ``on_event(rank, data)`` gets data-plane events as wire bytes."""
+    """The ranks of one node.
 
-    def __init__(self, on_event: Callable[[int, bytes], None] = lambda rank, data: None) -> None:
+    ``on_event(rank, data)`` gets data-plane events as wire bytes. ``on_lost(reason)`` is called
+    when a rank that had its cache is gone, also between steps.
+    """
+
+    def __init__(
+        self,
+        on_event: Callable[[int, bytes], None] = lambda rank, data: None,
+        on_lost: Callable[[str], None] = lambda reason: None,
+    ) -> None:
         self._on_event = on_event
+        self._on_lost = on_lost
         self._ranks: list[_Rank] = []
-        self._lost = ""
+        self._serving = False
 
     async def start(self, settings: list[dict[str, Any]]) -> list[RankMemory]:
         """Start one process for each entry and load its weights.
@@ -67,7 +79,9 @@ class RankPool:
         """Give every rank its cache. Returns each rank's data-plane endpoints, if it has any."""
         for rank in self._ranks:
             self._send(rank, "allocate", num_blocks)
-        return [await self._reply(rank, "ready") for rank in self._ranks]
+        endpoints = [await self._reply(rank, "ready") for rank in self._ranks]
+        self._serving = True
+        return endpoints
 
     async def step(self, plan: StepPlan, streams: dict[int, tuple[int, int]]) -> StepResult:
         """See ``Executor.step``."""
@@ -87,6 +101,7 @@ class RankPool:
 
     async def stop(self) -> None:
         """End every rank: closing its channel is the request, a signal the last resort."""
+        self._serving = False
         for rank in self._ranks:
             rank.writer.close()
         for rank in self._ranks:
@@ -121,8 +136,21 @@ class RankPool:
         return rank
 
     async def _pump(self, rank: _Rank) -> None:
-        """Sort what a rank says: events to the handoff, everything else to whoever waits."""
-        reason = "closed its channel"
+        """Pass on what a rank says until it says no more; then it is lost to whoever waits."""
+        try:
+            end = await self._sort(rank)
+        except Exception:
+            # Nobody would hear from this rank again, so it is as good as dead.
+            log.exception("what rank %d said could not be handled", rank.index)
+            reason = f"rank {rank.index} is not understood; this node's log has the cause"
+        else:
+            reason = f"rank {rank.index} {end}; its log has the cause"
+        rank.replies.put_nowait(("lost", reason))
+        if self._serving:
+            self._on_lost(reason)
+
+    async def _sort(self, rank: _Rank) -> str:
+        """Events to the handoff, everything else to whoever waits; returns how it ended."""
         try:
             while True:
                 prefix = await rank.reader.readexactly(PREFIX_BYTES)
@@ -134,8 +162,8 @@ class RankPool:
         except (asyncio.IncompleteReadError, ConnectionError):
             with contextlib.suppress(TimeoutError):
                 status = await asyncio.wait_for(rank.process.wait(), STOP_SECONDS)
-                reason = f"ended with exit status {status}"
-        rank.replies.put_nowait(("lost", f"rank {rank.index} {reason}; its log has the cause"))
+                return f"ended with exit status {status}"
+        return "closed its channel"
 
     async def _reply(self, rank: _Rank, wanted: str) -> Any:
         async with asyncio.timeout(START_SECONDS):

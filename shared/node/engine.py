@@ -64,7 +64,7 @@ async def start_engine(
     problem = tensor_parallel_problem(spec, size)
     if problem:
         raise ModelError(f"{folder} cannot be split over {size} ranks: {problem}")
-    ranks = RankPool(on_event)
+    ranks = RankPool(on_event, on_lost)
     try:
         settings = [
             _rank_settings(config, identity, folder, rank, size, handoff, listen)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tandem.tests.end_to_end.clients import greedy, prompt, stream_lines
@@ -86,6 +87,17 @@ def test_a_killed_decode_node_loses_only_its_own_requests(cluster: TestCluster) 
     cluster.wait_nodes(decode=1, prefill=1)
     assert greedy(cluster, 6) == want
     cluster.wait_idle(prefill, other)
+
+
+def test_an_idle_node_whose_rank_dies_leaves_at_once(cluster: TestCluster) -> None:
+    prefill, decode = pair(cluster)
+    (rank,) = psutil.Process(prefill.process.pid).children()
+    rank.kill()
+    assert prefill.process.wait(10) == 1
+    assert "rank 0 ended with exit status -9" in prefill.log.read_text().splitlines()[-1]
+    cluster.wait_nodes(decode=1, prefill=0)
+    greedy(cluster, 8)
+    cluster.wait_idle(decode)
 
 
 def test_nodes_join_a_restarted_router_again(cluster: TestCluster) -> None:
