@@ -56,6 +56,15 @@ def test_each_head_is_normed_with_its_own_gain(rows: int, dtype: torch.dtype) ->
     close(reference.head_rms_norm(x, weight, 1e-6), exact * weight.double())
 
 
+def test_a_norm_of_a_row_is_the_same_in_any_batch() -> None:
+    x, weight = torch.randn(9, 5, 192), torch.randn(192)
+    x[3] = 0.0
+    whole = reference.rms_norm(x, weight, 1e-6)
+    assert whole[3].abs().max() == 0.0
+    for row in range(9):
+        assert torch.equal(reference.rms_norm(x[row, 2:3], weight, 1e-6), whole[row, 2:3])
+
+
 @DTYPES
 @ROWS
 def test_silu_and_mul(rows: int, dtype: torch.dtype) -> None:
