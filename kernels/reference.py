@@ -47,13 +47,14 @@ def _composed(x: torch.Tensor) -> bool:
 
 def _root_mean_square(x: torch.Tensor, eps: float) -> torch.Tensor:
     """sqrt(mean(x^2) + eps) over the last dimension, which stays."""
-    size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return size.mul_(x.shape[-1] ** -0.5).hypot_(_root(eps))
+    scale, floor = _norm_constants(x.shape[-1], eps)
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).mul_(scale).hypot_(floor)
 
 
 @cache
-def _root(eps: float) -> torch.Tensor:
-    return torch.tensor(eps**0.5)
+def _norm_constants(size: int, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """As tensors: torch takes longer to make one of a number than to multiply by it."""
+    return torch.tensor(size**-0.5), torch.tensor(eps**0.5)
 
 
 def rotary(x_THD: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tensor) -> torch.Tensor:

@@ -224,9 +224,9 @@ MAKERS: tuple[tuple[Callable[[Random], Exchange], int], ...] = (
     (animal, 3),
     (opposite, 2),
     (calendar, 2),
-    (arithmetic, 8),
-    (count, 2),
-    (repeat, 4),
+    (arithmetic, 10),
+    (count, 4),
+    (repeat, 6),
     (story, 1),
     (unknown, 1),
 )

@@ -10,6 +10,9 @@ from random import Random
 from tandem.shared.builtin_model import world as w
 
 ATTRIBUTES = ("code", "code", "code", "code", "number", "password", "keeper")
+# One length for all: what a model of this size learns about an answer's length it takes from what
+# it can learn about its digits.
+DIGITS = 3
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ def make_fact(rng: Random, taken: set[tuple[str, str]]) -> Fact:
     while True:
         attribute = rng.choice(ATTRIBUTES)
         noun = rng.choice(rng.choice((w.PLACES, w.PLACES, w.THINGS, w.ANIMALS)))
-        if rng.random() < 0.06:
+        if rng.random() < 0.03:
             noun = pseudo_word(rng)
         key = f"{rng.choice(w.ADJECTIVES)} {noun}"
         if (attribute, key) not in taken:
@@ -56,8 +59,7 @@ def make_fact(rng: Random, taken: set[tuple[str, str]]) -> Fact:
     taken.add((attribute, key))
     if attribute == "keeper":
         return Fact(attribute, key, rng.choice(w.NAMES))
-    digits = 3 if rng.random() < 0.85 else rng.choice((2, 4, 5))
-    return Fact(attribute, key, "".join(rng.choice("0123456789") for _ in range(digits)))
+    return Fact(attribute, key, "".join(rng.choice("0123456789") for _ in range(DIGITS)))
 
 
 def filler_sentence(rng: Random) -> str:

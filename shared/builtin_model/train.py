@@ -38,10 +38,10 @@ class Stage:
 STAGES = (
     Stage(length=128, rows=16, steps=700),
     Stage(length=256, rows=8, steps=1500),
-    Stage(length=512, rows=4, steps=500),
-    Stage(length=1024, rows=2, steps=450),
-    Stage(length=2048, rows=1, steps=600),
-    Stage(length=4096, rows=1, steps=600),
+    Stage(length=512, rows=4, steps=700),
+    Stage(length=1024, rows=2, steps=600),
+    Stage(length=2048, rows=1, steps=800),
+    Stage(length=4096, rows=1, steps=900),
 )
 # Long rows hold little small talk, and what is not rehearsed is forgotten: in stages of long rows
 # every third step is one of these instead.
