@@ -123,12 +123,10 @@ class Metric(_message.Message):
     def __init__(self, name: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., value: _Optional[float] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "drain")
+    __slots__ = ("known",)
     KNOWN_FIELD_NUMBER: _ClassVar[int]
-    DRAIN_FIELD_NUMBER: _ClassVar[int]
     known: bool
-    drain: bool
-    def __init__(self, known: _Optional[bool] = ..., drain: _Optional[bool] = ...) -> None: ...
+    def __init__(self, known: _Optional[bool] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("node_id", "epoch")

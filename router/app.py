@@ -17,6 +17,7 @@ from typing import Any
 from ..shared.errors import OverloadedError, UnavailableError
 from ..shared.telemetry import logger
 from .answer import fold
+from .bodies import BodyBudget
 from .chat_answer import ChatAnswer
 from .chat_request import parse_chat
 from .completion_answer import CompletionAnswer
@@ -56,6 +57,7 @@ class App:
         self._keys = [hashlib.sha256(key.encode()).digest() for key in options.api_keys]
         self._parsers = ThreadPoolExecutor(PARSER_THREADS, thread_name_prefix="parse")
         self._work: set[asyncio.Task[None]] = set()
+        self._bodies = BodyBudget(max(options.max_held_body_bytes, options.max_body_bytes))
         self._active = 0
         self.draining = False
         self._routes: dict[str, tuple[str, Callable[[Exchange], Any]]] = {
@@ -127,7 +129,8 @@ class App:
         if told is None:
             log.error("%s %s failed", exchange.method, exchange.path, exc_info=error)
             told = internal_error()
-        self._metrics.errors.labels(str(told.status)).inc()
+        if exchange.path not in PROBES:  # a poll that asks too early is no failed request
+            self._metrics.errors.labels(str(told.status)).inc()
         try:
             if exchange.streaming:
                 await exchange.events([told.body()])
@@ -187,8 +190,8 @@ class App:
             )
         self._active += 1
         try:
-            body = await exchange.body()
-            generation = await self._parse(body, parse)
+            with self._bodies.share() as share:
+                generation = await self._parse(await exchange.body(share), parse)
             answer = words(generation, int(time.time()))
             await self._unless_gone(exchange, self._answer(exchange, generation, answer))
         finally:

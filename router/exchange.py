@@ -7,7 +7,9 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from .errors import ApiError, invalid
+from ..shared.errors import OverloadedError
+from .bodies import BodyShare
+from .errors import ApiError, invalid, to_api_error
 from .options import RouterOptions
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -35,8 +37,8 @@ class Exchange:
     def header(self, name: bytes) -> bytes:
         return next((value for key, value in self._scope["headers"] if key == name), b"")
 
-    async def body(self) -> bytes:
-        """The whole body, within its limits of type, size and time."""
+    async def body(self, share: BodyShare) -> bytes:
+        """The whole body, within its limits of type, size and time, counted in ``share``."""
         if self.header(b"content-type").partition(b";")[0].strip().lower() != JSON_TYPE:
             raise ApiError(415, "The content type must be 'application/json'.", headers=CLOSE)
         limit = self._options.max_body_bytes
@@ -45,18 +47,25 @@ class Exchange:
             raise self._too_large()
         try:
             async with asyncio.timeout(self._options.body_timeout):
-                return await self._read(limit)
+                return await self._read(limit, share)
         except TimeoutError:
             message = f"The body did not arrive within {self._options.body_timeout:g} s."
             raise ApiError(408, message, headers=CLOSE) from None
+        except OverloadedError as error:
+            told = to_api_error(error, retry_after=self._options.retry_after)
+            assert told is not None
+            told.headers += CLOSE  # the rest of the body is not read
+            raise told from None
 
-    async def _read(self, limit: int) -> bytes:
+    async def _read(self, limit: int, share: BodyShare) -> bytes:
         parts = bytearray()
         while True:
             event = await self._receive()
             if event["type"] == "http.disconnect":
                 raise ClientGoneError
-            parts += event.get("body", b"")
+            part = event.get("body", b"")
+            share.take(len(part))
+            parts += part
             if len(parts) > limit:
                 raise self._too_large()
             if not event.get("more_body"):

@@ -17,6 +17,7 @@ class RouterOptions(RouterConfig):
     """
 
     max_header_bytes: int = 64 * 1024
+    max_held_body_bytes: int = 256 << 20
     max_connections: int = 4096
     max_prompts: int = 1024
     max_choices: int = 4096

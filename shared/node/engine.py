@@ -18,6 +18,7 @@ from ..models.registry import read_spec
 from ..models.spec import DecoderSpec, fingerprint_fields, tensor_parallel_problem
 from ..weights.locate import display_name, locate_model
 from .cores import share_of_cores
+from .thread import in_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ async def start_engine(
     ``handoff`` gives the ranks a data plane, which accepts connections when ``listen`` is set.
     Raises ``ModelError`` or ``StartupError``; nothing is left running then.
     """
-    folder = locate_model(config.model)
+    folder = await in_thread(lambda: locate_model(config.model))  # it may be a long download
     spec = read_spec(folder)
     size = config.world_size
     problem = tensor_parallel_problem(spec, size)

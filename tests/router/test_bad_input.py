@@ -222,6 +222,31 @@ async def test_a_body_over_the_limit_is_not_read(c: Cluster) -> None:
     assert (await c.complete()).status_code == 200
 
 
+async def test_bodies_are_bounded_together_as_well(tmp_path: Path) -> None:
+    kind = {"content-type": "application/json"}
+    limits = {"max_body_bytes": 2_000_000, "max_held_body_bytes": 2_000_000}
+    async with cluster(tmp_path, body_timeout=10, **limits) as c:
+        arrived, release = asyncio.Event(), asyncio.Event()
+
+        async def slow() -> Any:
+            yield b" " * 1_500_000
+            arrived.set()
+            await release.wait()
+            yield b'{"prompt": "x"}'
+
+        first = asyncio.create_task(c.client.post("/v1/completions", content=slow(), headers=kind))
+        await arrived.wait()
+        while c.router.app._bodies.held < 1_500_000:  # noqa: ASYNC110 - a count, no event
+            await asyncio.sleep(0.01)
+        refused = await c.complete("x" * 1_000_000)
+        assert check(refused, 503)["code"] == "overloaded"
+        assert refused.headers["retry-after"] == "1"
+        assert (await c.complete("hi")).status_code == 200
+        release.set()
+        assert (await first).status_code == 200
+        assert c.router.app._bodies.held == 0
+
+
 async def test_a_slow_body_frees_its_slot(c: Cluster) -> None:
     async def slow() -> Any:
         yield b'{"prompt":'

@@ -1,0 +1,42 @@
+"""Blocking work beside an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+
+async def in_thread(work: Callable[[], Result]) -> Result:
+    """What ``work`` returns or raises. Cancelled, this returns at once and the work is abandoned.
+
+    Unlike ``asyncio.to_thread`` the thread is a daemon's: a process that is told to end does not
+    wait for a download.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Result] = loop.create_future()
+
+    def finish(result: Result | None, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result: Result | None = None
+        error: BaseException | None = None
+        try:
+            result = work()
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(finish, result, error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await done
