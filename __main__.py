@@ -194,13 +194,14 @@ def _start_parts(
     registry = f"127.0.0.1:{ports['registry']}"
     shared = [
         *to_arguments(replace(engine, threads=threads)),
-        *to_arguments(handoff),
         f"--join={registry}",
         f"--drain-timeout={front.drain_timeout}",
     ]
-    parts = [
-        cluster.start(f"{kind}-{number}", [kind, *shared]) for number, kind in enumerate(kinds)
-    ]
+    parts = []
+    for number, kind in enumerate(kinds):
+        own = replace(handoff, kv_port=handoff.kv_port_of(number * engine.world_size))
+        arguments = [kind, *shared, *to_arguments(own)]
+        parts.append(cluster.start(f"{kind}-{number}", arguments))
     for part in parts:
         cluster.wait_ready(part, deadline)
     address = f"http://{_visible(front.host)}:{ports['http']}"

@@ -162,6 +162,14 @@ class HandoffConfig:
     kv_host: str = option(
         "127.0.0.1", "--kv-host", "Address that the data plane of a prefill node listens on."
     )
+    kv_port: int = option(
+        0,
+        "--kv-port",
+        "First port of a prefill node's data plane, of which each rank takes two (0: any free "
+        "ones).",
+        minimum=0,
+        maximum=65000,
+    )
     insecure: bool = option(
         False,
         "--insecure",
@@ -193,6 +201,10 @@ class HandoffConfig:
         "Seconds without a sign of life that end an attempt.",
         minimum=0.1,
     )
+
+    def kv_port_of(self, rank: int) -> int:
+        """The first of the two ports, bulk and control, of a rank; 0: any."""
+        return self.kv_port and self.kv_port + 2 * rank
 
 
 @dataclass(frozen=True, kw_only=True)

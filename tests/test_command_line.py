@@ -271,6 +271,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         fail(["decode-node", "--port", port], tmp_path, 1, port)
+        fail(["prefill-node", "--kv-port", port], tmp_path, 1, port, "KV", "--kv-port")
         fail(["serve", "--port", port], tmp_path, 1, port)
 
 

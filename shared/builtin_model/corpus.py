@@ -20,7 +20,7 @@ SYSTEMS = (
 )
 # Which part of a text's sentences are facts. Short texts are dense: recall is learned there.
 SHARES = (0.05, 0.15, 0.3, 0.5)
-DENSE = (0.3, 0.6, 0.8, 1.0)
+DENSE = (0.6, 0.8, 1.0, 1.0)
 _PIECES = re.compile(r"\d|[^\W\d]+|[^\w\s]")
 _TURN_TOKENS = 5
 _SENTENCE_TOKENS = 11
@@ -79,6 +79,16 @@ class _Conversation:
         fact = self.pick()
         self.say(fact.question(self.rng), fact.sentence)
 
+    def ask_several(self) -> None:
+        """Many answers in few words: the more of them a row has, the sooner recall is learned."""
+        facts = [self.pick() for _ in range(min(len(self.unasked), self.rng.randint(2, 6)))]
+        listed = [fact.subject for fact in facts]
+        last = f" and {listed.pop()}" if len(listed) > 1 else ""
+        question = self.rng.choice(("Tell me {}.", "What are {}?", "I need {}."))
+        self.say(
+            question.format(", ".join(listed) + last), " ".join(fact.sentence for fact in facts)
+        )
+
     def chat(self) -> None:
         if self.rng.random() < 0.06:
             self.name = self.rng.choice(world.NAMES)
@@ -109,6 +119,8 @@ def conversation(rng: Random, length: int, only_chat: bool = False) -> list[Turn
             talk.read(rng.randint(10, 120))
         elif kind < 0.2 or not talk.unasked:
             talk.chat()
+        elif kind < 0.5:
+            talk.ask_several()
         else:
             talk.ask()
     return talk.turns

@@ -27,8 +27,13 @@ class Fact:
     def sentence(self) -> str:
         return f"The {self.attribute} of the {self.key} is {self.value}."
 
+    @property
+    def subject(self) -> str:
+        """What a question names."""
+        return f"the {self.attribute} of the {self.key}"
+
     def question(self, rng: Random) -> str:
-        subject = f"the {self.attribute} of the {self.key}"
+        subject = self.subject
         return rng.choice(
             (
                 f"What is {subject}?",

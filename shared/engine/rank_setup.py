@@ -108,6 +108,7 @@ def start_data_plane(
         first_head=heads.start,
         end_head=heads.stop,
         listen_host=values["host"],
+        listen_port=values["port"],
         staging_slots=max(2, values["staging_bytes"] >> 20),
     )
     plane = DataPlane(config, _CacheOfPlane(cache), on_event)

@@ -50,7 +50,8 @@ FRAMES_A_ROUND = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPlaneConfig:
-    """Who this rank is, and what it may use. ``listen_host`` None: it only receives."""
+    """Who this rank is, and what it may use. ``listen_host`` None: it only receives.
+    ``listen_port`` and the next one are listened on; 0: any two that are free."""
 
     node_id: str
     epoch: int
@@ -60,6 +61,7 @@ class DataPlaneConfig:
     first_head: int = 0
     end_head: int = 1
     listen_host: str | None = "127.0.0.1"
+    listen_port: int = 0
     slot_bytes: int = DEFAULT_SLOT_BYTES
     staging_slots: int = 64
     max_commands: int = 65_536
@@ -119,6 +121,7 @@ class DataPlane:
         if not self._ready.wait(timeout):
             raise StartupError(f"the data plane did not start within {timeout:g} s")
         if self._failure is not None:
+            self.stop()
             raise StartupError(f"the data plane cannot start: {self._failure}")
         return self._endpoints
 
@@ -230,6 +233,7 @@ class _Loop:
             context,
             self._me,
             host=config.listen_host or "",
+            port=config.listen_port,
             max_frame_bytes=limit,
             timing=config.timing,
         )

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import zmq
 
-from ..errors import PeerRefusedError
+from ..errors import PeerRefusedError, StartupError
 from . import frame, greeting
 from .carrier import Departure, Endpoints, Joined, Lost, Notice, PeerGoneError
 from .frame import FrameError, Header, Kind
@@ -91,12 +91,14 @@ class ZmqListener:
         me: Greeting,
         *,
         host: str,
+        port: int,
         max_frame_bytes: int,
         timing: Timing,
     ) -> None:
         self._context = context
         self._me = me
         self._host = host
+        self._port = port
         self._max_frame_bytes = max_frame_bytes
         self._timing = timing
         self._bulk: Socket | None = None
@@ -113,17 +115,27 @@ class ZmqListener:
         # mark that counts messages could only get in their way.
         self._bulk.setsockopt(zmq.SNDHWM, 0)
         self._control = self._bind(MAX_CONTROL_MESSAGE)
-        return Endpoints(bulk=self._listen(self._bulk), control=self._listen(self._control))
+        second = self._port and self._port + 1
+        return Endpoints(
+            bulk=self._listen(self._bulk, self._port), control=self._listen(self._control, second)
+        )
 
     def _bind(self, limit: int) -> Socket:
         socket = _open(self._context, zmq.ROUTER, limit, self._timing)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         return socket
 
-    def _listen(self, socket: Socket) -> str:
+    def _listen(self, socket: Socket, port: int) -> str:
         if ":" in self._host:
             socket.setsockopt(zmq.IPV6, 1)
-        socket.bind(f"tcp://{f'[{self._host}]' if ':' in self._host else self._host}:0")
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        try:
+            socket.bind(f"tcp://{host}:{port or '*'}")
+        except zmq.ZMQError as error:
+            raise StartupError(
+                f"cannot listen on {host}:{port} for KV: {error.strerror}; --kv-host must be an "
+                f"address of this machine, and the ports from --kv-port on free"
+            ) from None
         return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def sockets(self) -> Iterable[Any]:

@@ -154,6 +154,7 @@ def _rank_settings(
             "node_id": identity.node_id,
             "epoch": identity.epoch,
             "host": handoff.kv_host if listen else None,
+            "port": handoff.kv_port_of(rank),
             "staging_bytes": handoff.staging_bytes,
         }
     return {

@@ -124,7 +124,7 @@ def wire_sender(pipe: Connection, size: int, rounds: int) -> None:
     source = np.ones(size, np.uint8).data
     context: zmq.Context[Any] = zmq.Context()
     listener = ZmqListener(
-        context, _me("p", 1), host="127.0.0.1", max_frame_bytes=2 * MIB, timing=Timing(
+        context, _me("p", 1), host="127.0.0.1", port=0, max_frame_bytes=2 * MIB, timing=Timing(
             silence_seconds=60.0
         ),
     )  # fmt: skip

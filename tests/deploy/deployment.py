@@ -17,7 +17,7 @@ DEPLOY = ROOT / "deploy"
 COMPOSE = DEPLOY / "compose.yaml"
 KUBERNETES = DEPLOY / "kubernetes"
 MANIFESTS = sorted(path for path in KUBERNETES.glob("*.yaml") if path.name != "kustomization.yaml")
-LISTENS = ("port", "registry_port", "health_port")
+LISTENS = ("port", "registry_port", "health_port", "kv_port")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,10 @@ class Part:
         given = self.parse()
         named = {argument.partition("=")[0] for argument in self.arguments}
         flags = {name: "--" + name.replace("_", "-") for name in LISTENS}
-        return {given[name] for name, flag in flags.items() if flag in named}
+        found = {given[name] for name, flag in flags.items() if flag in named}
+        if given.get("kv_port"):
+            found.add(given["kv_port"] + 1)  # KV takes two a rank; all parts here have one rank
+        return found
 
 
 @cache

@@ -247,13 +247,17 @@ def test_policies_let_in_who_has_to_come_and_nobody_else():
             peers = [w for peer in rule.get("from", []) for w in selected(peer["podSelector"])]
             who = tuple(sorted(w["metadata"]["name"] for w in peers)) if "from" in rule else "all"
             for port in rule["ports"]:
-                admitted[target["metadata"]["name"], port.get("port")] = who
-                assert port.get("port") in {None, *d.kubernetes_part(target).ports}
+                first, last = port["port"], port.get("endPort", port["port"])
+                admitted[target["metadata"]["name"], first, last] = who
+                ports = d.kubernetes_part(target).ports
+                assert first in ports
+                assert last == first or {first, first + 1} <= ports
     assert admitted == {
-        ("tandem-router", 8000): "all",
-        ("tandem-router", 8001): ("tandem-decode", "tandem-prefill"),
-        ("tandem-prefill", None): ("tandem-decode",),
-        ("tandem-decode", 8100): ("tandem-router",),
+        ("tandem-router", 8000, 8000): "all",
+        ("tandem-router", 8001, 8001): ("tandem-decode", "tandem-prefill"),
+        ("tandem-prefill", 8100, 8100): ("tandem-decode",),
+        ("tandem-prefill", 8200, 8215): ("tandem-decode",),
+        ("tandem-decode", 8100, 8100): ("tandem-router",),
     }
 
 

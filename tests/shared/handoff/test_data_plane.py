@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+import socket
+from contextlib import ExitStack
 
 import pytest
 
+from tandem.shared.errors import StartupError
 from tandem.shared.handoff.messages import Received, SendFinished
 
 from .plane_pair import BLOCK, CELL, LAYERS, Rank, rows
@@ -39,3 +42,33 @@ def test_transfer_of_odd_size_arrives_whole_and_touches_nothing_else(first, end,
             for a, b in zip(untouched, rows(decode.cache, range(64), 0, 64 * BLOCK), strict=True)
         )
         assert changed == LAYERS * (end - first)
+
+
+def _two_free_ports() -> int:
+    """The first of two neighbours that were free a moment ago."""
+    for _ in range(100):
+        with ExitStack() as stack:
+            first = stack.enter_context(socket.socket())
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no two free ports side by side")
+
+
+def test_ports_can_be_fixed_for_a_firewall():
+    port = _two_free_ports()
+    with Rank("p", seed=1, listen_port=port) as prefill, Rank("d", listen_host=None) as decode:
+        assert prefill.plane.endpoints.bulk == f"tcp://127.0.0.1:{port}"
+        assert prefill.plane.endpoints.control == f"tcp://127.0.0.1:{port + 1}"
+        decode.expect(prefill, 1, [0], first_token=0, end_token=1)
+        with pytest.raises(StartupError, match=f"127.0.0.1:{port} for KV.*--kv-port"):
+            Rank("other", listen_port=port).plane.start()
+
+
+def test_an_address_of_another_machine_is_refused_with_the_remedy():
+    with pytest.raises(StartupError, match=r"192\.0\.2\.1:0 for KV.*--kv-host"):
+        Rank("p", listen_host="192.0.2.1").plane.start()
