@@ -8,6 +8,7 @@ process exits: a rank never outlives its head.
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import signal
@@ -82,6 +83,9 @@ class Rank:
 
             self._plane = start_data_plane(self._settings, self._runner.cache, self._event)
             endpoints = [self._plane.endpoints.bulk, self._plane.endpoints.control]
+        # What is loaded now stays: the collector need not look through it between two steps.
+        gc.collect()
+        gc.freeze()
         self._channel.send("ready", endpoints)
 
     def _event(self, event: Any) -> None:
