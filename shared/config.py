@@ -170,6 +170,12 @@ class HandoffConfig:
         minimum=0,
         maximum=65000,
     )
+    carrier: str = option(
+        "auto",
+        "--carrier",
+        "What moves KV between ranks (auto: shared memory on one host, TCP otherwise).",
+        choices=("auto", "shared_memory", "tcp"),
+    )
     insecure: bool = option(
         False,
         "--insecure",

@@ -109,6 +109,7 @@ def start_data_plane(
         end_head=heads.stop,
         listen_host=values["host"],
         listen_port=values["port"],
+        carrier=values["carrier"],
         staging_slots=max(2, values["staging_bytes"] >> 20),
     )
     plane = DataPlane(config, _CacheOfPlane(cache), on_event)

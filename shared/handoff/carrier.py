@@ -2,14 +2,15 @@
 
 A carrier has two ends. The listener belongs to the sending rank: it accepts greetings and gives out
 frames from the staging ring. The dialer belongs to the receiving rank: it connects, greets, and
-hands over each frame as a view. ZeroMQ over TCP is the first; shared memory and CUDA IPC fit behind
-the same methods, where the message carries an offset into the mapped ring instead of the bytes.
+hands over each frame as a view: of what came over TCP, or of the sender's ring, where the message
+carries the place of a frame instead of its bytes. CUDA IPC fits behind the same methods.
 
 All methods are called from the data-plane thread and none of them waits.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -32,9 +33,11 @@ class Endpoints:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Greeted in both directions."""
+    """Greeted in both directions, and agreed on a carrier. ``note``: why not on a better one."""
 
     peer: PeerKey
+    carrier: str
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,9 @@ class Carrier(Protocol):
 
     def is_live(self, peer: PeerKey) -> bool: ...
 
+    def live(self) -> Counter[str]:
+        """How many live connections use each carrier."""
+
     def send_control(self, peer: PeerKey, message: bytes) -> None:
         """Send a small frame; raises PeerGoneError."""
 
@@ -82,8 +88,9 @@ class Listener(Carrier, Protocol):
 
     def start(self) -> Endpoints: ...
 
-    def send_bulk(self, peer: PeerKey, message: memoryview) -> Departure:
-        """Send a frame without copying it; raises PeerGoneError."""
+    def send_bulk(self, peer: PeerKey, message: memoryview, offset: int | None = None) -> Departure:
+        """Send a frame without copying it; raises PeerGoneError. ``offset``: it lies there in the
+        staging ring, which the peer may have mapped."""
 
 
 class Dialer(Carrier, Protocol):

@@ -19,7 +19,8 @@ import zmq
 from ..errors import OverloadedError, StartupError, UnavailableError
 from . import frame
 from .cache_port import CachePort
-from .carrier import Carrier, Endpoints, Lost
+from .carrier import Carrier, Endpoints, Joined, Lost, Notice
+from .carrier_names import AUTO, SHARED_MEMORY, TCP, allowed
 from .frame import HEADER_BYTES, FrameError, Header
 from .greeting import Greeting, PeerKey
 from .messages import (
@@ -31,6 +32,7 @@ from .messages import (
     Expect,
     LayerReady,
     OpenSend,
+    PeerJoined,
     PeerLost,
     PlaneFailed,
     SendFailed,
@@ -38,9 +40,12 @@ from .messages import (
 from .plane_end import PlaneEnd
 from .receiver import Receiver
 from .sender import Sender
+from .shared_ring import SharedRing, can_share, host_identity
 from .staging import DEFAULT_SLOT_BYTES, StagingRing
 from .stats import DataPlaneStats
-from .zmq_carrier import Timing, ZmqDialer, ZmqListener
+from .zmq_dialer import ZmqDialer
+from .zmq_listener import ZmqListener
+from .zmq_sockets import Timing
 
 TICK_SECONDS = 0.1
 REPORT_SECONDS = 0.5
@@ -62,6 +67,7 @@ class DataPlaneConfig:
     end_head: int = 1
     listen_host: str | None = "127.0.0.1"
     listen_port: int = 0
+    carrier: str = AUTO
     slot_bytes: int = DEFAULT_SLOT_BYTES
     staging_slots: int = 64
     max_commands: int = 65_536
@@ -78,13 +84,11 @@ class DataPlane:
         on_event: Callable[[Event], None],
         *,
         clock: Callable[[], float] = time.monotonic,
-        staging_memory: memoryview | None = None,
     ) -> None:
         self._config = config
         self._cache = cache
         self._on_event = on_event
         self._clock = clock
-        self._staging_memory = staging_memory
         self._commands: queue.Queue[Command] = queue.Queue(config.max_commands)
         self._wake_in: socket.socket | None = None
         self._wake_out: socket.socket | None = None
@@ -227,21 +231,25 @@ class _Loop:
         self._stats = stats
         self._emit = plane._on_event
         self._me = _greeting(config, cache)
+        self._listens = config.listen_host is not None
+        slots = config.staging_slots if self._listens else 2
+        self._shared = _shared_ring(config, slots) if self._listens else None
         limit = HEADER_BYTES + config.slot_bytes
         self._dialer = ZmqDialer(context, self._me, max_frame_bytes=limit, timing=config.timing)
         self._listener = ZmqListener(
             context,
-            self._me,
+            self._me.without_ring()
+            if self._shared is None
+            else self._me.with_ring(self._shared.place),
             host=config.listen_host or "",
             port=config.listen_port,
             max_frame_bytes=limit,
             timing=config.timing,
         )
-        self._listens = config.listen_host is not None
         ring = StagingRing(
-            slots=config.staging_slots if self._listens else 2,
+            slots=slots,
             payload_bytes=config.slot_bytes,
-            memory=plane._staging_memory if self._listens else None,
+            memory=None if self._shared is None else self._shared.memory,
         )
         end = PlaneEnd(cache=cache, me=self._me, emit=self._emit, stats=stats, clock=self._clock)
         self._sender = Sender(end, self._listener, ring)
@@ -270,6 +278,8 @@ class _Loop:
             self._receiver.tick(now)
         self._sender.fill(self._stats)
         self._receiver.fill(self._stats)
+        live = self._listener.live() + self._dialer.live()
+        self._stats.peers_tcp, self._stats.peers_shared_memory = live[TCP], live[SHARED_MEMORY]
         self._report_stats(now)
 
     def _report_stats(self, now: float) -> None:
@@ -345,17 +355,28 @@ class _Loop:
         for notice in self._listener.notices(now):
             if isinstance(notice, Lost):
                 self._sender.on_lost(notice.peer, notice.reason)
-                self._report(notice)
+            self._report(notice)
         for notice in self._dialer.notices(now):
             if isinstance(notice, Lost):
                 self._receiver.on_lost(notice.peer, notice.reason, refused=notice.refused)
-                self._report(notice)
             else:
                 self._receiver.on_joined(notice.peer)
+            self._report(notice)
 
-    def _report(self, notice: Lost) -> None:
-        self._stats.peers_lost += 1
+    def _report(self, notice: Notice) -> None:
         peer = notice.peer
+        if isinstance(notice, Joined):
+            self._emit(
+                PeerJoined(
+                    node_id=peer.node_id,
+                    epoch=peer.epoch,
+                    rank=peer.rank,
+                    carrier=notice.carrier,
+                    note=notice.note,
+                )
+            )
+            return
+        self._stats.peers_lost += 1
         self._emit(
             PeerLost(node_id=peer.node_id, epoch=peer.epoch, rank=peer.rank, reason=notice.reason)
         )
@@ -370,8 +391,25 @@ class _Loop:
         give_up = time.monotonic() + 2.0
         while not self._sender.settled and time.monotonic() < give_up:
             time.sleep(SLOT_POLL_SECONDS)
+        if self._shared is not None:
+            self._shared.close()
         self._sender.fill(self._stats)
         self._receiver.fill(self._stats)
+
+
+def _shared_ring(config: DataPlaneConfig, slots: int) -> SharedRing | None:
+    """Staging memory that others on this host can map; ``None`` where TCP has to do."""
+    if SHARED_MEMORY not in allowed(config.carrier):
+        return None
+    problem = "this system has no sealed memfd, or no /proc"
+    if can_share():
+        try:
+            return SharedRing(slots * StagingRing.stride(config.slot_bytes))
+        except OSError as error:
+            problem = str(error)
+    if config.carrier == SHARED_MEMORY:
+        raise StartupError(f"--carrier {SHARED_MEMORY} is not possible here: {problem}")
+    return None
 
 
 def _greeting(config: DataPlaneConfig, cache: CachePort) -> Greeting:
@@ -385,4 +423,6 @@ def _greeting(config: DataPlaneConfig, cache: CachePort) -> Greeting:
         layer_bytes_per_token=cache.layer_bytes_per_token,
         first_head=config.first_head,
         end_head=config.end_head,
+        carriers=allowed(config.carrier),
+        host=host_identity(),
     )

@@ -13,6 +13,8 @@ one in a tensor.
     nack   receiver -> sender   this attempt failed here: reason
     abort  both                 unknown, stale or cancelled transfer: reason
     ping, pong                  liveness of a connection; names no transfer
+    choice  receiver -> sender  the carrier of the connection; names no transfer
+    release receiver -> sender  so many frames in shared memory have been read; names no transfer
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ MAX_CONTROL_BYTES = HEADER_BYTES + MAX_REASON_BYTES
 
 _ACK = struct.Struct("<Q")
 _FIN = struct.Struct("<QQQ")
+_RELEASE = struct.Struct("<I")
 
 
 class FrameError(TransferError):
@@ -56,6 +59,8 @@ class Kind(IntEnum):
     ABORT = 5
     PING = 6
     PONG = 7
+    CHOICE = 8
+    RELEASE = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +216,15 @@ def read_fin(payload: memoryview) -> Fin:
     return Fin(*_FIN.unpack(payload))
 
 
+def release_payload(frames: int) -> bytes:
+    return _RELEASE.pack(frames)
+
+
+def read_release(payload: memoryview) -> int:
+    (frames,) = _RELEASE.unpack(payload)
+    return int(frames)
+
+
 def reason_payload(reason: str) -> bytes:
     return reason.encode()[:MAX_REASON_BYTES]
 
@@ -235,6 +249,8 @@ _PAYLOAD_BYTES = {
     Kind.ABORT: (0, MAX_REASON_BYTES),
     Kind.PING: (0, 0),
     Kind.PONG: (0, 0),
+    Kind.CHOICE: (1, MAX_REASON_BYTES),
+    Kind.RELEASE: (_RELEASE.size, _RELEASE.size),
 }
 
 

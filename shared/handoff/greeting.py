@@ -7,14 +7,16 @@ of a token's bytes, the slice of heads, and which start of which process is at t
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import msgpack
 
 from ..errors import PeerRefusedError
 from . import frame
+from .carrier_names import BEST_FIRST, SHARED_MEMORY, TCP
 from .frame import FrameError
+from .shared_ring import NO_RING, RingPlace
 
 MAGIC = b"TDMG"
 MAX_GREETING_BYTES = 4096
@@ -50,7 +52,11 @@ class PeerKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greeting:
-    """``connection`` pairs the two sockets of one connection; ``refused`` is empty in a welcome."""
+    """``connection`` pairs the two sockets of one connection; ``refused`` is empty in a welcome.
+
+    ``carriers`` are those that a rank may use, best first, with commas. ``host`` and the place of
+    a ring let two ranks on one host find each other's memory; a ring of no bytes is none.
+    """
 
     node_id: str
     epoch: int
@@ -66,6 +72,30 @@ class Greeting:
     peer_epoch: int = 0
     connection: int = 0
     refused: str = ""
+    carriers: str = TCP
+    host: str = ""
+    ring_pid: int = 0
+    ring_descriptor: int = 0
+    ring_bytes: int = 0
+    ring_nonce: int = 0
+
+    @property
+    def ring(self) -> RingPlace:
+        return RingPlace(self.ring_pid, self.ring_descriptor, self.ring_bytes, self.ring_nonce)
+
+    def with_ring(self, place: RingPlace) -> Greeting:
+        """The same from a rank whose ring can be mapped."""
+        return replace(
+            self,
+            ring_pid=place.pid,
+            ring_descriptor=place.descriptor,
+            ring_bytes=place.bytes,
+            ring_nonce=place.nonce,
+        )
+
+    def without_ring(self) -> Greeting:
+        """The same from a rank whose ring nobody can map."""
+        return replace(self.with_ring(NO_RING), carriers=TCP)
 
     @property
     def key(self) -> PeerKey:
@@ -77,6 +107,8 @@ _LIMITS = {
     "peer_epoch": 2**64,
     "connection": 2**64,
     "capabilities": 2**64,
+    "ring_bytes": 2**64,
+    "ring_nonce": 2**64,
 }
 
 
@@ -125,6 +157,20 @@ def check_epoch(expected: int, found: int, whose: str) -> None:
     """A restarted process is another process: what was agreed with the one before is void."""
     if expected != found:
         raise PeerRefusedError(f"epoch: {whose} was {expected:016x}, now {found:016x}")
+
+
+def possible_carriers(mine: Greeting, theirs: Greeting) -> tuple[str, ...]:
+    """What this pair may use, best first. Raises ``PeerRefusedError`` when that is nothing."""
+    ours, others = mine.carriers.split(","), theirs.carriers.split(",")
+    both = [name for name in BEST_FIRST if name in ours and name in others]
+    if not mine.host or mine.host != theirs.host:
+        both = [name for name in both if name != SHARED_MEMORY]
+    if not both:
+        where = "one host" if mine.host and mine.host == theirs.host else "two hosts"
+        raise PeerRefusedError(
+            f"carrier: here {mine.carriers}, at {theirs.node_id} {theirs.carriers}, on {where}"
+        )
+    return tuple(both)
 
 
 def _checked(values: Any) -> Greeting:

@@ -12,6 +12,7 @@ from .messages import (
     CancelSend,
     Command,
     Compared,
+    PeerJoined,
     PeerLost,
     PlaneFailed,
     Received,
@@ -81,6 +82,15 @@ class Inbox:
             return
         if isinstance(event, PlaneFailed):
             self._on_plane_failed(f"the data plane of rank {rank} failed: {event.reason}")
+            return
+        if isinstance(event, PeerJoined):
+            log.info(
+                "rank %d of node %s is connected over %s%s",
+                event.rank,
+                event.node_id,
+                event.carrier,
+                f" ({event.note})" if event.note else "",
+            )
             return
         if isinstance(event, PeerLost):
             log.warning("lost rank %d of node %s: %s", event.rank, event.node_id, event.reason)

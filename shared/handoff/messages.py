@@ -162,6 +162,17 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeerJoined:
+    """A connection stands. ``note``: why it does not use a better carrier."""
+
+    node_id: str
+    epoch: int
+    rank: int
+    carrier: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLost:
     """A connection ended; its transfers have failed by events of their own."""
 
@@ -187,6 +198,7 @@ Event = (
     | ReceiveFailed
     | Compared
     | Cancelled
+    | PeerJoined
     | PeerLost
     | PlaneFailed
     | DataPlaneStats
@@ -211,6 +223,7 @@ _TYPES: tuple[type[Any], ...] = (
     Compare,
     Compared,
     DataPlaneStats,
+    PeerJoined,
 )
 _TAGS = {kind: tag for tag, kind in enumerate(_TYPES)}
 

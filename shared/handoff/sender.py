@@ -167,7 +167,9 @@ class Sender:
         try:
             self._pack(transfer, piece, slot.payload[:length])
             checksum = frame.seal(slot.buffer, self._data_header(transfer, piece), length)
-            departure = self._carrier.send_bulk(transfer.peer, slot.buffer[: HEADER_BYTES + length])
+            departure = self._carrier.send_bulk(
+                transfer.peer, slot.buffer[: HEADER_BYTES + length], slot.offset
+            )
         except BaseException:
             self._ring.release(slot)
             raise

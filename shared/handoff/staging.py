@@ -12,9 +12,13 @@ DEFAULT_SLOT_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Room for one frame: header and payload lie together, so that one send moves both."""
+    """Room for one frame: header and payload lie together, so that one send moves both.
+
+    ``offset`` is where it begins in the ring's memory.
+    """
 
     index: int
+    offset: int
     buffer: memoryview
 
     @property
@@ -43,7 +47,7 @@ class StagingRing:
             raise ValueError(f"{len(view)} bytes hold no {slots} slots of {stride}")
         self.payload_bytes = payload_bytes
         self._slots = [
-            Slot(i, view[i * stride : i * stride + HEADER_BYTES + payload_bytes])
+            Slot(i, i * stride, view[i * stride : i * stride + HEADER_BYTES + payload_bytes])
             for i in range(slots)
         ]
         # First in, first out: the slot that was free longest is the one no cache line remembers,

@@ -29,6 +29,8 @@ class DataPlaneStats:
     receives_failed: int = 0
     cancelled: int = 0
     peers_lost: int = 0
+    peers_tcp: int = 0
+    peers_shared_memory: int = 0
     active_sends: int = 0
     active_receives: int = 0
     free_slots: int = 0

@@ -156,6 +156,7 @@ def _rank_settings(
             "host": handoff.kv_host if listen else None,
             "port": handoff.kv_port_of(rank),
             "staging_bytes": handoff.staging_bytes,
+            "carrier": handoff.carrier,
         }
     return {
         "folder": str(folder),

@@ -50,6 +50,11 @@ _GAUGES: _Series = {
         "state",
         {"held": "held_slots", "free": "free_slots"},
     ),
+    "tandem_data_plane_peers": (
+        "Live connections to other ranks, by what carries their KV.",
+        "carrier",
+        {"tcp": "peers_tcp", "shared_memory": "peers_shared_memory"},
+    ),
     "tandem_data_plane_transfers": (
         "Transfers under way.",
         "direction",

@@ -1,8 +1,7 @@
 """Run benchmarks and make one table of their results: ``python -m tandem.tests.benchmarks.run``.
 
-Names of benchmarks (``startup``, ``handoff_tcp``, ``engine``, ``mixed_load``) as arguments choose
-some of them.
-Each is a process of its own: thread counts and allocators must not leak from one to the next.
+Names of benchmarks as arguments choose some of them. Each is a process of its own: thread counts
+and allocators must not leak from one to the next.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import sys
 
 from .report import RESULTS
 
-BENCHMARKS = ("startup", "handoff_tcp", "engine", "mixed_load")
+BENCHMARKS = ("startup", "handoff_tcp", "handoff_shared_memory", "engine", "mixed_load")
 
 
 def table() -> str:

@@ -26,14 +26,16 @@ def aggregated(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Ite
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", params=["tcp", "shared_memory"])
 def disaggregated(
-    tmp_path_factory: pytest.TempPathFactory, tiny_model: str
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: str, request: pytest.FixtureRequest
 ) -> Iterator[TestCluster]:
-    """The same and a prefill node; every prompt of more than one token goes through it."""
+    """The same and a prefill node; every prompt of more than one token goes through it, over each
+    carrier in turn."""
     with running(tmp_path_factory.mktemp("disaggregated"), tiny_model) as cluster:
         cluster.start_router()
-        cluster.start_nodes(("prefill-node",), ("decode-node",))
+        carrier = f"--carrier={request.param}"
+        cluster.start_nodes(("prefill-node", carrier), ("decode-node", carrier))
         cluster.wait_nodes(decode=1, prefill=1)
         yield cluster
 

@@ -86,11 +86,17 @@ def test_prompts_at_every_border_give_the_same_tokens_and_logprobs(
                 assert got_logprobs == pytest.approx(want_logprobs, abs=1e-4)
 
 
-def test_the_prompts_really_went_through_the_prefill_node(disaggregated: TestCluster) -> None:
+def test_the_prompts_really_went_through_the_prefill_node(
+    disaggregated: TestCluster, request: pytest.FixtureRequest
+) -> None:
     prompt = prompts(77)[-2]
     body = disaggregated.complete(prompt, max_tokens=1, temperature=0)
     assert body["tandem"]["remote_tokens"] == len(prompt) - 1
     assert body["tandem"]["prefill_nodes"]
+    carrier = request.node.callspec.params["disaggregated"]
+    for node in disaggregated.parts[1:]:
+        series = f'tandem_data_plane_peers{{carrier="{carrier}",rank="0"}}'
+        until(lambda node=node, name=series: node_metric(node, name) == 1, series)  # type: ignore[misc]
 
 
 def test_only_the_missing_tokens_travel(disaggregated: TestCluster) -> None:

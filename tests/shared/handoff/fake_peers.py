@@ -128,7 +128,7 @@ class FakeReceiver:
             connection=secrets.randbits(64),
             peer_epoch=self.sender_epoch,
         )
-        hello = replace(hello, **changed)
+        hello = replace(hello, **({"carriers": "tcp"} | changed))
         endpoints = sender.plane.endpoints
         for socket, at in ((self.bulk, endpoints.bulk), (self.control, endpoints.control)):
             socket.setsockopt(zmq.LINGER, 0)

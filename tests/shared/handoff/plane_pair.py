@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from tandem.shared.handoff.data_plane import DataPlane, DataPlaneConfig
 from tandem.shared.handoff.epoch import new_epoch
 from tandem.shared.handoff.messages import Event, Expect, Expecting, OpenSend
-from tandem.shared.handoff.zmq_carrier import Timing
+from tandem.shared.handoff.zmq_sockets import Timing
 
 from .memory_cache import MemoryCache
 
@@ -70,7 +70,10 @@ class EventLog:
 
 
 class Rank:
-    """One data plane with its cache and its log."""
+    """One data plane with its cache and its log. ``carrier`` is what those use that are not told;
+    the fixture ``each_carrier`` sets it."""
+
+    carrier = "auto"
 
     def __init__(
         self,
@@ -87,6 +90,7 @@ class Rank:
         config.setdefault("staging_slots", 8)
         config.setdefault("timing", Timing(ping_seconds=0.2, silence_seconds=1.0))
         config.setdefault("end_head", HEADS)
+        config.setdefault("carrier", Rank.carrier)
         self.config = DataPlaneConfig(node_id=name, epoch=epoch or new_epoch(), **config)
         self.plane = DataPlane(self.config, self.cache, self.log)
 

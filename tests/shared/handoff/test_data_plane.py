@@ -13,6 +13,8 @@ from tandem.shared.handoff.messages import Received, SendFinished
 
 from .plane_pair import BLOCK, CELL, LAYERS, Rank, rows
 
+pytestmark = pytest.mark.usefixtures("each_carrier")
+
 
 def _table(source: random.Random, tokens: int, blocks: int = 64) -> tuple[int, ...]:
     return tuple(source.sample(range(blocks), -(-tokens // BLOCK)))

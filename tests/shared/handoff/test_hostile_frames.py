@@ -20,6 +20,8 @@ from tandem.shared.handoff.messages import (
 from .fake_peers import FakeSender
 from .plane_pair import BLOCK, HEADS, LAYERS, Rank, expect, rows, until
 
+pytestmark = pytest.mark.usefixtures("each_carrier")
+
 BLOCKS = (3, 1)
 END = 2 * BLOCK
 

@@ -81,4 +81,5 @@ def test_the_tags_are_frozen():
         "Compare",
         "Compared",
         "DataPlaneStats",
+        "PeerJoined",
     ]

@@ -26,6 +26,8 @@ from tandem.shared.handoff.messages import (
 from .fake_peers import FakeReceiver, FakeSender
 from .plane_pair import BLOCK, CELL, LAYERS, Rank, expect, make_cache, rows, until
 
+pytestmark = pytest.mark.usefixtures("each_carrier")
+
 END = 100
 BLOCKS = tuple(range(13))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from tandem.shared.handoff.messages import CancelSend, Received, to_wire
@@ -10,6 +11,8 @@ from tandem.shared.node.plane_metrics import PlaneCollector
 
 from .fake_node import Node
 from .plane_pair import BLOCK, CELL, LAYERS, Rank, until
+
+pytestmark = pytest.mark.usefixtures("each_carrier")
 
 
 def _latest(rank: Rank) -> dict[str, float]:

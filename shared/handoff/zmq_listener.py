@@ -1,0 +1,285 @@
+"""The sending rank's end of its connections: two bound sockets and a table of who greeted."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import zmq
+
+from ..errors import PeerRefusedError, StartupError
+from . import frame, greeting
+from .carrier import Departure, Endpoints, Joined, Lost, Notice, PeerGoneError
+from .carrier_names import SHARED_MEMORY, TCP
+from .frame import FrameError, Kind
+from .greeting import Greeting, PeerKey
+from .shared_ring import doorbell
+from .zmq_sockets import (
+    BULK_BUFFER_BYTES,
+    MAX_CONTROL_MESSAGE,
+    Socket,
+    Timing,
+    about_connection,
+    drain,
+    open_socket,
+    to_peer,
+)
+
+MAX_PEERS = 1024
+
+
+@dataclass(slots=True)
+class _Lent:
+    """A frame that the peer reads in our ring."""
+
+    done: bool = False
+
+
+@dataclass(slots=True)
+class _Link:
+    """A greeted connection. ``carrier`` is empty until the peer has chosen among ``offered``;
+    ``lent`` are the frames that it has not released yet, oldest first."""
+
+    peer: PeerKey
+    control_id: bytes
+    bulk_id: bytes
+    heard: float
+    offered: tuple[str, ...]
+    carrier: str = ""
+    lent: deque[_Lent] = field(default_factory=deque)
+
+
+@dataclass(slots=True)
+class _Half:
+    """A connection of which one socket has greeted so far."""
+
+    first: Greeting
+    control_id: bytes
+    bulk_id: bytes
+    since: float
+
+
+class ZmqListener:
+    """The sending rank's end: two bound ROUTERs and a table of who greeted."""
+
+    def __init__(
+        self,
+        context: zmq.Context[Socket],
+        me: Greeting,
+        *,
+        host: str,
+        port: int,
+        max_frame_bytes: int,
+        timing: Timing,
+    ) -> None:
+        self._context = context
+        self._me = me
+        self._host = host
+        self._port = port
+        self._max_frame_bytes = max_frame_bytes
+        self._timing = timing
+        self._bulk: Socket | None = None
+        self._control: Socket | None = None
+        self._halves: dict[int, _Half] = {}
+        self._by_peer: dict[PeerKey, _Link] = {}
+        self._by_control: dict[bytes, _Link] = {}
+        self._notices: list[Notice] = []
+
+    def start(self) -> Endpoints:
+        self._bulk = self._bind(self._max_frame_bytes)
+        self._bulk.setsockopt(zmq.SNDBUF, BULK_BUFFER_BYTES)
+        # Frames in flight are bounded by the staging ring and by credits, which count bytes; a
+        # mark that counts messages could only get in their way.
+        self._bulk.setsockopt(zmq.SNDHWM, 0)
+        self._control = self._bind(MAX_CONTROL_MESSAGE)
+        second = self._port and self._port + 1
+        return Endpoints(
+            bulk=self._listen(self._bulk, self._port), control=self._listen(self._control, second)
+        )
+
+    def _bind(self, limit: int) -> Socket:
+        socket = open_socket(self._context, zmq.ROUTER, limit, self._timing)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        return socket
+
+    def _listen(self, socket: Socket, port: int) -> str:
+        if ":" in self._host:
+            socket.setsockopt(zmq.IPV6, 1)
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        try:
+            socket.bind(f"tcp://{host}:{port or '*'}")
+        except zmq.ZMQError as error:
+            raise StartupError(
+                f"cannot listen on {host}:{port} for KV: {error.strerror}; --kv-host must be an "
+                f"address of this machine, and the ports from --kv-port on free"
+            ) from None
+        return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def sockets(self) -> Iterable[Any]:
+        return [s for s in (self._bulk, self._control) if s is not None]
+
+    def is_live(self, peer: PeerKey) -> bool:
+        link = self._by_peer.get(peer)
+        return link is not None and bool(link.carrier)
+
+    def live(self) -> Counter[str]:
+        return Counter(link.carrier for link in self._by_peer.values() if link.carrier)
+
+    def send_bulk(self, peer: PeerKey, message: memoryview, offset: int | None = None) -> Departure:
+        link = self._link(peer)
+        lent = None
+        if offset is not None and link.carrier == SHARED_MEMORY:
+            message, lent = memoryview(doorbell(offset, len(message))), _Lent()
+        assert self._bulk is not None
+        try:
+            self._bulk.send(link.bulk_id, zmq.SNDMORE | zmq.NOBLOCK)
+            tracker = self._bulk.send(message, zmq.NOBLOCK, copy=False, track=True)
+        except zmq.ZMQError as error:
+            self._lose(link, f"bulk connection is gone: {error}")
+            raise PeerGoneError(f"{peer} is gone: {error}") from None
+        if lent is not None:
+            link.lent.append(lent)
+            return lent
+        assert tracker is not None
+        return tracker
+
+    def send_control(self, peer: PeerKey, message: bytes) -> None:
+        link = self._link(peer)
+        if not self._reply(link.control_id, message):
+            self._lose(link, "control connection is gone")
+            raise PeerGoneError(f"{peer} is gone")
+
+    def _link(self, peer: PeerKey) -> _Link:
+        link = self._by_peer.get(peer)
+        if link is None or not link.carrier:
+            raise PeerGoneError(f"{peer} has not greeted")
+        return link
+
+    def _reply(self, control_id: bytes, message: bytes) -> bool:
+        assert self._control is not None
+        try:
+            self._control.send_multipart([control_id, message], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def receive_control(self, now: float) -> list[tuple[PeerKey, bytes]]:
+        if self._bulk is None or self._control is None:
+            return []
+        for sender, message in drain(self._bulk):
+            self._greeted(message, now, bulk_id=sender)
+        taken = []
+        for sender, message in drain(self._control):
+            link = self._by_control.get(sender)
+            if link is None:
+                self._greeted(message, now, control_id=sender)
+                continue
+            link.heard = now
+            if not self._took(link, message):
+                taken.append((link.peer, message))
+        return taken
+
+    def _took(self, link: _Link, message: bytes) -> bool:
+        """Whether the message was about the connection itself, and is dealt with."""
+        found = about_connection(
+            message, link.peer, self._me.epoch, Kind.PING, Kind.CHOICE, Kind.RELEASE
+        )
+        if found is None:
+            return False
+        kind, payload = found
+        if kind is Kind.PING:
+            self._reply(link.control_id, to_peer(Kind.PONG, self._me.epoch, link.peer))
+        elif kind is Kind.CHOICE:
+            self._chosen(link, frame.read_reason(payload))
+        else:
+            self._released(link, frame.read_release(payload))
+        return True
+
+    def _chosen(self, link: _Link, carrier: str) -> None:
+        if link.carrier or carrier not in link.offered:
+            self._lose(link, f"it chose the carrier {carrier!r}, offered were {link.offered}")
+            return
+        link.carrier = carrier
+        self._notices.append(Joined(link.peer, carrier))
+
+    def _released(self, link: _Link, frames: int) -> None:
+        if frames > len(link.lent):
+            self._lose(link, f"it released {frames} frames of {len(link.lent)}")
+            return
+        for _ in range(frames):
+            link.lent.popleft().done = True
+
+    def _greeted(
+        self, message: bytes, now: float, *, control_id: bytes = b"", bulk_id: bytes = b""
+    ) -> None:
+        """One socket of a connection said who it is; both together make a link."""
+        try:
+            theirs = greeting.decode(message)
+        except FrameError:
+            return  # not one of ours, or a connection that was given up: it is owed no answer
+        half = self._halves.setdefault(theirs.connection, _Half(theirs, b"", b"", now))
+        half.control_id = half.control_id or control_id
+        half.bulk_id = half.bulk_id or bulk_id
+        if half.first != theirs or len(self._halves) + len(self._by_peer) > MAX_PEERS:
+            del self._halves[theirs.connection]
+        elif half.control_id and half.bulk_id:
+            del self._halves[theirs.connection]
+            self._welcome(theirs, half, now)
+
+    def _welcome(self, theirs: Greeting, half: _Half, now: float) -> None:
+        answer = replace(self._me, connection=theirs.connection, peer_epoch=theirs.epoch)
+        try:
+            greeting.check_epoch(theirs.peer_epoch, self._me.epoch, self._me.node_id)
+            greeting.check(self._me, theirs)
+            offered = greeting.possible_carriers(self._me, theirs)
+        except PeerRefusedError as refusal:
+            text = str(refusal)[: greeting.MAX_TEXT_BYTES]
+            self._reply(half.control_id, greeting.encode(replace(answer, refused=text)))
+            return
+        old = self._by_peer.get(theirs.key)
+        if old is not None:
+            self._lose(old, "the peer connected anew")
+        link = _Link(theirs.key, half.control_id, half.bulk_id, now, offered)
+        self._by_peer[link.peer] = self._by_control[link.control_id] = link
+        if SHARED_MEMORY not in offered:
+            answer = answer.without_ring()
+            self._chosen(link, TCP)
+        self._reply(link.control_id, greeting.encode(answer))
+
+    def _lose(self, link: _Link, reason: str) -> None:
+        if self._by_peer.get(link.peer) is link:
+            del self._by_peer[link.peer]
+            del self._by_control[link.control_id]
+            self._notices.append(Lost(link.peer, reason))
+            _take_back(link)
+
+    def notices(self, now: float) -> list[Notice]:
+        silence = self._timing.silence_seconds
+        for link in list(self._by_peer.values()):
+            if now - link.heard > silence:
+                self._lose(link, f"nothing heard for {now - link.heard:.1f} s")
+        for connection, half in list(self._halves.items()):
+            if now - half.since > silence:
+                del self._halves[connection]
+        taken, self._notices = self._notices, []
+        return taken
+
+    def close(self) -> None:
+        for socket in self.sockets():
+            socket.close(0)
+        self._bulk = self._control = None
+        for link in self._by_peer.values():
+            _take_back(link)
+        self._by_peer.clear()
+        self._by_control.clear()
+        self._halves.clear()
+
+
+def _take_back(link: _Link) -> None:
+    """What a lost peer had borrowed. It may still be reading: then its checksums fail, and the
+    transfer, which has failed here, can never be confirmed there."""
+    for lent in link.lent:
+        lent.done = True
+    link.lent.clear()

@@ -1,0 +1,87 @@
+"""The sockets under a connection of two ranks, and how both ends handle them.
+
+The sending rank binds two ROUTERs (bulk, control), the receiving rank connects a DEALER pair for
+each sender, so only prefill nodes need ports that others can reach. A connection has one life: it
+is never silently re-established (``RECONNECT_IVL=-1``), because ZeroMQ would replay queued frames
+to whatever process answers there. Liveness is ours: the dialer pings on the control socket, and
+silence of ``silence_seconds`` in either direction loses the peer.
+
+Which carrier a connection uses is settled by its greeting. Over TCP a bulk message is a frame; in
+shared memory it is the place of a frame in the sender's ring, which the receiver has mapped, and
+the receiver says on the control socket how many frames it has read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import zmq
+
+from . import frame, greeting
+from .frame import FrameError, Header, Kind
+from .greeting import PeerKey
+
+Socket: TypeAlias = "zmq.Socket[bytes]"
+
+MAX_CONTROL_MESSAGE = greeting.MAX_GREETING_BYTES
+CONTROL_BATCH = 256
+BULK_BUFFER_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """A dead peer is found after ``silence_seconds`` plus one tick of the loop."""
+
+    ping_seconds: float = 0.5
+    silence_seconds: float = 2.0
+
+    @property
+    def zmq_heartbeat_ms(self) -> int:
+        return int(self.silence_seconds * 500)
+
+
+def open_socket(context: zmq.Context[Socket], kind: int, limit: int, timing: Timing) -> Socket:
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, limit)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, timing.zmq_heartbeat_ms)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 2 * timing.zmq_heartbeat_ms)
+    socket.setsockopt(zmq.HEARTBEAT_TTL, 2 * timing.zmq_heartbeat_ms)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, 2 * timing.zmq_heartbeat_ms)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 2)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
+    return socket
+
+
+def to_peer(kind: Kind, mine: int, peer: PeerKey, payload: bytes = b"") -> bytes:
+    """A frame about the connection itself: it names no transfer."""
+    header = Header(kind=kind, sender_epoch=mine, receiver_epoch=peer.epoch)
+    return frame.encode(header, payload)
+
+
+def about_connection(
+    message: bytes, peer: PeerKey, mine: int, *kinds: Kind
+) -> tuple[Kind, memoryview] | None:
+    """Kind and payload of a sound frame of these kinds from this start of the peer to ours."""
+    try:
+        header, payload = frame.decode(message, frame.MAX_REASON_BYTES)
+    except FrameError:
+        return None
+    meant = (header.sender_epoch, header.receiver_epoch) == (peer.epoch, mine)
+    return (header.kind, payload) if meant and header.kind in kinds else None
+
+
+def drain(router: Socket) -> list[tuple[bytes, bytes]]:
+    """Waiting messages of a ROUTER, a bounded number; those of another shape are dropped."""
+    taken = []
+    for _ in range(CONTROL_BATCH):
+        try:
+            parts = router.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            break
+        if len(parts) == 2:
+            taken.append((parts[0], parts[1]))
+    return taken

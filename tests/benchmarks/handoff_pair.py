@@ -1,0 +1,238 @@
+"""Two processes that move KV between them, for the benchmarks of the carriers.
+
+Every variant moves the same cold source (larger than the last-level cache) between two processes of
+their own, in turns within one run.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from queue import Queue
+from typing import Any
+
+import numpy as np
+
+from tandem.shared.handoff.carrier import Endpoints
+from tandem.shared.handoff.data_plane import DataPlane, DataPlaneConfig
+from tandem.shared.handoff.greeting import Greeting
+from tandem.shared.handoff.messages import (
+    DataPlaneStats,
+    Expect,
+    Expecting,
+    OpenSend,
+    PeerJoined,
+    Received,
+    SendFinished,
+)
+
+MIB = 1 << 20
+HEADS, DIM_BYTES, BLOCK = 8, 256, 16
+CELL = 2 * HEADS * DIM_BYTES
+LAYERS = 16
+WINDOW = 16 * MIB
+SLOTS = 32
+MOVE_SECONDS = 120.0
+
+
+class ArrayCache:
+    """A cache as a rank has it: for each layer ``[K|V][head][block][slot][dim]``, in numpy."""
+
+    def __init__(self, layers: int, tokens: int) -> None:
+        self.num_layers = layers
+        self.layer_bytes_per_token = CELL
+        shape = (layers, 2 * HEADS, tokens // BLOCK, BLOCK * DIM_BYTES)
+        self.data = np.empty(shape, dtype=np.uint8)
+        self.data.fill(1)
+
+    def pack(self, layer: int, table: Sequence[int], first: int, end: int, out: memoryview) -> None:
+        blocks = _blocks(table, first, end)
+        view = np.frombuffer(out, np.uint8).reshape(2 * HEADS, len(blocks), -1)
+        np.take(self.data[layer], blocks, axis=1, out=view, mode="clip")
+
+    def scatter(
+        self, layer: int, table: Sequence[int], first: int, end: int, data: memoryview
+    ) -> None:
+        blocks = _blocks(table, first, end)
+        self.data[layer][:, blocks] = np.frombuffer(data, np.uint8).reshape(
+            2 * HEADS, len(blocks), -1
+        )
+
+
+def _blocks(table: Sequence[int], first: int, end: int) -> np.ndarray:
+    assert first % BLOCK == end % BLOCK == 0, "this cache moves whole blocks"
+    return np.asarray(table[first // BLOCK : end // BLOCK])
+
+
+def _shuffled(tokens: int, seed: int) -> tuple[int, ...]:
+    order = np.random.default_rng(seed).permutation(tokens // BLOCK)
+    return tuple(int(block) for block in order)
+
+
+def greeting(name: str, epoch: int, carrier: str) -> Greeting:
+    """What a rank of this name says of itself."""
+    return Greeting(
+        node_id=name, epoch=epoch, rank=0, tp_size=1, dtype="bfloat16", num_layers=1,
+        layer_bytes_per_token=CELL, first_head=0, end_head=HEADS, carriers=carrier, host="here",
+    )  # fmt: skip
+
+
+# ---- whole transfers ---------------------------------------------------------------------------
+
+
+def _plane(
+    name: str, epoch: int, tokens: int, carrier: str, *, listen: bool, layers: int = LAYERS
+) -> tuple[DataPlane, Queue[Any]]:
+    events: Queue[Any] = Queue()
+    config = DataPlaneConfig(
+        node_id=name,
+        epoch=epoch,
+        end_head=HEADS,
+        listen_host="127.0.0.1" if listen else None,
+        staging_slots=SLOTS,
+        carrier=carrier,
+    )
+    plane = DataPlane(config, ArrayCache(layers, tokens), events.put)
+    plane.start()
+    return plane, events
+
+
+def _await(events: Queue[Any], kind: type) -> Any:
+    """The next event, which is of this kind; counters and greetings come in between."""
+    while isinstance(event := events.get(timeout=60), DataPlaneStats | PeerJoined):
+        pass
+    assert isinstance(event, kind), event
+    return event
+
+
+def whole_transfers(carrier: str) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Both sides of pack, checksum, carrier, verify and scatter."""
+    return (
+        functools.partial(_full_sender, carrier=carrier),
+        functools.partial(_full_receiver, carrier=carrier),
+    )
+
+
+def _full_sender(pipe: Connection, size: int, rounds: int, carrier: str) -> None:
+    tokens = size // LAYERS // CELL
+    plane, events = _plane("p", 1, tokens, carrier, listen=True)
+    pipe.send(plane.endpoints)
+    for number in range(rounds):
+        pipe.recv()
+        plane.submit(_open_send(number, tokens))
+        plane.layer_ready(number, 1, 0, 0, tokens, LAYERS)
+        _await(events, SendFinished)
+    pipe.recv()
+    plane.stop()
+
+
+def _full_receiver(pipe: Connection, size: int, rounds: int, carrier: str) -> None:
+    tokens = size // LAYERS // CELL
+    endpoints: Endpoints = pipe.recv()
+    plane, events = _plane("d", 2, tokens, carrier, listen=False)
+    for number in range(rounds):
+        plane.submit(_expect(number, tokens, endpoints))
+        _await(events, Expecting)
+        pipe.send(None)
+        _await(events, Received)
+    pipe.send(None)
+    plane.stop()
+
+
+def _open_send(number: int, tokens: int) -> OpenSend:
+    return OpenSend(
+        transfer_id=number, attempt=1, peer_node="d", peer_epoch=2, peer_rank=0,
+        block_table=_shuffled(tokens, 1), first_token=0, end_token=tokens, window_bytes=WINDOW,
+    )  # fmt: skip
+
+
+def _expect(number: int, tokens: int, endpoints: Endpoints) -> Expect:
+    return Expect(
+        transfer_id=number, attempt=1, peer_node="p", peer_epoch=1, peer_rank=0,
+        bulk=endpoints.bulk, control=endpoints.control, block_table=_shuffled(tokens, 2),
+        first_token=0, end_token=tokens, window_bytes=WINDOW,
+    )  # fmt: skip
+
+
+# ---- the run -----------------------------------------------------------------------------------
+
+
+class Variant:
+    """Two processes that move the source once for each ``move``."""
+
+    def __init__(self, sender: Callable, receiver: Callable, size: int, rounds: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self.size = size
+        pairs = [spawn.Pipe() for _ in range(2)]
+        self.sending, self.receiving = pairs[0][0], pairs[1][0]
+        self.processes = [
+            spawn.Process(target=side, args=(pair[1], size, rounds), daemon=True)
+            for side, pair in zip((sender, receiver), pairs, strict=True)
+        ]
+        for process in self.processes:
+            process.start()
+        self.receiving.send(self.sending.recv())
+        self.receiving.recv()  # connected
+
+    def move(self) -> float:
+        """GB/s from the word to go until the last byte is where it belongs."""
+        began = time.perf_counter()
+        self.sending.send(None)
+        if not self.receiving.poll(MOVE_SECONDS):
+            raise SystemExit(f"nothing arrived within {MOVE_SECONDS} s; a side has died")
+        self.receiving.recv()
+        return self.size / (time.perf_counter() - began) / 1e9
+
+    def finish(self) -> None:
+        self.sending.send(None)
+        for process in self.processes:
+            process.join(20)
+
+
+def control_overhead(carrier: str, count: int = 200) -> float:
+    """Milliseconds at the median from Expect to Received, for one block of one layer."""
+    sender, sent = _plane("p", 1, 4 * BLOCK, carrier, listen=True, layers=1)
+    receiver, received = _plane("d", 2, 4 * BLOCK, carrier, listen=False, layers=1)
+    times = []
+    for number in range(count):
+        began = time.perf_counter()
+        receiver.submit(_expect(number, BLOCK, sender.endpoints))
+        _await(received, Expecting)
+        sender.submit(_open_send(number, BLOCK))
+        sender.layer_ready(number, 1, 0, 0, BLOCK)
+        _await(received, Received)
+        times.append(time.perf_counter() - began)
+        _await(sent, SendFinished)
+    receiver.stop()
+    sender.stop()
+    return 1e3 * statistics.median(times[1:])
+
+
+def take_turns(variants: dict[str, Variant], rounds: int) -> dict[str, list[float]]:
+    """GB/s of each, a round each in turn. The first round warms connections and page tables, and
+    does not count; ratios are to be taken within a round, where a noisy neighbour hits all."""
+    rates: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(rounds):
+        for name, variant in variants.items():
+            rates[name].append(variant.move())
+    for variant in variants.values():
+        variant.finish()
+    return {name: values[1:] for name, values in rates.items()}
+
+
+def row(
+    metric: str, rates: list[float], base: list[float], goal: str, against: str
+) -> dict[str, Any]:
+    """One line of the report: the median of the rates, and of their ratios to the base."""
+    return {
+        "metric": metric,
+        "value": statistics.median(rates),
+        "unit": "GB/s",
+        "goal": goal,
+        "against": against,
+        "ratio": statistics.median(a / b for a, b in zip(rates, base, strict=True)),
+    }

@@ -1,0 +1,270 @@
+"""The carrier of two ranks on one host: chosen when they greet, and no way into other memory."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tandem.shared.errors import StartupError
+from tandem.shared.handoff import data_plane, frame, greeting, zmq_dialer
+from tandem.shared.handoff.frame import Kind
+from tandem.shared.handoff.messages import (
+    PeerJoined,
+    PeerLost,
+    Received,
+    ReceiveFailed,
+    SendFailed,
+    SendFinished,
+)
+from tandem.shared.handoff.shared_ring import MappedRing, RingError, SharedRing, doorbell
+
+from .fake_peers import FakeReceiver, FakeSender
+from .plane_pair import BLOCK, Rank, expect, rows, until
+
+END = 100
+BLOCKS = tuple(range(13))
+
+
+def _transfer(prefill: Rank, decode: Rank, number: int = 1) -> None:
+    decode.expect(prefill, number, BLOCKS, first_token=0, end_token=END)
+    prefill.open(decode, number, BLOCKS, first_token=0, end_token=END)
+    prefill.compute(number, 0, END, chunk=33)
+    prefill.log.wait(SendFinished, number)
+    decode.log.wait(Received, number)
+    assert rows(decode.cache, BLOCKS, 0, END) == rows(prefill.cache, BLOCKS, 0, END)
+
+
+# ---- the choice --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "chosen"),
+    [
+        ("auto", "auto", "shared_memory"),
+        ("shared_memory", "auto", "shared_memory"),
+        ("auto", "shared_memory", "shared_memory"),
+        ("tcp", "auto", "tcp"),
+        ("auto", "tcp", "tcp"),
+    ],
+)
+def test_two_ranks_on_one_host_agree_on_a_carrier(here: str, there: str, chosen: str) -> None:
+    with (
+        Rank("p", seed=1, carrier=there) as prefill,
+        Rank("d", listen_host=None, carrier=here) as decode,
+    ):
+        _transfer(prefill, decode)
+        for rank in (prefill, decode):
+            assert rank.log.wait(PeerJoined).carrier == chosen
+            stats = rank.plane.stats()
+            assert (stats.peers_tcp, stats.peers_shared_memory) == (
+                (1, 0) if chosen == "tcp" else (0, 1)
+            )
+
+
+def test_two_hosts_use_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Rank("p", seed=1) as prefill:
+        monkeypatch.setattr(data_plane, "host_identity", lambda: "elsewhere")
+        with Rank("d", listen_host=None) as decode:
+            _transfer(prefill, decode)
+            assert decode.log.wait(PeerJoined).carrier == "tcp"
+
+
+@pytest.mark.parametrize("forced", ["prefill", "decode"])
+def test_a_forced_carrier_that_is_not_possible_is_a_refusal_by_name(
+    forced: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    carriers = {"prefill": "auto", "decode": "auto"} | {forced: "shared_memory"}
+    with Rank("p", seed=1, carrier=carriers["prefill"]) as prefill:
+        monkeypatch.setattr(data_plane, "host_identity", lambda: "elsewhere")
+        with Rank("d", listen_host=None, carrier=carriers["decode"]) as decode:
+            decode.plane.submit(expect(prefill, 1, BLOCKS, first_token=0, end_token=END))
+            failed = decode.log.wait(ReceiveFailed, 1)
+            assert "carrier: here" in failed.reason and "on two hosts" in failed.reason
+            assert not failed.retriable
+
+
+def test_a_ring_that_cannot_be_mapped_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(place: object) -> None:
+        raise RingError("cannot map it")
+
+    monkeypatch.setattr(zmq_dialer, "MappedRing", refuse)
+    with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
+        _transfer(prefill, decode)
+        joined = decode.log.wait(PeerJoined)
+        assert (joined.carrier, joined.note) == ("tcp", "cannot map it")
+        assert prefill.log.wait(PeerJoined).carrier == "tcp"
+
+
+def test_a_system_without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_plane, "can_share", lambda: False)
+    with pytest.raises(StartupError, match="--carrier shared_memory is not possible here"):
+        Rank("p", carrier="shared_memory").plane.start()
+    with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
+        _transfer(prefill, decode)
+        assert decode.log.wait(PeerJoined).carrier == "tcp"
+
+
+# ---- what a peer may not do --------------------------------------------------------------------
+
+
+def _greet(receiver: FakeReceiver) -> None:
+    """Choose shared memory, as a dialer does that has mapped the ring."""
+    assert receiver.welcome.ring_bytes
+    receiver.send(Kind.CHOICE, payload=b"shared_memory")
+
+
+def _receiver(prefill: Rank) -> FakeReceiver:
+    return FakeReceiver(Rank("d"), prefill, carriers="shared_memory,tcp")
+
+
+def test_slots_come_back_only_when_the_receiver_has_read_them() -> None:
+    with Rank("p", seed=1) as prefill, _receiver(prefill) as receiver:
+        _greet(receiver)
+        prefill.open(receiver, 1, BLOCKS, first_token=0, end_token=END)
+        prefill.compute(1, 0, END, chunk=END)
+        until(lambda: prefill.plane.stats().held_slots == 4)  # half of the ring: others need some
+        ring = MappedRing(receiver.welcome.ring)
+        frames = [receiver.bulk.recv() for _ in range(4)]
+        assert all(len(message) == len(doorbell(0, 0)) for message in frames)
+        receiver.send(Kind.RELEASE, payload=frame.release_payload(4))
+        receiver.bulk.recv()  # the next ones follow
+        assert ring.slice(0, 4).tobytes() == frame.MAGIC
+
+
+def test_a_release_of_more_than_was_lent_loses_the_peer() -> None:
+    with Rank("p", seed=1) as prefill, _receiver(prefill) as receiver:
+        _greet(receiver)
+        prefill.open(receiver, 1, BLOCKS, first_token=0, end_token=END)
+        prefill.compute(1, 0, 1, chunk=1)
+        receiver.send(Kind.RELEASE, payload=frame.release_payload(2**32 - 1))
+        assert "released" in prefill.log.wait(SendFailed, 1).reason
+        until(lambda: prefill.plane.stats().held_slots == 0)
+
+
+@pytest.mark.parametrize("choice", [b"carrier pigeon", b"tcp,shared_memory"])
+def test_a_choice_that_was_not_offered_loses_the_peer(choice: bytes) -> None:
+    with Rank("p", seed=1) as prefill, _receiver(prefill) as receiver:
+        receiver.send(Kind.CHOICE, payload=choice)
+        assert "it chose the carrier" in prefill.log.wait(PeerLost).reason
+
+
+def test_a_choice_of_another_epoch_is_none() -> None:
+    with Rank("p", seed=1) as prefill, _receiver(prefill) as receiver:
+        receiver.send(Kind.CHOICE, payload=b"tcp", receiver_epoch=3)
+        until(lambda: prefill.plane.stats().frames_stale == 1)
+        assert not prefill.log.of(PeerJoined)
+
+
+def test_a_place_outside_of_the_ring_loses_the_peer() -> None:
+    lender = Rank("p", seed=1)
+    ring = SharedRing(4096)
+    with Rank("d", listen_host=None) as decode, FakeSender(lender) as sender:
+        decode.plane.submit(expect(sender, 1, BLOCKS, first_token=0, end_token=END))
+        sender.accept(
+            ring_pid=ring.place.pid,
+            ring_descriptor=ring.place.descriptor,
+            ring_bytes=ring.place.bytes,
+            ring_nonce=ring.place.nonce,
+        )
+        sender.send(doorbell(4000, 97))
+        failed = decode.log.wait(ReceiveFailed, 1)
+        assert "bytes 4000 to 4097 of a ring of 4096" in failed.reason and failed.retriable
+    ring.close()
+
+
+def test_garbage_in_the_ring_is_refused_like_garbage_on_the_wire() -> None:
+    ring = SharedRing(4096)
+    ring.memory[:4096] = os.urandom(4096)
+    with Rank("d", listen_host=None) as decode, FakeSender(Rank("p", seed=1)) as sender:
+        decode.plane.submit(expect(sender, 1, BLOCKS, first_token=0, end_token=END))
+        sender.accept(
+            ring_pid=ring.place.pid,
+            ring_descriptor=ring.place.descriptor,
+            ring_bytes=ring.place.bytes,
+            ring_nonce=ring.place.nonce,
+        )
+        sender.send(*(doorbell(i * 512, 512) for i in range(8)))
+        until(lambda: decode.plane.stats().frames_refused == 8)
+        released = 0
+        while released < 8:
+            _, payload = sender.next(Kind.RELEASE)
+            released += frame.read_release(payload)
+        assert released == 8
+    ring.close()
+
+
+def _held() -> tuple[int, int]:
+    """Mappings of rings in this process, and its open descriptors."""
+    gc.collect()
+    maps = Path("/proc/self/maps").read_text()
+    return maps.count("memfd:tandem-staging"), len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_connections_that_come_and_go_leave_no_mapping_and_no_descriptor() -> None:
+    before = _held()
+    for _ in range(5):
+        with Rank("p", seed=1) as prefill:
+            for number in range(3):
+                with Rank("d", listen_host=None) as decode:
+                    _transfer(prefill, decode, number)
+    assert _held() == before
+
+
+# ---- the ring ----------------------------------------------------------------------------------
+
+
+def test_a_ring_is_seen_by_another_mapping_and_cannot_be_written_or_cut_there() -> None:
+    ring = SharedRing(10_000)
+    ring.memory[9_990:10_000] = b"0123456789"
+    mapped = MappedRing(ring.place)
+    assert mapped.slice(9_990, 10) == b"0123456789"
+    assert mapped.slice(0, 1).readonly
+    with pytest.raises(RingError, match="of a ring of 10000"):
+        mapped.slice(9_991, 10)
+    with pytest.raises(PermissionError):
+        os.ftruncate(ring.place.descriptor, mmap.PAGESIZE)
+    ring.close()
+    ring.memory[0] = 7  # the owner's map stands until it is let go
+    assert mapped.slice(0, 1) == b"\x07"
+
+
+def test_only_the_ring_that_was_meant_is_mapped() -> None:
+    ring = SharedRing(4096)
+    with pytest.raises(RingError, match="the ring of another process"):
+        MappedRing(replace(ring.place, nonce=ring.place.nonce ^ 1))
+    with pytest.raises(RingError, match="not of"):
+        MappedRing(replace(ring.place, bytes=8192))
+    for size in (0, 2**63):
+        with pytest.raises(RingError, match="a ring of"):
+            MappedRing(replace(ring.place, bytes=size))
+    with pytest.raises(RingError, match="no staging ring"):
+        MappedRing(replace(ring.place, descriptor=0))
+    with pytest.raises(RingError, match="cannot map"):
+        MappedRing(replace(ring.place, pid=2**31 - 1))
+    ring.close()
+    with pytest.raises(RingError):
+        MappedRing(ring.place)
+
+
+def test_an_unsealed_memory_file_is_refused() -> None:
+    descriptor = os.memfd_create("tandem-staging", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, mmap.PAGESIZE + 4096)
+        place = replace(SharedRing(4096).place, descriptor=descriptor)
+        with pytest.raises(RingError, match="not sealed"):
+            MappedRing(place)
+    finally:
+        os.close(descriptor)
+
+
+def test_a_greeting_carries_the_place_of_a_ring() -> None:
+    ring = SharedRing(BLOCK)
+    me = data_plane._greeting(Rank("p").config, Rank("p").cache).with_ring(ring.place)
+    assert greeting.decode(greeting.encode(me)).ring == ring.place
+    assert not me.without_ring().ring_bytes and me.without_ring().carriers == "tcp"
+    ring.close()
