@@ -1,0 +1,40 @@
+"""Nodes that differ in what they need not agree on."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tandem.tests.end_to_end.cluster import TestCluster, node_metric, running
+from tandem.tests.tiny_models import VOCAB
+
+FIELDS = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+
+
+@pytest.mark.parametrize(("there", "here"), [(8, 32), (64, 16), (16, 8)])
+def test_block_sizes_may_differ(
+    tmp_path: Path, tiny_model: str, aggregated: TestCluster, there: int, here: int
+) -> None:
+    draw = random.Random(there)
+    lengths = (2, 7, 8, 9, 31, 33, 63, 65, 200, 400)
+    batch = [[draw.randrange(VOCAB - 10) for _ in range(n)] for n in lengths]
+    # The second half of each begins like the first, so that both prefix caches have a part in it.
+    batch += [tokens + [draw.randrange(VOCAB - 10) for _ in range(40)] for tokens in batch]
+    want = [c["token_ids"] for c in aggregated.complete(batch, **FIELDS)["choices"]]
+    with running(tmp_path, tiny_model) as cluster:
+        cluster.start_router()
+        prefill, decode = cluster.start_nodes(
+            ("prefill-node", f"--block-size={there}"), ("decode-node", f"--block-size={here}")
+        )
+        cluster.wait_nodes(decode=1, prefill=1)
+        half = len(lengths)
+        got = [
+            choice["token_ids"]
+            for part in (batch[:half], batch[half:])
+            for choice in cluster.complete(part, **FIELDS)["choices"]
+        ]
+        assert got == want
+        assert node_metric(decode, 'tandem_transfers_total{outcome="committed"}') == len(batch)
+        cluster.wait_idle(prefill, decode)
