@@ -169,7 +169,7 @@ def _serve_cluster(config: ServeConfig, values: Values) -> None:
         deadline = time.monotonic() + config.start_timeout
         address, registry = _start_parts(cluster, config, values, deadline)
         _introduce(front.prefill_addresses, registry)
-        _greet(address, config)
+        _greet(address, registry, config)
         cluster.wait()
     except KeyboardInterrupt:
         click.echo("stopping ...", err=True)
@@ -258,13 +258,47 @@ def _introduce(addresses: tuple[str, ...], registry: str) -> None:
         click.echo(f"tandem: {problem}; it is used when it does", err=True)
 
 
-def _greet(address: str, config: ServeConfig) -> None:
+@cli.group("nodes", invoke_without_command=True)
+@click.option(
+    "--router",
+    "registry",
+    default="127.0.0.1:8001",
+    show_default=True,
+    envvar="TANDEM_ROUTER",
+    help="Registry of the router, host:port.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Every field, for programs.")
+@click.pass_context
+def nodes(context: click.Context, registry: str, as_json: bool) -> None:
+    """List the nodes of a router with their role, state, load, links and leases."""
+    from .router import admin
+
+    split_addresses("--router", registry)
+    context.obj = registry
+    if context.invoked_subcommand is None:
+        listed = admin.list_nodes(registry)
+        click.echo(admin.as_json(listed) if as_json else admin.as_table(listed))
+
+
+@nodes.command("drain")
+@click.argument("node")
+@click.pass_obj
+def drain_node(registry: str, node: str) -> None:
+    """Have NODE take no more work, finish what it has, and end."""
+    from .router import admin
+
+    admin.drain_node(registry, node)
+    click.echo(f"{node} takes no more work, and ends when it has finished what it has")
+
+
+def _greet(address: str, registry: str, config: ServeConfig) -> None:
     click.echo(f"Tandem is ready: {address}  (chat page, and OpenAI's API under /v1)")
     body = '{"messages": [{"role": "user", "content": "Hello! Who are you?"}]}'
     click.echo(
         f"Try: curl {address}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
     )
     click.echo(f"Logs: {Path(config.log_dir).resolve()}. Ctrl-C ends everything.")
+    click.echo(f"Parts: tandem nodes --router {registry}")
 
 
 def _interrupt(number: int, frame: Any) -> None:

@@ -47,6 +47,7 @@ class PrefillService(PrefillServicer):
         self._status = status
         self._config = config
         self._leases = LeaseTable(config.lease_seconds, time.monotonic)
+        metrics.count_leases = lambda: len(self._leases)
         self._sending: dict[int, Sending] = {}
         self.draining = False
 

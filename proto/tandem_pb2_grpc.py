@@ -51,6 +51,16 @@ class RegistryStub:
                 request_serializer=tandem__pb2.LeaveRequest.SerializeToString,
                 response_deserializer=tandem__pb2.LeaveReply.FromString,
                 _registered_method=True)
+        self.List = channel.unary_unary(
+                '/tandem.v1.Registry/List',
+                request_serializer=tandem__pb2.ListRequest.SerializeToString,
+                response_deserializer=tandem__pb2.ListReply.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/tandem.v1.Registry/Drain',
+                request_serializer=tandem__pb2.DrainRequest.SerializeToString,
+                response_deserializer=tandem__pb2.DrainReply.FromString,
+                _registered_method=True)
 
 
 class RegistryServicer:
@@ -79,6 +89,19 @@ class RegistryServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def List(self, request, context):
+        """For operators: who is there, and "take no more work, finish what you have, and end".
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RegistryServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -96,6 +119,16 @@ def add_RegistryServicer_to_server(servicer, server):
                     servicer.Leave,
                     request_deserializer=tandem__pb2.LeaveRequest.FromString,
                     response_serializer=tandem__pb2.LeaveReply.SerializeToString,
+            ),
+            'List': grpc.unary_unary_rpc_method_handler(
+                    servicer.List,
+                    request_deserializer=tandem__pb2.ListRequest.FromString,
+                    response_serializer=tandem__pb2.ListReply.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=tandem__pb2.DrainRequest.FromString,
+                    response_serializer=tandem__pb2.DrainReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -181,6 +214,60 @@ class Registry:
             '/tandem.v1.Registry/Leave',
             tandem__pb2.LeaveRequest.SerializeToString,
             tandem__pb2.LeaveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def List(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Registry/List',
+            tandem__pb2.ListRequest.SerializeToString,
+            tandem__pb2.ListReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Registry/Drain',
+            tandem__pb2.DrainRequest.SerializeToString,
+            tandem__pb2.DrainReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,6 +46,7 @@ class Node:
         self.metrics: tuple[pb.Metric, ...] = ()
         self.draining = False
         self.left = False
+        self.to_drain = False  # an operator asked for it
         self.lost = False
         self.last_seen = now
         self.inflight = 0
@@ -55,6 +56,18 @@ class Node:
     @property
     def key(self) -> tuple[str, int]:
         return self.node_id, self.epoch
+
+    def info(self) -> pb.NodeInfo:
+        """What an operator may see."""
+        return pb.NodeInfo(
+            node_id=self.node_id,
+            epoch=self.epoch,
+            role=self.role,
+            address=self.address,
+            draining=self.draining,
+            load=self.load,
+            requests=self.inflight,
+        )
 
     def view(self) -> NodeView:
         """What placement may know."""
@@ -123,7 +136,8 @@ class NodeTable:
         node = self.get(request.node_id, request.epoch)
         if node is not None and node.address == address and node.role == request.role:
             node.load, node.last_seen = request.load, self._clock()
-            node.draining = node.left = False
+            node.left = False
+            node.draining = node.to_drain
             return node
         self._remove(request.node_id, "was replaced by a new start")
         node = self._nodes[request.node_id] = Node(request, address, self._clock())
@@ -138,7 +152,7 @@ class NodeTable:
             return False
         node.last_seen = self._clock()
         node.load = request.load
-        node.draining = request.draining or node.left
+        node.draining = request.draining or node.left or node.to_drain
         node.metrics = tuple(request.metrics[:MAX_METRICS])
         return True
 
@@ -148,6 +162,20 @@ class NodeTable:
         if node is not None:
             log.info("node %s is leaving", node_id)
             node.draining = node.left = True
+
+    def drain(self, node_id: str) -> bool:
+        """From now on it gets no work, and its next heartbeat tells it so; False if unknown."""
+        node = self._nodes.get(node_id)
+        if node is None:
+            return False
+        log.info("node %s is to drain", node_id)
+        node.to_drain = node.draining = True
+        return True
+
+    def to_drain(self, node_id: str, epoch: int) -> bool:
+        """Whether an operator wants this start of the node to end."""
+        node = self.get(node_id, epoch)
+        return node is not None and node.to_drain
 
     def expire(self, held_up: float = 0.0) -> None:
         """Lose the nodes whose heartbeats have stopped.

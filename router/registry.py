@@ -80,11 +80,31 @@ class Registry(RegistryServicer):
         )
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:
-        return pb.HeartbeatReply(known=self._nodes.heartbeat(request))
+        known = self._nodes.heartbeat(request)
+        drain = self._nodes.to_drain(request.node_id, request.epoch)
+        return pb.HeartbeatReply(known=known, drain=drain)
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:
         self._nodes.leave(request.node_id, request.epoch)
         return pb.LeaveReply()
+
+    async def List(self, request: pb.ListRequest, context: Any) -> pb.ListReply:
+        nodes = sorted(self._nodes, key=lambda node: (node.role, node.node_id))
+        return pb.ListReply(nodes=[node.info() for node in nodes])
+
+    async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainReply:
+        node = next((n for n in self._nodes if n.node_id == request.node_id), None)
+        if node is not None and node.address in self._options.prefill_addresses:
+            message = (
+                f"node {node.node_id} was named with --pd-url and sends this router no "
+                f"heartbeats; end it with SIGTERM, which drains it"
+            )
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
+        if not self._nodes.drain(request.node_id):
+            known = ", ".join(sorted(n.node_id for n in self._nodes)) or "none"
+            message = f"no node {request.node_id[:MAX_NAME]!r} is here; there are: {known}"
+            await context.abort(grpc.StatusCode.NOT_FOUND, message)
+        return pb.DrainReply()
 
     async def watch(self) -> None:
         """Loses silent nodes, for as long as the router runs."""

@@ -37,8 +37,10 @@ def surface() -> str:
     """One line a flag: its names, its default, and what else it takes."""
     lines = []
     for name, command in sorted(cli.commands.items()):
-        lines.append(f"tandem {name}")
-        lines += sorted(f"  {_line(parameter)}" for parameter in command.params)
+        below = sorted(command.commands.items()) if isinstance(command, click.Group) else []
+        for title, one in [(name, command), *((f"{name} {n}", c) for n, c in below)]:
+            lines.append(f"tandem {title}")
+            lines += sorted(f"  {_line(parameter)}" for parameter in one.params)
     return "\n".join(lines) + "\n"
 
 

@@ -5,7 +5,7 @@ One registry a node, never the library's global one: two nodes may live in one t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -18,10 +18,13 @@ _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
 class NodeMetrics:
-    """What operators watch on a node. ``planes`` is what its ranks last reported."""
+    """What operators watch on a node. ``planes`` is what its ranks last reported;
+    ``count_leases`` is set by a node that gives leases."""
 
     def __init__(self, core: EngineCore, planes: Mapping[int, DataPlaneStats]) -> None:
         self._core = core
+        self._planes = planes
+        self.count_leases: Callable[[], int] = lambda: 0
         self.registry = CollectorRegistry()
         self.registry.register(PlaneCollector(planes))
         self.transfers = Counter(
@@ -62,6 +65,12 @@ class NodeMetrics:
         self.live_transfers = Gauge(
             "tandem_transfers_live", "Transfers in flight.", registry=self.registry
         )
+        self._leases = Gauge(
+            "tandem_leases",
+            "Transfers whose KV is kept for a decode node.",
+            registry=self.registry,
+        )
+        self._leases.set_function(lambda: self.count_leases())
         self._blocks = Gauge(
             "tandem_kv_blocks", "KV blocks by state.", ["state"], registry=self.registry
         )
@@ -109,6 +118,8 @@ class NodeMetrics:
             reserved_blocks=counts.reserved,
             cached_blocks=counts.cached,
             owned_blocks=counts.owned,
+            links=sum(p.peers_tcp + p.peers_shared_memory for p in self._planes.values()),
+            leases=self.count_leases(),
         )
 
     def _refresh(self) -> None:

@@ -102,7 +102,7 @@ async def run_node(
             )
             await server.start()
             registrations = [
-                Registration(router, described.join, metrics.samples, life.end)
+                Registration(router, described.join, metrics.samples, life.end, life.stop.set)
                 for router in routers
             ]
             loops = [engine.core.run(), *role.background(), *(r.run() for r in registrations)]

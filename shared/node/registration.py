@@ -27,7 +27,8 @@ class Registration:
     """One node's standing with one router.
 
     ``describe`` gives a fresh ``JoinRequest``; ``metrics`` the samples of a heartbeat;
-    ``on_refused`` is called when the router serves another model.
+    ``on_refused`` is called when the router serves another model, ``on_drain`` when an operator
+    has told the router that this node is to end.
     """
 
     def __init__(
@@ -36,11 +37,13 @@ class Registration:
         describe: Callable[[], pb.JoinRequest],
         metrics: Callable[[], list[pb.Metric]],
         on_refused: Callable[[str], None],
+        on_drain: Callable[[], None],
     ) -> None:
         self._router = router
         self._describe = describe
         self._metrics = metrics
         self._on_refused = on_refused
+        self._on_drain = on_drain
         self.draining = False
         self.joined = False
         self._trouble = ""
@@ -94,6 +97,9 @@ class Registration:
             )
             if not answer.known:
                 return
+            if answer.drain and not self.draining:
+                log.info("router %s asks this node to drain", self._router)
+                self._on_drain()
 
     async def _leave(self, stub: RegistryStub) -> None:
         me = self._describe()

@@ -3,7 +3,10 @@ what survives holds nothing afterwards and serves the next request."""
 
 from __future__ import annotations
 
+import re
 import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -123,6 +126,27 @@ def test_a_drained_node_finishes_its_streams(cluster: TestCluster) -> None:
     assert lines[-1] == "data: [DONE]"
     assert decode.process.wait(10) == 0
     assert prefill.process.poll() is None
+
+
+def test_an_operator_can_drain_a_node_by_name(cluster: TestCluster) -> None:
+    prefill, decode = pair(cluster)
+    router = cluster.router
+    assert router is not None
+    name = re.search(r"INFO .*?(prefill-\S+) is ready", prefill.log.read_text())
+    assert name, prefill.log.read_text()
+    command = [sys.executable, "-m", "tandem", "nodes"]
+    command.append(f"--router=127.0.0.1:{router.details['registry']}")
+    under_way: list[str] = stream_lines(
+        cluster,
+        prompt(9, 20),
+        lambda: subprocess.run([*command, "drain", name[1]], check=True, timeout=60),
+        max_tokens=200,
+    )
+    assert under_way[-1] == "data: [DONE]"
+    assert prefill.process.wait(10) == 0
+    cluster.wait_nodes(decode=1, prefill=0)
+    greedy(cluster, 9)
+    cluster.wait_idle(decode)
 
 
 def test_one_prefill_node_serves_two_decode_nodes_and_the_reverse(cluster: TestCluster) -> None:

@@ -38,7 +38,7 @@ class Served:
             text=True,
         )
         assert self.process.stdout is not None
-        self.greeting = [self.process.stdout.readline() for _ in range(3)]
+        self.greeting = [self.process.stdout.readline() for _ in range(4)]
         found = re.search(r"http://\S+", self.greeting[0])
         assert found, self.greeting
         self.url = found[0]
@@ -66,6 +66,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def test_the_greeting_has_an_address_a_curl_line_and_the_logs(served: Served) -> None:
     assert "curl " in served.greeting[1] and "Logs:" in served.greeting[2]
+
+
+def test_the_greeting_says_how_to_see_the_parts(served: Served) -> None:
+    line = served.greeting[3].partition("Parts: tandem ")[2].split()
+    command = [sys.executable, "-m", "tandem", *line]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    rows = [row.split() for row in done.stdout.splitlines()[1:]]
+    assert sorted(row[1:3] for row in rows) == [["decode", "ready"], ["prefill", "ready"]]
     assert "<html" in get(served.url).lower()
 
 

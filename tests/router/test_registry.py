@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,12 @@ import grpc
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
+from tandem.router import admin
 from tandem.router.nodes import NodeTable
 from tandem.router.options import RouterOptions
 from tandem.router.registry import _reachable
 from tandem.router.server import Router, run_router
-from tandem.shared.errors import StartupError, UsageError
+from tandem.shared.errors import RequestError, StartupError, UnavailableError, UsageError
 from tandem.tests.router.support import FakeNode, cluster, until
 
 
@@ -106,6 +108,44 @@ async def test_a_router_that_restarts_asks_its_nodes_to_join_again(tmp_path: Pat
     async with cluster(tmp_path, nodes=0) as c:
         beat = pb.HeartbeatRequest(node_id="a", epoch=1)
         assert not (await c.registry.Heartbeat(beat)).known
+
+
+async def test_operators_see_the_nodes_and_can_drain_one(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=2) as c:
+        registry = f"127.0.0.1:{c.router.registry_port}"
+        c.load = pb.Load(running=3, queued_prefill_tokens=7, free_blocks=9, total_blocks=10)
+        await until(lambda: all(node.load.running == 3 for node in c.router.nodes))
+        listed = await asyncio.to_thread(admin.list_nodes, registry)
+        heading, *rows = admin.as_table(listed).splitlines()
+        assert heading.startswith("NODE      ROLE    STATE")
+        assert rows[0].split()[:7] == ["decode-0", "decode", "ready", "3", "0", "7", "9/10"]
+        assert json.loads(admin.as_json(listed))[1]["load"]["leases"] == 0
+
+        drained = c.nodes[1]
+        await asyncio.to_thread(admin.drain_node, registry, drained.node_id)
+        beat = pb.HeartbeatRequest(node_id=drained.node_id, epoch=drained.epoch)
+        assert (await c.registry.Heartbeat(beat)).drain
+        for _ in range(4):
+            assert (await c.chat()).status_code == 200
+        assert not drained.requests
+        listed = await asyncio.to_thread(admin.list_nodes, registry)
+        assert [node.draining for node in listed] == [False, True]
+
+        with pytest.raises(RequestError, match="no node 'x' is here; there are: decode-0, "):
+            await asyncio.to_thread(admin.drain_node, registry, "x")
+    with pytest.raises(UnavailableError, match=f"no router answers at {registry}"):
+        await asyncio.to_thread(admin.list_nodes, registry)
+
+
+async def test_a_node_that_sends_no_heartbeats_cannot_be_told_to_drain(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=0, pd_url="127.0.0.1:9") as c:
+        request = pb.JoinRequest(
+            node_id="p", epoch=1, role=pb.ROLE_PREFILL, address="127.0.0.1:9", model=pb.ModelCard()
+        )
+        await c.registry.Join(request)
+        registry = f"127.0.0.1:{c.router.registry_port}"
+        with pytest.raises(RequestError, match=r"named with --pd-url.*SIGTERM"):
+            await asyncio.to_thread(admin.drain_node, registry, "p")
 
 
 async def test_a_node_that_leaves_gets_no_more_work_but_finishes(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ class Role:
 
 
 def registration() -> Registration:
-    return Registration("127.0.0.1:1", pb.JoinRequest, list, lambda reason: None)
+    return Registration("127.0.0.1:1", pb.JoinRequest, list, lambda reason: None, lambda: None)
 
 
 async def test_a_drain_refuses_tells_and_waits_for_the_work() -> None:

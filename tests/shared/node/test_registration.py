@@ -25,6 +25,7 @@ class FakeRegistry(RegistryServicer):
         self.beats: list[pb.HeartbeatRequest] = []
         self.left: list[pb.LeaveRequest] = []
         self.known = True
+        self.drain = False
         self.refuse: tuple[grpc.StatusCode, str] | None = None
         self.changed = asyncio.Event()
 
@@ -39,7 +40,7 @@ class FakeRegistry(RegistryServicer):
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:
         self.beats.append(request)
         self.changed.set()
-        return pb.HeartbeatReply(known=self.known)
+        return pb.HeartbeatReply(known=self.known, drain=self.drain)
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:
         self.left.append(request)
@@ -69,6 +70,7 @@ class Node:
 
     def __init__(self) -> None:
         self.refusals: list[str] = []
+        self.drained = asyncio.Event()
         self.asked = 0
 
     def describe(self) -> pb.JoinRequest:
@@ -78,7 +80,11 @@ class Node:
 
     def register(self, port: int) -> Registration:
         return Registration(
-            f"127.0.0.1:{port}", self.describe, lambda: [SAMPLE], self.refusals.append
+            f"127.0.0.1:{port}",
+            self.describe,
+            lambda: [SAMPLE],
+            self.refusals.append,
+            self.drained.set,
         )
 
 
@@ -116,6 +122,15 @@ async def test_heartbeats_say_that_the_node_drains() -> None:
             await registry.until(lambda: bool(registry.beats))
             registration.draining = True
             await registry.until(lambda: registry.beats[-1].draining)
+
+
+async def test_an_operator_can_have_the_node_drain() -> None:
+    registry, node = FakeRegistry(), Node()
+    async with serving(registry) as port, registered(node.register(port)):
+        await registry.until(lambda: bool(registry.beats))
+        assert not node.drained.is_set()
+        registry.drain = True
+        await asyncio.wait_for(node.drained.wait(), 10)
 
 
 async def test_a_node_that_the_router_forgot_joins_again() -> None:

@@ -1,0 +1,90 @@
+"""What an operator asks a router about its nodes, from outside of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+
+from ..proto import tandem_pb2 as pb
+from ..proto.tandem_pb2_grpc import RegistryStub
+from ..shared.errors import RequestError, UnavailableError
+
+CALL_SECONDS = 5.0
+ROLES = {pb.ROLE_PREFILL: "prefill", pb.ROLE_DECODE: "decode"}
+HEADINGS = (
+    "NODE", "ROLE", "STATE", "RUNNING", "WAITING", "QUEUED TOKENS", "FREE BLOCKS", "LINKS",
+    "LEASES", "ADDRESS",
+)  # fmt: skip
+
+
+def list_nodes(registry: str) -> list[pb.NodeInfo]:
+    """The nodes of the router behind ``registry``. Raises ``UnavailableError``."""
+    reply: pb.ListReply = _ask(
+        registry, lambda stub: stub.List(pb.ListRequest(), timeout=CALL_SECONDS)
+    )
+    return list(reply.nodes)
+
+
+def drain_node(registry: str, node_id: str) -> None:
+    """Have a node take no more work, finish what it has, and end.
+
+    Raises ``RequestError`` when the router knows no such node or cannot reach it with a command,
+    ``UnavailableError`` when no router answers.
+    """
+    request = pb.DrainRequest(node_id=node_id)
+    _ask(registry, lambda stub: stub.Drain(request, timeout=CALL_SECONDS))
+
+
+def as_table(nodes: Sequence[pb.NodeInfo]) -> str:
+    """One line a node, in columns."""
+    rows = [HEADINGS, *(_row(node) for node in nodes)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def as_json(nodes: Sequence[pb.NodeInfo]) -> str:
+    """The same for programs, with every field of the protocol."""
+    listed = [
+        MessageToDict(
+            node, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+        for node in nodes
+    ]
+    return json.dumps(listed, indent=2)
+
+
+def _row(node: pb.NodeInfo) -> tuple[str, ...]:
+    load = node.load
+    return (
+        node.node_id,
+        ROLES.get(node.role, "?"),
+        "draining" if node.draining else "ready",
+        str(load.running),
+        str(load.waiting),
+        str(load.queued_prefill_tokens),
+        f"{load.free_blocks}/{load.total_blocks}",
+        str(load.links),
+        str(load.leases),
+        node.address,
+    )
+
+
+def _ask(registry: str, call: Callable[[RegistryStub], Any]) -> Any:
+    with grpc.insecure_channel(registry) as channel:
+        try:
+            return call(RegistryStub(channel))
+        except grpc.RpcError as error:
+            refused = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION)
+            if error.code() in refused:
+                raise RequestError(error.details() or "refused") from None
+            why = (error.details() or error.code().name).partition(";")[0]
+            raise UnavailableError(
+                f"no router answers at {registry}: {why}; --router is the address of its registry"
+            ) from None
