@@ -91,7 +91,7 @@ class Canary:
         if ours.finish_reason is not FinishReason.COMPUTED:
             raise TransferError(f"this node could not compute the canary: {ours.error}")
         inbox, ranks = self._node.inbox, self._node.engine.world_size
-        attempt = inbox.open(secrets.randbits(63), 0, ranks)
+        attempt = inbox.open(secrets.randbits(63), 0)
         try:
             for rank in range(ranks):
                 compare = Compare(

@@ -14,6 +14,7 @@ from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import PrefillStub
 from ..shared.errors import TransferError
 from ..shared.handoff.lease import LeaseTrust
+from ..shared.handoff.parts import Part
 from .link import Link
 
 
@@ -29,6 +30,7 @@ class Peer:
     node_id: str
     epoch: int
     endpoints: tuple[tuple[str, str], ...]  # bulk and control of each rank
+    parts: list[Part]  # which of its ranks sends which heads to which of ours
     stub: PrefillStub
     channel: grpc.aio.Channel
     trust: LeaseTrust

@@ -15,6 +15,7 @@ from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import PrefillStub
 from ..shared.errors import PeerRefusedError, TransferError
 from ..shared.handoff.lease import LeaseTrust
+from ..shared.handoff.parts import parts_of
 from ..shared.handoff.peer import introduction
 from ..shared.node.engine import NodeEngine, NodeIdentity
 from ..shared.node.metrics import NodeMetrics
@@ -193,15 +194,13 @@ class Peers:
     def _introduced(
         self, address: str, reply: pb.HelloReply, stub: PrefillStub, channel: grpc.aio.Channel
     ) -> Peer:
-        if len(reply.ranks) != self._engine.world_size:
-            raise PeerRefusedError(
-                f"{address} has {len(reply.ranks)} ranks, here are {self._engine.world_size}"
-            )
+        heads = self._engine.kv_heads(len(reply.ranks))
         return Peer(
             address=address,
             node_id=reply.node.node_id,
             epoch=reply.node.epoch,
             endpoints=endpoints_of(list(reply.ranks), address),
+            parts=parts_of(self._engine.kv_heads(self._engine.world_size), heads),
             stub=stub,
             channel=channel,
             trust=LeaseTrust(reply.lease_seconds, time.monotonic),

@@ -67,7 +67,7 @@ class _Receiving:
         self._node = node
         self._sequence = sequence
         self._peer = peer
-        self._attempt = node.inbox.open(transfer_id, attempt, node.engine.world_size)
+        self._attempt = node.inbox.open(transfer_id, attempt)
         self._life = decode_life(
             f"transfer {transfer_id} attempt {attempt}",
             transfer_seconds=node.config.transfer_timeout,
@@ -80,12 +80,12 @@ class _Receiving:
         self._listener: asyncio.Task[None] | None = None
 
     async def run(self) -> Receipt:
-        ranks = self._attempt.ranks
+        parts = len(self._peer.parts)
         try:
             self._expect()
-            await self._until(lambda: self._greeted == ranks)
+            await self._until(lambda: self._greeted == parts)
             self._open()
-            await self._until(lambda: self._filled == ranks)
+            await self._until(lambda: self._filled == parts)
             self._life.enter(DecodeState.VERIFYING)
             await self._compare_counts()
             self._life.enter(DecodeState.COMMITTED)
@@ -101,25 +101,28 @@ class _Receiving:
     def _expect(self) -> None:
         """The ranks greet their peers, and accept frames for these blocks from now on."""
         sequence, peer, config = self._sequence, self._peer, self._node.config
-        for rank, (bulk, control) in enumerate(peer.endpoints):
+        for part in peer.parts:
+            bulk, control = peer.endpoints[part.sender]
             expect = Expect(
                 transfer_id=self._attempt.transfer_id,
                 attempt=self._attempt.attempt,
                 peer_node=peer.node_id,
                 peer_epoch=peer.epoch,
-                peer_rank=rank,
+                peer_rank=part.sender,
                 bulk=bulk,
                 control=control,
                 block_table=tuple(sequence.block_table),
                 first_token=sequence.computed,
                 end_token=len(sequence.prompt) - 1,
+                first_head=part.heads.start,
+                end_head=part.heads.stop,
                 window_bytes=config.window_bytes,
                 deadline_seconds=config.transfer_timeout,
                 # A chunk may compute for a while between frames; the control plane notices sooner
                 # when the node itself is gone.
                 progress_seconds=5 * config.progress_timeout,
             )
-            self._node.inbox.command(self._attempt, rank, expect)
+            self._node.inbox.command(self._attempt, part.receiver, expect)
 
     def _open(self) -> None:
         sequence, config = self._sequence, self._node.config
@@ -137,6 +140,7 @@ class _Receiving:
             deadline_seconds=config.transfer_timeout,
             window_bytes=config.window_bytes,
             private=sequence.private,
+            ranks=self._node.engine.world_size,
         )
         self._life.enter(DecodeState.OPENING)
         self._peer.trust.begin(self._attempt.transfer_id)

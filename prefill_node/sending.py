@@ -18,6 +18,7 @@ from ..shared.engine.sequence import FinishReason, Sequence
 from ..shared.errors import TransferError
 from ..shared.handoff.inbox import Inbox
 from ..shared.handoff.messages import LayerReady, OpenSend, SendFailed, SendFinished
+from ..shared.handoff.parts import parts_of
 from ..shared.handoff.transfer import PrefillState, prefill_life
 from ..shared.node.engine import NodeEngine
 
@@ -63,7 +64,9 @@ class Sending:
             transfer_seconds=transfer_seconds,
             clock=time.monotonic,
         )
-        self._attempt = inbox.open(request.transfer_id, request.attempt, engine.world_size)
+        self._attempt = inbox.open(request.transfer_id, request.attempt)
+        here, there = engine.kv_heads(engine.world_size), engine.kv_heads(request.ranks)
+        self._parts = parts_of(there, here)
         self._started_at = self._computed_at = 0.0
         self._confirmed = 0
         self._bytes = 0
@@ -84,7 +87,7 @@ class Sending:
 
     async def events(self) -> AsyncIterator[pb.OpenEvent]:
         """Progress until every rank's bytes are confirmed. Raises ``TransferError``."""
-        while self._confirmed < self._attempt.ranks:
+        while self._confirmed < len(self._parts):
             news = await self._next()
             if isinstance(news, SendFailed):
                 raise TransferError(news.reason)
@@ -130,29 +133,32 @@ class Sending:
         request, sequence = self.request, self._sequence
         self._started_at = time.monotonic()
         self._life.enter(PrefillState.RUNNING)
-        for rank in range(self._attempt.ranks):
+        for part in self._parts:
             opening = OpenSend(
                 transfer_id=request.transfer_id,
                 attempt=request.attempt,
                 peer_node=request.node_id,
                 peer_epoch=request.epoch,
-                peer_rank=rank,
+                peer_rank=part.receiver,
                 block_table=tuple(sequence.block_table),
                 first_token=request.first_token,
                 end_token=request.end_token,
+                first_head=part.heads.start,
+                end_head=part.heads.stop,
                 window_bytes=request.window_bytes,
                 progress_seconds=self._progress_seconds,
             )
-            self._inbox.command(self._attempt, rank, opening)
-            if sequence.computed > request.first_token:
-                ready = LayerReady(
-                    transfer_id=request.transfer_id,
-                    attempt=request.attempt,
-                    first_layer=0,
-                    end_layer=len(self._engine.spec.layers),
-                    first_token=request.first_token,
-                    end_token=sequence.computed,
-                )
+            self._inbox.command(self._attempt, part.sender, opening)
+        if sequence.computed > request.first_token:
+            ready = LayerReady(
+                transfer_id=request.transfer_id,
+                attempt=request.attempt,
+                first_layer=0,
+                end_layer=len(self._engine.spec.layers),
+                first_token=request.first_token,
+                end_token=sequence.computed,
+            )
+            for rank in self._attempt.busy_ranks:
                 self._inbox.command(self._attempt, rank, ready)
 
     def _on_step(self, output: StepOutput) -> None:

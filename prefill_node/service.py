@@ -16,7 +16,13 @@ import grpc
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import PrefillServicer
 from ..shared.config import HandoffConfig
-from ..shared.errors import OverloadedError, RequestError, TransferError, UnavailableError
+from ..shared.errors import (
+    OverloadedError,
+    PeerRefusedError,
+    RequestError,
+    TransferError,
+    UnavailableError,
+)
 from ..shared.handoff.inbox import Inbox
 from ..shared.handoff.lease import LeaseTable, Tenant
 from ..shared.handoff.peer import introduction, refusal
@@ -111,6 +117,10 @@ class PrefillService(PrefillServicer):
                 f"tokens [{request.first_token}, {request.end_token}) of a prompt of "
                 f"{len(request.prompt)}: the last token is never prefilled here"
             )
+        try:
+            self._engine.kv_heads(request.ranks)
+        except PeerRefusedError as error:
+            return invalid, str(error)
         if max(request.prompt) >= self._engine.spec.vocab_size:
             return invalid, f"token {max(request.prompt)} is outside of the vocabulary"
         old = self._sending.get(request.transfer_id)

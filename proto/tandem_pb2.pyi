@@ -423,7 +423,7 @@ class RankEndpoint(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., bulk: _Optional[str] = ..., control: _Optional[str] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("transfer_id", "attempt", "node_id", "epoch", "peer_epoch", "prompt", "first_token", "end_token", "priority", "cache_salt", "deadline_seconds", "window_bytes", "private")
+    __slots__ = ("transfer_id", "attempt", "node_id", "epoch", "peer_epoch", "prompt", "first_token", "end_token", "priority", "cache_salt", "deadline_seconds", "window_bytes", "private", "ranks")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -437,6 +437,7 @@ class OpenRequest(_message.Message):
     DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WINDOW_BYTES_FIELD_NUMBER: _ClassVar[int]
     PRIVATE_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     transfer_id: int
     attempt: int
     node_id: str
@@ -450,7 +451,8 @@ class OpenRequest(_message.Message):
     deadline_seconds: float
     window_bytes: int
     private: bool
-    def __init__(self, transfer_id: _Optional[int] = ..., attempt: _Optional[int] = ..., node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., peer_epoch: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., first_token: _Optional[int] = ..., end_token: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., deadline_seconds: _Optional[float] = ..., window_bytes: _Optional[int] = ..., private: _Optional[bool] = ...) -> None: ...
+    ranks: int
+    def __init__(self, transfer_id: _Optional[int] = ..., attempt: _Optional[int] = ..., node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., peer_epoch: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., first_token: _Optional[int] = ..., end_token: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., deadline_seconds: _Optional[float] = ..., window_bytes: _Optional[int] = ..., private: _Optional[bool] = ..., ranks: _Optional[int] = ...) -> None: ...
 
 class OpenEvent(_message.Message):
     __slots__ = ("accepted", "progress", "done", "failed")

@@ -129,17 +129,29 @@ class _CacheOfPlane:
         self.layer_bytes_per_token = sizes.pop()
 
     def pack(
-        self, layer: int, block_table: Sequence[int], first: int, end: int, out: memoryview
+        self,
+        layer: int,
+        block_table: Sequence[int],
+        first_token: int,
+        end_token: int,
+        out: memoryview,
+        heads: range | None = None,
     ) -> None:
         # An index copy inside would allocate with autograd's bookkeeping otherwise.
         with torch.inference_mode():
-            self._cache.pack(layer, block_table, first, end, out)
+            self._cache.pack(layer, block_table, first_token, end_token, out, heads)
 
     def scatter(
-        self, layer: int, block_table: Sequence[int], first: int, end: int, data: memoryview
+        self,
+        layer: int,
+        block_table: Sequence[int],
+        first_token: int,
+        end_token: int,
+        data: memoryview,
+        heads: range | None = None,
     ) -> None:
         with torch.inference_mode():
-            self._cache.scatter(layer, block_table, first, end, data)
+            self._cache.scatter(layer, block_table, first_token, end_token, data, heads)
 
 
 def _device(name: str, index: int) -> torch.device:

@@ -1,8 +1,9 @@
 """What the data plane needs of a rank's KV cache.
 
 The plane's own thread is the only caller. It never learns the block size or the tensor's layout:
-tokens are named by their index in the sequence, and bytes are always canonical,
-``[layer][K|V][head][token][dim]``, for the heads of this rank.
+tokens are named by their index in the sequence, heads by their number in the whole model, and
+bytes are always canonical, ``[layer][K|V][head][token][dim]``: of some of this rank's heads, or of
+all where ``heads`` is left out.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class CachePort(Protocol):
         first_token: int,
         end_token: int,
         out: memoryview,
+        heads: range | None = None,
     ) -> None:
         """Write ``[K|V][head][token][dim]`` of the tokens to ``out``, which has just their size."""
 
@@ -44,5 +46,6 @@ class CachePort(Protocol):
         first_token: int,
         end_token: int,
         data: memoryview,
+        heads: range | None = None,
     ) -> None:
         """Read ``[K|V][head][token][dim]`` of the tokens from ``data`` into the blocks."""

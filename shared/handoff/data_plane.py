@@ -322,7 +322,12 @@ class _Loop:
             return
         reason = "this rank sends nothing: it was configured without listen_host"
         self._emit(
-            SendFailed(transfer_id=command.transfer_id, attempt=command.attempt, reason=reason)
+            SendFailed(
+                transfer_id=command.transfer_id,
+                attempt=command.attempt,
+                peer_rank=command.peer_rank,
+                reason=reason,
+            )
         )
 
     def _take_control(

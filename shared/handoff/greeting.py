@@ -28,13 +28,9 @@ CAPABILITIES = CAPABILITY_XXH3
 # A peer that differs here can never hand over to this rank.
 MUST_AGREE = (
     "protocol",
-    "tp_size",
-    "rank",
     "dtype",
     "num_layers",
-    "layer_bytes_per_token",
-    "first_head",
-    "end_head",
+    "head_bytes_per_token",
 )
 
 
@@ -78,6 +74,11 @@ class Greeting:
     ring_descriptor: int = 0
     ring_bytes: int = 0
     ring_nonce: int = 0
+
+    @property
+    def head_bytes_per_token(self) -> int:
+        """K and V of one head for one token in one layer."""
+        return self.layer_bytes_per_token // max(1, self.end_head - self.first_head)
 
     @property
     def ring(self) -> RingPlace:

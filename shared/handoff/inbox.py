@@ -11,7 +11,11 @@ from .messages import (
     Cancelled,
     CancelSend,
     Command,
+    Compare,
     Compared,
+    Event,
+    Expect,
+    OpenSend,
     PeerJoined,
     PeerLost,
     PlaneFailed,
@@ -28,27 +32,37 @@ log = logging.getLogger("tandem.handoff")
 
 QUIET_SECONDS = 10.0
 
-# After one of these a rank neither reads nor writes the attempt's blocks.
-_LAST = (SendFinished, SendFailed, Received, ReceiveFailed, Compared, Cancelled)
-
 
 class Attempt:
-    """The news of one attempt: events from every rank of this node, and what the head adds.
+    """The news of one attempt: events from the ranks of this node, and what the head adds.
 
-    The queue is bounded by what can happen in one attempt: a few events a rank, one a step, and one
+    The queue is bounded by what can happen in one attempt: a few events a part, one a step, and one
     a sign of life.
     """
 
-    def __init__(self, transfer_id: int, attempt: int, ranks: int) -> None:
+    def __init__(self, transfer_id: int, attempt: int) -> None:
         self.transfer_id = transfer_id
         self.attempt = attempt
-        self.ranks = ranks
         self.news: asyncio.Queue[object] = asyncio.Queue()
-        self.silent: set[int] = set(range(ranks))  # ranks that hold nothing of it (any more)
+        self.busy: set[tuple[int, int]] = set()  # ranks that hold blocks, with the peer's rank
 
-    def engage(self, rank: int) -> None:
+    @property
+    def busy_ranks(self) -> set[int]:
+        return {rank for rank, _ in self.busy}
+
+    def engage(self, rank: int, command: Command) -> None:
         """The rank was given blocks: they are busy until an event says otherwise."""
-        self.silent.discard(rank)
+        if isinstance(command, (OpenSend, Expect)):
+            self.busy.add((rank, command.peer_rank))
+        elif isinstance(command, Compare):
+            self.busy.add((rank, 0))
+
+    def quiet(self, rank: int, event: Event) -> None:
+        """What the event says the rank does not touch any more."""
+        if isinstance(event, (SendFinished, SendFailed, Received, ReceiveFailed)):
+            self.busy.discard((rank, event.peer_rank))
+        elif isinstance(event, (Compared, Cancelled)):
+            self.busy = {one for one in self.busy if one[0] != rank}
 
 
 class Inbox:
@@ -62,16 +76,16 @@ class Inbox:
         self._attempts: dict[tuple[int, int], Attempt] = {}
         self.stats: dict[int, DataPlaneStats] = {}  # what each rank last reported
 
-    def open(self, transfer_id: int, attempt: int, ranks: int) -> Attempt:
+    def open(self, transfer_id: int, attempt: int) -> Attempt:
         """Begin to collect events. Raises ``KeyError`` when the attempt is already open."""
         key = (transfer_id, attempt)
         if key in self._attempts:
             raise KeyError(f"transfer {transfer_id} attempt {attempt} is already open")
-        self._attempts[key] = Attempt(transfer_id, attempt, ranks)
+        self._attempts[key] = Attempt(transfer_id, attempt)
         return self._attempts[key]
 
     def command(self, attempt: Attempt, rank: int, command: Command) -> None:
-        attempt.engage(rank)
+        attempt.engage(rank, command)
         self._send(rank, to_wire(command))
 
     def on_event(self, rank: int, data: bytes) -> None:
@@ -99,8 +113,7 @@ class Inbox:
         attempt = self._attempts.get((event.transfer_id, event.attempt))
         if attempt is not None:
             attempt.news.put_nowait(event)
-            if isinstance(event, _LAST):
-                attempt.silent.add(rank)
+            attempt.quiet(rank, event)
 
     async def close(self, attempt: Attempt, *, sending: bool) -> None:
         """Return once no rank reads or writes the attempt's blocks: cancel what still runs.
@@ -109,12 +122,12 @@ class Inbox:
         declared lost rather than left to leak.
         """
         kind = CancelSend if sending else CancelExpect
-        for rank in set(range(attempt.ranks)) - attempt.silent:
+        for rank in attempt.busy_ranks:
             command = kind(transfer_id=attempt.transfer_id, attempt=attempt.attempt)
             self._send(rank, to_wire(command))
         try:
             async with asyncio.timeout(QUIET_SECONDS):
-                while len(attempt.silent) < attempt.ranks:
+                while attempt.busy:
                     await attempt.news.get()
         except TimeoutError:
             self._on_plane_failed(

@@ -1,10 +1,12 @@
 """What a head tells its rank's data plane, and what comes back: plain data, one file.
 
 A command is handled in the order in which it was queued; each names a transfer and an attempt, and
-sending one twice changes nothing. Every OpenSend ends in exactly one of SendFinished, SendFailed,
-Cancelled; every Expect in exactly one of Received, ReceiveFailed, Cancelled; every Compare in one
-of Compared, ReceiveFailed. After that event the plane neither reads nor writes the blocks of that
-attempt, so the head may free them.
+sending one twice changes nothing. A rank may have several parts in one transfer, each with another
+rank of the peer (``peer_rank``); LayerReady and the cancels are for all of them.
+
+Every OpenSend ends in exactly one of SendFinished, SendFailed, Cancelled; every Expect in exactly
+one of Received, ReceiveFailed, Cancelled; every Compare in one of Compared, ReceiveFailed. After
+that event the plane neither reads nor writes the blocks of that part, so the head may free them.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ class OpenSend:
     block_table: tuple[int, ...]
     first_token: int
     end_token: int
+    first_head: int
+    end_head: int
     window_bytes: int = DEFAULT_WINDOW_BYTES
     progress_seconds: float = 10.0
 
@@ -73,6 +77,8 @@ class Expect:
     block_table: tuple[int, ...]
     first_token: int
     end_token: int
+    first_head: int
+    end_head: int
     window_bytes: int = DEFAULT_WINDOW_BYTES
     deadline_seconds: float = 300.0
     progress_seconds: float = 15.0
@@ -102,6 +108,7 @@ class Expecting:
 
     transfer_id: int
     attempt: int
+    peer_rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +117,7 @@ class SendFinished:
 
     transfer_id: int
     attempt: int
+    peer_rank: int
     bytes: int
     exposed_seconds: float
 
@@ -118,6 +126,7 @@ class SendFinished:
 class SendFailed:
     transfer_id: int
     attempt: int
+    peer_rank: int
     reason: str
 
 
@@ -127,15 +136,18 @@ class Received:
 
     transfer_id: int
     attempt: int
+    peer_rank: int
     bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiveFailed:
-    """``retriable``: another attempt, with this peer or another, may succeed."""
+    """``retriable``: another attempt, with this peer or another, may succeed. A comparison that
+    failed has no peer; its ``peer_rank`` is 0."""
 
     transfer_id: int
     attempt: int
+    peer_rank: int
     reason: str
     retriable: bool
 

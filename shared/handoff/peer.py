@@ -33,10 +33,6 @@ def refusal(decode: pb.Introduction, prefill: pb.Introduction) -> str:
         theirs = prefill.fingerprint.get(name, "missing")
         if ours != theirs:
             return _differ(name, ours, theirs)
-    if decode.tensor_parallel_size != prefill.tensor_parallel_size:
-        return _differ(
-            "tensor-parallel size", decode.tensor_parallel_size, prefill.tensor_parallel_size
-        )
     if decode.kv_dtype != prefill.kv_dtype:
         return _differ("KV dtype", decode.kv_dtype, prefill.kv_dtype)
     return ""

@@ -47,12 +47,28 @@ class PlaneEnd:
         return True
 
 
-def why_not(command: Expect | OpenSend, under_way: int | None, closed: ClosedAttempts) -> str:
+# One part of a transfer on one rank: the transfer, and the peer's rank.
+PartKey = tuple[int, int]
+
+
+def part_of(command: Expect | OpenSend) -> PartKey:
+    return command.transfer_id, command.peer_rank
+
+
+def why_not(
+    command: Expect | OpenSend, me: Greeting, under_way: int | None, closed: ClosedAttempts
+) -> str:
     """Why an attempt cannot begin beside the one that is ``under_way``; empty when it can."""
-    if closed.covers(command.transfer_id, command.attempt):
+    whole = command.transfer_id, None
+    if any(closed.covers(key, command.attempt) for key in (whole, part_of(command))):
         return f"attempt {command.attempt} is over"
     if under_way is not None and under_way > command.attempt:
         return f"attempt {under_way} is under way"
     if not 0 <= command.first_token < command.end_token < 2**32:
         return f"tokens [{command.first_token}, {command.end_token}) are no range"
+    if not me.first_head <= command.first_head < command.end_head <= me.end_head:
+        return (
+            f"heads [{command.first_head}, {command.end_head}) are not all here; this rank has "
+            f"[{me.first_head}, {me.end_head})"
+        )
     return ""

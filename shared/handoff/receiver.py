@@ -28,17 +28,21 @@ from .messages import (
     Received,
     ReceiveFailed,
 )
-from .plane_end import PlaneEnd, why_not
+from .plane_end import PartKey, PlaneEnd, part_of, why_not
 from .stats import DataPlaneStats
 
 
 @dataclass(slots=True, kw_only=True)
 class Incoming:
-    """One attempt at one transfer, seen from the receiver. Counts are payload bytes."""
+    """One attempt at one part of a transfer, seen from the receiver. Counts are payload bytes.
+
+    A cell is one token in one layer, of the heads of this part.
+    """
 
     command: Expect
     peer: PeerKey
     coverage: Coverage
+    cell_bytes: int
     opened_at: float
     frame_at: float = 0.0
     announced: bool = False
@@ -46,6 +50,10 @@ class Incoming:
     received: int = 0
     acknowledged: int = 0
     digest: Digest = field(default_factory=Digest)
+
+    @property
+    def heads(self) -> range:
+        return range(self.command.first_head, self.command.end_head)
 
 
 class Receiver:
@@ -57,17 +65,18 @@ class Receiver:
         self._emit, self._me = end.emit, end.me
         self._carrier = carrier
         self._max_payload = max_payload
-        self._transfers: dict[int, Incoming] = {}
+        self._transfers: dict[PartKey, Incoming] = {}
         self._closed = ClosedAttempts()
         self._aborted = ClosedAttempts()
 
     # ---- commands ----------------------------------------------------------------------------
 
     def expect(self, command: Expect) -> None:
-        known = self._transfers.get(command.transfer_id)
+        known = self._transfers.get(part_of(command))
         if known is not None and known.command.attempt == command.attempt:
             return
-        reason = why_not(command, known.command.attempt if known else None, self._closed)
+        under_way = known.command.attempt if known else None
+        reason = why_not(command, self._me, under_way, self._closed)
         if reason:
             self._report_failed(command, reason, retriable=False)
             return
@@ -80,21 +89,23 @@ class Receiver:
                 node_id=command.peer_node, epoch=command.peer_epoch, rank=command.peer_rank
             ),
             coverage=Coverage(self._cache.num_layers, command.first_token, command.end_token),
+            cell_bytes=(command.end_head - command.first_head) * self._me.head_bytes_per_token,
             opened_at=now,
         )
-        self._transfers[command.transfer_id] = transfer
+        self._transfers[part_of(command)] = transfer
         self._carrier.connect(
             transfer.peer, Endpoints(bulk=command.bulk, control=command.control), now
         )
         self._announce(transfer)
 
     def cancel(self, command: CancelExpect) -> None:
-        transfer = self._transfers.get(command.transfer_id)
-        self._closed.add(command.transfer_id, command.attempt)
-        if transfer is not None and transfer.command.attempt <= command.attempt:
-            self._tell(transfer, Kind.ABORT, "cancelled")
-            self._drop(transfer)
-            self._stats.cancelled += 1
+        self._closed.add((command.transfer_id, None), command.attempt)
+        for transfer in list(self._transfers.values()):
+            mine = transfer.command.transfer_id == command.transfer_id
+            if mine and transfer.command.attempt <= command.attempt:
+                self._tell(transfer, Kind.ABORT, "cancelled")
+                self._drop(transfer)
+                self._stats.cancelled += 1
         self._emit(
             Cancelled(transfer_id=command.transfer_id, attempt=command.attempt, side="receive")
         )
@@ -134,7 +145,13 @@ class Receiver:
             return
         transfer.announced = True
         command = transfer.command
-        self._emit(Expecting(transfer_id=command.transfer_id, attempt=command.attempt))
+        self._emit(
+            Expecting(
+                transfer_id=command.transfer_id,
+                attempt=command.attempt,
+                peer_rank=command.peer_rank,
+            )
+        )
 
     # ---- the wire ----------------------------------------------------------------------------
 
@@ -145,7 +162,7 @@ class Receiver:
         except FrameError:
             self._stats.frames_refused += 1
             return
-        transfer = self._transfers.get(header.transfer_id)
+        transfer = self._transfers.get((header.transfer_id, peer.rank))
         if not self._is_meant(transfer, peer, header):
             self._stats.frames_stale += 1
             self._answer_stale(peer, header)
@@ -174,9 +191,10 @@ class Receiver:
         """Abort, once an attempt: a window's worth of late frames needs one answer."""
         if header.kind not in (Kind.DATA, Kind.FIN):
             return
-        if self._aborted.covers(header.transfer_id, header.attempt):
+        key = header.transfer_id, peer.rank
+        if self._aborted.covers(key, header.attempt):
             return
-        self._aborted.add(header.transfer_id, header.attempt)
+        self._aborted.add(key, header.attempt)
         answer = self._end.header(Kind.ABORT, peer, header.transfer_id, header.attempt)
         if self._end.tell(self._carrier, peer, answer, "not expecting this attempt"):
             self._stats.aborts_sent += 1
@@ -194,7 +212,7 @@ class Receiver:
     def _data(self, transfer: Incoming, header: Header, payload: memoryview, checksum: int) -> None:
         self._check_data(transfer, header, len(payload))
         tokens = header.end_token - header.first_token
-        step = tokens * self._cache.layer_bytes_per_token
+        step = tokens * transfer.cell_bytes
         for index, layer in enumerate(range(header.first_layer, header.end_layer)):
             self._cache.scatter(
                 layer,
@@ -202,6 +220,7 @@ class Receiver:
                 header.first_token,
                 header.end_token,
                 payload[index * step : (index + 1) * step],
+                transfer.heads,
             )
         transfer.digest.add(checksum)
         transfer.sequence += 1
@@ -213,10 +232,9 @@ class Receiver:
             self._acknowledge(transfer)
 
     def _check_data(self, transfer: Incoming, header: Header, length: int) -> None:
-        heads = (header.first_head, header.end_head)
-        if heads != (self._me.first_head, self._me.end_head):
-            mine = (self._me.first_head, self._me.end_head)
-            raise FrameError(f"heads {heads} came, this rank holds {mine}")
+        heads = range(header.first_head, header.end_head)
+        if heads != transfer.heads:
+            raise FrameError(f"heads {heads} came, this part has {transfer.heads}")
         try:
             transfer.coverage.add(
                 header.first_layer, header.end_layer, header.first_token, header.end_token
@@ -224,10 +242,8 @@ class Receiver:
         except OverlapError as error:
             raise FrameError(str(error)) from None
         cells = (header.end_layer - header.first_layer) * (header.end_token - header.first_token)
-        if length != cells * self._cache.layer_bytes_per_token:
-            raise FrameError(
-                f"{length} bytes for {cells} cells of {self._cache.layer_bytes_per_token}"
-            )
+        if length != cells * transfer.cell_bytes:
+            raise FrameError(f"{length} bytes for {cells} cells of {transfer.cell_bytes}")
         outstanding = transfer.received + length - transfer.acknowledged
         if outstanding > transfer.command.window_bytes:
             raise FrameError(
@@ -245,13 +261,16 @@ class Receiver:
         self._acknowledge(transfer)
         # The bytes are here, so a connection that broke on the last ack costs the sender an event
         # and us nothing.
-        if self._transfers.get(transfer.command.transfer_id) is transfer:
+        if self._transfers.get(part_of(transfer.command)) is transfer:
             self._drop(transfer)
         self._stats.receives_finished += 1
         command = transfer.command
         self._emit(
             Received(
-                transfer_id=command.transfer_id, attempt=command.attempt, bytes=transfer.received
+                transfer_id=command.transfer_id,
+                attempt=command.attempt,
+                peer_rank=command.peer_rank,
+                bytes=transfer.received,
             )
         )
 
@@ -273,7 +292,7 @@ class Receiver:
 
     def on_control(self, peer: PeerKey, header: Header, payload: memoryview) -> None:
         """An abort from a sender; the epochs have been checked. Never answered: that would echo."""
-        transfer = self._transfers.get(header.transfer_id)
+        transfer = self._transfers.get((header.transfer_id, peer.rank))
         if header.kind is Kind.ABORT and self._is_meant(transfer, peer, header):
             assert transfer is not None
             reason = frame.read_reason(payload)
@@ -310,7 +329,7 @@ class Receiver:
         self._end.tell(self._carrier, transfer.peer, self._header(transfer, kind), reason)
 
     def _fail(self, transfer: Incoming, reason: str, *, retriable: bool) -> None:
-        if self._transfers.get(transfer.command.transfer_id) is not transfer:
+        if self._transfers.get(part_of(transfer.command)) is not transfer:
             return
         self._drop(transfer)
         self._report_failed(transfer.command, reason, retriable=retriable)
@@ -321,16 +340,18 @@ class Receiver:
             ReceiveFailed(
                 transfer_id=command.transfer_id,
                 attempt=command.attempt,
+                peer_rank=command.peer_rank if isinstance(command, Expect) else 0,
                 reason=reason,
                 retriable=retriable,
             )
         )
 
     def _drop(self, transfer: Incoming) -> None:
-        del self._transfers[transfer.command.transfer_id]
-        self._closed.add(transfer.command.transfer_id, transfer.command.attempt)
+        key = part_of(transfer.command)
+        del self._transfers[key]
+        self._closed.add(key, transfer.command.attempt)
         # Late frames of an attempt that we ended ourselves have had their answer.
-        self._aborted.add(transfer.command.transfer_id, transfer.command.attempt)
+        self._aborted.add(key, transfer.command.attempt)
 
     def close(self) -> None:
         for transfer in list(self._transfers.values()):

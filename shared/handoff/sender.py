@@ -17,7 +17,7 @@ from .closed import ClosedAttempts
 from .frame import HEADER_BYTES, Digest, Fin, Header, Kind
 from .greeting import PeerKey
 from .messages import Cancelled, CancelSend, LayerReady, OpenSend, SendFailed, SendFinished
-from .plane_end import PlaneEnd, why_not
+from .plane_end import PartKey, PlaneEnd, part_of, why_not
 from .staging import Slot, StagingRing
 from .stats import DataPlaneStats
 from .work_list import Piece, WorkList
@@ -25,11 +25,15 @@ from .work_list import Piece, WorkList
 
 @dataclass(slots=True, kw_only=True)
 class Outgoing:
-    """One attempt at one transfer, seen from the sender. Counts are payload bytes."""
+    """One attempt at one part of a transfer, seen from the sender. Counts are payload bytes.
+
+    A cell is one token in one layer, of the heads of this part.
+    """
 
     command: OpenSend
     peer: PeerKey
     work: WorkList
+    cell_bytes: int
     frame_cells: int
     progress_at: float
     computed_at: float = 0.0
@@ -38,6 +42,10 @@ class Outgoing:
     acknowledged: int = 0
     fin_sent: bool = False
     digest: Digest = field(default_factory=Digest)
+
+    @property
+    def heads(self) -> range:
+        return range(self.command.first_head, self.command.end_head)
 
     @property
     def in_flight(self) -> int:
@@ -58,8 +66,8 @@ class Sender:
         self._emit = end.emit
         self._carrier = carrier
         self._ring = ring
-        self._transfers: dict[int, Outgoing] = {}
-        self._turn: deque[int] = deque()
+        self._transfers: dict[PartKey, Outgoing] = {}
+        self._turn: deque[PartKey] = deque()
         self._departing: dict[PeerKey, deque[tuple[Slot, Departure]]] = {}
         self._held: Counter[PeerKey] = Counter()
         self._closed = ClosedAttempts()
@@ -69,39 +77,52 @@ class Sender:
     # ---- commands ----------------------------------------------------------------------------
 
     def open(self, command: OpenSend) -> None:
-        known = self._transfers.get(command.transfer_id)
+        known = self._transfers.get(part_of(command))
         if known is not None and known.command.attempt == command.attempt:
             return
         reason = self._refusal(command, known)
         if reason:
-            self._report_failed(command.transfer_id, command.attempt, reason)
+            self._report_failed(command, reason)
             return
         if known is not None:
             self._fail(known, f"attempt {command.attempt} took its place")
         frame_bytes = min(self._ring.payload_bytes, command.window_bytes // 2)
-        self._transfers[command.transfer_id] = Outgoing(
+        cell_bytes = self._cell_bytes(command)
+        self._transfers[part_of(command)] = Outgoing(
             command=command,
             peer=PeerKey(
                 node_id=command.peer_node, epoch=command.peer_epoch, rank=command.peer_rank
             ),
             work=WorkList(self._cache.num_layers, command.first_token, command.end_token),
-            frame_cells=frame_bytes // self._cache.layer_bytes_per_token,
+            cell_bytes=cell_bytes,
+            frame_cells=frame_bytes // cell_bytes,
             progress_at=self._clock(),
         )
-        self._turn.append(command.transfer_id)
+        self._turn.append(part_of(command))
+
+    def _cell_bytes(self, command: OpenSend) -> int:
+        return (command.end_head - command.first_head) * self._end.me.head_bytes_per_token
 
     def _refusal(self, command: OpenSend, known: Outgoing | None) -> str:
-        cell = self._cache.layer_bytes_per_token
+        under_way = known.command.attempt if known is not None else None
+        reason = why_not(command, self._end.me, under_way, self._closed)
+        if reason:
+            return reason
+        cell = self._cell_bytes(command)
         if command.window_bytes < 2 * cell:
             return f"a window of {command.window_bytes} bytes; two tokens need {2 * cell}"
-        under_way = known.command.attempt if known is not None else None
-        return why_not(command, under_way, self._closed)
+        return ""
 
     def ready(self, command: LayerReady) -> None:
         """Cells are computed. Of a transfer that is over, that is no news."""
-        transfer = self._transfers.get(command.transfer_id)
-        if transfer is None or transfer.command.attempt != command.attempt:
-            return
+        for transfer in self._parts(command.transfer_id):
+            if transfer.command.attempt == command.attempt:
+                self._computed(transfer, command)
+
+    def _parts(self, transfer_id: int) -> list[Outgoing]:
+        return [t for t in self._transfers.values() if t.command.transfer_id == transfer_id]
+
+    def _computed(self, transfer: Outgoing, command: LayerReady) -> None:
         now = self._clock()
         if not transfer.waits_for_peer:
             transfer.progress_at = now
@@ -116,12 +137,12 @@ class Sender:
             transfer.computed_at = now
 
     def cancel(self, command: CancelSend) -> None:
-        transfer = self._transfers.get(command.transfer_id)
-        self._closed.add(command.transfer_id, command.attempt)
-        if transfer is not None and transfer.command.attempt <= command.attempt:
-            self._tell(transfer, Kind.ABORT, "cancelled by the sender")
-            self._drop(transfer)
-            self._stats.cancelled += 1
+        self._closed.add((command.transfer_id, None), command.attempt)
+        for transfer in self._parts(command.transfer_id):
+            if transfer.command.attempt <= command.attempt:
+                self._tell(transfer, Kind.ABORT, "cancelled by the sender")
+                self._drop(transfer)
+                self._stats.cancelled += 1
         self._emit(Cancelled(transfer_id=command.transfer_id, attempt=command.attempt, side="send"))
 
     # ---- the wire ----------------------------------------------------------------------------
@@ -157,7 +178,7 @@ class Sender:
     def _send_piece(self, transfer: Outgoing) -> bool:
         piece = transfer.work.peek(transfer.frame_cells)
         assert piece is not None
-        length = piece.cells * self._cache.layer_bytes_per_token
+        length = piece.cells * transfer.cell_bytes
         if transfer.in_flight + length > transfer.command.window_bytes:
             return False
         slot = self._ring.acquire() if self._held[transfer.peer] < self._ring.free else None
@@ -180,7 +201,7 @@ class Sender:
 
     def _pack(self, transfer: Outgoing, piece: Piece, out: memoryview) -> None:
         tokens = piece.end_token - piece.first_token
-        step = tokens * self._cache.layer_bytes_per_token
+        step = tokens * transfer.cell_bytes
         for index, layer in enumerate(range(piece.first_layer, piece.end_layer)):
             self._cache.pack(
                 layer,
@@ -188,6 +209,7 @@ class Sender:
                 piece.first_token,
                 piece.end_token,
                 out[index * step : (index + 1) * step],
+                transfer.heads,
             )
 
     def _count(self, transfer: Outgoing, piece: Piece, length: int, checksum: int) -> None:
@@ -207,8 +229,8 @@ class Sender:
             end_layer=piece.end_layer,
             first_token=piece.first_token,
             end_token=piece.end_token,
-            first_head=self._end.me.first_head,
-            end_head=self._end.me.end_head,
+            first_head=transfer.command.first_head,
+            end_head=transfer.command.end_head,
         )
 
     def _send_fin(self, transfer: Outgoing) -> bool:
@@ -228,7 +250,7 @@ class Sender:
 
     def on_control(self, peer: PeerKey, header: Header, payload: memoryview) -> None:
         """An ack, nack or abort from a receiver; the epochs have been checked."""
-        transfer = self._transfers.get(header.transfer_id)
+        transfer = self._transfers.get((header.transfer_id, peer.rank))
         if transfer is None or transfer.command.attempt != header.attempt or transfer.peer != peer:
             self._answer_unknown(peer, header)
         elif header.kind is Kind.ACK:
@@ -263,6 +285,7 @@ class Sender:
             SendFinished(
                 transfer_id=transfer.command.transfer_id,
                 attempt=transfer.command.attempt,
+                peer_rank=transfer.peer.rank,
                 bytes=transfer.sent,
                 exposed_seconds=self._clock() - transfer.computed_at,
             )
@@ -287,19 +310,27 @@ class Sender:
         if tell:
             self._tell(transfer, Kind.ABORT, reason)
         self._drop(transfer)
-        self._report_failed(transfer.command.transfer_id, transfer.command.attempt, reason)
+        self._report_failed(transfer.command, reason)
 
-    def _report_failed(self, transfer_id: int, attempt: int, reason: str) -> None:
+    def _report_failed(self, command: OpenSend, reason: str) -> None:
         self._stats.sends_failed += 1
-        self._emit(SendFailed(transfer_id=transfer_id, attempt=attempt, reason=reason))
+        self._emit(
+            SendFailed(
+                transfer_id=command.transfer_id,
+                attempt=command.attempt,
+                peer_rank=command.peer_rank,
+                reason=reason,
+            )
+        )
 
     def _tell(self, transfer: Outgoing, kind: Kind, reason: str) -> None:
         self._end.tell(self._carrier, transfer.peer, self._header(transfer, kind), reason)
 
     def _drop(self, transfer: Outgoing) -> None:
-        del self._transfers[transfer.command.transfer_id]
-        self._turn.remove(transfer.command.transfer_id)
-        self._closed.add(transfer.command.transfer_id, transfer.command.attempt)
+        key = part_of(transfer.command)
+        del self._transfers[key]
+        self._turn.remove(key)
+        self._closed.add(key, transfer.command.attempt)
         self._stats.bytes_written_off += transfer.in_flight
 
     # ---- staging -----------------------------------------------------------------------------

@@ -121,6 +121,11 @@ def tensor_parallel_problem(spec: DecoderSpec, size: int) -> str | None:
     return None
 
 
+def kv_heads_by_rank(spec: DecoderSpec, size: int) -> list[range]:
+    """The KV heads that each of ``size`` ranks holds, in every layer alike."""
+    return [spec.layers[0].attention.kv_heads_of(rank, size) for rank in range(size)]
+
+
 def fingerprint_fields(spec: DecoderSpec) -> dict[str, str]:
     """What both sides of a handoff must agree on, field by field, so that a refusal can name it."""
     attention = [layer.attention for layer in spec.layers]

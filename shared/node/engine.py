@@ -12,10 +12,15 @@ from ..config import EngineConfig, HandoffConfig, ResolvedEngine, resolve_engine
 from ..engine.core import EngineCore
 from ..engine.executor import RankPool
 from ..engine.scheduler import Scheduler
-from ..errors import ModelError, StartupError
+from ..errors import ModelError, PeerRefusedError, StartupError
 from ..kv.block_pool import BlockPool
 from ..models.registry import read_spec
-from ..models.spec import DecoderSpec, fingerprint_fields, tensor_parallel_problem
+from ..models.spec import (
+    DecoderSpec,
+    fingerprint_fields,
+    kv_heads_by_rank,
+    tensor_parallel_problem,
+)
 from ..weights.locate import display_name, locate_model
 from .cores import share_of_cores
 from .thread import in_thread
@@ -43,6 +48,16 @@ class NodeEngine:
     kv_dtype: str
     endpoints: list[list[str]]
     world_size: int
+
+    def kv_heads(self, ranks: int) -> list[range]:
+        """The KV heads that each of so many ranks of this model holds.
+
+        Raises ``PeerRefusedError`` when it cannot be split so.
+        """
+        problem = tensor_parallel_problem(self.spec, ranks) if ranks else "there are no ranks"
+        if problem:
+            raise PeerRefusedError(f"a peer with {ranks} ranks: {problem}")
+        return kv_heads_by_rank(self.spec, ranks)
 
 
 async def start_engine(

@@ -49,13 +49,27 @@ class ArrayCache:
         self.data = np.empty(shape, dtype=np.uint8)
         self.data.fill(1)
 
-    def pack(self, layer: int, table: Sequence[int], first: int, end: int, out: memoryview) -> None:
+    def pack(
+        self,
+        layer: int,
+        table: Sequence[int],
+        first: int,
+        end: int,
+        out: memoryview,
+        heads: range | None = None,
+    ) -> None:
         blocks = _blocks(table, first, end)
         view = np.frombuffer(out, np.uint8).reshape(2 * HEADS, len(blocks), -1)
         np.take(self.data[layer], blocks, axis=1, out=view, mode="clip")
 
     def scatter(
-        self, layer: int, table: Sequence[int], first: int, end: int, data: memoryview
+        self,
+        layer: int,
+        table: Sequence[int],
+        first: int,
+        end: int,
+        data: memoryview,
+        heads: range | None = None,
     ) -> None:
         blocks = _blocks(table, first, end)
         self.data[layer][:, blocks] = np.frombuffer(data, np.uint8).reshape(
@@ -146,7 +160,8 @@ def _full_receiver(pipe: Connection, size: int, rounds: int, carrier: str) -> No
 def _open_send(number: int, tokens: int) -> OpenSend:
     return OpenSend(
         transfer_id=number, attempt=1, peer_node="d", peer_epoch=2, peer_rank=0,
-        block_table=_shuffled(tokens, 1), first_token=0, end_token=tokens, window_bytes=WINDOW,
+        block_table=_shuffled(tokens, 1), first_token=0, end_token=tokens, first_head=0,
+        end_head=HEADS, window_bytes=WINDOW,
     )  # fmt: skip
 
 
@@ -154,7 +169,8 @@ def _expect(number: int, tokens: int, endpoints: Endpoints) -> Expect:
     return Expect(
         transfer_id=number, attempt=1, peer_node="p", peer_epoch=1, peer_rank=0,
         bulk=endpoints.bulk, control=endpoints.control, block_table=_shuffled(tokens, 2),
-        first_token=0, end_token=tokens, window_bytes=WINDOW,
+        first_token=0, end_token=tokens, first_head=0, end_head=HEADS,
+        window_bytes=WINDOW,
     )  # fmt: skip
 
 

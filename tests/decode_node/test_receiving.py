@@ -21,8 +21,9 @@ from tandem.shared.errors import TransferError
 from tandem.shared.handoff import transfer
 from tandem.shared.handoff.lease import LeaseTrust
 from tandem.shared.handoff.messages import CancelExpect, Expect, Received, ReceiveFailed
+from tandem.shared.handoff.parts import parts_of
 from tandem.tests.decode_node.fake_prefill import ACCEPTED, FakePrefill, accepts, done, prefill
-from tandem.tests.shared.handoff.fake_node import RANKS, Node, until
+from tandem.tests.shared.handoff.fake_node import RANKS, Node, kv_heads, until
 
 ID = 77
 
@@ -66,7 +67,8 @@ async def attempt(
         fake.script = script
         endpoints = (("tcp://127.0.0.1:1", "tcp://127.0.0.1:2"),) * RANKS
         trust = LeaseTrust(lease_seconds, asyncio.get_running_loop().time)
-        peer = Peer(fake.address, "p", 3, endpoints, PrefillStub(channel), channel, trust)
+        parts = parts_of(kv_heads(RANKS), kv_heads(RANKS))
+        peer = Peer(fake.address, "p", 3, endpoints, parts, PrefillStub(channel), channel, trust)
         one = Attempt(node, fake, peer, HandoffConfig(**config))
         yield one
         one.task.cancel()
@@ -165,7 +167,11 @@ async def test_a_rank_that_fails_ends_the_attempt_and_the_others_let_go() -> Non
     async with attempt() as one:
         expect = await one.node.ranks.wait(Expect)
         failed = ReceiveFailed(
-            transfer_id=expect.transfer_id, attempt=0, reason="bad frame", retriable=True
+            transfer_id=expect.transfer_id,
+            attempt=0,
+            peer_rank=0,
+            reason="bad frame",
+            retriable=True,
         )
         one.node.ranks.emit(0, failed)
         assert "bad frame" in str(await one.error())

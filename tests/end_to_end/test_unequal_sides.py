@@ -38,3 +38,24 @@ def test_block_sizes_may_differ(
         assert got == want
         assert node_metric(decode, 'tandem_transfers_total{outcome="committed"}') == len(batch)
         cluster.wait_idle(prefill, decode)
+
+
+@pytest.mark.parametrize(("there", "here"), [(1, 2), (2, 1), (4, 1), (1, 4), (2, 4), (4, 2)])
+def test_numbers_of_ranks_may_differ(
+    tmp_path: Path, tiny_model: str, aggregated: TestCluster, there: int, here: int
+) -> None:
+    """With four ranks the model's two KV heads are held twice."""
+    draw = random.Random(10 * there + here)
+    batch = [[draw.randrange(VOCAB - 10) for _ in range(n)] for n in (2, 17, 64, 65, 200)]
+    want = [c["token_ids"] for c in aggregated.complete(batch, **FIELDS)["choices"]]
+    with running(tmp_path, tiny_model) as cluster:
+        cluster.start_router()
+        prefill, decode = cluster.start_nodes(
+            ("prefill-node", f"--tensor-parallel-size={there}"),
+            ("decode-node", f"--tensor-parallel-size={here}"),
+        )
+        cluster.wait_nodes(decode=1, prefill=1)
+        got = [c["token_ids"] for c in cluster.complete(batch, **FIELDS)["choices"]]
+        assert got == want
+        assert node_metric(decode, 'tandem_transfers_total{outcome="committed"}') == len(batch)
+        cluster.wait_idle(prefill, decode)

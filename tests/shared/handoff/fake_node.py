@@ -13,6 +13,7 @@ import grpc
 from tandem.shared.engine.core import EngineCore
 from tandem.shared.engine.plan import StepPlan, StepResult
 from tandem.shared.engine.scheduler import Scheduler
+from tandem.shared.errors import PeerRefusedError
 from tandem.shared.handoff.inbox import Inbox
 from tandem.shared.handoff.messages import (
     CancelExpect,
@@ -32,6 +33,13 @@ from tandem.shared.node.engine import NodeIdentity
 from tandem.shared.node.metrics import NodeMetrics
 
 RANKS, BLOCK, VOCAB = 2, 16, 512
+
+
+def kv_heads(ranks: int) -> list[range]:
+    """Four heads, divided among so many ranks."""
+    if ranks not in (1, 2, 4):
+        raise PeerRefusedError(f"a peer with {ranks} ranks")
+    return [range(rank * 4 // ranks, (rank + 1) * 4 // ranks) for rank in range(ranks)]
 
 
 class Ranks:
@@ -59,7 +67,8 @@ class Ranks:
     def emit_all(self, kind: type[Any], of: Command, **fields: Any) -> None:
         """The same event from every rank, about the transfer of a command."""
         for rank in range(RANKS):
-            self.emit(rank, kind(transfer_id=of.transfer_id, attempt=of.attempt, **fields))
+            key = {"transfer_id": of.transfer_id, "attempt": of.attempt, "peer_rank": rank}
+            self.emit(rank, kind(**key, **fields))
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [command for _, command in self.commands if isinstance(command, kind)]
@@ -79,7 +88,7 @@ class Ranks:
     async def _answer(self, rank: int, command: Command) -> None:
         key = {"transfer_id": command.transfer_id, "attempt": command.attempt}
         if isinstance(command, Expect) and self.greets:
-            self.emit(rank, Expecting(**key))
+            self.emit(rank, Expecting(**key, peer_rank=command.peer_rank))
         elif isinstance(command, CancelSend):
             self.emit(rank, Cancelled(**key, side="send"))
         elif isinstance(command, CancelExpect):
@@ -113,6 +122,7 @@ class Node:
             resolved=SimpleNamespace(block_size=BLOCK),
             fingerprint={"layers": "3"},
             kv_dtype="float32",
+            kv_heads=kv_heads,
             endpoints=[["tcp://0.0.0.0:1", "tcp://0.0.0.0:2"]] * RANKS,
         )
 

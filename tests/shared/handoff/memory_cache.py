@@ -12,11 +12,18 @@ class MemoryCache:
     """
 
     def __init__(
-        self, *, num_layers: int, num_blocks: int, block_size: int, num_heads: int, head_bytes: int
+        self,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_heads: int,
+        head_bytes: int,
+        first_head: int = 0,
     ) -> None:
         self.num_layers = num_layers
         self.block_size = block_size
-        self.num_heads = num_heads
+        self.heads = range(first_head, first_head + num_heads)
         self.head_bytes = head_bytes
         self.layer_bytes_per_token = 2 * num_heads * head_bytes
         size = num_blocks * block_size * self.layer_bytes_per_token
@@ -28,6 +35,13 @@ class MemoryCache:
         start = (block * self.block_size + slot) * self.layer_bytes_per_token
         return slice(start, start + self.layer_bytes_per_token)
 
+    def _planes(self, heads: range | None) -> list[int]:
+        """K and V of some heads, by their places in a row."""
+        wanted = self.heads if heads is None else heads
+        assert set(wanted) <= set(self.heads)
+        local = [head - self.heads.start for head in wanted]
+        return local + [len(self.heads) + head for head in local]
+
     def pack(
         self,
         layer: int,
@@ -35,12 +49,14 @@ class MemoryCache:
         first_token: int,
         end_token: int,
         out: memoryview,
+        heads: range | None = None,
     ) -> None:
         count, width = end_token - first_token, self.head_bytes
+        planes = self._planes(heads)
         for index in range(count):
             row = self.layers[layer][self.row(block_table, first_token + index)]
-            for plane in range(2 * self.num_heads):
-                at = (plane * count + index) * width
+            for number, plane in enumerate(planes):
+                at = (number * count + index) * width
                 out[at : at + width] = row[plane * width : (plane + 1) * width]
 
     def scatter(
@@ -50,11 +66,13 @@ class MemoryCache:
         first_token: int,
         end_token: int,
         data: memoryview,
+        heads: range | None = None,
     ) -> None:
         count, width = end_token - first_token, self.head_bytes
+        planes = self._planes(heads)
         for index in range(count):
             start = self.row(block_table, first_token + index).start
-            for plane in range(2 * self.num_heads):
-                at = (plane * count + index) * width
+            for number, plane in enumerate(planes):
+                at = (number * count + index) * width
                 into = start + plane * width
                 self.layers[layer][into : into + width] = data[at : at + width]

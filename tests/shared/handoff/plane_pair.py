@@ -21,12 +21,15 @@ LAYERS, HEADS, HEAD_BYTES, BLOCK = 3, 2, 16, 8
 CELL = 2 * HEADS * HEAD_BYTES
 
 
-def make_cache(*, blocks: int = 64, seed: int | None = None) -> MemoryCache:
+def make_cache(
+    *, blocks: int = 64, seed: int | None = None, heads: range = range(HEADS)
+) -> MemoryCache:
     cache = MemoryCache(
         num_layers=LAYERS,
         num_blocks=blocks,
         block_size=BLOCK,
-        num_heads=HEADS,
+        num_heads=len(heads),
+        first_head=heads.start,
         head_bytes=HEAD_BYTES,
     )
     if seed is not None:
@@ -111,7 +114,7 @@ class Rank:
         self.log.wait(Expecting, transfer_id)
 
     def open(self, receiver: Rank | Any, transfer_id: int, blocks: Iterable[int], **fields) -> None:
-        fields.setdefault("attempt", 1)
+        fields = {"attempt": 1, "first_head": 0, "end_head": HEADS} | fields
         self.plane.submit(
             OpenSend(
                 transfer_id=transfer_id,
@@ -131,7 +134,7 @@ class Rank:
 
 
 def expect(sender: Rank | Any, transfer_id: int, blocks: Iterable[int], **fields) -> Expect:
-    fields.setdefault("attempt", 1)
+    fields = {"attempt": 1, "first_head": 0, "end_head": HEADS} | fields
     fields.setdefault("peer_epoch", sender.config.epoch)
     return Expect(
         transfer_id=transfer_id,

@@ -32,7 +32,10 @@ def test_a_greeting_survives_the_round_trip():
 @pytest.mark.parametrize("name", greeting.MUST_AGREE)
 def test_a_difference_is_refused_by_field_and_both_values(name):
     other = "float16" if name == "dtype" else 77
-    theirs = replace(ME, node_id="d", **{name: other})
+    change = {name: other}
+    if name == "head_bytes_per_token":
+        change = {"layer_bytes_per_token": 77 * ME.end_head}
+    theirs = replace(ME, node_id="d", **change)
     with pytest.raises(PeerRefusedError, match=f"{name}: here {getattr(ME, name)}, at d {other}"):
         greeting.check(ME, theirs)
 
@@ -78,3 +81,9 @@ def test_a_field_of_the_wrong_kind_is_refused(change):
 def test_a_long_greeting_is_refused_unread():
     with pytest.raises(FrameError, match="limit is 4096"):
         greeting.decode(greeting.encode(ME) + bytes(5000))
+
+
+def test_ranks_of_unequal_sides_may_meet():
+    half = replace(ME, tp_size=2, rank=1, first_head=4, layer_bytes_per_token=256)
+    greeting.check(ME, half)
+    greeting.check(half, ME)

@@ -1,0 +1,154 @@
+"""Unequal numbers of ranks: every head from one holder, over real sockets."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.shared.handoff.messages import Cancelled, CancelSend, Received, SendFailed, SendFinished
+from tandem.shared.handoff.parts import Part, parts_of
+from tandem.shared.models.spec import AttentionSpec
+
+from .plane_pair import BLOCK, HEAD_BYTES, LAYERS, Rank, make_cache, until
+
+END = 50
+BLOCKS = tuple(range(-(-END // BLOCK)))
+pytestmark = pytest.mark.usefixtures("each_carrier")
+
+
+def held(kv_heads: int, ranks: int) -> list[range]:
+    attention = AttentionSpec(num_heads=16, num_kv_heads=kv_heads, head_dim=8)
+    return [attention.kv_heads_of(rank, ranks) for rank in range(ranks)]
+
+
+SIZES = st.sampled_from([1, 2, 4, 8])
+
+
+@given(SIZES, SIZES, SIZES)
+def test_every_receiver_gets_each_of_its_heads_once_from_who_has_it(
+    kv_heads: int, receivers: int, senders: int
+) -> None:
+    here, there = held(kv_heads, receivers), held(kv_heads, senders)
+    found = parts_of(here, there)
+    for rank, wanted in enumerate(here):
+        got = [head for part in found if part.receiver == rank for head in part.heads]
+        assert got == list(wanted)
+    assert all(set(part.heads) <= set(there[part.sender]) for part in found)
+
+
+def test_receivers_take_turns_among_the_holders_of_a_head() -> None:
+    assert parts_of(held(1, 4), held(1, 2)) == [
+        Part(receiver, receiver % 2, range(1)) for receiver in range(4)
+    ]
+
+
+def test_a_head_that_nobody_holds_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no sending rank holds head 1"):
+        parts_of([range(2)], [range(1)])
+
+
+def value(layer: int, token: int, plane: int) -> bytes:
+    """What a head holds: 16 bytes that name layer, token, and head of K or V."""
+    return bytes([layer, token, plane, 7] * (HEAD_BYTES // 4))
+
+
+@pytest.mark.parametrize(("receivers", "senders"), [(1, 2), (2, 1), (1, 4), (4, 2), (2, 4)])
+def test_unequal_sides_hand_over_every_head(receivers: int, senders: int) -> None:
+    heads = 4
+    here, there = held(heads, receivers), held(heads, senders)
+    with ExitStack() as stack:
+        prefill = [
+            stack.enter_context(
+                Rank(
+                    "p",
+                    epoch=1,
+                    cache=make_cache(heads=own),
+                    rank=rank,
+                    tp_size=senders,
+                    first_head=own.start,
+                    end_head=own.stop,
+                )
+            )
+            for rank, own in enumerate(there)
+        ]
+        decode = [
+            stack.enter_context(
+                Rank(
+                    "d",
+                    epoch=2,
+                    cache=make_cache(heads=own),
+                    rank=rank,
+                    tp_size=receivers,
+                    first_head=own.start,
+                    end_head=own.stop,
+                    listen_host=None,
+                )
+            )
+            for rank, own in enumerate(here)
+        ]
+        for rank, own in zip(prefill, there, strict=True):
+            for layer in range(LAYERS):
+                for token in range(END):
+                    row = rank.cache.row(BLOCKS, token)
+                    planes = [*own, *(heads + head for head in own)]
+                    rank.cache.layers[layer][row] = b"".join(
+                        value(layer, token, plane) for plane in planes
+                    )
+        parts = parts_of(here, there)
+        fields = {"first_token": 0, "end_token": END}
+        for part in parts:
+            span = {"first_head": part.heads.start, "end_head": part.heads.stop}
+            decode[part.receiver].expect(prefill[part.sender], 1, BLOCKS, **fields, **span)
+            prefill[part.sender].open(decode[part.receiver], 1, BLOCKS, **fields, **span)
+        for rank in prefill:
+            rank.compute(1, 0, END, chunk=17)
+        for number, rank in enumerate(decode):
+            wanted = sum(part.receiver == number for part in parts)
+            until(lambda rank=rank, wanted=wanted: len(rank.log.of(Received)) == wanted)  # type: ignore[misc]
+            for layer in range(LAYERS):
+                for token in range(END):
+                    planes = [*here[number], *(heads + head for head in here[number])]
+                    row = bytes(rank.cache.layers[layer][rank.cache.row(BLOCKS, token)])
+                    assert row == b"".join(value(layer, token, plane) for plane in planes)
+        for number, rank in enumerate(prefill):
+            wanted = sum(part.sender == number for part in parts)
+            until(lambda rank=rank, wanted=wanted: len(rank.log.of(SendFinished)) == wanted)  # type: ignore[misc]
+
+
+def test_a_cancel_ends_all_parts_of_a_transfer() -> None:
+    with ExitStack() as stack:
+        prefill = stack.enter_context(Rank("p", epoch=1, seed=1))
+        decode = [
+            stack.enter_context(
+                Rank(
+                    "d",
+                    epoch=2,
+                    cache=make_cache(heads=range(rank, rank + 1)),
+                    rank=rank,
+                    tp_size=2,
+                    first_head=rank,
+                    end_head=rank + 1,
+                    listen_host=None,
+                )
+            )
+            for rank in range(2)
+        ]
+        for number, rank in enumerate(decode):
+            span = {"first_head": number, "end_head": number + 1}
+            rank.expect(prefill, 1, BLOCKS, first_token=0, end_token=END, **span)
+            prefill.open(rank, 1, BLOCKS, first_token=0, end_token=END, **span)
+        prefill.compute(1, 0, 20, chunk=20)
+        prefill.plane.submit(CancelSend(transfer_id=1, attempt=1))
+        prefill.log.wait(Cancelled, 1)
+        until(lambda: prefill.plane.stats().active_sends == 0)
+        until(lambda: all(rank.plane.stats().active_receives == 0 for rank in decode))
+        assert prefill.plane.stats().cancelled == 2
+
+
+def test_heads_that_a_rank_does_not_hold_are_refused() -> None:
+    with Rank("p", seed=1) as prefill:
+        prefill.open(Rank("d"), 1, BLOCKS, first_token=0, end_token=END, end_head=3)
+        assert "heads [0, 3) are not all here" in prefill.log.wait(SendFailed, 1).reason
