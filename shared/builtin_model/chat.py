@@ -215,20 +215,22 @@ def unknown(rng: Random) -> Exchange:
     return question, "I do not know that. My world is small."
 
 
-MAKERS: tuple[tuple[Callable[[Random], Exchange], int], ...] = (
-    (fixed, 7),
-    (capital, 5),
-    (capital_json, 3),
-    (fact_json, 2),
-    (colour, 3),
-    (animal, 3),
-    (opposite, 2),
-    (calendar, 2),
-    (arithmetic, 10),
-    (count, 4),
-    (repeat, 6),
-    (story, 1),
-    (unknown, 1),
+# Each kind of exchange with how often it comes in the first course, and in the second, which
+# practises what the first leaves weak.
+MAKERS: tuple[tuple[Callable[[Random], Exchange], int, int], ...] = (
+    (fixed, 7, 7),
+    (capital, 5, 4),
+    (capital_json, 3, 3),
+    (fact_json, 2, 2),
+    (colour, 3, 3),
+    (animal, 3, 3),
+    (opposite, 2, 2),
+    (calendar, 2, 2),
+    (arithmetic, 8, 14),
+    (count, 2, 7),
+    (repeat, 4, 8),
+    (story, 1, 1),
+    (unknown, 1, 2),
 )
 
 
@@ -236,10 +238,10 @@ MAKERS: tuple[tuple[Callable[[Random], Exchange], int], ...] = (
 OPENERS = ("Hello!", "Hi!", "Hello,", "Hi,", "Hey,", "Hello.", "Good morning!", "Please:")
 
 
-def exchange(rng: Random) -> Exchange:
+def exchange(rng: Random, second_course: bool = False) -> Exchange:
     """One exchange of any kind."""
-    makers, weights = zip(*MAKERS, strict=True)
-    question, answer = rng.choices(makers, weights)[0](rng)
+    makers, first, second = zip(*MAKERS, strict=True)
+    question, answer = rng.choices(makers, second if second_course else first)[0](rng)
     if rng.random() < 0.15:
         question = f"{rng.choice(OPENERS)} {question}"
     return question, answer

@@ -20,7 +20,9 @@ SYSTEMS = (
 )
 # Which part of a text's sentences are facts. Short texts are dense: recall is learned there.
 SHARES = (0.05, 0.15, 0.3, 0.5)
-DENSE = (0.6, 0.8, 1.0, 1.0)
+DENSE = (0.3, 0.6, 0.8, 1.0)
+# In the first course numbers have other lengths as well, or a model would learn to count tokens.
+THREE_DIGITS = {False: 0.85, True: 1.0}
 _PIECES = re.compile(r"\d|[^\W\d]+|[^\w\s]")
 _TURN_TOKENS = 5
 _SENTENCE_TOKENS = 11
@@ -40,8 +42,9 @@ def rough_tokens(text: str) -> int:
 class _Conversation:
     """One dialogue while it grows; knows which facts it may ask for."""
 
-    def __init__(self, rng: Random, length: int) -> None:
+    def __init__(self, rng: Random, length: int, second_course: bool) -> None:
         self.rng = rng
+        self.second_course = second_course
         self.left = length
         self.turns: list[Turn] = []
         self.unasked: list[Fact] = []
@@ -57,7 +60,8 @@ class _Conversation:
         sentences = max(1, length // _SENTENCE_TOKENS)
         share = int(sentences * self.rng.choice(SHARES if length > 300 else DENSE))
         number = min(sentences, 60, max(self.rng.randint(1, 6), share))
-        facts = [make_fact(self.rng, self.taken) for _ in range(number)]
+        three = THREE_DIGITS[self.second_course]
+        facts = [make_fact(self.rng, self.taken, three) for _ in range(number)]
         self.unasked += facts
         return passage(self.rng, facts, max(0, sentences - len(facts)))
 
@@ -79,16 +83,6 @@ class _Conversation:
         fact = self.pick()
         self.say(fact.question(self.rng), fact.sentence)
 
-    def ask_several(self) -> None:
-        """Many answers in few words: the more of them a row has, the sooner recall is learned."""
-        facts = [self.pick() for _ in range(min(len(self.unasked), self.rng.randint(2, 6)))]
-        listed = [fact.subject for fact in facts]
-        last = f" and {listed.pop()}" if len(listed) > 1 else ""
-        question = self.rng.choice(("Tell me {}.", "What are {}?", "I need {}."))
-        self.say(
-            question.format(", ".join(listed) + last), " ".join(fact.sentence for fact in facts)
-        )
-
     def chat(self) -> None:
         if self.rng.random() < 0.06:
             self.name = self.rng.choice(world.NAMES)
@@ -96,12 +90,14 @@ class _Conversation:
         elif self.name and self.rng.random() < 0.3:
             self.say("What is my name?", f"Your name is {self.name}.")
         else:
-            self.say(*chat.exchange(self.rng))
+            self.say(*chat.exchange(self.rng, self.second_course))
 
 
-def conversation(rng: Random, length: int, only_chat: bool = False) -> list[Turn]:
+def conversation(
+    rng: Random, length: int, only_chat: bool = False, second_course: bool = False
+) -> list[Turn]:
     """A dialogue of about `length` tokens: a long text first, then questions and small talk."""
-    talk = _Conversation(rng, length)
+    talk = _Conversation(rng, length, second_course)
     if rng.random() < 0.2:
         talk.turns.append(Turn("system", rng.choice(SYSTEMS)))
     if only_chat or (length <= 256 and rng.random() < 0.25):
@@ -119,15 +115,15 @@ def conversation(rng: Random, length: int, only_chat: bool = False) -> list[Turn
             talk.read(rng.randint(10, 120))
         elif kind < 0.2 or not talk.unasked:
             talk.chat()
-        elif kind < 0.5:
-            talk.ask_several()
         else:
             talk.ask()
     return talk.turns
 
 
-def conversations(seed: int, length: int, only_chat: bool = False) -> Iterator[list[Turn]]:
+def conversations(
+    seed: int, length: int, only_chat: bool = False, second_course: bool = False
+) -> Iterator[list[Turn]]:
     """Endless dialogues of about `length` tokens."""
     rng = Random(seed)
     while True:
-        yield conversation(rng, length, only_chat)
+        yield conversation(rng, length, only_chat, second_course)

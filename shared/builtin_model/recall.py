@@ -10,9 +10,6 @@ from random import Random
 from tandem.shared.builtin_model import world as w
 
 ATTRIBUTES = ("code", "code", "code", "code", "number", "password", "keeper")
-# One length for all: what a model of this size learns about an answer's length it takes from what
-# it can learn about its digits.
-DIGITS = 3
 
 
 @dataclass(frozen=True)
@@ -27,13 +24,8 @@ class Fact:
     def sentence(self) -> str:
         return f"The {self.attribute} of the {self.key} is {self.value}."
 
-    @property
-    def subject(self) -> str:
-        """What a question names."""
-        return f"the {self.attribute} of the {self.key}"
-
     def question(self, rng: Random) -> str:
-        subject = self.subject
+        subject = f"the {self.attribute} of the {self.key}"
         return rng.choice(
             (
                 f"What is {subject}?",
@@ -51,12 +43,15 @@ def pseudo_word(rng: Random) -> str:
     return "".join(rng.choice(w.SYLLABLES) for _ in range(rng.choice((2, 2, 3))))
 
 
-def make_fact(rng: Random, taken: set[tuple[str, str]]) -> Fact:
-    """A fact whose attribute and key are not in `taken` yet; adds them."""
+def make_fact(rng: Random, taken: set[tuple[str, str]], three_digits: float = 1.0) -> Fact:
+    """A fact whose attribute and key are not in `taken` yet; adds them.
+
+    `three_digits` is the share of numbers with that many; the others have two, four or five.
+    """
     while True:
         attribute = rng.choice(ATTRIBUTES)
         noun = rng.choice(rng.choice((w.PLACES, w.PLACES, w.THINGS, w.ANIMALS)))
-        if rng.random() < 0.03:
+        if rng.random() < 0.06:
             noun = pseudo_word(rng)
         key = f"{rng.choice(w.ADJECTIVES)} {noun}"
         if (attribute, key) not in taken:
@@ -64,7 +59,8 @@ def make_fact(rng: Random, taken: set[tuple[str, str]]) -> Fact:
     taken.add((attribute, key))
     if attribute == "keeper":
         return Fact(attribute, key, rng.choice(w.NAMES))
-    return Fact(attribute, key, "".join(rng.choice("0123456789") for _ in range(DIGITS)))
+    digits = 3 if rng.random() < three_digits else rng.choice((2, 4, 5))
+    return Fact(attribute, key, "".join(rng.choice("0123456789") for _ in range(digits)))
 
 
 def filler_sentence(rng: Random) -> str:

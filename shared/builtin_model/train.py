@@ -1,5 +1,8 @@
 """Make the built-in model: `python -m tandem.shared.builtin_model.train --out DIR`.
 
+There are two courses. The first teaches the small world and recall, on ever longer rows; the second
+begins with the weights that the first has saved, and a fresh optimizer, and is mostly long rows.
+
 Everything follows from the seed and the step counts below, never from the clock, so that the same
 script on the same machine makes the same weights.
 """
@@ -20,7 +23,6 @@ from tandem.shared.builtin_model.tokenizer import SPECIAL, save_tokenizer, train
 
 SEED = 20261121
 CONTEXT = 8192
-PEAK_RATE = 1.5e-3
 WARM_UP = 100
 DIGIT_WEIGHT = 3.0
 
@@ -35,14 +37,34 @@ class Stage:
     only_chat: bool = False
 
 
-STAGES = (
+@dataclass(frozen=True)
+class Course:
+    """Stages under one learning rate, which rises, and falls as a cosine to a fiftieth."""
+
+    stages: tuple[Stage, ...]
+    seed: int
+    peak_rate: float
+    second: bool = False
+
+    def steps(self, scale: float) -> int:
+        return sum(round(stage.steps * scale) for stage in self.stages)
+
+
+FIRST_STAGES = (
     Stage(length=128, rows=16, steps=700),
     Stage(length=256, rows=8, steps=1500),
-    Stage(length=512, rows=4, steps=700),
-    Stage(length=1024, rows=2, steps=600),
-    Stage(length=2048, rows=1, steps=800),
-    Stage(length=4096, rows=1, steps=900),
+    Stage(length=512, rows=4, steps=500),
+    Stage(length=1024, rows=2, steps=450),
+    Stage(length=2048, rows=1, steps=600),
+    Stage(length=4096, rows=1, steps=600),
 )
+SECOND_STAGES = (
+    Stage(length=1024, rows=2, steps=200),
+    Stage(length=2048, rows=1, steps=250),
+    Stage(length=4096, rows=1, steps=650),
+)
+FIRST = Course(FIRST_STAGES, SEED, peak_rate=1.5e-3)
+SECOND = Course(SECOND_STAGES, SEED + 100, peak_rate=5e-4, second=True)
 # Long rows hold little small talk, and what is not rehearsed is forgotten: in stages of long rows
 # every third step is one of these instead.
 REHEARSAL = Stage(length=256, rows=8, steps=0, only_chat=True)
@@ -101,10 +123,12 @@ def render(turns: list[Turn], tokenizer: Any) -> tuple[list[int], list[float]]:
     return ids, weights
 
 
-def batches(stage: Stage, seed: int, tokenizer: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches(
+    stage: Stage, seed: int, tokenizer: Any, second_course: bool
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Rows of exactly `stage.length` + 1 tokens, cut or padded, and their weights."""
     size = stage.length + 1
-    dialogues = conversations(seed, stage.length, stage.only_chat)
+    dialogues = conversations(seed, stage.length, stage.only_chat, second_course)
     while True:
         rows, lessons = [], []
         for _ in range(stage.rows):
@@ -125,12 +149,12 @@ def answer_loss(model: Any, rows: torch.Tensor, weights: torch.Tensor) -> torch.
     return (losses * weight[spoken]).sum() / weight[spoken].sum()
 
 
-def rate(step: int, total: int) -> float:
+def rate(step: int, total: int, peak: float) -> float:
     """Warm-up, then a cosine down to a fiftieth."""
     if step < WARM_UP:
-        return PEAK_RATE * (step + 1) / WARM_UP
+        return peak * (step + 1) / WARM_UP
     done = (step - WARM_UP) / max(1, total - WARM_UP)
-    return PEAK_RATE * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
+    return peak * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
@@ -148,32 +172,48 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
     save_tokenizer(tokenizer, folder, CONTEXT)
 
 
-def optimizer_for(model: Any) -> torch.optim.AdamW:
+def load(folder: Path) -> Any:
+    """The model that `save` wrote, in float32 again."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def optimizer_for(model: Any, peak: float) -> torch.optim.AdamW:
     """Decay for matrices only: a norm's gain must be free to grow."""
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=PEAK_RATE, betas=(0.9, 0.98), fused=True)
+    return torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.98), fused=True)
 
 
-def train(out: Path, device: str, scale: float) -> None:
-    """All stages in order; the folder holds a usable model after each."""
+def train(out: Path, device: str, scale: float, second_only: bool) -> None:
+    """Both courses, or the second on what is in the folder, which holds a usable model after each
+    stage."""
     torch.manual_seed(SEED)
     tokenizer = train_tokenizer(SEED)
-    model = make_model(tokenizer.get_vocab_size()).to(device)
-    save(model, tokenizer, out)
-    optimizer = optimizer_for(model)
-    total = sum(round(stage.steps * scale) for stage in STAGES)
+    if not second_only:
+        model = make_model(tokenizer.get_vocab_size()).to(device)
+        save(model, tokenizer, out)
+        take(FIRST, model, tokenizer, out, device, scale)
+    take(SECOND, load(out).to(device), tokenizer, out, device, scale)
+
+
+def take(course: Course, model: Any, tokenizer: Any, out: Path, device: str, scale: float) -> None:
+    """All stages of a course in order."""
+    model.train()
+    optimizer = optimizer_for(model, course.peak_rate)
+    total = course.steps(scale)
     step, began, seen = 0, time.monotonic(), 0
-    for index, stage in enumerate(STAGES):
-        source = batches(stage, SEED + index, tokenizer)
-        rehearsal = batches(REHEARSAL, SEED - 1 - index, tokenizer)
+    for index, stage in enumerate(course.stages):
+        source = batches(stage, course.seed + index, tokenizer, course.second)
+        rehearsal = batches(REHEARSAL, course.seed - 1 - index, tokenizer, course.second)
         for _ in range(round(stage.steps * scale)):
             rehearse = stage.length >= REHEARSE_FROM and step % 3 == 2
             lesson = next(rehearsal if rehearse else source)
             rows, weights = (tensor.to(device) for tensor in lesson)
             for group in optimizer.param_groups:
-                group["lr"] = rate(step, total)
+                group["lr"] = rate(step, total, course.peak_rate)
             with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
                 loss = answer_loss(model, rows, weights)
             optimizer.zero_grad()
@@ -197,9 +237,12 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--steps-scale", type=float, default=1.0, help="1 is the full schedule")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--second-course", action="store_true", help="on the model that is in --out already"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    train(options.out, options.device, options.steps_scale)
+    train(options.out, options.device, options.steps_scale, options.second_course)
 
 
 if __name__ == "__main__":
