@@ -49,7 +49,7 @@ class Canary:
             computed = self._compute(ours)
             await self._node.receive(theirs, peer, secrets.randbits(63), 0)
             await computed
-            worst = await self._compare(ours, theirs, end)
+            worst = await self._compare(ours, theirs, end, peer.kv_dtype)
         finally:
             self._core.scheduler.cancel_received(theirs, reserved)
             self._core.cancel(ours)
@@ -59,9 +59,12 @@ class Canary:
             raise PeerRefusedError(
                 f"{peer.address} computes other KV than this node for the same prompt: "
                 f"{worst.side} of layer {worst.layer} differs by {worst.largest:.3g}, and "
-                f"{self._node.engine.kv_dtype} allows {worst.allowed:.3g}; start both nodes with "
+                f"{self._formats(peer)} allows {worst.allowed:.3g}; start both nodes with "
                 f"the same weights and version"
             )
+
+    def _formats(self, peer: Peer) -> str:
+        return " and ".join(dict.fromkeys((self._node.engine.kv_dtype, peer.kv_dtype)))
 
     def _sequence(self, compute_until: int | None) -> Sequence:
         # Nothing cached may answer for what is computed now, here or there.
@@ -86,7 +89,9 @@ class Canary:
         self._core.wake()
         return done
 
-    async def _compare(self, ours: Sequence, theirs: Sequence, end: int) -> Difference:
+    async def _compare(
+        self, ours: Sequence, theirs: Sequence, end: int, their_dtype: str
+    ) -> Difference:
         """The worst difference over all ranks, each of which holds its own heads."""
         if ours.finish_reason is not FinishReason.COMPUTED:
             raise TransferError(f"this node could not compute the canary: {ours.error}")
@@ -101,6 +106,7 @@ class Canary:
                     theirs=tuple(theirs.block_table),
                     first_token=0,
                     end_token=end,
+                    their_dtype=their_dtype,
                 )
                 inbox.command(attempt, rank, compare)
             found = [_difference(await attempt.news.get()) for _ in range(ranks)]

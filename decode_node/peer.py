@@ -30,6 +30,7 @@ class Peer:
     node_id: str
     epoch: int
     endpoints: tuple[tuple[str, str], ...]  # bulk and control of each rank
+    kv_dtype: str
     parts: list[Part]  # which of its ranks sends which heads to which of ours
     stub: PrefillStub
     channel: grpc.aio.Channel

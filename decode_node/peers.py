@@ -200,6 +200,7 @@ class Peers:
             node_id=reply.node.node_id,
             epoch=reply.node.epoch,
             endpoints=endpoints_of(list(reply.ranks), address),
+            kv_dtype=reply.node.kv_dtype,
             parts=parts_of(self._engine.kv_heads(self._engine.world_size), heads),
             stub=stub,
             channel=channel,

@@ -141,6 +141,7 @@ class _Receiving:
             window_bytes=config.window_bytes,
             private=sequence.private,
             ranks=self._node.engine.world_size,
+            kv_dtype=self._node.engine.kv_dtype,
         )
         self._life.enter(DecodeState.OPENING)
         self._peer.trust.begin(self._attempt.transfer_id)

@@ -145,6 +145,7 @@ class Sending:
                 end_token=request.end_token,
                 first_head=part.heads.start,
                 end_head=part.heads.stop,
+                dtype=request.kv_dtype,
                 window_bytes=request.window_bytes,
                 progress_seconds=self._progress_seconds,
             )

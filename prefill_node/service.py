@@ -23,6 +23,7 @@ from ..shared.errors import (
     TransferError,
     UnavailableError,
 )
+from ..shared.handoff.formats import bytes_of
 from ..shared.handoff.inbox import Inbox
 from ..shared.handoff.lease import LeaseTable, Tenant
 from ..shared.handoff.peer import introduction, refusal
@@ -118,6 +119,7 @@ class PrefillService(PrefillServicer):
                 f"{len(request.prompt)}: the last token is never prefilled here"
             )
         try:
+            bytes_of(request.kv_dtype)
             self._engine.kv_heads(request.ranks)
         except PeerRefusedError as error:
             return invalid, str(error)

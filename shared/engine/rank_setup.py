@@ -136,10 +136,12 @@ class _CacheOfPlane:
         end_token: int,
         out: memoryview,
         heads: range | None = None,
+        dtype: str | None = None,
     ) -> None:
         # An index copy inside would allocate with autograd's bookkeeping otherwise.
         with torch.inference_mode():
-            self._cache.pack(layer, block_table, first_token, end_token, out, heads)
+            into = None if dtype is None else getattr(torch, dtype)
+            self._cache.pack(layer, block_table, first_token, end_token, out, heads, into)
 
     def scatter(
         self,

@@ -36,8 +36,10 @@ class CachePort(Protocol):
         end_token: int,
         out: memoryview,
         heads: range | None = None,
+        dtype: str | None = None,
     ) -> None:
-        """Write ``[K|V][head][token][dim]`` of the tokens to ``out``, which has just their size."""
+        """Write ``[K|V][head][token][dim]`` of the tokens to ``out``, which has just their size in
+        the format ``dtype`` (the cache's own by default)."""
 
     def scatter(
         self,

@@ -59,12 +59,16 @@ def tolerance(dtype: str, layer: int) -> float:
 def worst_difference(
     cache: CachePort,
     dtype: str,
+    their_dtype: str,
     ours: Sequence[int],
     theirs: Sequence[int],
     first_token: int,
     end_token: int,
 ) -> Difference:
-    """Compare the same tokens in two block tables of one rank; the difference with most excess."""
+    """Compare the same tokens in two block tables of one rank; the difference with most excess.
+
+    Both are in the cache's format ``dtype``; the second was computed in ``their_dtype``.
+    """
     size = (end_token - first_token) * cache.layer_bytes_per_token
     buffers = memoryview(bytearray(size)), memoryview(bytearray(size))
     found = []
@@ -73,7 +77,7 @@ def worst_difference(
             cache.pack(layer, table, first_token, end_token, buffer)
         # The canonical layout has all of K before all of V.
         mine, other = (_values(buffer, dtype).reshape(2, -1) for buffer in buffers)
-        part = tolerance(dtype, layer)
+        part = max(tolerance(dtype, layer), tolerance(their_dtype, layer))
         found.append(_difference(layer, "K", mine[0], other[0], part))
         found.append(_difference(layer, "V", mine[1], other[1], part))
     return max(found, key=lambda difference: difference.ratio)

@@ -15,6 +15,7 @@ import msgpack
 from ..errors import PeerRefusedError
 from . import frame
 from .carrier_names import BEST_FIRST, SHARED_MEMORY, TCP
+from .formats import bytes_of
 from .frame import FrameError
 from .shared_ring import NO_RING, RingPlace
 
@@ -28,9 +29,8 @@ CAPABILITIES = CAPABILITY_XXH3
 # A peer that differs here can never hand over to this rank.
 MUST_AGREE = (
     "protocol",
-    "dtype",
     "num_layers",
-    "head_bytes_per_token",
+    "head_values_per_token",
 )
 
 
@@ -76,9 +76,10 @@ class Greeting:
     ring_nonce: int = 0
 
     @property
-    def head_bytes_per_token(self) -> int:
-        """K and V of one head for one token in one layer."""
-        return self.layer_bytes_per_token // max(1, self.end_head - self.first_head)
+    def head_values_per_token(self) -> int:
+        """Numbers in K and V of one head for one token in one layer."""
+        heads = max(1, self.end_head - self.first_head)
+        return self.layer_bytes_per_token // heads // bytes_of(self.dtype)
 
     @property
     def ring(self) -> RingPlace:

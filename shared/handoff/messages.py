@@ -25,7 +25,8 @@ DEFAULT_WINDOW_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSend:
-    """Prefill side: send [first_token, end_token) to a decode rank, as layers become ready."""
+    """Prefill side: send [first_token, end_token) to a decode rank, as layers become ready, in the
+    format ``dtype``."""
 
     transfer_id: int
     attempt: int
@@ -37,6 +38,7 @@ class OpenSend:
     end_token: int
     first_head: int
     end_head: int
+    dtype: str
     window_bytes: int = DEFAULT_WINDOW_BYTES
     progress_seconds: float = 10.0
 
@@ -100,6 +102,7 @@ class Compare:
     theirs: tuple[int, ...]
     first_token: int
     end_token: int
+    their_dtype: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...proto import tandem_pb2 as pb
 from ..node.engine import NodeEngine, NodeIdentity
+from . import formats
 
 PROTOCOL_VERSION = 1
 # Bits that both sides must know to use; none is optional yet.
@@ -33,7 +34,8 @@ def refusal(decode: pb.Introduction, prefill: pb.Introduction) -> str:
         theirs = prefill.fingerprint.get(name, "missing")
         if ours != theirs:
             return _differ(name, ours, theirs)
-    if decode.kv_dtype != prefill.kv_dtype:
+    unknown = [name for name in (decode.kv_dtype, prefill.kv_dtype) if name not in formats.BYTES]
+    if unknown:
         return _differ("KV dtype", decode.kv_dtype, prefill.kv_dtype)
     return ""
 

@@ -16,6 +16,7 @@ from .canary import worst_difference
 from .carrier import Dialer, Endpoints, PeerGoneError
 from .closed import ClosedAttempts
 from .coverage import Coverage, OverlapError
+from .formats import bytes_of
 from .frame import ChecksumError, Digest, FrameError, Header, Kind
 from .greeting import PeerKey
 from .messages import (
@@ -89,7 +90,7 @@ class Receiver:
                 node_id=command.peer_node, epoch=command.peer_epoch, rank=command.peer_rank
             ),
             coverage=Coverage(self._cache.num_layers, command.first_token, command.end_token),
-            cell_bytes=(command.end_head - command.first_head) * self._me.head_bytes_per_token,
+            cell_bytes=self._cell_bytes(command),
             opened_at=now,
         )
         self._transfers[part_of(command)] = transfer
@@ -97,6 +98,10 @@ class Receiver:
             transfer.peer, Endpoints(bulk=command.bulk, control=command.control), now
         )
         self._announce(transfer)
+
+    def _cell_bytes(self, command: Expect) -> int:
+        heads = command.end_head - command.first_head
+        return heads * self._me.head_values_per_token * bytes_of(self._me.dtype)
 
     def cancel(self, command: CancelExpect) -> None:
         self._closed.add((command.transfer_id, None), command.attempt)
@@ -116,6 +121,7 @@ class Receiver:
             worst = worst_difference(
                 self._cache,
                 self._me.dtype,
+                command.their_dtype,
                 command.ours,
                 command.theirs,
                 command.first_token,

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 
+from ..errors import PeerRefusedError
 from . import frame
 from .carrier import Departure, Listener, PeerGoneError
 from .closed import ClosedAttempts
+from .formats import bytes_of
 from .frame import HEADER_BYTES, Digest, Fin, Header, Kind
 from .greeting import PeerKey
 from .messages import Cancelled, CancelSend, LayerReady, OpenSend, SendFailed, SendFinished
@@ -101,16 +103,22 @@ class Sender:
         self._turn.append(part_of(command))
 
     def _cell_bytes(self, command: OpenSend) -> int:
-        return (command.end_head - command.first_head) * self._end.me.head_bytes_per_token
+        heads = command.end_head - command.first_head
+        return heads * self._end.me.head_values_per_token * bytes_of(command.dtype)
 
     def _refusal(self, command: OpenSend, known: Outgoing | None) -> str:
         under_way = known.command.attempt if known is not None else None
         reason = why_not(command, self._end.me, under_way, self._closed)
         if reason:
             return reason
-        cell = self._cell_bytes(command)
+        try:
+            cell = self._cell_bytes(command)
+        except PeerRefusedError as error:
+            return str(error)
         if command.window_bytes < 2 * cell:
             return f"a window of {command.window_bytes} bytes; two tokens need {2 * cell}"
+        if cell > self._ring.payload_bytes:
+            return f"one token has {cell} bytes, a staging slot {self._ring.payload_bytes}"
         return ""
 
     def ready(self, command: LayerReady) -> None:
@@ -210,6 +218,7 @@ class Sender:
                 piece.end_token,
                 out[index * step : (index + 1) * step],
                 transfer.heads,
+                transfer.command.dtype,
             )
 
     def _count(self, transfer: Outgoing, piece: Piece, length: int, checksum: int) -> None:

@@ -129,6 +129,8 @@ class ZmqListener:
 
     def send_bulk(self, peer: PeerKey, message: memoryview, offset: int | None = None) -> Departure:
         link = self._link(peer)
+        if not link.carrier:
+            raise PeerGoneError(f"{peer} has not chosen a carrier")
         lent = None
         if offset is not None and link.carrier == SHARED_MEMORY:
             message, lent = memoryview(doorbell(offset, len(message))), _Lent()
@@ -153,7 +155,7 @@ class ZmqListener:
 
     def _link(self, peer: PeerKey) -> _Link:
         link = self._by_peer.get(peer)
-        if link is None or not link.carrier:
+        if link is None:
             raise PeerGoneError(f"{peer} has not greeted")
         return link
 

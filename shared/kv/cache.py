@@ -76,13 +76,15 @@ class KVCache:
         end_token: int,
         out: Buffer,
         heads: range | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        """Copy tokens first to end into ``out`` as [K|V][head][token][dim].
+        """Copy tokens first to end into ``out`` as [K|V][head][token][dim], converted to ``dtype``.
 
-        ``heads`` are global head numbers among those held here; all of them by default.
+        ``heads`` are global head numbers among those held here; all of them by default, and the
+        cache's own type.
         """
         local = self._local(layer, heads)
-        packed = self._canonical(layer, len(local), end_token - first_token, out)
+        packed = self._canonical(layer, len(local), end_token - first_token, out, dtype)
         for side, cached in zip(packed, self.layers[layer], strict=True):
             held = cached[local.start : local.stop]
             for at, slots in self._runs(block_table, first_token, end_token):
@@ -116,17 +118,25 @@ class KVCache:
             )
         return range(heads.start - held.start, heads.stop - held.start)
 
-    def _canonical(self, layer: int, heads: int, tokens: int, buffer: Buffer) -> torch.Tensor:
+    def _canonical(
+        self,
+        layer: int,
+        heads: int,
+        tokens: int,
+        buffer: Buffer,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
         """The buffer seen as [2, heads, tokens, dim]."""
+        dtype = dtype or self.dtype
         dim = self.layers[layer][0].shape[2]
         raw = buffer if isinstance(buffer, torch.Tensor) else _as_tensor(buffer)
         raw = raw.view(-1).view(torch.uint8)
-        wanted = 2 * heads * tokens * dim * self.dtype.itemsize
+        wanted = 2 * heads * tokens * dim * dtype.itemsize
         if raw.numel() != wanted:
             raise ValueError(
                 f"{raw.numel()} bytes for {tokens} tokens of layer {layer}; it takes {wanted}"
             )
-        return raw.view(self.dtype).view(2, heads, tokens, dim)
+        return raw.view(dtype).view(2, heads, tokens, dim)
 
     def _runs(
         self, table: Sequence[int], first: int, end: int

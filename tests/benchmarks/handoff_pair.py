@@ -57,6 +57,7 @@ class ArrayCache:
         end: int,
         out: memoryview,
         heads: range | None = None,
+        dtype: str | None = None,
     ) -> None:
         blocks = _blocks(table, first, end)
         view = np.frombuffer(out, np.uint8).reshape(2 * HEADS, len(blocks), -1)
@@ -161,7 +162,7 @@ def _open_send(number: int, tokens: int) -> OpenSend:
     return OpenSend(
         transfer_id=number, attempt=1, peer_node="d", peer_epoch=2, peer_rank=0,
         block_table=_shuffled(tokens, 1), first_token=0, end_token=tokens, first_head=0,
-        end_head=HEADS, window_bytes=WINDOW,
+        end_head=HEADS, window_bytes=WINDOW, dtype="bfloat16",
     )  # fmt: skip
 
 

@@ -68,7 +68,8 @@ async def attempt(
         endpoints = (("tcp://127.0.0.1:1", "tcp://127.0.0.1:2"),) * RANKS
         trust = LeaseTrust(lease_seconds, asyncio.get_running_loop().time)
         parts = parts_of(kv_heads(RANKS), kv_heads(RANKS))
-        peer = Peer(fake.address, "p", 3, endpoints, parts, PrefillStub(channel), channel, trust)
+        stub = PrefillStub(channel)
+        peer = Peer(fake.address, "p", 3, endpoints, "float32", parts, stub, channel, trust)
         one = Attempt(node, fake, peer, HandoffConfig(**config))
         yield one
         one.task.cancel()

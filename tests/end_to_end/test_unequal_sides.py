@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 
@@ -57,5 +58,32 @@ def test_numbers_of_ranks_may_differ(
         cluster.wait_nodes(decode=1, prefill=1)
         got = [c["token_ids"] for c in cluster.complete(batch, **FIELDS)["choices"]]
         assert got == want
+        assert node_metric(decode, 'tandem_transfers_total{outcome="committed"}') == len(batch)
+        cluster.wait_idle(prefill, decode)
+
+
+@pytest.mark.parametrize(
+    ("there", "here"), list(itertools.permutations(["float32", "float16", "bfloat16"], 2))
+)
+def test_formats_may_differ(tmp_path: Path, tiny_model: str, there: str, here: str) -> None:
+    """The KV arrives in the decode node's format. What comes out differs by no more than the
+    rounding of the coarser format does: the log-probability of the first token by a tenth."""
+    draw = random.Random(5)
+    batch = [[draw.randrange(VOCAB - 10) for _ in range(n)] for n in (17, 65, 200)]
+    fields = {**FIELDS, "max_tokens": 1, "logprobs": 1}
+    with running(tmp_path, tiny_model) as cluster:
+        cluster.start_router()
+        (alone,) = cluster.start_nodes(("decode-node", f"--dtype={here}"))
+        cluster.wait_nodes(decode=1, prefill=0)
+        want = [c["logprobs"] for c in cluster.complete(batch, **fields)["choices"]]
+        alone.process.terminate()
+        cluster.wait_nodes(decode=0, prefill=0)
+        prefill, decode = cluster.start_nodes(
+            ("prefill-node", f"--dtype={there}"), ("decode-node", f"--dtype={here}")
+        )
+        cluster.wait_nodes(decode=1, prefill=1)
+        got = [c["logprobs"] for c in cluster.complete(batch, **fields)["choices"]]
+        for one, other in zip(want, got, strict=True):
+            assert one["token_logprobs"] == pytest.approx(other["token_logprobs"], abs=0.1)
         assert node_metric(decode, 'tandem_transfers_total{outcome="committed"}') == len(batch)
         cluster.wait_idle(prefill, decode)

@@ -31,6 +31,7 @@ class Served(Node):
     def open(self, transfer_id: int = 1, attempt: int = 0, **fields: Any) -> Any:
         values = {"node_id": ME, "epoch": EPOCH, "peer_epoch": 3, "prompt": PROMPT}
         values |= {"first_token": 20, "end_token": 99, "window_bytes": 1 << 20, "ranks": RANKS}
+        values |= {"kv_dtype": "float32"}
         request = pb.OpenRequest(transfer_id=transfer_id, attempt=attempt, **(values | fields))
         return self.stub.Open(request)
 

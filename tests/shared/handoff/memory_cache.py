@@ -50,6 +50,7 @@ class MemoryCache:
         end_token: int,
         out: memoryview,
         heads: range | None = None,
+        dtype: str | None = None,
     ) -> None:
         count, width = end_token - first_token, self.head_bytes
         planes = self._planes(heads)

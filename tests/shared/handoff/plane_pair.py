@@ -111,10 +111,12 @@ class Rank:
     def expect(self, sender: Rank | Any, transfer_id: int, blocks: Iterable[int], **fields) -> None:
         """Reserve on this rank and wait until the sender has been greeted."""
         self.plane.submit(expect(sender, transfer_id, blocks, **fields))
-        self.log.wait(Expecting, transfer_id)
+        part = transfer_id, sender.config.rank
+        until(lambda: part in [(e.transfer_id, e.peer_rank) for e in self.log.of(Expecting)])
 
     def open(self, receiver: Rank | Any, transfer_id: int, blocks: Iterable[int], **fields) -> None:
         fields = {"attempt": 1, "first_head": 0, "end_head": HEADS} | fields
+        fields.setdefault("dtype", "bfloat16")
         self.plane.submit(
             OpenSend(
                 transfer_id=transfer_id,

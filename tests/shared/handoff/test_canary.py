@@ -42,7 +42,7 @@ def _worst(theirs):
     cache = _cache(4 * DIM)
     _fill(cache, OURS, _plain)
     _fill(cache, THEIRS, theirs)
-    return worst_difference(cache, "float32", OURS, THEIRS, 0, TOKENS)
+    return worst_difference(cache, "float32", "float32", OURS, THEIRS, 0, TOKENS)
 
 
 def test_the_same_kv_in_other_blocks_does_not_differ():
@@ -96,7 +96,7 @@ def test_half_formats_are_read_and_allow_more(dtype):
             for table, values in ((OURS, row), (THEIRS, row * 1.002)):
                 data = values.to(getattr(torch, dtype)).view(torch.uint8).numpy().tobytes()
                 cache.layers[layer][cache.row(table, token)] = data
-    worst = worst_difference(cache, dtype, OURS, THEIRS, 0, TOKENS)
+    worst = worst_difference(cache, dtype, dtype, OURS, THEIRS, 0, TOKENS)
     assert 0 < worst.ratio < 1
     assert worst.allowed == pytest.approx(3 * tolerance(dtype, worst.layer), rel=0.01)
     assert tolerance(dtype, 3) == 2 * tolerance(dtype, 0)
@@ -113,7 +113,13 @@ def test_the_prompt_is_the_same_everywhere_and_fits():
 
 def test_a_rank_compares_two_block_tables_on_command():
     with Rank("d", listen_host=None, dtype="float32") as rank:
-        compare = {"transfer_id": 4, "attempt": 0, "first_token": 0, "end_token": 9}
+        compare = {
+            "their_dtype": "float32",
+            "transfer_id": 4,
+            "attempt": 0,
+            "first_token": 0,
+            "end_token": 9,
+        }
         rank.plane.submit(Compare(ours=(1, 2), theirs=(1, 2), **compare))
         same = rank.log.wait(Compared, 4)
         assert same.largest == 0 < same.allowed

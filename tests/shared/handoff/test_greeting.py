@@ -31,10 +31,10 @@ def test_a_greeting_survives_the_round_trip():
 
 @pytest.mark.parametrize("name", greeting.MUST_AGREE)
 def test_a_difference_is_refused_by_field_and_both_values(name):
-    other = "float16" if name == "dtype" else 77
+    other = 77
     change = {name: other}
-    if name == "head_bytes_per_token":
-        change = {"layer_bytes_per_token": 77 * ME.end_head}
+    if name == "head_values_per_token":
+        change = {"layer_bytes_per_token": 2 * 77 * ME.end_head}
     theirs = replace(ME, node_id="d", **change)
     with pytest.raises(PeerRefusedError, match=f"{name}: here {getattr(ME, name)}, at d {other}"):
         greeting.check(ME, theirs)
@@ -87,3 +87,10 @@ def test_ranks_of_unequal_sides_may_meet():
     half = replace(ME, tp_size=2, rank=1, first_head=4, layer_bytes_per_token=256)
     greeting.check(ME, half)
     greeting.check(half, ME)
+
+
+def test_formats_may_differ_but_must_be_known():
+    wide = replace(ME, dtype="float32", layer_bytes_per_token=1024)
+    greeting.check(ME, wide)
+    with pytest.raises(PeerRefusedError, match="KV format 'int3'"):
+        greeting.check(ME, replace(ME, dtype="int3"))

@@ -180,10 +180,10 @@ def test_another_start_of_the_sender_is_refused_by_epoch():
 
 
 def test_a_sender_of_another_shape_is_refused_by_field_and_values():
-    with Rank("d", listen_host=None, dtype="float16") as decode, Rank("p") as prefill:
-        decode.plane.submit(expect(prefill, 1, BLOCKS, first_token=0, end_token=END))
+    with Rank("d", listen_host=None, end_head=1) as decode, Rank("p") as prefill:
+        decode.plane.submit(expect(prefill, 1, BLOCKS, first_token=0, end_token=END, end_head=1))
         failed = decode.log.wait(ReceiveFailed, 1)
-        assert "dtype: here bfloat16, at d float16" in failed.reason
+        assert "head_values_per_token: here 16, at d 32" in failed.reason
         assert not failed.retriable
 
 
