@@ -61,11 +61,11 @@ async def _events(port: int, body: dict[str, Any]) -> AsyncIterator[dict[str, An
             f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
         )
         writer.write(head.encode() + data)
-        status = await asyncio.wait_for(reader.readline(), READ_SECONDS)
+        status = await _line(reader)
         if status.split()[1:2] != [b"200"]:
             raise RuntimeError(f"{status.decode().strip()}: {(await reader.read()).decode()}")
         # An event is one line of one HTTP chunk; the chunks' own lines are skipped with the rest.
-        while line := await asyncio.wait_for(reader.readline(), READ_SECONDS):
+        while line := await _line(reader):
             if line.startswith(b"data: {"):
                 yield json.loads(line[6:])
             elif line.startswith(b"data: [DONE]"):
@@ -73,3 +73,10 @@ async def _events(port: int, body: dict[str, Any]) -> AsyncIterator[dict[str, An
         raise RuntimeError("the stream ended without [DONE]")
     finally:
         writer.close()
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    # Not wait_for: before Python 3.12 it swallows a cancellation that comes with the line, and all
+    # streams of a batch get theirs at the same moment.
+    async with asyncio.timeout(READ_SECONDS):
+        return await reader.readline()
