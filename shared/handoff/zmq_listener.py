@@ -131,19 +131,21 @@ class ZmqListener:
         link = self._link(peer)
         if not link.carrier:
             raise PeerGoneError(f"{peer} has not chosen a carrier")
-        lent = None
-        if offset is not None and link.carrier == SHARED_MEMORY:
-            message, lent = memoryview(doorbell(offset, len(message))), _Lent()
         assert self._bulk is not None
+        shared = offset is not None and link.carrier == SHARED_MEMORY
         try:
             self._bulk.send(link.bulk_id, zmq.SNDMORE | zmq.NOBLOCK)
-            tracker = self._bulk.send(message, zmq.NOBLOCK, copy=False, track=True)
+            if shared:
+                assert offset is not None
+                self._bulk.send(doorbell(offset, len(message)), zmq.NOBLOCK)
+            else:
+                tracker = self._bulk.send(message, zmq.NOBLOCK, copy=False, track=True)
         except zmq.ZMQError as error:
             self._lose(link, f"bulk connection is gone: {error}")
             raise PeerGoneError(f"{peer} is gone: {error}") from None
-        if lent is not None:
-            link.lent.append(lent)
-            return lent
+        if shared:
+            link.lent.append(_Lent())
+            return link.lent[-1]
         assert tracker is not None
         return tracker
 

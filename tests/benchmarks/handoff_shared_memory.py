@@ -31,6 +31,7 @@ from tandem.shared.handoff.zmq_sockets import Timing
 from .handoff_pair import (
     MIB,
     SLOTS,
+    WINDOW,
     Variant,
     control_overhead,
     greeting,
@@ -92,7 +93,7 @@ def ring_sender(pipe: Connection, size: int, rounds: int) -> None:
     for _ in range(rounds):
         pipe.recv()
         for at in range(0, size, MIB):
-            while not ring.free:
+            while len(lent) >= WINDOW // MIB:
                 control.poll(1000)
                 listener.receive_control(time.monotonic())
                 while lent and lent[0][1].done:
