@@ -49,7 +49,7 @@ def test_facts_have_different_keys_and_stand_in_their_passage() -> None:
     assert filler_sentence(rng).endswith(".")
 
 
-@pytest.mark.parametrize("maker", [maker for maker, _ in MAKERS])
+@pytest.mark.parametrize("maker", [maker for maker, *_ in MAKERS])
 def test_every_exchange_has_two_sides(maker) -> None:  # type: ignore[no-untyped-def]
     rng = Random(2)
     for _ in range(200):
