@@ -20,7 +20,7 @@ _TILE = 512
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Over the last dimension, in float32 inside."""
     if _composed(x):
-        return (x * weight).div_(_root_mean_square(x, eps))
+        return _compose_norm(x, weight, eps)
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
@@ -35,7 +35,7 @@ def add_rms_norm(
 def head_rms_norm(x_THD: torch.Tensor, weight_HD: torch.Tensor, eps: float) -> torch.Tensor:
     """Each head normed by itself, with gains of its own."""
     if _composed(x_THD):
-        return (x_THD * weight_HD).div_(_root_mean_square(x_THD, eps))
+        return _compose_norm(x_THD, weight_HD, eps)
     return F.rms_norm(x_THD, (x_THD.shape[-1],), None, eps) * weight_HD
 
 
@@ -45,10 +45,11 @@ def _composed(x: torch.Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype == torch.float32
 
 
-def _root_mean_square(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """sqrt(mean(x^2) + eps) over the last dimension, which stays."""
+def _compose_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """``x * weight / sqrt(mean(x^2) + eps)``."""
     scale, floor = _norm_constants(x.shape[-1], eps)
-    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).mul_(scale).hypot_(floor)
+    size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return (x * weight).div_(size.mul_(scale).hypot_(floor))
 
 
 @cache

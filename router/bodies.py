@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ..shared.errors import OverloadedError
 
@@ -14,17 +15,22 @@ class BodyBudget:
         self.limit = limit
         self.held = 0
 
-    def share(self) -> BodyShare:
-        """One request's part, empty at first."""
-        return BodyShare(self)
+    @contextmanager
+    def share(self) -> Iterator[BodyShare]:
+        """One request's part, empty at first, given back when the block ends."""
+        share = BodyShare(self)
+        try:
+            yield share
+        finally:
+            self.held -= share.bytes
 
 
 class BodyShare:
-    """What one request holds of the budget, given back when the ``with`` block ends."""
+    """What one request holds of the budget."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
-        self._bytes = 0
+        self.bytes = 0
 
     def take(self, size: int) -> None:
         """Hold so many bytes more. Raises ``OverloadedError`` when there is no room for them."""
@@ -34,16 +40,4 @@ class BodyShare:
                 "bytes; try again later."
             )
         self._budget.held += size
-        self._bytes += size
-
-    def __enter__(self) -> BodyShare:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._budget.held -= self._bytes
-        self._bytes = 0
+        self.bytes += size

@@ -99,6 +99,11 @@ class Node:
         self._calls.discard(call)
         self.inflight -= 1
 
+    def drain(self) -> None:
+        """From now on it gets no work, and its next heartbeat tells it so."""
+        log.info("node %s is to drain", self.node_id)
+        self.to_drain = self.draining = True
+
     def lose(self) -> None:
         """The process is gone: whoever waits for it must hear at once."""
         self.lost = True
@@ -145,16 +150,20 @@ class NodeTable:
         log.info("%s node %s joined from %s", role, node.node_id, address)
         return node
 
-    def heartbeat(self, request: pb.HeartbeatRequest) -> bool:
-        """False for a node that is not known (any more)."""
+    def named(self, node_id: str) -> Node | None:
+        """The node of this name, whichever start of it."""
+        return self._nodes.get(node_id)
+
+    def heartbeat(self, request: pb.HeartbeatRequest) -> Node | None:
+        """The node, or ``None`` when it is not known (any more)."""
         node = self.get(request.node_id, request.epoch)
         if node is None:
-            return False
+            return None
         node.last_seen = self._clock()
         node.load = request.load
         node.draining = request.draining or node.left or node.to_drain
         node.metrics = tuple(request.metrics[:MAX_METRICS])
-        return True
+        return node
 
     def leave(self, node_id: str, epoch: int) -> None:
         """It finishes what it has, and gets no more."""
@@ -162,20 +171,6 @@ class NodeTable:
         if node is not None:
             log.info("node %s is leaving", node_id)
             node.draining = node.left = True
-
-    def drain(self, node_id: str) -> bool:
-        """From now on it gets no work, and its next heartbeat tells it so; False if unknown."""
-        node = self._nodes.get(node_id)
-        if node is None:
-            return False
-        log.info("node %s is to drain", node_id)
-        node.to_drain = node.draining = True
-        return True
-
-    def to_drain(self, node_id: str, epoch: int) -> bool:
-        """Whether an operator wants this start of the node to end."""
-        node = self.get(node_id, epoch)
-        return node is not None and node.to_drain
 
     def expire(self, held_up: float = 0.0) -> None:
         """Lose the nodes whose heartbeats have stopped.

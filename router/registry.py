@@ -80,9 +80,8 @@ class Registry(RegistryServicer):
         )
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:
-        known = self._nodes.heartbeat(request)
-        drain = self._nodes.to_drain(request.node_id, request.epoch)
-        return pb.HeartbeatReply(known=known, drain=drain)
+        node = self._nodes.heartbeat(request)
+        return pb.HeartbeatReply(known=node is not None, drain=node is not None and node.to_drain)
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:
         self._nodes.leave(request.node_id, request.epoch)
@@ -93,17 +92,19 @@ class Registry(RegistryServicer):
         return pb.ListReply(nodes=[node.info() for node in nodes])
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainReply:
-        node = next((n for n in self._nodes if n.node_id == request.node_id), None)
-        if node is not None and node.address in self._options.prefill_addresses:
+        node = self._nodes.named(request.node_id)
+        if node is None:
+            known = ", ".join(sorted(n.node_id for n in self._nodes)) or "none"
+            message = f"no node {request.node_id[:MAX_NAME]!r} is here; there are: {known}"
+            await context.abort(grpc.StatusCode.NOT_FOUND, message)
+        elif node.address in self._options.prefill_addresses:
             message = (
                 f"node {node.node_id} was named with --pd-url and sends this router no "
                 f"heartbeats; end it with SIGTERM, which drains it"
             )
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
-        if not self._nodes.drain(request.node_id):
-            known = ", ".join(sorted(n.node_id for n in self._nodes)) or "none"
-            message = f"no node {request.node_id[:MAX_NAME]!r} is here; there are: {known}"
-            await context.abort(grpc.StatusCode.NOT_FOUND, message)
+        else:
+            node.drain()
         return pb.DrainReply()
 
     async def watch(self) -> None:

@@ -21,7 +21,8 @@ SYSTEMS = (
 # Which part of a text's sentences are facts. Short texts are dense: recall is learned there.
 SHARES = (0.05, 0.15, 0.3, 0.5)
 DENSE = (0.3, 0.6, 0.8, 1.0)
-# In the first course numbers have other lengths as well, or a model would learn to count tokens.
+# The first course has numbers of other lengths as well, after which a model of this size adds a
+# digit now and then; the second has three digits alone.
 THREE_DIGITS = {False: 0.85, True: 1.0}
 _PIECES = re.compile(r"\d|[^\W\d]+|[^\w\s]")
 _TURN_TOKENS = 5

@@ -278,8 +278,6 @@ class _Loop:
             self._receiver.tick(now)
         self._sender.fill(self._stats)
         self._receiver.fill(self._stats)
-        live = self._listener.live() + self._dialer.live()
-        self._stats.peers_tcp, self._stats.peers_shared_memory = live[TCP], live[SHARED_MEMORY]
         self._report_stats(now)
 
     def _report_stats(self, now: float) -> None:
@@ -369,6 +367,8 @@ class _Loop:
             self._report(notice)
 
     def _report(self, notice: Notice) -> None:
+        live = self._listener.live() + self._dialer.live()
+        self._stats.peers_tcp, self._stats.peers_shared_memory = live[TCP], live[SHARED_MEMORY]
         peer = notice.peer
         if isinstance(notice, Joined):
             self._emit(

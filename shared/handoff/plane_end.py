@@ -9,6 +9,7 @@ from . import frame
 from .cache_port import CachePort
 from .carrier import Carrier, PeerGoneError
 from .closed import ClosedAttempts
+from .formats import bytes_of
 from .frame import Header, Kind
 from .greeting import Greeting, PeerKey
 from .messages import Event, Expect, OpenSend
@@ -38,6 +39,10 @@ class PlaneEnd:
             receiver_epoch=peer.epoch,
         )
 
+    def cell_bytes(self, command: Expect | OpenSend, dtype: str) -> int:
+        """Bytes of one token in one layer, of the heads of this part, in the format ``dtype``."""
+        return len(heads_of(command)) * self.me.head_values_per_token * bytes_of(dtype)
+
     def tell(self, carrier: Carrier, peer: PeerKey, header: Header, reason: str) -> bool:
         """Say why; False when nobody is there to be told, who then finds out alone."""
         try:
@@ -53,6 +58,10 @@ PartKey = tuple[int, int]
 
 def part_of(command: Expect | OpenSend) -> PartKey:
     return command.transfer_id, command.peer_rank
+
+
+def heads_of(command: Expect | OpenSend) -> range:
+    return range(command.first_head, command.end_head)
 
 
 def why_not(

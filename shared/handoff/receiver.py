@@ -16,7 +16,6 @@ from .canary import worst_difference
 from .carrier import Dialer, Endpoints, PeerGoneError
 from .closed import ClosedAttempts
 from .coverage import Coverage, OverlapError
-from .formats import bytes_of
 from .frame import ChecksumError, Digest, FrameError, Header, Kind
 from .greeting import PeerKey
 from .messages import (
@@ -29,7 +28,7 @@ from .messages import (
     Received,
     ReceiveFailed,
 )
-from .plane_end import PartKey, PlaneEnd, part_of, why_not
+from .plane_end import PartKey, PlaneEnd, heads_of, part_of, why_not
 from .stats import DataPlaneStats
 
 
@@ -51,10 +50,6 @@ class Incoming:
     received: int = 0
     acknowledged: int = 0
     digest: Digest = field(default_factory=Digest)
-
-    @property
-    def heads(self) -> range:
-        return range(self.command.first_head, self.command.end_head)
 
 
 class Receiver:
@@ -90,7 +85,7 @@ class Receiver:
                 node_id=command.peer_node, epoch=command.peer_epoch, rank=command.peer_rank
             ),
             coverage=Coverage(self._cache.num_layers, command.first_token, command.end_token),
-            cell_bytes=self._cell_bytes(command),
+            cell_bytes=self._end.cell_bytes(command, self._me.dtype),
             opened_at=now,
         )
         self._transfers[part_of(command)] = transfer
@@ -98,10 +93,6 @@ class Receiver:
             transfer.peer, Endpoints(bulk=command.bulk, control=command.control), now
         )
         self._announce(transfer)
-
-    def _cell_bytes(self, command: Expect) -> int:
-        heads = command.end_head - command.first_head
-        return heads * self._me.head_values_per_token * bytes_of(self._me.dtype)
 
     def cancel(self, command: CancelExpect) -> None:
         self._closed.add((command.transfer_id, None), command.attempt)
@@ -226,7 +217,7 @@ class Receiver:
                 header.first_token,
                 header.end_token,
                 payload[index * step : (index + 1) * step],
-                transfer.heads,
+                heads_of(transfer.command),
             )
         transfer.digest.add(checksum)
         transfer.sequence += 1
@@ -239,8 +230,9 @@ class Receiver:
 
     def _check_data(self, transfer: Incoming, header: Header, length: int) -> None:
         heads = range(header.first_head, header.end_head)
-        if heads != transfer.heads:
-            raise FrameError(f"heads {heads} came, this part has {transfer.heads}")
+        wanted = heads_of(transfer.command)
+        if heads != wanted:
+            raise FrameError(f"heads {heads} came, this part has {wanted}")
         try:
             transfer.coverage.add(
                 header.first_layer, header.end_layer, header.first_token, header.end_token

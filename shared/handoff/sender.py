@@ -15,11 +15,10 @@ from ..errors import PeerRefusedError
 from . import frame
 from .carrier import Departure, Listener, PeerGoneError
 from .closed import ClosedAttempts
-from .formats import bytes_of
 from .frame import HEADER_BYTES, Digest, Fin, Header, Kind
 from .greeting import PeerKey
 from .messages import Cancelled, CancelSend, LayerReady, OpenSend, SendFailed, SendFinished
-from .plane_end import PartKey, PlaneEnd, part_of, why_not
+from .plane_end import PartKey, PlaneEnd, heads_of, part_of, why_not
 from .staging import Slot, StagingRing
 from .stats import DataPlaneStats
 from .work_list import Piece, WorkList
@@ -44,10 +43,6 @@ class Outgoing:
     acknowledged: int = 0
     fin_sent: bool = False
     digest: Digest = field(default_factory=Digest)
-
-    @property
-    def heads(self) -> range:
-        return range(self.command.first_head, self.command.end_head)
 
     @property
     def in_flight(self) -> int:
@@ -89,7 +84,7 @@ class Sender:
         if known is not None:
             self._fail(known, f"attempt {command.attempt} took its place")
         frame_bytes = min(self._ring.payload_bytes, command.window_bytes // 2)
-        cell_bytes = self._cell_bytes(command)
+        cell_bytes = self._end.cell_bytes(command, command.dtype)
         self._transfers[part_of(command)] = Outgoing(
             command=command,
             peer=PeerKey(
@@ -102,17 +97,13 @@ class Sender:
         )
         self._turn.append(part_of(command))
 
-    def _cell_bytes(self, command: OpenSend) -> int:
-        heads = command.end_head - command.first_head
-        return heads * self._end.me.head_values_per_token * bytes_of(command.dtype)
-
     def _refusal(self, command: OpenSend, known: Outgoing | None) -> str:
         under_way = known.command.attempt if known is not None else None
         reason = why_not(command, self._end.me, under_way, self._closed)
         if reason:
             return reason
         try:
-            cell = self._cell_bytes(command)
+            cell = self._end.cell_bytes(command, command.dtype)
         except PeerRefusedError as error:
             return str(error)
         if command.window_bytes < 2 * cell:
@@ -217,7 +208,7 @@ class Sender:
                 piece.first_token,
                 piece.end_token,
                 out[index * step : (index + 1) * step],
-                transfer.heads,
+                heads_of(transfer.command),
                 transfer.command.dtype,
             )
 

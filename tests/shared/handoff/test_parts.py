@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -55,40 +56,32 @@ def value(layer: int, token: int, plane: int) -> bytes:
     return bytes([layer, token, plane, 7] * (HEAD_BYTES // 4))
 
 
+def ranks(stack: ExitStack, name: str, held: list[range], **config: Any) -> list[Rank]:
+    """One data plane for each entry, which are the heads that it holds."""
+    return [
+        stack.enter_context(
+            Rank(
+                name,
+                epoch=ord(name),
+                cache=make_cache(heads=own),
+                rank=rank,
+                tp_size=len(held),
+                first_head=own.start,
+                end_head=own.stop,
+                **config,
+            )
+        )
+        for rank, own in enumerate(held)
+    ]
+
+
 @pytest.mark.parametrize(("receivers", "senders"), [(1, 2), (2, 1), (1, 4), (4, 2), (2, 4)])
 def test_unequal_sides_hand_over_every_head(receivers: int, senders: int) -> None:
     heads = 4
     here, there = held(heads, receivers), held(heads, senders)
     with ExitStack() as stack:
-        prefill = [
-            stack.enter_context(
-                Rank(
-                    "p",
-                    epoch=1,
-                    cache=make_cache(heads=own),
-                    rank=rank,
-                    tp_size=senders,
-                    first_head=own.start,
-                    end_head=own.stop,
-                )
-            )
-            for rank, own in enumerate(there)
-        ]
-        decode = [
-            stack.enter_context(
-                Rank(
-                    "d",
-                    epoch=2,
-                    cache=make_cache(heads=own),
-                    rank=rank,
-                    tp_size=receivers,
-                    first_head=own.start,
-                    end_head=own.stop,
-                    listen_host=None,
-                )
-            )
-            for rank, own in enumerate(here)
-        ]
+        prefill = ranks(stack, "p", there)
+        decode = ranks(stack, "d", here, listen_host=None)
         for rank, own in zip(prefill, there, strict=True):
             for layer in range(LAYERS):
                 for token in range(END):
@@ -121,21 +114,7 @@ def test_unequal_sides_hand_over_every_head(receivers: int, senders: int) -> Non
 def test_a_cancel_ends_all_parts_of_a_transfer() -> None:
     with ExitStack() as stack:
         prefill = stack.enter_context(Rank("p", epoch=1, seed=1))
-        decode = [
-            stack.enter_context(
-                Rank(
-                    "d",
-                    epoch=2,
-                    cache=make_cache(heads=range(rank, rank + 1)),
-                    rank=rank,
-                    tp_size=2,
-                    first_head=rank,
-                    end_head=rank + 1,
-                    listen_host=None,
-                )
-            )
-            for rank in range(2)
-        ]
+        decode = ranks(stack, "d", held(2, 2), listen_host=None)
         for number, rank in enumerate(decode):
             span = {"first_head": number, "end_head": number + 1}
             rank.expect(prefill, 1, BLOCKS, first_token=0, end_token=END, **span)
