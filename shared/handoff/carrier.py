@@ -2,8 +2,8 @@
 
 A carrier has two ends. The listener belongs to the sending rank: it accepts greetings and gives out
 frames from the staging ring. The dialer belongs to the receiving rank: it connects, greets, and
-hands over each frame as a view: of what came over TCP, or of the sender's ring, where the message
-carries the place of a frame instead of its bytes. CUDA IPC fits behind the same methods.
+hands over each frame as a view: of what came over TCP, or of the sender's ring. CUDA IPC fits
+behind the same methods.
 
 All methods are called from the data-plane thread and none of them waits.
 """
@@ -17,6 +17,9 @@ from typing import Any, Protocol
 
 from ..errors import TransferError
 from .greeting import PeerKey
+
+# More than any ring has.
+MAX_SLOTS = 1 << 32
 
 
 class PeerGoneError(TransferError):
@@ -91,6 +94,10 @@ class Listener(Carrier, Protocol):
     def send_bulk(self, peer: PeerKey, message: memoryview, offset: int | None = None) -> Departure:
         """Send a frame without copying it; raises PeerGoneError. ``offset``: it lies there in the
         staging ring, which the peer may have mapped."""
+
+    def slots_for(self, peer: PeerKey) -> int:
+        """How many slots of the ring frames for this peer may hold at once; whoever waits for one
+        of them is woken through ``sockets`` when that is fewer than ``MAX_SLOTS``."""
 
 
 class Dialer(Carrier, Protocol):

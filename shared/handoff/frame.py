@@ -14,7 +14,6 @@ one in a tensor.
     abort  both                 unknown, stale or cancelled transfer: reason
     ping, pong                  liveness of a connection; names no transfer
     choice  receiver -> sender  the carrier of the connection; names no transfer
-    release receiver -> sender  so many frames in shared memory have been read; names no transfer
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ MAX_CONTROL_BYTES = HEADER_BYTES + MAX_REASON_BYTES
 
 _ACK = struct.Struct("<Q")
 _FIN = struct.Struct("<QQQ")
-_RELEASE = struct.Struct("<I")
 
 
 class FrameError(TransferError):
@@ -60,7 +58,6 @@ class Kind(IntEnum):
     PING = 6
     PONG = 7
     CHOICE = 8
-    RELEASE = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,15 +213,6 @@ def read_fin(payload: memoryview) -> Fin:
     return Fin(*_FIN.unpack(payload))
 
 
-def release_payload(frames: int) -> bytes:
-    return _RELEASE.pack(frames)
-
-
-def read_release(payload: memoryview) -> int:
-    (frames,) = _RELEASE.unpack(payload)
-    return int(frames)
-
-
 def reason_payload(reason: str) -> bytes:
     return reason.encode()[:MAX_REASON_BYTES]
 
@@ -250,7 +238,6 @@ _PAYLOAD_BYTES = {
     Kind.PING: (0, 0),
     Kind.PONG: (0, 0),
     Kind.CHOICE: (1, MAX_REASON_BYTES),
-    Kind.RELEASE: (_RELEASE.size, _RELEASE.size),
 }
 
 

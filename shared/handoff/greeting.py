@@ -52,6 +52,7 @@ class Greeting:
 
     ``carriers`` are those that a rank may use, best first, with commas. ``host`` and the place of
     a ring let two ranks on one host find each other's memory; a ring of no bytes is none.
+    ``bell_descriptor`` is the sender's doorbell for this connection, in the process of the ring.
     """
 
     node_id: str
@@ -74,6 +75,7 @@ class Greeting:
     ring_descriptor: int = 0
     ring_bytes: int = 0
     ring_nonce: int = 0
+    bell_descriptor: int = 0
 
     @property
     def head_values_per_token(self) -> int:

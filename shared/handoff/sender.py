@@ -180,7 +180,10 @@ class Sender:
         length = piece.cells * transfer.cell_bytes
         if transfer.in_flight + length > transfer.command.window_bytes:
             return False
-        slot = self._ring.acquire() if self._held[transfer.peer] < self._ring.free else None
+        held = self._held[transfer.peer]
+        if held >= self._carrier.slots_for(transfer.peer):
+            return False
+        slot = self._ring.acquire() if held < self._ring.free else None
         if slot is None:
             self.awaits_slots = True
             return False

@@ -114,22 +114,3 @@ class MappedRing:
         if offset + length > len(self._memory):
             raise RingError(f"bytes {offset} to {offset + length} of a ring of {len(self._memory)}")
         return self._memory[offset : offset + length]
-
-
-# ---- what is sent instead of a frame -----------------------------------------------------------
-
-_DOORBELL = struct.Struct("<4sQI")
-_DOORBELL_MAGIC = b"TDMS"
-
-
-def doorbell(offset: int, length: int) -> bytes:
-    """Says that a frame lies in the ring, and where."""
-    return _DOORBELL.pack(_DOORBELL_MAGIC, offset, length)
-
-
-def read_doorbell(message: memoryview) -> tuple[int, int] | None:
-    """Offset and length; ``None`` for a message that is a frame itself."""
-    if len(message) != _DOORBELL.size:
-        return None
-    magic, offset, length = _DOORBELL.unpack(message)
-    return (offset, length) if magic == _DOORBELL_MAGIC else None

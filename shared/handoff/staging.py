@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 from .frame import HEADER_BYTES
@@ -50,9 +49,8 @@ class StagingRing:
             Slot(i, i * stride, view[i * stride : i * stride + HEADER_BYTES + payload_bytes])
             for i in range(slots)
         ]
-        # First in, first out: the slot that was free longest is the one no cache line remembers,
-        # but also the one that no late reader can still be looking at.
-        self._free = deque(range(slots))
+        # Last in, first out: what was used last is still in the cache.
+        self._free = list(reversed(range(slots)))
         self._held: set[int] = set()
 
     @staticmethod
@@ -72,7 +70,7 @@ class StagingRing:
         """A free slot, or None: then wait until a frame has left."""
         if not self._free:
             return None
-        index = self._free.popleft()
+        index = self._free.pop()
         self._held.add(index)
         return self._slots[index]
 

@@ -15,9 +15,10 @@ from ..errors import PeerRefusedError
 from . import frame, greeting
 from .carrier import Endpoints, Joined, Lost, Notice, PeerGoneError
 from .carrier_names import SHARED_MEMORY, TCP
+from .doorbells import HeardDoorbells, read_doorbell
 from .frame import FrameError, Kind
 from .greeting import Greeting, PeerKey
-from .shared_ring import MappedRing, RingError, read_doorbell
+from .shared_ring import MappedRing, RingError
 from .zmq_sockets import (
     BULK_BUFFER_BYTES,
     CONTROL_BATCH,
@@ -29,8 +30,13 @@ from .zmq_sockets import (
     to_peer,
 )
 
-# Frames read in a ring before they are given back together, unless no more are waiting.
-RELEASE_BATCH = 4
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """The peer's ring as this process sees it, and the pipes that go with it."""
+
+    ring: MappedRing
+    bells: HeardDoorbells
 
 
 @dataclass(slots=True)
@@ -44,8 +50,7 @@ class _Dial:
     heard: float
     next_ping: float
     carrier: str = ""
-    ring: MappedRing | None = None
-    unreleased: int = 0  # frames that were read in the peer's ring
+    shared: _Shared | None = None
 
     @property
     def live(self) -> bool:
@@ -71,7 +76,8 @@ class ZmqDialer:
         self._turn: deque[PeerKey] = deque()
         self._notices: list[Notice] = []
         self._current: zmq.Frame | None = None
-        self._reading: _Dial | None = None
+        # Whose ring holds the frame that was given out last.
+        self._reading: _Shared | None = None
 
     def connect(self, peer: PeerKey, endpoints: Endpoints, now: float) -> None:
         if peer in self._dials:
@@ -98,7 +104,9 @@ class ZmqDialer:
             self._lose(dial, f"cannot connect to {endpoint!r}: {error}")
 
     def sockets(self) -> Iterable[Any]:
-        return [s for dial in self._dials.values() for s in (dial.bulk, dial.control)]
+        sockets: list[Any] = [s for d in self._dials.values() for s in (d.bulk, d.control)]
+        shared = [d.shared for d in self._dials.values() if d.shared is not None]
+        return sockets + [each.bells.fileno() for each in shared]
 
     def live(self) -> Counter[str]:
         return Counter(dial.carrier for dial in self._dials.values() if dial.live)
@@ -155,56 +163,54 @@ class ZmqDialer:
         note = ""
         if SHARED_MEMORY in possible and theirs.ring_bytes:
             try:
-                dial.ring = MappedRing(theirs.ring)
+                dial.shared = _share(dial, theirs)
             except RingError as error:
                 note = str(error)
-        if dial.ring is None and TCP not in possible:
+        if dial.shared is None and TCP not in possible:
             raise PeerRefusedError(f"carrier: shared_memory only, and {note or 'no ring is there'}")
-        dial.carrier = TCP if dial.ring is None else SHARED_MEMORY
+        dial.carrier = TCP if dial.shared is None else SHARED_MEMORY
         self._notices.append(Joined(dial.peer, dial.carrier, note))
         if theirs.ring_bytes:
             self._about(dial, Kind.CHOICE, frame.reason_payload(dial.carrier))
 
     def receive_bulk(self, now: float) -> tuple[PeerKey, memoryview] | None:
-        # Read where ZeroMQ put it: its buffer already holds just this frame, and copying it to a
-        # slot of ours would cost as much again as the scatter.
-        self._read()
+        self._current = None
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.bells.give_back()
         for _ in range(len(self._turn)):
             self._turn.rotate(-1)
             dial = self._dials[self._turn[0]]
             try:
-                self._current = dial.bulk.recv(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                continue
-            dial.heard = now
-            message = memoryview(self._current.buffer)
-            place = read_doorbell(message) if dial.ring is not None else None
-            if place is None:
-                return dial.peer, message
-            assert dial.ring is not None
-            self._reading = dial
-            try:
-                return dial.peer, dial.ring.slice(*place)
+                message = self._came(dial) if dial.shared is None else self._rang(dial.shared)
             except RingError as error:
                 self._lose(dial, str(error))
                 return None
-        self._current = None
-        for dial in list(self._dials.values()):
-            self._release(dial)
+            if message is not None:
+                dial.heard = now
+                return dial.peer, message
         return None
 
-    def _read(self) -> None:
-        """The view that was given out last is not used any more."""
-        dial, self._reading = self._reading, None
-        if dial is not None:
-            dial.unreleased += 1
-            if dial.unreleased >= RELEASE_BATCH:
-                self._release(dial)
+    def _came(self, dial: _Dial) -> memoryview | None:
+        """The next frame that came over TCP, read where ZeroMQ put it: its buffer already holds
+        just this frame, and copying it to a slot of ours would cost as much as the scatter."""
+        try:
+            self._current = dial.bulk.recv(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        return memoryview(self._current.buffer)
 
-    def _release(self, dial: _Dial) -> None:
-        frames, dial.unreleased = dial.unreleased, 0
-        if frames:
-            self._about(dial, Kind.RELEASE, frame.release_payload(frames))
+    def _rang(self, shared: _Shared) -> memoryview | None:
+        """The next frame that the peer has told of. Raises ``RingError``."""
+        record = shared.bells.next()
+        if record is None:
+            return None
+        place = read_doorbell(record)
+        if place is None:
+            return memoryview(record)
+        frame_in_ring = shared.ring.slice(*place)
+        self._reading = shared
+        return frame_in_ring
 
     def _about(self, dial: _Dial, kind: Kind, payload: bytes = b"") -> None:
         """A frame about the connection; that it is gone is told by a notice."""
@@ -215,10 +221,7 @@ class ZmqDialer:
         if self._dials.pop(dial.peer, None) is None:
             return
         self._turn.remove(dial.peer)
-        if self._reading is dial:
-            self._reading = None
-        dial.bulk.close(0)
-        dial.control.close(0)
+        self._end(dial)
         self._notices.append(Lost(dial.peer, reason, refused))
 
     def notices(self, now: float) -> list[Notice]:
@@ -233,9 +236,22 @@ class ZmqDialer:
         return taken
 
     def close(self) -> None:
-        self._current = self._reading = None
+        self._current = None
         for dial in self._dials.values():
-            dial.bulk.close(0)
-            dial.control.close(0)
+            self._end(dial)
         self._dials.clear()
         self._turn.clear()
+
+    def _end(self, dial: _Dial) -> None:
+        dial.bulk.close(0)
+        dial.control.close(0)
+        if dial.shared is not None:
+            if self._reading is dial.shared:
+                self._reading = None
+            dial.shared.bells.close()
+
+
+def _share(dial: _Dial, theirs: Greeting) -> _Shared:
+    """Map the peer's ring and open its doorbells. Raises ``RingError``."""
+    ring = MappedRing(theirs.ring)
+    return _Shared(ring, HeardDoorbells(theirs.ring_pid, theirs.bell_descriptor, dial.connection))

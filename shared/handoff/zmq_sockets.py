@@ -6,9 +6,9 @@ is never silently re-established (``RECONNECT_IVL=-1``), because ZeroMQ would re
 to whatever process answers there. Liveness is ours: the dialer pings on the control socket, and
 silence of ``silence_seconds`` in either direction loses the peer.
 
-Which carrier a connection uses is settled by its greeting. Over TCP a bulk message is a frame; in
-shared memory it is the place of a frame in the sender's ring, which the receiver has mapped, and
-the receiver says on the control socket how many frames it has read.
+Which carrier a connection uses is settled by its greeting. In shared memory the bulk sockets are
+idle: frames lie in the sender's ring, which the receiver has mapped, and pipes tell of them
+(``doorbells.py``).
 """
 
 from __future__ import annotations

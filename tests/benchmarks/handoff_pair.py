@@ -6,6 +6,7 @@ their own, in turns within one run.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
 import statistics
@@ -155,6 +156,8 @@ def _full_receiver(pipe: Connection, size: int, rounds: int, carrier: str) -> No
         pipe.send(None)
         _await(events, Received)
     pipe.send(None)
+    with contextlib.suppress(EOFError):
+        pipe.recv()  # the sender still waits for the last ack
     plane.stop()
 
 
@@ -206,8 +209,9 @@ class Variant:
 
     def finish(self) -> None:
         self.sending.send(None)
-        for process in self.processes:
-            process.join(20)
+        self.processes[0].join(20)
+        self.receiving.close()
+        self.processes[1].join(20)
 
 
 def control_overhead(carrier: str, count: int = 200) -> float:

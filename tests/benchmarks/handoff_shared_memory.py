@@ -31,7 +31,6 @@ from tandem.shared.handoff.zmq_sockets import Timing
 from .handoff_pair import (
     MIB,
     SLOTS,
-    WINDOW,
     Variant,
     control_overhead,
     greeting,
@@ -88,13 +87,15 @@ def ring_sender(pipe: Connection, size: int, rounds: int) -> None:
     peer = PeerKey(node_id="d", epoch=2, rank=0)
     while not listener.is_live(peer):
         listener.receive_control(time.monotonic())
-    control = list(listener.sockets())[1]
+    poller = zmq.Poller()
+    for each in listener.sockets():
+        poller.register(each, zmq.POLLIN)
     lent: deque[tuple[Slot, Departure]] = deque()
     for _ in range(rounds):
         pipe.recv()
         for at in range(0, size, MIB):
-            while len(lent) >= WINDOW // MIB:
-                control.poll(1000)
+            while len(lent) >= listener.slots_for(peer):
+                poller.poll(1000)
                 listener.receive_control(time.monotonic())
                 while lent and lent[0][1].done:
                     ring.release(lent.popleft()[0])
@@ -118,12 +119,14 @@ def ring_receiver(pipe: Connection, size: int, rounds: int) -> None:
     dialer.connect(peer, endpoints, time.monotonic())
     while not dialer.is_live(peer):
         dialer.receive_control(time.monotonic())
-    bulk = next(iter(dialer.sockets()))
+    poller = zmq.Poller()
+    for each in dialer.sockets():
+        poller.register(each, zmq.POLLIN)
     pipe.send(None)
     for _ in range(rounds):
         at = 0
         while at < size:
-            bulk.poll(1000)
+            poller.poll(1000)
             while taken := dialer.receive_bulk(time.monotonic()):
                 target[at : at + MIB] = taken[1][-MIB:]
                 at += MIB

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import secrets
+import select
 from dataclasses import replace
 
 import zmq
 
 from tandem.shared.handoff import frame, greeting
 from tandem.shared.handoff.data_plane import _greeting
+from tandem.shared.handoff.doorbells import Doorbells, HeardDoorbells, doorbell, read_doorbell
 from tandem.shared.handoff.frame import Header, Kind
 from tandem.shared.handoff.messages import Expecting
+from tandem.shared.handoff.shared_ring import MappedRing, SharedRing
 
 from .plane_pair import CELL, HEADS, Rank, expect
 
@@ -31,6 +34,7 @@ class FakeSender:
             socket.bind("tcp://127.0.0.1:0")
         self.bulk_id = self.control_id = b""
         self.peer_epoch = 0
+        self.bells: Doorbells | None = None
 
     @property
     def plane(self) -> FakeSender:
@@ -50,14 +54,21 @@ class FakeSender:
 
     def __exit__(self, *_: object) -> None:
         self.context.destroy(linger=0)
+        if self.bells is not None:
+            self.bells.close()
 
-    def accept(self, **changed) -> None:
-        """Answer one dialer's greeting, with fields changed."""
+    def accept(self, ring: SharedRing | None = None, **changed) -> None:
+        """Answer one dialer's greeting, with fields changed; with a ring, in shared memory."""
         self.bulk_id, _ = self.bulk.recv_multipart()
         self.control_id, message = self.control.recv_multipart()
         theirs = greeting.decode(message)
         self.peer_epoch = theirs.epoch
-        answer = replace(self.me, connection=theirs.connection, **changed)
+        answer = replace(self.me, connection=theirs.connection)
+        if ring is not None:
+            self.bells = Doorbells(theirs.connection)
+            answer = answer.with_ring(ring.place)
+            answer = replace(answer, bell_descriptor=self.bells.descriptor)
+        answer = replace(answer, **changed)
         self.control.send_multipart([self.control_id, greeting.encode(answer)])
 
     def expected_by(self, decode: Rank, transfer_id: int, blocks, **fields) -> None:
@@ -99,6 +110,11 @@ class FakeSender:
         for message in messages:
             self.bulk.send_multipart([self.bulk_id, message])
 
+    def lend(self, offset: int, length: int) -> None:
+        """Say that a frame is in the ring."""
+        assert self.bells is not None
+        self.bells.ring(doorbell(offset, length))
+
     def send_control(self, message: bytes) -> None:
         self.control.send_multipart([self.control_id, message])
 
@@ -136,12 +152,34 @@ class FakeReceiver:
             socket.connect(at)
             socket.send(greeting.encode(hello))
         self.welcome = greeting.decode(self.control.recv())
+        self.bells: HeardDoorbells | None = None
+        self.ring: MappedRing | None = None
+
+    def share(self) -> None:
+        """Choose shared memory, as a dialer does that has mapped the ring."""
+        welcome = self.welcome
+        self.ring = MappedRing(welcome.ring)
+        self.bells = HeardDoorbells(welcome.ring_pid, welcome.bell_descriptor, welcome.connection)
+        self.send(Kind.CHOICE, payload=b"shared_memory")
 
     def __enter__(self) -> FakeReceiver:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.context.destroy(linger=0)
+        if self.bells is not None:
+            self.bells.close()
+
+    def heard(self) -> tuple[int, int]:
+        """Where the next frame in the ring is."""
+        assert self.bells is not None
+        record = self.bells.next()
+        if record is None:
+            select.select([self.bells], [], [], WAIT_MS / 1000)
+            record = self.bells.next()
+        place = read_doorbell(record or b"")
+        assert place is not None, record
+        return place
 
     def send(self, kind: Kind, transfer_id: int = 0, payload: bytes = b"", **fields) -> None:
         fields.setdefault("attempt", 1 if transfer_id else 0)

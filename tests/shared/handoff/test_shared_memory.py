@@ -21,7 +21,7 @@ from tandem.shared.handoff.messages import (
     SendFailed,
     SendFinished,
 )
-from tandem.shared.handoff.shared_ring import MappedRing, RingError, SharedRing, doorbell
+from tandem.shared.handoff.shared_ring import MappedRing, RingError, SharedRing
 
 from .fake_peers import FakeReceiver, FakeSender
 from .plane_pair import BLOCK, Rank, expect, rows, until
@@ -112,37 +112,32 @@ def test_a_system_without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None
 # ---- what a peer may not do --------------------------------------------------------------------
 
 
-def _greet(receiver: FakeReceiver) -> None:
-    """Choose shared memory, as a dialer does that has mapped the ring."""
-    assert receiver.welcome.ring_bytes
-    receiver.send(Kind.CHOICE, payload=b"shared_memory")
-
-
 def _receiver(prefill: Rank) -> FakeReceiver:
     return FakeReceiver(Rank("d"), prefill, carriers="shared_memory,tcp")
 
 
 def test_slots_come_back_only_when_the_receiver_has_read_them() -> None:
     with Rank("p", seed=1) as prefill, _receiver(prefill) as receiver:
-        _greet(receiver)
+        receiver.share()
         prefill.open(receiver, 1, BLOCKS, first_token=0, end_token=END)
         prefill.compute(1, 0, END, chunk=END)
         until(lambda: prefill.plane.stats().held_slots == 4)  # half of the ring: others need some
-        ring = MappedRing(receiver.welcome.ring)
-        frames = [receiver.bulk.recv() for _ in range(4)]
-        assert all(len(message) == len(doorbell(0, 0)) for message in frames)
-        receiver.send(Kind.RELEASE, payload=frame.release_payload(4))
-        receiver.bulk.recv()  # the next ones follow
-        assert ring.slice(0, 4).tobytes() == frame.MAGIC
+        places = [receiver.heard() for _ in range(4)]
+        assert len(set(places)) == 4 and receiver.bells.next() is None
+        for place in places:
+            assert receiver.ring.slice(*place)[:4].tobytes() == frame.MAGIC
+        receiver.bells.give_back()
+        receiver.heard()  # the next one follows
 
 
-def test_a_release_of_more_than_was_lent_loses_the_peer() -> None:
+def test_giving_back_more_than_was_lent_loses_the_peer() -> None:
     with Rank("p", seed=1) as prefill, _receiver(prefill) as receiver:
-        _greet(receiver)
+        receiver.share()
         prefill.open(receiver, 1, BLOCKS, first_token=0, end_token=END)
         prefill.compute(1, 0, 1, chunk=1)
-        receiver.send(Kind.RELEASE, payload=frame.release_payload(2**32 - 1))
-        assert "released" in prefill.log.wait(SendFailed, 1).reason
+        for _ in range(100):
+            receiver.bells.give_back()
+        assert "it gave back" in prefill.log.wait(SendFailed, 1).reason
         until(lambda: prefill.plane.stats().held_slots == 0)
 
 
@@ -165,13 +160,8 @@ def test_a_place_outside_of_the_ring_loses_the_peer() -> None:
     ring = SharedRing(4096)
     with Rank("d", listen_host=None) as decode, FakeSender(lender) as sender:
         decode.plane.submit(expect(sender, 1, BLOCKS, first_token=0, end_token=END))
-        sender.accept(
-            ring_pid=ring.place.pid,
-            ring_descriptor=ring.place.descriptor,
-            ring_bytes=ring.place.bytes,
-            ring_nonce=ring.place.nonce,
-        )
-        sender.send(doorbell(4000, 97))
+        sender.accept(ring)
+        sender.lend(4000, 97)
         failed = decode.log.wait(ReceiveFailed, 1)
         assert "bytes 4000 to 4097 of a ring of 4096" in failed.reason and failed.retriable
     ring.close()
@@ -182,19 +172,12 @@ def test_garbage_in_the_ring_is_refused_like_garbage_on_the_wire() -> None:
     ring.memory[:4096] = os.urandom(4096)
     with Rank("d", listen_host=None) as decode, FakeSender(Rank("p", seed=1)) as sender:
         decode.plane.submit(expect(sender, 1, BLOCKS, first_token=0, end_token=END))
-        sender.accept(
-            ring_pid=ring.place.pid,
-            ring_descriptor=ring.place.descriptor,
-            ring_bytes=ring.place.bytes,
-            ring_nonce=ring.place.nonce,
-        )
-        sender.send(*(doorbell(i * 512, 512) for i in range(8)))
+        sender.accept(ring)
+        for index in range(8):
+            sender.lend(index * 512, 512)
         until(lambda: decode.plane.stats().frames_refused == 8)
-        released = 0
-        while released < 8:
-            _, payload = sender.next(Kind.RELEASE)
-            released += frame.read_release(payload)
-        assert released == 8
+        returned: list[int] = []
+        until(lambda: returned.append(sender.bells.given_back()) or sum(returned) == 8)
     ring.close()
 
 

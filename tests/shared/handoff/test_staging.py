@@ -48,3 +48,11 @@ def test_memory_can_be_brought_along_and_must_suffice():
     assert memory[HEADER_BYTES : HEADER_BYTES + 8] == b"12345678"
     with pytest.raises(ValueError, match="hold no 2 slots"):
         StagingRing(slots=2, payload_bytes=8, memory=memoryview(bytearray(99)))
+
+
+def test_the_slot_that_was_used_last_is_used_next():
+    ring = StagingRing(slots=4, payload_bytes=8)
+    first, second = ring.acquire(), ring.acquire()
+    ring.release(first)
+    ring.release(second)
+    assert ring.acquire() == second

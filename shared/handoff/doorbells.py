@@ -1,0 +1,179 @@
+"""How the two ends of a shared-memory connection tell each other of frames in the ring.
+
+Two pipes for each connection. In one the sender writes a record for every frame that it has laid
+into the ring; small frames (a fin) travel in the record itself, so that nothing can overtake
+anything. In the other the receiver writes a byte for every frame that it has read. A pipe wakes its
+reader within microseconds and without a thread in between, which over ZeroMQ cost more than the
+copies; it has no name that could be left behind, and it ends when its last writer does, so the
+death of a peer is known at once.
+
+The owner of the ring makes both pipes, and the receiver opens its ends through ``/proc``, as it
+does with the ring. The first record has the number of the connection, by which it knows that it has
+opened what it was told of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import struct
+
+from .shared_ring import RingError
+
+# What a pipe takes in one piece, whatever else is written to it (POSIX's least PIPE_BUF is 512,
+# Linux has 4096).
+MAX_RECORD_BYTES = 4096
+_READ_BYTES = 65536
+_LENGTH = struct.Struct("<H")
+_FIRST = struct.Struct("<4sQI")
+_FIRST_MAGIC = b"TDMP"
+_PLACE = struct.Struct("<4sQI")
+_PLACE_MAGIC = b"TDMS"
+
+
+def doorbell(offset: int, length: int) -> bytes:
+    """Says that a frame lies in the ring, and where."""
+    return _PLACE.pack(_PLACE_MAGIC, offset, length)
+
+
+def read_doorbell(record: bytes) -> tuple[int, int] | None:
+    """Offset and length; ``None`` for a record that is a frame itself."""
+    if len(record) != _PLACE.size:
+        return None
+    magic, offset, length = _PLACE.unpack(record)
+    return (offset, length) if magic == _PLACE_MAGIC else None
+
+
+class Doorbells:
+    """The sender's ends of one connection."""
+
+    def __init__(self, connection: int) -> None:
+        """Make the pipes. Raises ``OSError``."""
+        self._theirs = [-1, -1]
+        self._bell = self._back = -1
+        self._theirs[0], self._bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            self._back, self._theirs[1] = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            self.close()
+            raise
+        self.ring(_FIRST.pack(_FIRST_MAGIC, connection, self._theirs[1]))
+
+    @property
+    def descriptor(self) -> int:
+        """What the receiver opens first; until it has, ``opened`` must not be called."""
+        return self._theirs[0]
+
+    def opened(self) -> None:
+        """The receiver has its ends. Ours of them go, so that its death ends the pipes."""
+        for descriptor in self._theirs:
+            _close(descriptor)
+        self._theirs = [-1, -1]
+
+    def fileno(self) -> int:
+        """Readable when the receiver has given frames back, or is gone."""
+        return self._back
+
+    def ring(self, record: bytes | memoryview) -> None:
+        """Say that a frame is there. Raises ``OSError`` when the receiver is gone or, with tens of
+        kilobytes unread, might as well be."""
+        assert len(record) <= MAX_RECORD_BYTES - _LENGTH.size
+        os.write(self._bell, _LENGTH.pack(len(record)) + record)
+
+    def given_back(self) -> int:
+        """Frames that the receiver has read since the last call. Raises ``EOFError`` when it is
+        gone."""
+        try:
+            read = os.read(self._back, _READ_BYTES)
+        except BlockingIOError:
+            return 0
+        if not read:
+            raise EOFError("its process has ended, or closed the pipe")
+        return len(read)
+
+    def close(self) -> None:
+        self.opened()
+        for descriptor in (self._bell, self._back):
+            _close(descriptor)
+        self._bell = self._back = -1
+
+
+class HeardDoorbells:
+    """The receiver's ends of one connection."""
+
+    def __init__(self, pid: int, descriptor: int, connection: int) -> None:
+        """Open what the sender has made. Raises ``RingError``."""
+        self._unread = b""
+        self._back = -1
+        self._bell = _open_pipe(pid, descriptor, os.O_RDONLY)
+        try:
+            first = self.next()
+            if first is None or len(first) != _FIRST.size:
+                raise RingError(f"descriptor {descriptor} of process {pid} is no doorbell")
+            magic, number, back = _FIRST.unpack(first)
+            if (magic, number) != (_FIRST_MAGIC, connection):
+                raise RingError(f"the doorbell of process {pid} is another connection's")
+            self._back = _open_pipe(pid, back, os.O_WRONLY)
+        except BaseException:
+            self.close()
+            raise
+
+    def fileno(self) -> int:
+        """Readable when a frame has come, or the sender is gone."""
+        return self._bell
+
+    def next(self) -> bytes | None:
+        """The next record, ``None`` when there is none yet. Raises ``RingError`` when the sender
+        is gone."""
+        record = self._take()
+        if record is None and self._read():
+            record = self._take()
+        return record
+
+    def _take(self) -> bytes | None:
+        if len(self._unread) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._unread)
+        end = _LENGTH.size + length
+        if len(self._unread) < end:
+            return None
+        record, self._unread = self._unread[_LENGTH.size : end], self._unread[end:]
+        return record
+
+    def _read(self) -> bool:
+        try:
+            read = os.read(self._bell, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not read:
+            raise RingError("the sender's process has ended, or closed the doorbell")
+        self._unread += read
+        return True
+
+    def give_back(self) -> None:
+        """One more frame was read. A sender that is gone is noticed by ``next``."""
+        with contextlib.suppress(OSError):
+            os.write(self._back, b"r")
+
+    def close(self) -> None:
+        for descriptor in (self._bell, self._back):
+            _close(descriptor)
+        self._bell = self._back = -1
+
+
+def _open_pipe(pid: int, descriptor: int, mode: int) -> int:
+    # Built from numbers, so that a peer cannot name any other file.
+    path = f"/proc/{int(pid)}/fd/{int(descriptor)}"
+    try:
+        # Looked at before it is opened: opening some devices has effects.
+        if not stat.S_ISFIFO(os.stat(path).st_mode):
+            raise RingError(f"{path} is no pipe")
+        return os.open(path, mode | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise RingError(f"cannot open {path}: {error}") from None
+
+
+def _close(descriptor: int) -> None:
+    if descriptor >= 0:
+        os.close(descriptor)

@@ -1,0 +1,133 @@
+"""The pipes of a shared-memory connection."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from tandem.shared.handoff.doorbells import (
+    MAX_RECORD_BYTES,
+    Doorbells,
+    HeardDoorbells,
+    doorbell,
+    read_doorbell,
+)
+from tandem.shared.handoff.shared_ring import RingError
+
+NUMBER = 2**63 + 5
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Doorbells, HeardDoorbells]]:
+    mine = Doorbells(NUMBER)
+    theirs = HeardDoorbells(os.getpid(), mine.descriptor, NUMBER)
+    mine.opened()
+    yield mine, theirs
+    theirs.close()
+    mine.close()
+
+
+def _readable(end: Doorbells | HeardDoorbells) -> bool:
+    return bool(select.select([end], [], [], 0)[0])
+
+
+def test_records_come_in_order_and_whole(ends) -> None:
+    mine, theirs = ends
+    assert not _readable(theirs) and theirs.next() is None
+    sent = [doorbell(0, 2**32 - 1), b"", b"small frame", b"x" * (MAX_RECORD_BYTES - 2)]
+    for record in sent:
+        mine.ring(record)
+    assert _readable(theirs)
+    assert [theirs.next() for _ in sent] == sent
+    assert theirs.next() is None
+
+
+def test_records_that_are_read_now_and_then(ends) -> None:
+    mine, theirs = ends
+    heard = []
+    for number in range(100):
+        mine.ring(number.to_bytes(2, "little") * 700)
+        if number % 20 == 19:
+            while (record := theirs.next()) is not None:
+                heard.append(record)
+    while (record := theirs.next()) is not None:
+        heard.append(record)
+    assert [int.from_bytes(record[:2], "little") for record in heard] == list(range(100))
+
+
+def test_frames_given_back_are_counted_once(ends) -> None:
+    mine, theirs = ends
+    assert mine.given_back() == 0
+    theirs.give_back()
+    theirs.give_back()
+    assert _readable(mine)
+    assert mine.given_back() == 2
+    assert mine.given_back() == 0 and not _readable(mine)
+
+
+def test_a_reader_that_stops_reading_is_an_error_and_no_wait(ends) -> None:
+    mine, _ = ends
+    with pytest.raises(BlockingIOError):
+        for _ in range(1000):
+            mine.ring(b"x" * 4000)
+
+
+def test_each_side_sees_the_other_one_go() -> None:
+    mine = Doorbells(NUMBER)
+    theirs = HeardDoorbells(os.getpid(), mine.descriptor, NUMBER)
+    mine.opened()
+    mine.ring(b"last")
+    mine.close()
+    assert theirs.next() == b"last"
+    with pytest.raises(RingError, match="has ended"):
+        theirs.next()
+    theirs.give_back()  # to nobody
+    theirs.close()
+
+    mine = Doorbells(NUMBER)
+    theirs = HeardDoorbells(os.getpid(), mine.descriptor, NUMBER)
+    mine.opened()
+    theirs.give_back()
+    theirs.close()
+    assert mine.given_back() == 1
+    with pytest.raises(EOFError):
+        mine.given_back()
+    with pytest.raises(BrokenPipeError):
+        mine.ring(b"")
+    mine.close()
+
+
+def test_only_the_doorbell_that_was_meant_is_opened() -> None:
+    mine, pid = Doorbells(NUMBER), os.getpid()
+    with pytest.raises(RingError, match="another connection's"):
+        HeardDoorbells(pid, mine.descriptor, NUMBER - 1)
+    with pytest.raises(RingError, match="is no doorbell"):  # its first record has been read
+        HeardDoorbells(pid, mine.descriptor, NUMBER)
+    with pytest.raises(RingError, match="cannot open"):
+        HeardDoorbells(2**31 - 1, 0, NUMBER)
+    with socket.socket() as other, pytest.raises(RingError, match="is no pipe"):
+        HeardDoorbells(pid, other.fileno(), NUMBER)
+    mine.close()
+    with pytest.raises(RingError, match="cannot open"):
+        HeardDoorbells(pid, 2**20, NUMBER)
+
+
+def test_nothing_is_left_open() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        mine = Doorbells(NUMBER)
+        with pytest.raises(RingError):
+            HeardDoorbells(os.getpid(), mine.descriptor, 0)
+        mine.close()
+        mine.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("record", [b"", doorbell(1, 2)[:-1], b"TDMF" + bytes(12)])
+def test_a_record_that_is_no_doorbell_is_a_frame(record: bytes) -> None:
+    assert read_doorbell(record) is None
+    assert read_doorbell(doorbell(2**64 - 1, 7)) == (2**64 - 1, 7)
