@@ -11,7 +11,7 @@ All methods are called from the data-plane thread and none of them waits.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -108,3 +108,14 @@ class Dialer(Carrier, Protocol):
 
     def receive_bulk(self, now: float) -> tuple[PeerKey, memoryview] | None:
         """The next frame, fair among peers; the view is valid until the next call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What makes the two ends of a rank, with the arguments of ``ZmqListener`` and ``ZmqDialer``.
+
+    Each is called, and what it makes is used, on the data-plane thread.
+    """
+
+    listener: Callable[..., Listener]
+    dialer: Callable[..., Dialer]

@@ -19,7 +19,7 @@ import zmq
 from ..errors import OverloadedError, StartupError, UnavailableError
 from . import frame
 from .cache_port import CachePort
-from .carrier import Carrier, Endpoints, Joined, Lost, Notice
+from .carrier import Carrier, Endpoints, Ends, Joined, Lost, Notice
 from .carrier_names import AUTO, SHARED_MEMORY, TCP, allowed
 from .frame import HEADER_BYTES, FrameError, Header
 from .greeting import Greeting, PeerKey
@@ -51,6 +51,7 @@ TICK_SECONDS = 0.1
 REPORT_SECONDS = 0.5
 SLOT_POLL_SECONDS = 0.001
 FRAMES_A_ROUND = 8
+ZEROMQ = Ends(ZmqListener, ZmqDialer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +85,13 @@ class DataPlane:
         on_event: Callable[[Event], None],
         *,
         clock: Callable[[], float] = time.monotonic,
+        ends: Ends = ZEROMQ,
     ) -> None:
         self._config = config
         self._cache = cache
         self._on_event = on_event
         self._clock = clock
+        self._ends = ends
         self._commands: queue.Queue[Command] = queue.Queue(config.max_commands)
         self._wake_in: socket.socket | None = None
         self._wake_out: socket.socket | None = None
@@ -205,7 +208,7 @@ class DataPlane:
     def _run(self) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            with contextlib.closing(_Loop(self, context)) as loop:
+            with contextlib.closing(PlaneLoop(self, context)) as loop:
                 self._endpoints = loop.start()
                 self._ready.set()
                 while not self._stop.is_set():
@@ -220,8 +223,9 @@ class DataPlane:
             context.destroy(linger=0)
 
 
-class _Loop:
-    """What the thread works with; made, used and closed on it."""
+class PlaneLoop:
+    """What the thread works with; made, used and closed on it. Tests drive one by hand: ``turn``
+    never waits."""
 
     def __init__(self, plane: DataPlane, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         config, cache, stats = plane._config, plane._cache, plane._stats
@@ -235,8 +239,10 @@ class _Loop:
         slots = config.staging_slots if self._listens else 2
         self._shared = _shared_ring(config, slots) if self._listens else None
         limit = HEADER_BYTES + config.slot_bytes
-        self._dialer = ZmqDialer(context, self._me, max_frame_bytes=limit, timing=config.timing)
-        self._listener = ZmqListener(
+        self._dialer = plane._ends.dialer(
+            context, self._me, max_frame_bytes=limit, timing=config.timing
+        )
+        self._listener = plane._ends.listener(
             context,
             self._me.without_ring()
             if self._shared is None
@@ -262,8 +268,12 @@ class _Loop:
         return self._listener.start() if self._listens else Endpoints()
 
     def round(self) -> None:
-        """Wait for anything, then do a bounded amount of everything."""
+        """Wait for anything, then deal with it."""
         self._wait()
+        self.turn()
+
+    def turn(self) -> None:
+        """A bounded amount of everything."""
         self._take_commands()
         now = self._clock()
         self._take_control(self._listener, self._sender.on_control, now)

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from tandem.shared.handoff.data_plane import DataPlane, DataPlaneConfig
+from tandem.shared.handoff.carrier import Ends
+from tandem.shared.handoff.data_plane import ZEROMQ, DataPlane, DataPlaneConfig
 from tandem.shared.handoff.epoch import new_epoch
 from tandem.shared.handoff.messages import Event, Expect, Expecting, OpenSend
 from tandem.shared.handoff.zmq_sockets import Timing
@@ -85,6 +86,8 @@ class Rank:
         cache: MemoryCache | None = None,
         seed: int | None = None,
         epoch: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        ends: Ends = ZEROMQ,
         **config,
     ) -> None:
         self.cache = cache or make_cache(seed=seed)
@@ -95,7 +98,7 @@ class Rank:
         config.setdefault("end_head", HEADS)
         config.setdefault("carrier", Rank.carrier)
         self.config = DataPlaneConfig(node_id=name, epoch=epoch or new_epoch(), **config)
-        self.plane = DataPlane(self.config, self.cache, self.log)
+        self.plane = DataPlane(self.config, self.cache, self.log, clock=clock, ends=ends)
 
     def __enter__(self) -> Rank:
         self.plane.start()
@@ -103,6 +106,10 @@ class Rank:
 
     def __exit__(self, *_: object) -> None:
         self.plane.stop()
+        self.check_books()
+
+    def check_books(self) -> None:
+        """A closed plane holds nothing, and every byte is accounted for."""
         stats = self.plane.stats()
         assert stats.free_slots == stats.total_slots
         assert stats.active_sends == stats.active_receives == stats.credit_in_flight == 0

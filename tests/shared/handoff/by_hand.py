@@ -1,0 +1,132 @@
+"""Data planes without threads: each does something only when the test turns its loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import zmq
+
+from tandem.shared.handoff.carrier import Ends
+from tandem.shared.handoff.data_plane import ZEROMQ, PlaneLoop
+from tandem.shared.handoff.zmq_sockets import Timing
+
+from .faults import Schedule, faulty
+from .memory_carrier import MEMORY, Network
+from .plane_pair import WAIT_SECONDS, Rank, expect
+
+CARRIERS = [MEMORY, "tcp", "shared_memory"]
+TURN_SECONDS = 0.001
+
+
+class Clock:
+    """Time that passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class HandRank(Rank):
+    """A rank whose loop the test turns."""
+
+    loop: PlaneLoop
+
+    def __enter__(self) -> HandRank:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.loop = PlaneLoop(self.plane, self._context)
+        self.plane._endpoints = self.loop.start()
+        self.alive = True
+        return self
+
+    def turn(self) -> None:
+        if self.alive:
+            self.loop.turn()
+
+    def kill(self) -> None:
+        """End as SIGKILL does: connections break, and nobody is told anything."""
+        self.alive = False
+        for end in (self.loop._listener, self.loop._dialer):
+            end.close()
+        if self.loop._shared is not None:
+            self.loop._shared.close()
+        self._context.destroy(linger=0)
+
+    def __exit__(self, *_: object) -> None:
+        if not self.alive:
+            return
+        self.alive = False
+        try:
+            self.loop.close()
+        finally:
+            self._context.destroy(linger=0)
+        self.check_books()
+
+
+class World:
+    """Ranks that take turns over one carrier, with faults if a schedule has any.
+
+    In memory a turn takes a millisecond of the world's own time; elsewhere time is real.
+    """
+
+    def __init__(self, carrier: str, schedule: Schedule | None = None) -> None:
+        self.carrier = carrier
+        self.network = Network()
+        self.memory = carrier == MEMORY
+        self.fake_clock = Clock()
+        self.clock: Callable[[], float] = self.fake_clock if self.memory else time.monotonic
+        self.ends: Ends = self.network.ends if self.memory else ZEROMQ
+        if schedule is not None:
+            self.ends = faulty(self.ends, schedule, self.clock)
+        self.ranks: list[HandRank] = []
+        self.stack = ExitStack()  # what ends with the world, the newest first
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stack.close()
+
+    def rank(self, name: str, **config: Any) -> HandRank:
+        config.setdefault("timing", Timing(ping_seconds=0.2, silence_seconds=1.5))
+        carrier = "tcp" if self.memory else self.carrier
+        rank = HandRank(name, clock=self.clock, ends=self.ends, carrier=carrier, **config)
+        self.ranks.append(self.stack.enter_context(rank))  # type: ignore[arg-type]
+        return rank
+
+    def pass_time(self, seconds: float = TURN_SECONDS) -> None:
+        """Only the world's own time can be made to pass."""
+        if self.memory:
+            self.fake_clock.now += seconds
+        else:
+            time.sleep(TURN_SECONDS / 10)
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            for rank in self.ranks:
+                rank.turn()
+            self.pass_time()
+
+    def until(
+        self,
+        condition: Callable[[], bool],
+        turn: Callable[[], None] | None = None,
+        seconds: float = WAIT_SECONDS,
+    ) -> None:
+        """Take turns until something is so; fails at the deadline, by the world's clock."""
+        end = self.clock() + seconds
+        while not condition():
+            assert self.clock() < end, "the condition did not come true in time"
+            (turn or self.turn)()
+
+    def transfer(
+        self, prefill: Rank, decode: Rank, number: int, blocks: Any, **fields: Any
+    ) -> None:
+        """Reserve, open and compute; the turns that move it are the caller's."""
+        decode.plane.submit(expect(prefill, number, blocks, **fields))
+        prefill.open(decode, number, blocks, **fields)
+        prefill.compute(number, 0, fields["end_token"], chunk=33)

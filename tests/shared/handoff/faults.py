@@ -1,0 +1,239 @@
+"""Faults between two ranks, over any carrier: what is sent may get lost, late, twice, out of order,
+damaged or cut short, and a connection may break. One seed gives the same faults again.
+
+Faults happen where a message is sent, for each direction and socket (a lane) by itself, so holding
+one lane back reorders it against the others. Frames lie in their staging slots while they wait, and
+are read there only when they leave, as a network card would do.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from tandem.shared.handoff.carrier import Departure, Endpoints, Ends, Lost, Notice, PeerGoneError
+from tandem.shared.handoff.greeting import PeerKey
+from tandem.shared.handoff.zmq_dialer import ZmqDialer
+from tandem.shared.handoff.zmq_listener import ZmqListener
+
+
+class Fault(Enum):
+    DROP = "drop"
+    DELAY = "delay"  # this message and those behind it wait
+    DUPLICATE = "duplicate"
+    REORDER = "reorder"  # it leaves behind the next one, or a turn later
+    FLIP = "flip"  # one bit
+    TRUNCATE = "truncate"
+    RESET = "reset"  # the connection breaks
+
+
+class Schedule:
+    """Which message gets which fault: those that were planned first, then by chance.
+
+    ``rates`` are probabilities a message; ``bytes_a_second`` throttles each lane (0: not at all).
+    """
+
+    def __init__(
+        self, seed: int = 0, rates: dict[Fault, float] | None = None, bytes_a_second: float = 0
+    ) -> None:
+        self.random = random.Random(seed)
+        self.rates = rates or {}
+        self.bytes_a_second = bytes_a_second
+        self.delay_seconds = 0.3
+        self.planned: deque[Fault | None] = deque()
+        self.happened: Counter[Fault] = Counter()
+
+    def next(self) -> Fault | None:
+        fault = self.planned.popleft() if self.planned else self._drawn()
+        if fault is not None:
+            self.happened[fault] += 1
+        return fault
+
+    def _drawn(self) -> Fault | None:
+        chance = self.random.random()
+        for fault, rate in self.rates.items():
+            if chance < rate:
+                return fault
+            chance -= rate
+        return None
+
+    def quiet(self) -> None:
+        """From now on everything passes."""
+        self.rates, self.bytes_a_second = {}, 0
+        self.planned.clear()
+
+
+@dataclass(slots=True)
+class Leaving:
+    """A message that waits in a lane; it is its own departure."""
+
+    message: memoryview
+    offset: int | None
+    inner: Departure | None = None
+    over: bool = False
+
+    @property
+    def done(self) -> bool:
+        return self.over or (self.inner is not None and self.inner.done)
+
+
+@dataclass(slots=True)
+class Lane:
+    waiting: deque[Leaving] = field(default_factory=deque)
+    held: Leaving | None = None  # leaves behind the next one
+    open_at: float = 0.0
+
+    def let_go(self) -> None:
+        if self.held is not None:
+            self.waiting.append(self.held)
+            self.held = None
+
+    def empty(self) -> None:
+        for leaving in (*self.waiting, *([self.held] if self.held else [])):
+            leaving.over = True
+        self.waiting.clear()
+        self.held = None
+
+
+class _Faulty:
+    """What both decorated ends share. ``inner`` is the real one."""
+
+    def __init__(self, inner: Any, schedule: Schedule, clock: Callable[[], float]) -> None:
+        self._inner = inner
+        self._schedule = schedule
+        self._clock = clock
+        self._lanes: dict[tuple[PeerKey, str], Lane] = {}
+
+    def sockets(self) -> Iterable[Any]:
+        return self._inner.sockets()  # type: ignore[no-any-return]
+
+    def is_live(self, peer: PeerKey) -> bool:
+        return bool(self._inner.is_live(peer))
+
+    def live(self) -> Counter[str]:
+        return self._inner.live()  # type: ignore[no-any-return]
+
+    def send_control(self, peer: PeerKey, message: bytes) -> None:
+        self._send(peer, "control", Leaving(memoryview(message), None))
+
+    def receive_control(self, now: float) -> list[tuple[PeerKey, bytes]]:
+        return self._inner.receive_control(now)  # type: ignore[no-any-return]
+
+    def notices(self, now: float) -> list[Notice]:
+        for (peer, name), lane in list(self._lanes.items()):
+            lane.let_go()
+            self._flush(peer, name, lane)
+        found: list[Notice] = self._inner.notices(now)
+        for notice in found:
+            if isinstance(notice, Lost):
+                self._forget(notice.peer)
+        return found
+
+    def close(self) -> None:
+        self._inner.close()
+        for lane in self._lanes.values():
+            lane.empty()
+
+    def _forget(self, peer: PeerKey) -> None:
+        for key in [key for key in self._lanes if key[0] == peer]:
+            self._lanes.pop(key).empty()
+
+    def _send(self, peer: PeerKey, name: str, leaving: Leaving) -> None:
+        """Raises PeerGoneError, as the real one does."""
+        if not self._inner.is_live(peer):
+            raise PeerGoneError(f"no live connection to {peer}")
+        lane = self._lanes.setdefault((peer, name), Lane())
+        fault = self._schedule.next()
+        if fault is Fault.RESET:
+            reset(self._inner, peer)
+            raise PeerGoneError(f"{peer}: connection reset")
+        self._queue(lane, leaving, fault)
+        self._flush(peer, name, lane)
+
+    def _queue(self, lane: Lane, leaving: Leaving, fault: Fault | None) -> None:
+        if fault is Fault.DROP:
+            leaving.over = True
+            return
+        if fault is Fault.REORDER and lane.held is None:
+            lane.held = leaving
+            return
+        lane.waiting.append(leaving)
+        if fault is Fault.DELAY:
+            lane.open_at = self._clock() + self._schedule.delay_seconds
+        elif fault in (Fault.FLIP, Fault.TRUNCATE):
+            self._damage(leaving, fault)
+        elif fault is Fault.DUPLICATE:
+            lane.waiting.append(Leaving(memoryview(bytes(leaving.message)), None))
+        lane.let_go()
+
+    def _damage(self, leaving: Leaving, fault: Fault) -> None:
+        """What leaves is a copy, so the slot itself is free at once."""
+        damaged = bytearray(leaving.message)
+        at = self._schedule.random.randrange(len(damaged))
+        if fault is Fault.FLIP:
+            damaged[at] ^= 1 << self._schedule.random.randrange(8)
+        else:
+            del damaged[at:]
+        leaving.message, leaving.offset = memoryview(bytes(damaged)), None
+
+    def _flush(self, peer: PeerKey, name: str, lane: Lane) -> None:
+        """Let leave what may leave now."""
+        while lane.waiting and lane.open_at <= self._clock():
+            leaving = lane.waiting.popleft()
+            if self._schedule.bytes_a_second:
+                lane.open_at = self._clock() + len(leaving.message) / self._schedule.bytes_a_second
+            try:
+                self._leave(peer, name, leaving)
+            except PeerGoneError:
+                leaving.over = True
+                lane.empty()
+
+    def _leave(self, peer: PeerKey, name: str, leaving: Leaving) -> None:
+        if name == "bulk":
+            leaving.inner = self._inner.send_bulk(peer, leaving.message, leaving.offset)
+        else:
+            self._inner.send_control(peer, bytes(leaving.message))
+
+
+class FaultyListener(_Faulty):
+    """A sending end whose messages meet faults."""
+
+    def start(self) -> Endpoints:
+        return self._inner.start()  # type: ignore[no-any-return]
+
+    def send_bulk(self, peer: PeerKey, message: memoryview, offset: int | None = None) -> Departure:
+        leaving = Leaving(message, offset)
+        self._send(peer, "bulk", leaving)
+        return leaving
+
+
+class FaultyDialer(_Faulty):
+    """A receiving end whose messages meet faults."""
+
+    def connect(self, peer: PeerKey, endpoints: Endpoints, now: float) -> None:
+        self._inner.connect(peer, endpoints, now)
+
+    def receive_bulk(self, now: float) -> tuple[PeerKey, memoryview] | None:
+        return self._inner.receive_bulk(now)  # type: ignore[no-any-return]
+
+
+def faulty(ends: Ends, schedule: Schedule, clock: Callable[[], float]) -> Ends:
+    """The same carrier with faults in both directions."""
+    return Ends(
+        lambda *args, **of: FaultyListener(ends.listener(*args, **of), schedule, clock),
+        lambda *args, **of: FaultyDialer(ends.dialer(*args, **of), schedule, clock),
+    )
+
+
+def reset(end: Any, peer: PeerKey) -> None:
+    """Break a connection as one end sees it: ends lose peers, but nobody may ask them to."""
+    if isinstance(end, ZmqListener):
+        end._lose(end._by_peer[peer], "connection reset")
+    elif isinstance(end, ZmqDialer):
+        end._lose(end._dials[peer], "connection reset")
+    else:
+        end.lose(peer, "connection reset")

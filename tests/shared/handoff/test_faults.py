@@ -1,0 +1,146 @@
+"""Whatever happens to messages: the right bytes or an honest failure, and nothing left behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.shared.handoff.messages import (
+    CancelExpect,
+    CancelSend,
+    Expecting,
+    Received,
+    ReceiveFailed,
+    SendFailed,
+    SendFinished,
+)
+from tandem.shared.handoff.zmq_sockets import Timing
+
+from .by_hand import CARRIERS, HandRank, World
+from .faults import Fault, Schedule
+from .plane_pair import BLOCK, expect, rows
+
+END = 100
+BLOCKS = tuple(range(-(-END // BLOCK)))
+QUICK = Timing(ping_seconds=0.1, silence_seconds=0.5)
+
+
+def _pair(world: World) -> tuple[HandRank, HandRank]:
+    prefill = world.rank("p", seed=1, timing=QUICK)
+    return prefill, world.rank("d", listen_host=None, timing=QUICK)
+
+
+def _greeted(world: World, prefill: HandRank, decode: HandRank) -> None:
+    """Up to the word that the frames may come."""
+    fields = {"first_token": 0, "end_token": END, "progress_seconds": 1.0}
+    decode.plane.submit(expect(prefill, 1, BLOCKS, **fields))
+    world.until(lambda: bool(decode.log.of(Expecting)))
+    prefill.open(decode, 1, BLOCKS, **fields)
+
+
+def _settle(world: World, prefill: HandRank, decode: HandRank) -> None:
+    """Until both sides have said how it ended, and every slot is back."""
+    world.until(lambda: bool(prefill.log.of(SendFinished) or prefill.log.of(SendFailed)))
+    world.until(lambda: bool(decode.log.of(Received) or decode.log.of(ReceiveFailed)))
+    world.until(lambda: prefill.plane.stats().held_slots == 0)
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (Fault.DROP, "frame 1 came where 0 is next"),
+        (Fault.REORDER, "frame 1 came where 0 is next"),
+        (Fault.DUPLICATE, "frame 0 came where 1 is next"),
+        (Fault.RESET, "lost"),
+    ],
+)
+def test_a_fault_on_the_first_frame_fails_the_attempt_by_name(
+    carrier: str, fault: Fault, reason: str
+) -> None:
+    schedule = Schedule()
+    with World(carrier, schedule) as world:
+        prefill, decode = _pair(world)
+        _greeted(world, prefill, decode)
+        # The prefill rank turns alone, so its first message is the first frame.
+        schedule.planned.append(fault)
+        prefill.compute(1, 0, END, chunk=END)
+        prefill.turn()
+        assert schedule.happened[fault] == 1
+        _settle(world, prefill, decode)
+        assert reason in decode.log.of(ReceiveFailed)[0].reason
+        assert decode.log.of(ReceiveFailed)[0].retriable
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize("fault", [Fault.FLIP, Fault.TRUNCATE])
+def test_a_damaged_frame_is_never_taken(carrier: str, fault: Fault) -> None:
+    schedule = Schedule(seed=5)
+    with World(carrier, schedule) as world:
+        prefill, decode = _pair(world)
+        before = [bytes(layer) for layer in decode.cache.layers]
+        _greeted(world, prefill, decode)
+        schedule.planned.append(fault)
+        prefill.compute(1, 0, END, chunk=END)
+        prefill.turn()
+        _settle(world, prefill, decode)
+        assert not decode.log.of(Received)
+        assert [bytes(layer) for layer in decode.cache.layers] == before
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_late_and_slow_messages_still_make_a_transfer(carrier: str) -> None:
+    with World(carrier, Schedule(3, {Fault.DELAY: 0.2}, bytes_a_second=1e6)) as world:
+        prefill, decode = _pair(world)
+        _greeted(world, prefill, decode)
+        prefill.compute(1, 0, END, chunk=END)
+        _settle(world, prefill, decode)
+        assert rows(decode.cache, BLOCKS, 0, END) == rows(prefill.cache, BLOCKS, 0, END)
+
+
+def _campaign(carrier: str, seed: int, transfers: int) -> tuple[int, Schedule]:
+    """Transfers that overlap while everything goes wrong now and then; how many arrived."""
+    rates = dict.fromkeys(Fault, 0.004) | {Fault.RESET: 0.001}
+    schedule = Schedule(seed, rates)
+    schedule.delay_seconds = 0.05
+    source = schedule.random
+    with World(carrier, schedule) as world:
+        prefill, decode = _pair(world)
+        for number in range(transfers):
+            fields = {"first_token": source.randrange(5), "end_token": source.randrange(6, END)}
+            window = {"window_bytes": source.choice([1000, 5000, 1 << 20])}
+            limits = {"progress_seconds": 0.5}
+            decode.plane.submit(
+                expect(prefill, number, BLOCKS, deadline_seconds=1.0, **fields, **window, **limits)
+            )
+            prefill.open(decode, number, BLOCKS, **fields, **window, **limits)
+            prefill.compute(number, 0, fields["end_token"], chunk=33)
+            world.until(lambda number=number: len(_outcomes(decode)) > number)  # type: ignore[misc]
+            if decode.log.of(Received) and decode.log.of(Received)[-1].transfer_id == number:
+                span = fields["first_token"], fields["end_token"]
+                assert rows(decode.cache, BLOCKS, *span) == rows(prefill.cache, BLOCKS, *span)
+            prefill.plane.submit(CancelSend(transfer_id=number, attempt=1))
+            decode.plane.submit(CancelExpect(transfer_id=number, attempt=1))
+        schedule.quiet()
+        world.until(lambda: prefill.plane.stats().held_slots == 0)
+        finished = {event.transfer_id for event in prefill.log.of(SendFinished)}
+        received = {event.transfer_id for event in decode.log.of(Received)}
+        assert finished <= received
+        return len(received), schedule
+
+
+def _outcomes(decode: HandRank) -> set[int]:
+    return {event.transfer_id for event in decode.log.of(Received) + decode.log.of(ReceiveFailed)}
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_campaign_of_random_faults(carrier: str, seed: int) -> None:
+    received, schedule = _campaign(carrier, seed, 60)
+    assert received > 10
+    assert sum(schedule.happened.values()) > 10
+
+
+def test_a_seed_gives_the_same_faults_again() -> None:
+    one, two = (_campaign("memory", 7, 40) for _ in range(2))
+    assert one[0] == two[0]
+    assert one[1].happened == two[1].happened
