@@ -205,6 +205,9 @@ class FaultyListener(_Faulty):
     def start(self) -> Endpoints:
         return self._inner.start()  # type: ignore[no-any-return]
 
+    def slots_for(self, peer: PeerKey) -> int:
+        return int(self._inner.slots_for(peer))
+
     def send_bulk(self, peer: PeerKey, message: memoryview, offset: int | None = None) -> Departure:
         leaving = Leaving(message, offset)
         self._send(peer, "bulk", leaving)

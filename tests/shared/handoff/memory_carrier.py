@@ -17,6 +17,7 @@ from typing import Any
 from tandem.shared.errors import PeerRefusedError
 from tandem.shared.handoff import greeting
 from tandem.shared.handoff.carrier import (
+    MAX_SLOTS,
     Departure,
     Endpoints,
     Ends,
@@ -204,6 +205,9 @@ class MemoryListener(_End):
             self.lose(peer, "bulk connection is gone")
             raise PeerGoneError(f"{peer} is gone")
         return link.wire.lend(message)
+
+    def slots_for(self, peer: PeerKey) -> int:
+        return MAX_SLOTS
 
     def receive_control(self, now: float) -> list[tuple[PeerKey, bytes]]:
         while self._hellos:
