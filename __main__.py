@@ -159,6 +159,8 @@ def _serve_cluster(config: ServeConfig, values: Values) -> None:
     from .shared.node.launch import Cluster
 
     front = fill(RouterOptions, values)
+    if values["kv_advertise"] is not None:
+        raise UsageError("--kv-advertise is for one prefill node; it needs --pd-server")
     if config.pd_client and not front.prefill_addresses:
         raise UsageError("--pd-client needs --pd-url host:port of at least one prefill node")
     if front.prefill_addresses and not config.pd_client:

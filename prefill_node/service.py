@@ -193,10 +193,17 @@ class PrefillService(PrefillServicer):
             node=mine,
             ranks=[
                 pb.RankEndpoint(rank=rank, bulk=bulk, control=control)
-                for rank, (bulk, control) in enumerate(self._engine.endpoints)
+                for rank, (bulk, control) in enumerate(self._endpoints())
             ],
             lease_seconds=self._leases.lease_seconds,
         )
+
+    def _endpoints(self) -> list[tuple[str, str]]:
+        """Where decode nodes reach the ranks, by the operator's word if there is one."""
+        return [
+            self._config.kv_advertised(rank) or (bulk, control)
+            for rank, (bulk, control) in enumerate(self._engine.endpoints)
+        ]
 
     async def Release(
         self, request: pb.TransferIds, context: grpc.aio.ServicerContext[Any, Any]

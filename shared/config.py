@@ -170,6 +170,12 @@ class HandoffConfig:
         minimum=0,
         maximum=65000,
     )
+    kv_advertise: str | None = option(
+        None,
+        "--kv-advertise",
+        "host:port that decode nodes reach the first port of a prefill node's data plane at, if "
+        "not where it listens; the others follow it.",
+    )
     carrier: str = option(
         "auto",
         "--carrier",
@@ -211,6 +217,22 @@ class HandoffConfig:
     def kv_port_of(self, rank: int) -> int:
         """The first of the two ports, bulk and control, of a rank; 0: any."""
         return self.kv_port and self.kv_port + 2 * rank
+
+    def kv_advertised(self, rank: int) -> tuple[str, str] | None:
+        """Where others reach the two ports of a rank; ``None``: where it listens.
+
+        Raises ``UsageError``.
+        """
+        if self.kv_advertise is None:
+            return None
+        addresses = split_addresses("--kv-advertise", self.kv_advertise)
+        if len(addresses) != 1:
+            raise UsageError(f"--kv-advertise {self.kv_advertise!r}: a node has one first port")
+        host, _, port = addresses[0].rpartition(":")
+        first = int(port) + 2 * rank
+        if not 0 < int(port) <= first < 65535:
+            raise UsageError(f"--kv-advertise {self.kv_advertise!r}: rank {rank} has no port")
+        return f"tcp://{host}:{first}", f"tcp://{host}:{first + 1}"
 
 
 @dataclass(frozen=True, kw_only=True)

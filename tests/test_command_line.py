@@ -277,5 +277,10 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         fail(["serve", "--port", port], tmp_path, 1, port)
 
 
+def test_an_advertised_place_that_cannot_be(tmp_path: Path) -> None:
+    fail(["prefill-node", "--kv-advertise", "here"], tmp_path, 2, "--kv-advertise", "host:port")
+    fail(["serve", "--kv-advertise", "a:8200"], tmp_path, 2, "--kv-advertise", "--pd-server")
+
+
 def test_serve_passes_on_the_words_of_a_part_that_cannot_start(tmp_path: Path) -> None:
     fail(["serve", "./none"], tmp_path, 1, "decode-node-0", "./none", "does not exist")

@@ -26,8 +26,10 @@ from .zmq_sockets import (
     Socket,
     Timing,
     about_connection,
+    has_news,
     open_socket,
     to_peer,
+    watch,
 )
 
 
@@ -47,6 +49,7 @@ class _Dial:
     connection: int
     bulk: Socket
     control: Socket
+    watches: tuple[Socket, Socket]  # of both
     heard: float
     next_ping: float
     carrier: str = ""
@@ -55,6 +58,22 @@ class _Dial:
     @property
     def live(self) -> bool:
         return bool(self.carrier)
+
+    @property
+    def ended(self) -> bool:
+        """Whether a connection has ended, and all that had come before is read."""
+        unread = has_news(self.bulk) or has_news(self.control)
+        return not unread and any(has_news(watch) for watch in self.watches)
+
+    def close(self) -> None:
+        for socket in (self.bulk, self.control):
+            # ZeroMQ's own thread would wait for ever to tell a watch that is closed already.
+            socket.disable_monitor()
+            socket.close(0)
+        for each in self.watches:
+            each.close(0)
+        if self.shared is not None:
+            self.shared.bells.close()
 
 
 class ZmqDialer:
@@ -85,7 +104,8 @@ class ZmqDialer:
         bulk = open_socket(self._context, zmq.DEALER, self._max_frame_bytes, self._timing)
         control = open_socket(self._context, zmq.DEALER, MAX_CONTROL_MESSAGE, self._timing)
         bulk.setsockopt(zmq.RCVBUF, BULK_BUFFER_BYTES)
-        dial = _Dial(peer, secrets.randbits(64), bulk, control, now, now)
+        watches = watch(bulk), watch(control)
+        dial = _Dial(peer, secrets.randbits(64), bulk, control, watches, now, now)
         hello = replace(self._me, connection=dial.connection, peer_epoch=peer.epoch)
         self._dials[peer] = dial
         self._turn.append(peer)
@@ -104,7 +124,9 @@ class ZmqDialer:
             self._lose(dial, f"cannot connect to {endpoint!r}: {error}")
 
     def sockets(self) -> Iterable[Any]:
-        sockets: list[Any] = [s for d in self._dials.values() for s in (d.bulk, d.control)]
+        sockets: list[Any] = [
+            s for d in self._dials.values() for s in (d.bulk, d.control, *d.watches)
+        ]
         shared = [d.shared for d in self._dials.values() if d.shared is not None]
         return sockets + [each.bells.fileno() for each in shared]
 
@@ -226,7 +248,9 @@ class ZmqDialer:
 
     def notices(self, now: float) -> list[Notice]:
         for dial in list(self._dials.values()):
-            if now - dial.heard > self._timing.silence_seconds:
+            if dial.ended:
+                self._lose(dial, "the connection ended" if dial.live else "nobody listens there")
+            elif now - dial.heard > self._timing.silence_seconds:
                 what = "nothing heard" if dial.live else "no answer to the greeting"
                 self._lose(dial, f"{what} for {now - dial.heard:.1f} s")
             elif dial.live and now >= dial.next_ping:
@@ -243,12 +267,9 @@ class ZmqDialer:
         self._turn.clear()
 
     def _end(self, dial: _Dial) -> None:
-        dial.bulk.close(0)
-        dial.control.close(0)
-        if dial.shared is not None:
-            if self._reading is dial.shared:
-                self._reading = None
-            dial.shared.bells.close()
+        if self._reading is dial.shared:
+            self._reading = None
+        dial.close()
 
 
 def _share(dial: _Dial, theirs: Greeting) -> _Shared:

@@ -85,6 +85,7 @@ async def run_node(
     are lost: a supervisor starts the node again."""
     check_exposure(handoff, role.listens, node)
     routers = node.routers  # a wrong --join is refused before anything starts
+    handoff.kv_advertised(engine_config.world_size - 1)  # and so is a wrong --kv-advertise
     identity = NodeIdentity(node.node_id or _default_id(role), new_epoch())
     life = _Life()
     _catch_signals(life.stop)

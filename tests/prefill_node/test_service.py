@@ -148,6 +148,15 @@ async def test_a_new_epoch_voids_what_the_old_one_held() -> None:
         assert node.service.live == 0
 
 
+async def test_a_greeting_says_where_the_operator_wants_the_ranks_to_be_reached() -> None:
+    async with prefill_node(kv_advertise="nat.example:8200") as node:
+        hello = introduction(node.engine, node.identity)
+        reply = await node.stub.Hello(hello)
+        told = [(rank.bulk, rank.control) for rank in reply.ranks]
+        ports = [(8200 + 2 * rank, 8201 + 2 * rank) for rank in range(RANKS)]
+        assert told == [(f"tcp://nat.example:{a}", f"tcp://nat.example:{b}") for a, b in ports]
+
+
 async def test_a_newer_attempt_takes_over_and_an_older_one_is_refused() -> None:
     async with prefill_node() as node:
         await node.open(attempt=1).read()

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from tandem.shared.config import EngineConfig, ResolvedEngine, resolve_engine, split_addresses
+from tandem.shared.config import (
+    EngineConfig,
+    HandoffConfig,
+    ResolvedEngine,
+    resolve_engine,
+    split_addresses,
+)
 from tandem.shared.errors import StartupError, UsageError
 
 
@@ -49,3 +55,16 @@ def test_addresses() -> None:
     assert split_addresses("--join", "a:1, [::1]:2") == ("a:1", "[::1]:2")
     with pytest.raises(UsageError, match="--join 'a'"):
         split_addresses("--join", "b:1,a")
+
+
+def test_advertised_ports_follow_the_first() -> None:
+    assert HandoffConfig(kv_port=8200).kv_advertised(0) is None
+    config = HandoffConfig(kv_advertise="kv.example:8200")
+    assert config.kv_advertised(0) == ("tcp://kv.example:8200", "tcp://kv.example:8201")
+    assert config.kv_advertised(3) == ("tcp://kv.example:8206", "tcp://kv.example:8207")
+
+
+@pytest.mark.parametrize("value", ["kv.example", "a:1,b:2", "a:0", "a:65535", "a:65530"])
+def test_ports_that_cannot_be_are_not_advertised(value: str) -> None:
+    with pytest.raises(UsageError, match=f"--kv-advertise '{value}'"):
+        HandoffConfig(kv_advertise=value).kv_advertised(4)
