@@ -228,6 +228,9 @@ class ZmqDialer:
         if record is None:
             return None
         place = read_doorbell(record)
+        length = len(record) if place is None else place[1]
+        if length > self._max_frame_bytes:
+            raise RingError(f"a frame of {length} bytes; the limit is {self._max_frame_bytes}")
         if place is None:
             return memoryview(record)
         frame_in_ring = shared.ring.slice(*place)
