@@ -36,6 +36,7 @@ class Peer:
     channel: grpc.aio.Channel
     trust: LeaseTrust
     link: Link = field(default_factory=Link)
+    weight_format: str = ""
 
 
 @contextlib.contextmanager

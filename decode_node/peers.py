@@ -205,6 +205,8 @@ class Peers:
             stub=stub,
             channel=channel,
             trust=LeaseTrust(reply.lease_seconds, time.monotonic),
+            # A node that does not tell keeps KV in the format of its weights.
+            weight_format=reply.node.weight_format or reply.node.kv_dtype,
         )
 
     async def _renew(self, peer: Peer) -> None:

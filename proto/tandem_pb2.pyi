@@ -376,7 +376,7 @@ class RefusedPeer(_message.Message):
     def __init__(self, address: _Optional[str] = ..., node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Introduction(_message.Message):
-    __slots__ = ("protocol_version", "capabilities", "node_id", "epoch", "fingerprint", "tensor_parallel_size", "block_size", "kv_dtype")
+    __slots__ = ("protocol_version", "capabilities", "node_id", "epoch", "fingerprint", "tensor_parallel_size", "block_size", "kv_dtype", "weight_format")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -392,6 +392,7 @@ class Introduction(_message.Message):
     TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FORMAT_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     capabilities: int
     node_id: str
@@ -400,7 +401,8 @@ class Introduction(_message.Message):
     tensor_parallel_size: int
     block_size: int
     kv_dtype: str
-    def __init__(self, protocol_version: _Optional[int] = ..., capabilities: _Optional[int] = ..., node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., tensor_parallel_size: _Optional[int] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ...) -> None: ...
+    weight_format: str
+    def __init__(self, protocol_version: _Optional[int] = ..., capabilities: _Optional[int] = ..., node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., tensor_parallel_size: _Optional[int] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., weight_format: _Optional[str] = ...) -> None: ...
 
 class HelloReply(_message.Message):
     __slots__ = ("node", "ranks", "lease_seconds")

@@ -94,7 +94,10 @@ class CancelExpect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compare:
-    """Decode side: how do the same tokens differ in two block tables? (See ``canary.py``.)"""
+    """Decode side: how do the same tokens differ in two block tables? (See ``canary.py``.)
+
+    ``rounding``: the coarsest format of weights and KV on either side.
+    """
 
     transfer_id: int
     attempt: int
@@ -102,7 +105,7 @@ class Compare:
     theirs: tuple[int, ...]
     first_token: int
     end_token: int
-    their_dtype: str
+    rounding: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

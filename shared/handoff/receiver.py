@@ -112,7 +112,7 @@ class Receiver:
             worst = worst_difference(
                 self._cache,
                 self._me.dtype,
-                command.their_dtype,
+                command.rounding,
                 command.ours,
                 command.theirs,
                 command.first_token,

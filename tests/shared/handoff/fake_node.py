@@ -121,6 +121,7 @@ class Node:
             spec=SimpleNamespace(vocab_size=VOCAB, layers=[None] * 3),
             resolved=SimpleNamespace(block_size=BLOCK),
             fingerprint={"layers": "3"},
+            weight_dtype="float32",
             kv_dtype="float32",
             kv_heads=kv_heads,
             endpoints=[["tcp://0.0.0.0:1", "tcp://0.0.0.0:2"]] * RANKS,
