@@ -7,8 +7,9 @@ from ..node.engine import NodeEngine, NodeIdentity
 from . import formats
 
 PROTOCOL_VERSION = 1
-# Bits that both sides must know to use; none is optional yet.
-CAPABILITIES = 0
+# Bits that both sides must know to use. WINDOWS: sends no more of a layer than its window shows.
+CAPABILITY_WINDOWS = 1
+CAPABILITIES = CAPABILITY_WINDOWS
 
 
 def introduction(engine: NodeEngine, identity: NodeIdentity) -> pb.Introduction:
