@@ -9,7 +9,7 @@ from ..shared.engine.plan import SamplingParams
 from ..shared.engine.scheduler import StepOutput
 from ..shared.engine.sequence import FinishReason, Sequence
 from ..shared.errors import PeerRefusedError, TransferError
-from ..shared.handoff.canary import Difference, canary_prompt
+from ..shared.handoff.canary import Difference, canary_prompt, coarsest
 from ..shared.handoff.messages import Compare, Compared, ReceiveFailed
 from ..shared.handoff.uninterrupted import uninterrupted
 from .peer import Peer
@@ -49,7 +49,7 @@ class Canary:
             computed = self._compute(ours)
             await self._node.receive(theirs, peer, secrets.randbits(63), 0)
             await computed
-            worst = await self._compare(ours, theirs, end, peer.kv_dtype)
+            worst = await self._compare(ours, theirs, end, coarsest(self._formats(peer)))
         finally:
             self._core.scheduler.cancel_received(theirs, reserved)
             self._core.cancel(ours)
@@ -59,12 +59,15 @@ class Canary:
             raise PeerRefusedError(
                 f"{peer.address} computes other KV than this node for the same prompt: "
                 f"{worst.side} of layer {worst.layer} differs by {worst.largest:.3g}, and "
-                f"{self._formats(peer)} allows {worst.allowed:.3g}; start both nodes with "
-                f"the same weights and version"
+                f"{' and '.join(self._formats(peer))} allows {worst.allowed:.3g}; start both "
+                f"nodes with the same weights and version"
             )
 
-    def _formats(self, peer: Peer) -> str:
-        return " and ".join(dict.fromkeys((self._node.engine.kv_dtype, peer.kv_dtype)))
+    def _formats(self, peer: Peer) -> list[str]:
+        """What rounds on the way from the prompt to the KV, here and there; each once."""
+        engine = self._node.engine
+        here, there = (engine.weight_dtype, engine.kv_dtype), (peer.weight_format, peer.kv_dtype)
+        return list(dict.fromkeys((*here, *there)))
 
     def _sequence(self, compute_until: int | None) -> Sequence:
         # Nothing cached may answer for what is computed now, here or there.
@@ -90,7 +93,7 @@ class Canary:
         return done
 
     async def _compare(
-        self, ours: Sequence, theirs: Sequence, end: int, their_dtype: str
+        self, ours: Sequence, theirs: Sequence, end: int, rounding: str
     ) -> Difference:
         """The worst difference over all ranks, each of which holds its own heads."""
         if ours.finish_reason is not FinishReason.COMPUTED:
@@ -106,7 +109,7 @@ class Canary:
                     theirs=tuple(theirs.block_table),
                     first_token=0,
                     end_token=end,
-                    their_dtype=their_dtype,
+                    rounding=rounding,
                 )
                 inbox.command(attempt, rank, compare)
             found = [_difference(await attempt.news.get()) for _ in range(ranks)]

@@ -36,6 +36,8 @@ class Peer:
     channel: grpc.aio.Channel
     trust: LeaseTrust
     link: Link = field(default_factory=Link)
+    weight_format: str = ""
+    sends_windows: bool = False  # and nothing that a layer's window leaves out
 
 
 @contextlib.contextmanager

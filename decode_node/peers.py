@@ -16,7 +16,7 @@ from ..proto.tandem_pb2_grpc import PrefillStub
 from ..shared.errors import PeerRefusedError, TransferError
 from ..shared.handoff.lease import LeaseTrust
 from ..shared.handoff.parts import parts_of
-from ..shared.handoff.peer import introduction
+from ..shared.handoff.peer import CAPABILITY_WINDOWS, introduction
 from ..shared.node.engine import NodeEngine, NodeIdentity
 from ..shared.node.metrics import NodeMetrics
 from .link import Link
@@ -205,6 +205,9 @@ class Peers:
             stub=stub,
             channel=channel,
             trust=LeaseTrust(reply.lease_seconds, time.monotonic),
+            # A node that does not tell keeps KV in the format of its weights.
+            weight_format=reply.node.weight_format or reply.node.kv_dtype,
+            sends_windows=bool(reply.node.capabilities & CAPABILITY_WINDOWS),
         )
 
     async def _renew(self, peer: Peer) -> None:

@@ -28,16 +28,21 @@ from ..shared.handoff.inbox import Inbox
 from ..shared.handoff.messages import Expect, Expecting, Received, ReceiveFailed
 from ..shared.handoff.transfer import DecodeState, decode_life
 from ..shared.handoff.uninterrupted import uninterrupted
+from ..shared.handoff.windows import first_tokens
 from ..shared.node.engine import NodeEngine, NodeIdentity
 from .peer import Peer, PeerLostError, calling
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a committed attempt brought. ``account`` is the peer's own, if it still gave one."""
+    """What a committed attempt brought. ``account`` is the peer's own, if it still gave one.
+
+    From token ``whole_from`` on every layer has its KV; before it, those with a window lack some.
+    """
 
     bytes: int
     account: pb.OpenDone | None
+    whole_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,12 @@ class _Receiving:
             silence_seconds=node.config.progress_timeout,
             clock=time.monotonic,
         )
+        # What a canary compares must all have come.
+        windows = peer.sends_windows and not sequence.private
+        self._resume_at = node.engine.core.scheduler.resume_at(sequence) if windows else 0
+        self._first_tokens = first_tokens(
+            node.engine.spec, sequence.computed, len(sequence.prompt) - 1, self._resume_at
+        )
         self._greeted = self._filled = self._bytes = 0
         self._account: pb.OpenDone | None = None
         self._call: Any = None
@@ -92,7 +103,7 @@ class _Receiving:
             if self._account is not None:
                 tokens = len(self._sequence.prompt) - 1 - self._sequence.computed
                 self._peer.link.moved(tokens, self._account)
-            return Receipt(self._bytes, self._account)
+            return Receipt(self._bytes, self._account, max(self._first_tokens))
         finally:
             await uninterrupted(self._close())
 
@@ -114,6 +125,7 @@ class _Receiving:
                 block_table=tuple(sequence.block_table),
                 first_token=sequence.computed,
                 end_token=len(sequence.prompt) - 1,
+                first_tokens=self._first_tokens,
                 first_head=part.heads.start,
                 end_head=part.heads.stop,
                 window_bytes=config.window_bytes,
@@ -142,6 +154,7 @@ class _Receiving:
             private=sequence.private,
             ranks=self._node.engine.world_size,
             kv_dtype=self._node.engine.kv_dtype,
+            resume_at=self._resume_at,
         )
         self._life.enter(DecodeState.OPENING)
         self._peer.trust.begin(self._attempt.transfer_id)

@@ -19,7 +19,7 @@ from ..shared.node.metrics import NodeMetrics
 from .estimate import Here, There, why_local
 from .peer import PeerLostError
 from .peers import Peers
-from .receiving import ReceivingNode
+from .receiving import Receipt, ReceivingNode
 
 log = logging.getLogger("tandem.decode")
 
@@ -64,12 +64,12 @@ class Transfers:
         try:
             for number, candidate in enumerate(usable):
                 try:
-                    await self._attempt(sequence, transfer_id, number, candidate)
+                    receipt = await self._attempt(sequence, transfer_id, number, candidate)
                 except TransferError as error:
                     reason = str(error)
                     log.warning("transfer %d attempt %d: %s", transfer_id, number, error)
                     continue
-                core.scheduler.commit_received(sequence, reserved, end)
+                core.scheduler.commit_received(sequence, reserved, end, receipt.whole_from)
                 core.wake()
                 return Outcome(node=candidate.node_id)
         except BaseException:
@@ -129,7 +129,7 @@ class Transfers:
 
     async def _attempt(
         self, sequence: Sequence, transfer_id: int, number: int, candidate: pb.PrefillCandidate
-    ) -> None:
+    ) -> Receipt:
         """One try with one node. On return every block is filled and checked; on any exception no
         rank writes them any more."""
         begun, outcome = time.monotonic(), "failed"
@@ -153,3 +153,4 @@ class Transfers:
         self._metrics.transfer_seconds.observe(time.monotonic() - begun)
         if receipt.account is not None:
             self._metrics.exposed_seconds.observe(receipt.account.exposed_seconds)
+        return receipt

@@ -16,6 +16,8 @@ import torch.nn.functional as F
 # and the products spent on what it hides stay small.
 _TILE = 512
 
+_E4M3_MAX = torch.finfo(torch.float8_e4m3fn).max
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Over the last dimension, in float32 inside."""
@@ -147,8 +149,22 @@ def write_kv(
     v_TKD: torch.Tensor,
 ) -> None:
     """Put the step's K and V into their slots, in the cache's dtype."""
-    keys_KND.index_copy_(1, slots_T, k_TKD.to(keys_KND.dtype).transpose(0, 1))
-    values_KND.index_copy_(1, slots_T, v_TKD.to(values_KND.dtype).transpose(0, 1))
+    for cached_KND, x_TKD in ((keys_KND, k_TKD), (values_KND, v_TKD)):
+        x_KTD = saturated(x_TKD, cached_KND.dtype).to(cached_KND.dtype).transpose(0, 1)
+        _copyable(cached_KND).index_copy_(1, slots_T, _copyable(x_KTD))
+
+
+def saturated(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``x`` such that a cast to ``dtype`` gives e4m3's largest value where it would give NaN, as
+    torch's own does in some versions and not in others. NaN stays NaN."""
+    if dtype != torch.float8_e4m3fn or x.dtype == dtype:
+        return x
+    return x.clamp(-_E4M3_MAX, _E4M3_MAX)
+
+
+def _copyable(x: torch.Tensor) -> torch.Tensor:
+    """fp8 as bytes: torch copies no fp8 by index on CPUs."""
+    return x.view(torch.uint8) if x.dtype == torch.float8_e4m3fn else x
 
 
 def paged_attention(
@@ -160,12 +176,13 @@ def paged_attention(
 ) -> torch.Tensor:
     """Each row attends to its own sequence, up to itself; [T, H, D] in q's dtype.
 
-    The products are taken in the cache's dtype, but for fp16 on a CPU, where torch takes two to
-    five times as long as in fp32.
+    The products are taken in the cache's dtype, or in q's where the cache is fp8; but not in fp16
+    on a CPU, where torch takes two to five times as long as in fp32.
     """
     out = torch.empty_like(q_THD)
-    narrow = keys_KND.dtype == torch.float16 and keys_KND.device.type == "cpu"
-    q_THD = q_THD.to(torch.float32 if narrow else keys_KND.dtype)
+    dtype = q_THD.dtype if keys_KND.dtype == torch.float8_e4m3fn else keys_KND.dtype
+    narrow = dtype == torch.float16 and keys_KND.device.type == "cpu"
+    q_THD = q_THD.to(torch.float32 if narrow else dtype)
     for context in contexts:
         attend = _decode if context.count == 1 else _chunk
         attend(q_THD, keys_KND, values_KND, context, window, out)

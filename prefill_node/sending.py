@@ -20,6 +20,7 @@ from ..shared.handoff.inbox import Inbox
 from ..shared.handoff.messages import LayerReady, OpenSend, SendFailed, SendFinished
 from ..shared.handoff.parts import parts_of
 from ..shared.handoff.transfer import PrefillState, prefill_life
+from ..shared.handoff.windows import first_tokens
 from ..shared.node.engine import NodeEngine
 
 # How often a decode node hears of us: a queue or a long chunk is silent, a dead node too.
@@ -133,6 +134,9 @@ class Sending:
         request, sequence = self.request, self._sequence
         self._started_at = time.monotonic()
         self._life.enter(PrefillState.RUNNING)
+        firsts = first_tokens(
+            self._engine.spec, request.first_token, request.end_token, request.resume_at
+        )
         for part in self._parts:
             opening = OpenSend(
                 transfer_id=request.transfer_id,
@@ -146,6 +150,7 @@ class Sending:
                 first_head=part.heads.start,
                 end_head=part.heads.stop,
                 dtype=request.kv_dtype,
+                first_tokens=firsts,
                 window_bytes=request.window_bytes,
                 progress_seconds=self._progress_seconds,
             )

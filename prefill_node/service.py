@@ -118,6 +118,10 @@ class PrefillService(PrefillServicer):
                 f"tokens [{request.first_token}, {request.end_token}) of a prompt of "
                 f"{len(request.prompt)}: the last token is never prefilled here"
             )
+        if request.resume_at > request.end_token:
+            return invalid, (
+                f"resuming at token {request.resume_at} leaves a gap after {request.end_token}"
+            )
         try:
             bytes_of(request.kv_dtype)
             self._engine.kv_heads(request.ranks)

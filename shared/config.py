@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import StartupError, UsageError
+from .kv.formats import AUTO, SPELLINGS
 
 
 def option(
@@ -56,6 +57,13 @@ class EngineConfig:
         "--dtype",
         "Weights and activations. auto: as the checkpoint says (float16 becomes bfloat16 on CPUs).",
         choices=("auto", "float32", "float16", "bfloat16"),
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        "--kv-cache-dtype",
+        "KV cache. auto: as the weights; fp8 (e4m3) takes half the memory of bfloat16 and holds no "
+        "value above 448.",
+        choices=(AUTO, *SPELLINGS),
     )
     device: str = option("auto", "--device", "Where ranks run.", choices=("auto", "cpu", "cuda"))
     devices: str | None = option(

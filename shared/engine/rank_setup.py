@@ -31,6 +31,7 @@ class LoadedModel:
 
     model: Decoder
     block_size: int
+    kv_dtype: torch.dtype
     tp: TensorParallel
 
     @property
@@ -40,7 +41,7 @@ class LoadedModel:
     @property
     def bytes_per_block(self) -> int:
         return bytes_per_block(
-            self.model.spec, self.block_size, self.model.place.dtype, self.tp.size, self.tp.rank
+            self.model.spec, self.block_size, self.kv_dtype, self.tp.size, self.tp.rank
         )
 
     def runner(self, num_blocks: int) -> ModelRunner:
@@ -50,7 +51,7 @@ class LoadedModel:
                 self.model.spec,
                 num_blocks=num_blocks,
                 block_size=self.block_size,
-                dtype=self.model.place.dtype,
+                dtype=self.kv_dtype,
                 device=self.device,
                 tp_rank=self.tp.rank,
                 tp_size=self.tp.size,
@@ -78,7 +79,7 @@ def load_model(settings: dict[str, Any]) -> LoadedModel:
         load_format=settings["load_format"],
         seed=settings["seed"],
     )
-    return LoadedModel(model, settings["block_size"], tp)
+    return LoadedModel(model, settings["block_size"], getattr(torch, settings["kv_dtype"]), tp)
 
 
 def free_memory(device: torch.device) -> int:
@@ -112,12 +113,12 @@ def start_data_plane(
         carrier=values["carrier"],
         staging_slots=max(2, values["staging_bytes"] >> 20),
     )
-    plane = DataPlane(config, _CacheOfPlane(cache), on_event)
+    plane = DataPlane(config, CacheOfPlane(cache), on_event)
     plane.start()
     return plane
 
 
-class _CacheOfPlane:
+class CacheOfPlane:
     """The cache as the data plane sees it: whole layers of this rank's heads, all alike."""
 
     def __init__(self, cache: KVCache) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ..kv.cache import KVCache, plan_num_blocks
+from ..kv.formats import AUTO, kv_format
 from ..models.batch import build_batch
 from ..models.decoder import Decoder
 from ..models.parallel import TensorParallel
@@ -105,6 +106,7 @@ def build_runner(
     model_path: str | Path,
     *,
     dtype: str = "auto",
+    kv_dtype: str = AUTO,
     device: torch.device | str = "cpu",
     block_size: int = 16,
     num_blocks: int | None = None,
@@ -115,7 +117,7 @@ def build_runner(
     load_format: str = "auto",
     seed: int = 0,
 ) -> ModelRunner:
-    """Load a rank's part of a model and give it a cache.
+    """Load a rank's part of a model and give it a cache, whose format is spelled as its flag is.
 
     ``num_blocks`` wins; without it the cache takes ``kv_bytes`` bytes a rank, or room for
     ``max_num_seqs`` sequences of ``max_model_len`` tokens (the model's own limit by default).
@@ -125,11 +127,12 @@ def build_runner(
         model_path, dtype=dtype, device=device, tp=tp, load_format=load_format, seed=seed
     )
     place = model.place
+    kv_torch_dtype = getattr(torch, kv_format(kv_dtype, str(place.dtype).removeprefix("torch.")))
     if num_blocks is None:
         num_blocks = plan_num_blocks(
             model.spec,
             block_size=block_size,
-            dtype=place.dtype,
+            dtype=kv_torch_dtype,
             max_model_len=max_model_len or model.spec.max_position,
             max_num_seqs=max_num_seqs,
             kv_bytes=kv_bytes,
@@ -139,7 +142,7 @@ def build_runner(
         model.spec,
         num_blocks=num_blocks,
         block_size=block_size,
-        dtype=place.dtype,
+        dtype=kv_torch_dtype,
         device=place.device,
         tp_rank=tp.rank,
         tp_size=tp.size,

@@ -171,12 +171,28 @@ class Scheduler:
         sequence.block_table.extend(reserved)
         return reserved
 
-    def commit_received(self, sequence: Sequence, reserved: list[int], end: int) -> None:
-        """The transfer filled the blocks: the sequence is scheduled, with ``end`` tokens done."""
+    def resume_at(self, sequence: Sequence) -> int:
+        """The first token to compute here once all but the last of the prompt have been received.
+
+        With other choices it is the first of the prompt's last block, which each computes anew.
+        """
+        last = len(sequence.prompt) - 1
+        return last // self.pool.block_size * self.pool.block_size if sequence.siblings else last
+
+    def commit_received(
+        self, sequence: Sequence, reserved: list[int], end: int, whole_from: int = 0
+    ) -> None:
+        """The transfer filled the blocks: the sequence is scheduled, with ``end`` tokens done.
+
+        Tokens before ``whole_from`` lack KV that this sequence does not need. Whoever branches off
+        among them would, so their blocks never enter the prefix index.
+        """
         self.pool.commit(reserved)
         self._receiving.remove(sequence)
         sequence.received = end - sequence.computed
         sequence.computed = end
+        whole = -(-whole_from // self.pool.block_size)
+        sequence.published = max(sequence.published, whole)
         self._publish(sequence)
         self._enqueue(sequence)
 
@@ -412,7 +428,7 @@ class Scheduler:
     def _start_siblings(self, leader: Sequence) -> None:
         """The prompt is computed once: the other choices share its full blocks, and compute the
         rest of it (at most one block) themselves."""
-        shared = leader.block_table[: (len(leader.prompt) - 1) // self.pool.block_size]
+        shared = leader.block_table[: self.resume_at(leader) // self.pool.block_size]
         for sibling in leader.siblings:
             if sibling.phase is Phase.FINISHED:
                 continue

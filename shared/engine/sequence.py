@@ -75,7 +75,7 @@ class Sequence:
     received: int = 0  # of the prompt, computed by a prefill node
     block_table: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
-    published: int = 0  # leading blocks already in the prefix index
+    published: int = 0  # leading blocks that are in the prefix index, or never will be
     siblings: list[Sequence] = field(default_factory=list)
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
     preemptions: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 
 
 class OverlapError(ValueError):
@@ -10,18 +11,23 @@ class OverlapError(ValueError):
 
 
 class Coverage:
-    """Disjoint token intervals for each layer; neighbours merge, so the lists stay short."""
+    """Disjoint token intervals for each layer; neighbours merge, so the lists stay short.
 
-    def __init__(self, num_layers: int, first_token: int, end_token: int) -> None:
+    ``first_tokens`` is where each layer begins, if that is not at ``first_token`` for all.
+    """
+
+    def __init__(
+        self, num_layers: int, first_token: int, end_token: int, first_tokens: Sequence[int] = ()
+    ) -> None:
         self.num_layers = num_layers
-        self.first_token = first_token
         self.end_token = end_token
         self.cells = 0
+        self._first_tokens = first_tokens or [first_token] * num_layers
         self._intervals: list[list[tuple[int, int]]] = [[] for _ in range(num_layers)]
 
     @property
     def total(self) -> int:
-        return self.num_layers * (self.end_token - self.first_token)
+        return sum(self.end_token - first for first in self._first_tokens)
 
     @property
     def complete(self) -> bool:
@@ -29,12 +35,14 @@ class Coverage:
 
     def holds(self, first_layer: int, end_layer: int, first_token: int, end_token: int) -> bool:
         """Whether the rectangle is not empty and lies within the transfer."""
-        layers = 0 <= first_layer < end_layer <= self.num_layers
-        return layers and self.first_token <= first_token < end_token <= self.end_token
+        if not 0 <= first_layer < end_layer <= self.num_layers:
+            return False
+        first = max(self._first_tokens[first_layer:end_layer])
+        return first <= first_token < end_token <= self.end_token
 
     def missing(self, layer: int, first_token: int, end_token: int) -> list[tuple[int, int]]:
         """The parts of an interval, clipped to the transfer, that no one has added yet."""
-        at, end = max(first_token, self.first_token), min(end_token, self.end_token)
+        at, end = max(first_token, self._first_tokens[layer]), min(end_token, self.end_token)
         gaps = []
         for start, stop in self._intervals[layer]:
             if stop <= at:
@@ -53,8 +61,8 @@ class Coverage:
         if not self.holds(first_layer, end_layer, first_token, end_token):
             raise OverlapError(
                 f"layers [{first_layer}, {end_layer}) tokens [{first_token}, {end_token}) lie "
-                f"outside layers [0, {self.num_layers}) "
-                f"tokens [{self.first_token}, {self.end_token})"
+                f"outside layers [0, {self.num_layers}) tokens up to {self.end_token} "
+                f"from {self._firsts()}"
             )
         for layer in range(first_layer, end_layer):
             if self.missing(layer, first_token, end_token) != [(first_token, end_token)]:
@@ -64,6 +72,10 @@ class Coverage:
         for layer in range(first_layer, end_layer):
             self._insert(self._intervals[layer], first_token, end_token)
         self.cells += (end_layer - first_layer) * (end_token - first_token)
+
+    def _firsts(self) -> str:
+        different = sorted(set(self._first_tokens))
+        return " or ".join(map(str, different)) + (", by layer" if len(different) > 1 else "")
 
     @staticmethod
     def _insert(intervals: list[tuple[int, int]], first: int, end: int) -> None:

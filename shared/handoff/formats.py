@@ -6,8 +6,7 @@ KV travels in the receiver's format: the sender converts while it packs, which i
 from __future__ import annotations
 
 from ..errors import PeerRefusedError
-
-BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+from ..kv.formats import BYTES
 
 
 def bytes_of(name: str) -> int:

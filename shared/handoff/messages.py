@@ -26,7 +26,10 @@ DEFAULT_WINDOW_BYTES = 16 << 20
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSend:
     """Prefill side: send [first_token, end_token) to a decode rank, as layers become ready, in the
-    format ``dtype``."""
+    format ``dtype``.
+
+    ``first_tokens``: where each layer begins, if not all at ``first_token``; see ``windows.py``.
+    """
 
     transfer_id: int
     attempt: int
@@ -39,6 +42,7 @@ class OpenSend:
     first_head: int
     end_head: int
     dtype: str
+    first_tokens: tuple[int, ...] = ()
     window_bytes: int = DEFAULT_WINDOW_BYTES
     progress_seconds: float = 10.0
 
@@ -66,7 +70,7 @@ class Expect:
     """Decode side: blocks are reserved; take [first_token, end_token) from a prefill rank.
 
     ``deadline_seconds`` bounds the whole attempt; ``progress_seconds`` the silence after the first
-    frame (before it, the prefill node may have a queue).
+    frame (before it, the prefill node may have a queue). ``first_tokens`` as in OpenSend.
     """
 
     transfer_id: int
@@ -81,6 +85,7 @@ class Expect:
     end_token: int
     first_head: int
     end_head: int
+    first_tokens: tuple[int, ...] = ()
     window_bytes: int = DEFAULT_WINDOW_BYTES
     deadline_seconds: float = 300.0
     progress_seconds: float = 15.0
@@ -94,7 +99,10 @@ class CancelExpect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compare:
-    """Decode side: how do the same tokens differ in two block tables? (See ``canary.py``.)"""
+    """Decode side: how do the same tokens differ in two block tables? (See ``canary.py``.)
+
+    ``rounding``: the coarsest format of weights and KV on either side.
+    """
 
     transfer_id: int
     attempt: int
@@ -102,7 +110,7 @@ class Compare:
     theirs: tuple[int, ...]
     first_token: int
     end_token: int
-    their_dtype: str
+    rounding: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,9 @@ from ..node.engine import NodeEngine, NodeIdentity
 from . import formats
 
 PROTOCOL_VERSION = 1
-# Bits that both sides must know to use; none is optional yet.
-CAPABILITIES = 0
+# Bits that both sides must know to use. WINDOWS: sends no more of a layer than its window shows.
+CAPABILITY_WINDOWS = 1
+CAPABILITIES = CAPABILITY_WINDOWS
 
 
 def introduction(engine: NodeEngine, identity: NodeIdentity) -> pb.Introduction:
@@ -22,11 +23,16 @@ def introduction(engine: NodeEngine, identity: NodeIdentity) -> pb.Introduction:
         tensor_parallel_size=engine.world_size,
         block_size=engine.resolved.block_size,
         kv_dtype=engine.kv_dtype,
+        weight_format=engine.weight_dtype,
     )
 
 
 def refusal(decode: pb.Introduction, prefill: pb.Introduction) -> str:
-    """Why the two may not hand over, naming the field and both values; empty when they may."""
+    """Why the two may not hand over, naming the field and both values; empty when they may.
+
+    What a fingerprint covers must be equal. Block sizes, numbers of ranks and formats of KV and of
+    weights may differ: each side adapts, or the canary finds that they differ too much.
+    """
     if decode.protocol_version != prefill.protocol_version:
         return _differ("protocol version", decode.protocol_version, prefill.protocol_version)
     for name in sorted(set(decode.fingerprint) | set(prefill.fingerprint)):

@@ -75,6 +75,9 @@ def why_not(
         return f"attempt {under_way} is under way"
     if not 0 <= command.first_token < command.end_token < 2**32:
         return f"tokens [{command.first_token}, {command.end_token}) are no range"
+    firsts, span = command.first_tokens, range(command.first_token, command.end_token)
+    if firsts and not (len(firsts) == me.num_layers and all(first in span for first in firsts)):
+        return f"first tokens {firsts} do not fit {me.num_layers} layers and tokens {span}"
     if not me.first_head <= command.first_head < command.end_head <= me.end_head:
         return (
             f"heads [{command.first_head}, {command.end_head}) are not all here; this rank has "

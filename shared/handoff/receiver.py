@@ -84,7 +84,12 @@ class Receiver:
             peer=PeerKey(
                 node_id=command.peer_node, epoch=command.peer_epoch, rank=command.peer_rank
             ),
-            coverage=Coverage(self._cache.num_layers, command.first_token, command.end_token),
+            coverage=Coverage(
+                self._cache.num_layers,
+                command.first_token,
+                command.end_token,
+                command.first_tokens,
+            ),
             cell_bytes=self._end.cell_bytes(command, self._me.dtype),
             opened_at=now,
         )
@@ -112,7 +117,7 @@ class Receiver:
             worst = worst_difference(
                 self._cache,
                 self._me.dtype,
-                command.their_dtype,
+                command.rounding,
                 command.ours,
                 command.theirs,
                 command.first_token,

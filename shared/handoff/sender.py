@@ -90,7 +90,12 @@ class Sender:
             peer=PeerKey(
                 node_id=command.peer_node, epoch=command.peer_epoch, rank=command.peer_rank
             ),
-            work=WorkList(self._cache.num_layers, command.first_token, command.end_token),
+            work=WorkList(
+                self._cache.num_layers,
+                command.first_token,
+                command.end_token,
+                command.first_tokens,
+            ),
             cell_bytes=cell_bytes,
             frame_cells=frame_bytes // cell_bytes,
             progress_at=self._clock(),

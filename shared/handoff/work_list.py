@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .coverage import Coverage
@@ -27,11 +28,13 @@ class WorkList:
 
     Consecutive layers of the same tokens grow together while they wait, so a short chunk travels as
     a few full frames; a wide layer is cut by tokens. What was announced before is dropped, because
-    a prefill that was preempted computes its chunks again.
+    a prefill that was preempted computes its chunks again; so is what a layer's window leaves out.
     """
 
-    def __init__(self, num_layers: int, first_token: int, end_token: int) -> None:
-        self._ready = Coverage(num_layers, first_token, end_token)
+    def __init__(
+        self, num_layers: int, first_token: int, end_token: int, first_tokens: Sequence[int] = ()
+    ) -> None:
+        self._ready = Coverage(num_layers, first_token, end_token, first_tokens)
         self._pieces: deque[Piece] = deque()
 
     @property

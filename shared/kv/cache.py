@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...kernels.reference import saturated
 from ..models.memory import bytes_per_block, plan_num_blocks
 from ..models.spec import DecoderSpec
 
@@ -78,7 +79,8 @@ class KVCache:
         heads: range | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Copy tokens first to end into ``out`` as [K|V][head][token][dim], converted to ``dtype``.
+        """Copy tokens first to end into ``out`` as [K|V][head][token][dim], converted to ``dtype``
+        (what e4m3 cannot hold becomes its largest value).
 
         ``heads`` are global head numbers among those held here; all of them by default, and the
         cache's own type.
@@ -88,7 +90,7 @@ class KVCache:
         for side, cached in zip(packed, self.layers[layer], strict=True):
             held = cached[local.start : local.stop]
             for at, slots in self._runs(block_table, first_token, end_token):
-                side[:, at].copy_(held[:, slots])
+                side[:, at].copy_(saturated(held[:, slots], side.dtype))
 
     def scatter(
         self,
@@ -154,11 +156,18 @@ class KVCache:
             else:
                 runs.append([token, slot, length])
         if len(runs) > _MAX_RUNS:
-            index_of = [slot + i for _, slot, length in runs for i in range(length)]
-            yield slice(0, end - first), torch.tensor(index_of, device=self.device)
+            yield slice(0, end - first), self._slots(table, first, end)
             return
         for token, slot, length in runs:
             yield slice(token - first, token - first + length), slice(slot, slot + length)
+
+    def _slots(self, table: Sequence[int], first: int, end: int) -> torch.Tensor:
+        """The slot of each token."""
+        size = self.block_size
+        start = first // size * size
+        blocks = torch.tensor(table[start // size : -(-end // size)], device=self.device)
+        slots = blocks[:, None] * size + torch.arange(size, device=self.device)
+        return slots.view(-1)[first - start : end - start]
 
 
 class _Writable:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ..errors import StartupError
+from ..kv.formats import BYTES
 from .spec import DecoderSpec
-
-ITEM_SIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def bytes_per_block(
@@ -20,7 +19,7 @@ def bytes_per_block(
         attention = layer.attention
         heads = attention.kv_heads_of(tp_rank, tp_size)
         per_token += 2 * len(heads) * attention.head_dim
-    return per_token * block_size * ITEM_SIZE[str(dtype).removeprefix("torch.")]
+    return per_token * block_size * BYTES[str(dtype).removeprefix("torch.")]
 
 
 def plan_num_blocks(

@@ -41,10 +41,7 @@ class TensorParallel:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where parameters live, in which type, and which part of them.
-
-    ``dtype`` is that of weights and of the KV cache.
-    """
+    """Where parameters live, in which type, and which part of them."""
 
     dtype: torch.dtype
     device: torch.device

@@ -14,6 +14,7 @@ from ..engine.executor import RankPool
 from ..engine.scheduler import Scheduler
 from ..errors import ModelError, PeerRefusedError, StartupError
 from ..kv.block_pool import BlockPool
+from ..kv.formats import kv_format
 from ..models.registry import read_spec
 from ..models.spec import (
     DecoderSpec,
@@ -45,6 +46,7 @@ class NodeEngine:
     name: str
     resolved: ResolvedEngine
     fingerprint: dict[str, str]
+    weight_dtype: str
     kv_dtype: str
     endpoints: list[list[str]]
     world_size: int
@@ -80,10 +82,12 @@ async def start_engine(
     problem = tensor_parallel_problem(spec, size)
     if problem:
         raise ModelError(f"{folder} cannot be split over {size} ranks: {problem}")
+    weight_dtype = spec.dtype_for(config.dtype, on_cpu=not _on_gpu(config))
+    kv_dtype = kv_format(config.kv_cache_dtype, weight_dtype)
     ranks = RankPool(on_event, on_lost)
     try:
         settings = [
-            _rank_settings(config, identity, folder, rank, size, handoff, listen)
+            _rank_settings(config, kv_dtype, identity, folder, rank, size, handoff, listen)
             for rank in range(size)
         ]
         _share_rendezvous(settings)
@@ -123,7 +127,8 @@ async def start_engine(
         name=config.served_model_name or display_name(config.model),
         resolved=resolved,
         fingerprint=model_fingerprint(spec, folder),
-        kv_dtype=spec.dtype_for(config.dtype, on_cpu=not _on_gpu(config)),
+        weight_dtype=weight_dtype,
+        kv_dtype=kv_dtype,
         endpoints=endpoints,
         world_size=size,
     )
@@ -153,6 +158,7 @@ def _on_gpu(config: EngineConfig) -> bool:
 
 def _rank_settings(
     config: EngineConfig,
+    kv_dtype: str,
     identity: NodeIdentity,
     folder: Path,
     rank: int,
@@ -176,6 +182,7 @@ def _rank_settings(
     return {
         "folder": str(folder),
         "dtype": config.dtype,
+        "kv_dtype": kv_dtype,
         "device": config.device if not ids else "cuda",
         "device_index": ids[rank] if ids else rank,
         "rank": rank,

@@ -31,7 +31,7 @@ class Receiving:
 
 class Somewhere:
     address = "10.0.0.1:5"
-    kv_dtype = "float32"
+    kv_dtype = weight_format = "float32"
 
 
 async def check(node: Node, receiving: Receiving) -> None:

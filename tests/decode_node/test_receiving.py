@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -23,17 +24,29 @@ from tandem.shared.handoff.lease import LeaseTrust
 from tandem.shared.handoff.messages import CancelExpect, Expect, Received, ReceiveFailed
 from tandem.shared.handoff.parts import parts_of
 from tandem.tests.decode_node.fake_prefill import ACCEPTED, FakePrefill, accepts, done, prefill
-from tandem.tests.shared.handoff.fake_node import RANKS, Node, kv_heads, until
+from tandem.tests.shared.handoff.fake_node import LAYER, RANKS, Node, kv_heads, until
 
-ID = 77
+ID, WINDOW = 77, 20
+WINDOWED = replace(LAYER, attention=replace(LAYER.attention, sliding_window=WINDOW))
+
+
+def prompt_of_50(**fields: Any) -> Sequence:
+    return Sequence(1, list(range(50)), SamplingParams(), **fields)
 
 
 class Attempt:
     """One attempt under way between a node and a fake prefill node."""
 
-    def __init__(self, node: Node, fake: FakePrefill, peer: Peer, config: HandoffConfig) -> None:
+    def __init__(
+        self,
+        node: Node,
+        fake: FakePrefill,
+        peer: Peer,
+        sequence: Sequence,
+        config: HandoffConfig,
+    ) -> None:
         self.node, self.fake, self.peer = node, fake, peer
-        self.sequence = Sequence(1, list(range(50)), SamplingParams())
+        self.sequence = sequence
         self.reserved = node.core.reserve(self.sequence, 49)
         receiving = ReceivingNode(node.engine, node.identity, node.ranks.inbox, config)
         self.task = asyncio.create_task(receiving.receive(self.sequence, peer, ID, 0))
@@ -54,10 +67,16 @@ class Attempt:
 
 @asynccontextmanager
 async def attempt(
-    script: Any = accepts, lease_seconds: float = 10.0, greets: bool = True, **config: Any
+    script: Any = accepts,
+    lease_seconds: float = 10.0,
+    greets: bool = True,
+    sequence: Sequence | None = None,
+    sends_windows: bool = False,
+    **config: Any,
 ) -> AsyncIterator[Attempt]:
     """Afterwards nobody holds anything, and every rank has let go of the blocks."""
     node = Node("d", 7)
+    node.engine.spec.layers[1:] = [WINDOWED] * 2
     node.ranks.greets = greets
     async with (
         prefill() as fake,
@@ -69,8 +88,11 @@ async def attempt(
         trust = LeaseTrust(lease_seconds, asyncio.get_running_loop().time)
         parts = parts_of(kv_heads(RANKS), kv_heads(RANKS))
         stub = PrefillStub(channel)
-        peer = Peer(fake.address, "p", 3, endpoints, "float32", parts, stub, channel, trust)
-        one = Attempt(node, fake, peer, HandoffConfig(**config))
+        peer = Peer(
+            *(fake.address, "p", 3, endpoints, "float32", parts, stub, channel, trust),
+            sends_windows=sends_windows,
+        )
+        one = Attempt(node, fake, peer, sequence or prompt_of_50(), HandoffConfig(**config))
         yield one
         one.task.cancel()
         await asyncio.wait([one.task])
@@ -92,6 +114,32 @@ async def test_it_is_committed_when_all_ranks_have_what_the_peer_has_sent() -> N
         [opened] = one.fake.opened
         assert (opened.first_token, opened.end_token, opened.peer_epoch) == (0, 49, 3)
         assert one.node.ranks.of(CancelExpect) == []
+
+
+@pytest.mark.parametrize(
+    ("sends_windows", "choices", "private", "resume_at"),
+    [(True, 1, False, 49), (True, 3, False, 48), (True, 1, True, 0), (False, 1, False, 0)],
+)
+async def test_of_layers_with_a_window_only_what_will_be_seen_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+    sends_windows: bool,
+    choices: int,
+    private: bool,
+    resume_at: int,
+) -> None:
+    """From the first token that this node computes; all for a canary, and of older peers."""
+    monkeypatch.setattr(transfer, "ACCOUNT_SECONDS", 0.1)
+    siblings = [prompt_of_50() for _ in range(choices - 1)]
+    sequence = prompt_of_50(siblings=siblings, private=private)
+    async with attempt(sequence=sequence, sends_windows=sends_windows) as one:
+        await one.fill()
+        receipt = await one.receipt()
+        [opened] = one.fake.opened
+        assert opened.resume_at == resume_at
+        first = max(0, resume_at - WINDOW + 1)
+        for expect in one.node.ranks.of(Expect):
+            assert expect.first_tokens == (0, first, first)
+        assert receipt.whole_from == first
 
 
 async def test_bytes_may_be_faster_than_the_acceptance() -> None:

@@ -117,6 +117,32 @@ def test_paged_attention(
     close(got, torch.cat(expected))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_fp8_cache_is_attended_in_the_type_of_the_queries(dtype: torch.dtype) -> None:
+    keys, values = torch.zeros(2, 2, 80, 8).to(torch.float8_e4m3fn)
+    k, v = torch.randn(2, 30, 2, 8).to(dtype)
+    table = [9, 2, 17, 4, 11, 0, 19, 7]
+    slots = torch.tensor([table[t // BLOCK] * BLOCK + t % BLOCK for t in range(30)])
+    reference.write_kv(keys, values, slots, k, v)
+    kept = [x.to(torch.float8_e4m3fn).to(dtype) for x in (k, v)]
+    for start, count in ((29, 1), (11, 19), (0, 30)):
+        q = torch.randn(count, 4, 8).to(dtype)
+        context = Context(slice(0, count), start, table, BLOCK)
+        got = reference.paged_attention(q, keys, values, [context], None)
+        assert got.dtype == dtype
+        close(got, exact_attention(q, kept[0], kept[1], start, None))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_what_fp8_cannot_hold_becomes_its_largest_value(dtype: torch.dtype) -> None:
+    cache = torch.zeros(2, 1, 6, 1).to(torch.float8_e4m3fn)
+    x = torch.tensor([447.0, 500.0, -6e4, torch.inf, torch.nan, 0.25]).to(dtype).view(6, 1, 1)
+    reference.write_kv(cache[0], cache[1], torch.arange(6), x, -x)
+    expected = torch.tensor([448.0, 448.0, -448.0, 448.0, torch.nan, 0.25])
+    torch.testing.assert_close(cache[0].float().view(-1), expected, equal_nan=True)
+    torch.testing.assert_close(cache[1].float().view(-1), -expected, equal_nan=True)
+
+
 def test_a_long_chunk_is_taken_in_tiles() -> None:
     keys, values = torch.randn(2, 1, 1200, 8)
     q = torch.randn(1101, 2, 8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -16,7 +17,7 @@ from tandem.proto.tandem_pb2_grpc import PrefillStub, add_PrefillServicer_to_ser
 from tandem.shared.config import HandoffConfig
 from tandem.shared.handoff.messages import CancelSend, OpenSend, SendFailed, SendFinished
 from tandem.shared.handoff.peer import introduction
-from tandem.tests.shared.handoff.fake_node import RANKS, Node, served, until
+from tandem.tests.shared.handoff.fake_node import LAYER, RANKS, Node, served, until
 
 ME, EPOCH = "d", 7
 PROMPT = list(range(100))
@@ -94,6 +95,18 @@ async def test_an_attempt_is_accepted_followed_and_done_and_frees_its_blocks() -
         await until(lambda: node.service.live == 0)
         assert (await node.stub.Live(pb.LiveRequest(node_id=ME, epoch=EPOCH))).ids == []
         assert node.metric("tandem_transfers_total", outcome="done") == 1
+
+
+async def test_of_a_layer_with_a_window_only_what_the_peer_will_see_is_sent() -> None:
+    async with prefill_node() as node:
+        windowed = replace(LAYER, attention=replace(LAYER.attention, sliding_window=30))
+        node.engine.spec.layers[1] = windowed
+        for transfer_id, resume_at, first in ((1, 96, 67), (2, 0, 20)):
+            call = node.open(transfer_id, resume_at=resume_at)
+            await until(lambda count=transfer_id: len(node.ranks.of(OpenSend)) == count * RANKS)  # type: ignore[misc]
+            assert node.ranks.of(OpenSend)[-1].first_tokens == (20, first, 20)
+            node.confirm(RANKS * transfer_id)
+            assert (await rest(call))[-1].HasField("done")
 
 
 async def test_a_private_attempt_is_neither_counted_nor_cached() -> None:
@@ -176,6 +189,7 @@ async def test_what_cannot_be_started_is_refused_with_the_reason() -> None:
         for fields, code, reason in [
             ({"peer_epoch": 4}, grpc.StatusCode.ABORTED, "is not this process"),
             ({"end_token": 100}, grpc.StatusCode.INVALID_ARGUMENT, "the last token"),
+            ({"resume_at": 100}, grpc.StatusCode.INVALID_ARGUMENT, "leaves a gap after 99"),
             ({"prompt": [9999] * 100}, grpc.StatusCode.INVALID_ARGUMENT, "vocabulary"),
             ({"prompt": [1] * 600}, grpc.StatusCode.INVALID_ARGUMENT, "context"),
         ]:

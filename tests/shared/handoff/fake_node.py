@@ -29,10 +29,14 @@ from tandem.shared.handoff.messages import (
     to_wire,
 )
 from tandem.shared.kv.block_pool import BlockPool
+from tandem.shared.models.spec import AttentionSpec, DenseSpec, LayerSpec
 from tandem.shared.node.engine import NodeIdentity
 from tandem.shared.node.metrics import NodeMetrics
 
 RANKS, BLOCK, VOCAB = 2, 16, 512
+LAYER = LayerSpec(
+    attention=AttentionSpec(num_heads=4, num_kv_heads=4, head_dim=8), mlp=DenseSpec(intermediate=8)
+)
 
 
 def kv_heads(ranks: int) -> list[range]:
@@ -118,9 +122,10 @@ class Node:
         self.engine: Any = SimpleNamespace(
             core=self.core,
             world_size=RANKS,
-            spec=SimpleNamespace(vocab_size=VOCAB, layers=[None] * 3),
+            spec=SimpleNamespace(vocab_size=VOCAB, layers=[LAYER] * 3),
             resolved=SimpleNamespace(block_size=BLOCK),
             fingerprint={"layers": "3"},
+            weight_dtype="float32",
             kv_dtype="float32",
             kv_heads=kv_heads,
             endpoints=[["tcp://0.0.0.0:1", "tcp://0.0.0.0:2"]] * RANKS,

@@ -5,7 +5,7 @@ from array import array
 
 import pytest
 
-from tandem.shared.handoff.canary import canary_prompt, tolerance, worst_difference
+from tandem.shared.handoff.canary import canary_prompt, coarsest, tolerance, worst_difference
 from tandem.shared.handoff.messages import Compare, Compared, ReceiveFailed
 
 from .memory_cache import MemoryCache
@@ -86,21 +86,35 @@ def test_a_value_that_is_no_number_is_too_much():
     assert _worst(lambda *at: math.nan if at == (1, 0, 0, 0, 0) else _plain(*at)).ratio == math.inf
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_formats_are_read_and_allow_more(dtype):
-    torch = pytest.importorskip("torch")
-    cache = _cache(2 * DIM)
-    row = torch.linspace(-3, 3, 2 * HEADS * DIM)
-    for layer in range(LAYERS):
-        for token in range(TOKENS):
-            for table, values in ((OURS, row), (THEIRS, row * 1.002)):
-                data = values.to(getattr(torch, dtype)).view(torch.uint8).numpy().tobytes()
-                cache.layers[layer][cache.row(table, token)] = data
-    worst = worst_difference(cache, dtype, dtype, OURS, THEIRS, 0, TOKENS)
-    assert 0 < worst.ratio < 1
-    assert worst.allowed == pytest.approx(3 * tolerance(dtype, worst.layer), rel=0.01)
-    assert tolerance(dtype, 3) == 2 * tolerance(dtype, 0)
-    assert tolerance("float32", 0) < tolerance("float16", 0) < tolerance("bfloat16", 0)
+@pytest.mark.parametrize(
+    ("rounding", "off"), [("float16", 1e-3), ("bfloat16", 8e-3), ("float8_e4m3fn", 0.06)]
+)
+def test_coarser_formats_allow_more(rounding: str, off: float) -> None:
+    """A rounding of the format, but not eight times what its tolerance is."""
+    cache = _cache(4 * DIM)
+    _fill(cache, OURS, _plain)
+    for scale, fits in ((off, True), (30 * off, False)):
+        _fill(cache, THEIRS, lambda *at, scale=scale: _plain(*at) * (1 + scale))
+        worst = worst_difference(cache, "float32", rounding, OURS, THEIRS, 0, TOKENS)
+        assert worst.ratio > 0 and (worst.ratio < 1) == fits
+    assert worst.allowed == pytest.approx(tolerance(rounding, worst.layer), rel=0.01)
+    assert tolerance(rounding, 3) == 2 * tolerance(rounding, 0)
+    assert _worst(lambda *at: _plain(*at) * (1 + off)).ratio > 1
+
+
+def test_however_deep_and_coarse_another_layout_is_told_apart() -> None:
+    cache = _cache(4 * DIM)
+    _fill(cache, OURS, _plain)
+    _fill(cache, THEIRS, lambda layer, side, head, *at: _plain(layer, side, 1 - head, *at))
+    worst = worst_difference(cache, "float32", "float8_e4m3fn", OURS, THEIRS, 0, TOKENS)
+    assert worst.largest > tolerance("float8_e4m3fn", 1000)
+
+
+def test_the_coarsest_format_counts_and_one_that_is_not_known_is_the_coarsest() -> None:
+    assert coarsest(["float32", "float32"]) == "float32"
+    assert coarsest(["float16", "float32", "bfloat16"]) == "bfloat16"
+    assert coarsest(["float8_e4m3fn", "bfloat16"]) == "float8_e4m3fn"
+    assert coarsest(["float32", "Q4_K"]) == "float8_e4m3fn"
 
 
 def test_the_prompt_is_the_same_everywhere_and_fits():
@@ -114,7 +128,7 @@ def test_the_prompt_is_the_same_everywhere_and_fits():
 def test_a_rank_compares_two_block_tables_on_command():
     with Rank("d", listen_host=None, dtype="float32") as rank:
         compare = {
-            "their_dtype": "float32",
+            "rounding": "float32",
             "transfer_id": 4,
             "attempt": 0,
             "first_token": 0,

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from tandem.shared.handoff.coverage import Coverage, OverlapError
 
 LAYERS, FIRST, END = 4, 3, 20
+# As windows make them, and all alike.
+FIRSTS = st.sampled_from([(3, 10, 3, 19), (19, 3, 12, 12), ()])
 RECTANGLE = st.tuples(
     st.integers(-1, LAYERS + 1), st.integers(-1, LAYERS + 1), st.integers(0, 24), st.integers(0, 24)
 )
@@ -18,10 +20,16 @@ def _cells(layer, end_layer, first, end):
     return {(y, x) for y in range(layer, end_layer) for x in range(first, end)}
 
 
-@given(st.lists(RECTANGLE, max_size=40))
-def test_each_cell_is_taken_once_and_only_inside(rectangles):
-    coverage, taken = Coverage(LAYERS, FIRST, END), set()
-    inside = _cells(0, LAYERS, FIRST, END)
+def _inside(firsts):
+    starts = firsts or [FIRST] * LAYERS
+    return {(y, x) for y, start in enumerate(starts) for x in range(start, END)}
+
+
+@given(st.lists(RECTANGLE, max_size=40), FIRSTS)
+def test_each_cell_is_taken_once_and_only_inside(rectangles, firsts):
+    coverage, taken = Coverage(LAYERS, FIRST, END, firsts), set()
+    inside = _inside(firsts)
+    assert coverage.total == len(inside)
     for rectangle in rectangles:
         cells = _cells(*rectangle)
         if cells and cells <= inside and not cells & taken:
@@ -34,9 +42,9 @@ def test_each_cell_is_taken_once_and_only_inside(rectangles):
         assert coverage.complete == (taken == inside)
 
 
-@given(st.lists(RECTANGLE, max_size=20), st.integers(0, LAYERS - 1), st.integers(0, 24))
-def test_missing_is_just_what_was_not_added(rectangles, layer, first):
-    coverage, taken = Coverage(LAYERS, FIRST, END), set()
+@given(st.lists(RECTANGLE, max_size=20), st.integers(0, LAYERS - 1), st.integers(0, 24), FIRSTS)
+def test_missing_is_just_what_was_not_added(rectangles, layer, first, firsts):
+    coverage, taken = Coverage(LAYERS, FIRST, END, firsts), set()
     for rectangle in rectangles:
         try:
             coverage.add(*rectangle)
@@ -44,7 +52,12 @@ def test_missing_is_just_what_was_not_added(rectangles, layer, first):
             continue
         taken |= _cells(*rectangle)
     missing = {(layer, x) for a, b in coverage.missing(layer, first, 24) for x in range(a, b)}
-    assert missing == _cells(layer, layer + 1, max(first, FIRST), END) - taken
+    assert missing == _cells(layer, layer + 1, first, END) & _inside(firsts) - taken
+
+
+def test_a_cell_that_a_window_leaves_out_is_refused_by_its_place():
+    with pytest.raises(OverlapError, match=r"layers \[0, 2\) tokens \[7, 9\) .* from 3 or 8, by"):
+        Coverage(2, 3, 9, (3, 8)).add(0, 2, 7, 9)
 
 
 def test_cells_that_arrive_one_by_one_in_any_order_complete_it():

@@ -17,9 +17,13 @@ LAYERS, FIRST, END = 5, 4, 40
     ),
     st.integers(1, 50),
     st.integers(0, 3),
+    st.sampled_from([(4, 4, 21, 4, 39), (39, 30, 30, 30, 12), ()]),
 )
-def test_every_ready_cell_travels_once_in_pieces_that_fit(announced, max_cells, taken_between):
-    work, wanted, got = WorkList(LAYERS, FIRST, END), set(), []
+def test_every_ready_cell_travels_once_in_pieces_that_fit(
+    announced, max_cells, taken_between, firsts
+):
+    work, wanted, got = WorkList(LAYERS, FIRST, END, firsts), set(), []
+    starts = firsts or (FIRST,) * LAYERS
 
     def take(count):
         for _ in range(count):
@@ -36,13 +40,13 @@ def test_every_ready_cell_travels_once_in_pieces_that_fit(announced, max_cells, 
 
     for layer, first, count in announced:
         work.add(layer, layer + 1, first, first + count)
-        wanted |= {(layer, x) for x in range(max(first, FIRST), min(first + count, END))}
+        wanted |= {(layer, x) for x in range(max(first, starts[layer]), min(first + count, END))}
         take(taken_between)
     take(10_000)
     assert work.empty
     assert len(got) == len(set(got))
     assert set(got) == wanted
-    assert work.complete == (len(wanted) == LAYERS * (END - FIRST))
+    assert work.complete == (len(wanted) == sum(END - start for start in starts))
 
 
 def test_layers_of_a_short_chunk_share_a_frame():

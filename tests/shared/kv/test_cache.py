@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import psutil
 import pytest
 import torch
 
 from tandem.shared.errors import StartupError
 from tandem.shared.kv.cache import KVCache, bytes_per_block, plan_num_blocks
+from tandem.shared.kv.formats import BYTES
 from tandem.shared.models.spec import AttentionSpec, DecoderSpec, DenseSpec, LayerSpec, RopeSpec
 
 KV_HEADS, DIM, BLOCKS, BLOCK = 4, 6, 40, 5
@@ -38,20 +41,26 @@ def cache_of(dtype: torch.dtype = torch.float32, block_size: int = BLOCK, **tp: 
     return KVCache(SPEC, num_blocks=BLOCKS, block_size=block_size, dtype=dtype, **tp)
 
 
-def fill(cache: KVCache) -> None:
-    for keys, values in cache.layers:
-        keys.copy_(torch.randn(keys.shape))
-        values.copy_(torch.randn(values.shape))
+def fill(cache: KVCache, scale: float = 1.0) -> None:
+    for side in (side for layer in cache.layers for side in layer):
+        random = torch.randn(side.shape) * scale
+        side.copy_(random.clamp(-448, 448) if side.dtype == torch.float8_e4m3fn else random)
+
+
+def values_of(cache: KVCache, table: list[int], first: int, end: int, layer: int = 1) -> Any:
+    """Token by token, [K|V][head][token][dim]."""
+    slots = [table[t // cache.block_size] * cache.block_size + t % cache.block_size
+             for t in range(first, end)]  # fmt: skip
+    return torch.stack([side[:, slots] for side in cache.layers[layer]]).contiguous()
 
 
 def token_by_token(cache: KVCache, layer: int, table: list[int], first: int, end: int) -> bytes:
-    slots = [table[t // cache.block_size] * cache.block_size + t % cache.block_size
-             for t in range(first, end)]  # fmt: skip
-    both = torch.stack([side[:, slots] for side in cache.layers[layer]]).contiguous()
-    return both.view(torch.uint8).numpy().tobytes() if slots else b""
+    if first == end:
+        return b""
+    return values_of(cache, table, first, end, layer).view(torch.uint8).numpy().tobytes()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 @pytest.mark.parametrize("span", SPANS, ids=str)
 def test_pack_then_scatter_elsewhere(
@@ -70,6 +79,30 @@ def test_pack_then_scatter_elsewhere(
     written = sum(int(side.any(dim=-1).any(dim=0).sum()) for side in other.layers[1])
     assert written == 2 * (end - first)
     assert not any(side.any() for side in other.layers[0])
+
+
+FORMATS = [getattr(torch, name) for name in BYTES]
+
+
+@pytest.mark.parametrize("here", FORMATS, ids=str)
+@pytest.mark.parametrize("there", FORMATS, ids=str)
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_kv_is_packed_in_the_format_of_the_receiver(
+    table: list[int], there: torch.dtype, here: torch.dtype
+) -> None:
+    """Rounded once, to what is nearest in that format; fp8 at its border rather than NaN."""
+    cache = cache_of(there)
+    fill(cache, scale=300 if here == torch.float8_e4m3fn else 1)
+    out = bytearray(2 * KV_HEADS * 96 * DIM * here.itemsize)
+    cache.pack(1, table, 3, 99, out, None, here)
+    other = cache_of(here, block_size=7)
+    elsewhere = [(11 * i + 2) % BLOCKS for i in range(25)]
+    other.scatter(1, elsewhere, 3, 99, bytes(out))
+    sent = values_of(cache, table, 3, 99).float()
+    if here == torch.float8_e4m3fn:
+        assert there == here or (sent.abs() > 448).any()
+        sent = sent.clamp(-448, 448)
+    assert torch.equal(values_of(other, elsewhere, 3, 99).float(), sent.to(here).float())
 
 
 def test_two_ranks_fill_one_and_one_fills_two() -> None:
@@ -103,6 +136,14 @@ def test_bytes_per_block_is_what_the_tensors_take() -> None:
         cache = cache_of(torch.bfloat16, tp_rank=size - 1, tp_size=size)
         taken = sum(side.nbytes for layer in cache.layers for side in layer)
         assert taken == BLOCKS * bytes_per_block(SPEC, BLOCK, torch.bfloat16, size, size - 1)
+    for name, width in BYTES.items():
+        cache = cache_of(getattr(torch, name))
+        taken = sum(side.nbytes for layer in cache.layers for side in layer)
+        assert (
+            taken
+            == BLOCKS * bytes_per_block(SPEC, BLOCK, name)
+            == 2 * 2 * BLOCKS * width * (BLOCK * KV_HEADS * DIM)
+        )
 
 
 def test_the_number_of_blocks() -> None:
