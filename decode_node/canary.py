@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 
+from ..shared.causes import Cause
 from ..shared.engine.plan import SamplingParams
 from ..shared.engine.scheduler import StepOutput
 from ..shared.engine.sequence import FinishReason, Sequence
@@ -36,7 +37,8 @@ class Canary:
                 await self._check(peer)
         except TimeoutError:
             raise TransferError(
-                f"{peer.address}: the canary took longer than {CANARY_SECONDS:g} s"
+                f"{peer.address}: the canary took longer than {CANARY_SECONDS:g} s",
+                cause=Cause.CANARY,
             ) from None
 
     async def _check(self, peer: Peer) -> None:
@@ -44,7 +46,7 @@ class Canary:
         ours, theirs = self._sequence(end), self._sequence(None)
         reserved = self._core.reserve(theirs, end)
         if reserved is None:
-            raise TransferError("no free blocks for a canary")
+            raise TransferError("no free blocks for a canary", cause=Cause.NO_BLOCKS)
         try:
             computed = self._compute(ours)
             await self._node.receive(theirs, peer, secrets.randbits(63), 0)
@@ -60,7 +62,8 @@ class Canary:
                 f"{peer.address} computes other KV than this node for the same prompt: "
                 f"{worst.side} of layer {worst.layer} differs by {worst.largest:.3g}, and "
                 f"{self._formats(peer)} allows {worst.allowed:.3g}; start both nodes with "
-                f"the same weights and version"
+                f"the same weights and version",
+                cause=Cause.CANARY,
             )
 
     def _formats(self, peer: Peer) -> str:
@@ -94,7 +97,8 @@ class Canary:
     ) -> Difference:
         """The worst difference over all ranks, each of which holds its own heads."""
         if ours.finish_reason is not FinishReason.COMPUTED:
-            raise TransferError(f"this node could not compute the canary: {ours.error}")
+            failed = f"this node could not compute the canary: {ours.error}"
+            raise TransferError(failed, cause=Cause.CANARY)
         inbox, ranks = self._node.inbox, self._node.engine.world_size
         attempt = inbox.open(secrets.randbits(63), 0)
         try:
@@ -117,6 +121,6 @@ class Canary:
 
 def _difference(news: object) -> Difference:
     if isinstance(news, ReceiveFailed):
-        raise TransferError(news.reason)
+        raise TransferError(news.reason, cause=Cause(news.cause))
     assert isinstance(news, Compared)
     return Difference(news.layer, news.side, news.largest, news.allowed)

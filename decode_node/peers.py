@@ -13,6 +13,7 @@ import grpc
 
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import PrefillStub
+from ..shared.causes import Cause
 from ..shared.errors import PeerRefusedError, TransferError
 from ..shared.handoff.lease import LeaseTrust
 from ..shared.handoff.parts import parts_of
@@ -131,9 +132,7 @@ class Peers:
             peer = await self._greet(candidate.address)
         except PeerRefusedError as error:
             if candidate.epoch:  # a refusal of "whoever is there" would outlive the process
-                self._refusals.add(
-                    candidate.address, candidate.node_id, candidate.epoch, str(error)
-                )
+                self._refusals.add(candidate.address, candidate.node_id, candidate.epoch, error)
             raise
         self._peers[peer.address] = peer
         self._met.set()
@@ -150,7 +149,7 @@ class Peers:
             outcome = "failed"
             if isinstance(error, PeerRefusedError):
                 outcome = "mismatch"
-                self._refusals.add(peer.address, peer.node_id, peer.epoch, str(error))
+                self._refusals.add(peer.address, peer.node_id, peer.epoch, error)
             log.warning("the canary of %s: %s", peer.address, error)
             self._metrics.canaries.labels(outcome).inc()
             return str(error)
@@ -163,12 +162,13 @@ class Peers:
         """Wait for the canary, but not for one that the peer's queue keeps long."""
         await asyncio.wait([canary], timeout=VET_SECONDS)
         if not canary.done():
-            raise TransferError(f"{peer.address}: its canary is still under way")
+            waiting = f"{peer.address}: its canary is still under way"
+            raise TransferError(waiting, cause=Cause.CANARY)
         reason = "the node is shutting down" if canary.cancelled() else canary.result()
         if reason:
             await self.forget(peer)
             self._refusals.check(peer.address, peer.epoch)
-            raise TransferError(reason)
+            raise TransferError(reason, cause=Cause.CANARY)
 
     async def _greet(self, address: str) -> Peer:
         channel = grpc.aio.insecure_channel(address, options=_CHANNEL)
@@ -186,7 +186,8 @@ class Peers:
             await channel.close(grace=0)
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 raise PeerRefusedError(f"{address}: {error.details()}") from None
-            raise TransferError(f"{address} does not answer: {error.details()}") from None
+            silent = f"{address} does not answer: {error.details()}"
+            raise TransferError(silent, cause=Cause.PEER_LOST) from None
         except BaseException:
             await channel.close(grace=0)
             raise

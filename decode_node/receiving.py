@@ -21,6 +21,7 @@ from typing import Any
 import grpc
 
 from ..proto import tandem_pb2 as pb
+from ..shared.causes import Cause
 from ..shared.config import HandoffConfig
 from ..shared.engine.sequence import Sequence
 from ..shared.errors import TransferError
@@ -156,7 +157,8 @@ class _Receiving:
             await self._until(lambda: self._account is not None)
         if self._account is not None and self._account.bytes != self._bytes:
             raise TransferError(
-                f"{self._peer.address} sent {self._account.bytes} bytes, {self._bytes} arrived"
+                f"{self._peer.address} sent {self._account.bytes} bytes, {self._bytes} arrived",
+                cause=Cause.INCOMPLETE,
             )
 
     async def _close(self) -> None:
@@ -189,20 +191,25 @@ class _Receiving:
     def _overdue(self) -> TransferError:
         address = self._peer.address
         if self._account is not None:
-            return TransferError(f"{address} says it is done, but not every byte arrived")
+            missing = f"{address} says it is done, but not every byte arrived"
+            return TransferError(missing, cause=Cause.INCOMPLETE)
         reason = self._life.overdue()
         if not reason:
-            return TransferError(f"{address} has not renewed the lease")
+            return TransferError(f"{address} has not renewed the lease", cause=Cause.LEASE)
         asked = self._life.state in (DecodeState.OPENING, DecodeState.RECEIVING)
         if asked and self._life.idle >= self._node.config.progress_timeout:
-            return PeerLostError(f"{address} gives no sign of life: {reason}")
-        return TransferError(f"{address}: {reason}")
+            opening = self._life.state is DecodeState.OPENING
+            cause = Cause.TIMEOUT_OPEN if opening else Cause.TIMEOUT_PROGRESS
+            return PeerLostError(f"{address} gives no sign of life: {reason}", cause=cause)
+        greeting = self._life.state is DecodeState.RESERVED
+        cause = Cause.TIMEOUT_GREET if greeting else Cause.TIMEOUT_TRANSFER
+        return TransferError(f"{address}: {reason}", cause=cause)
 
     def _take(self, news: object) -> None:
         if isinstance(news, TransferError):
             raise news
         if isinstance(news, ReceiveFailed):
-            raise TransferError(news.reason)
+            raise TransferError(news.reason, cause=Cause(news.cause))
         if isinstance(news, Expecting):
             self._greeted += 1
         elif isinstance(news, Received):
@@ -217,7 +224,8 @@ class _Receiving:
         self._life.enter(DecodeState.RECEIVING)
         self._life.progress()
         if event.HasField("failed"):
-            raise TransferError(f"{self._peer.address}: {event.failed.reason}")
+            cause = Cause(event.failed.cause)
+            raise TransferError(f"{self._peer.address}: {event.failed.reason}", cause=cause)
         if event.HasField("done"):
             self._account = event.done
 
@@ -230,7 +238,8 @@ async def _listen(call: Any, news: asyncio.Queue[object]) -> None:
                 news.put_nowait(event)
                 if event.WhichOneof("event") in ("done", "failed"):
                     return
-        news.put_nowait(TransferError("the stream ended without an outcome"))
+        ended = "the stream ended without an outcome"
+        news.put_nowait(TransferError(ended, cause=Cause.PEER_FAILED))
     except TransferError as error:
         news.put_nowait(error)
 

@@ -6,15 +6,13 @@ client before the commit, so none of this can be seen.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
-import time
 from dataclasses import dataclass
 
 from ..proto import tandem_pb2 as pb
 from ..shared.engine.sequence import Sequence
-from ..shared.errors import PeerRefusedError, TransferError
+from ..shared.errors import TransferError
 from ..shared.node.metrics import NodeMetrics
 from .estimate import Here, There, why_local
 from .peer import PeerLostError
@@ -132,24 +130,14 @@ class Transfers:
     ) -> None:
         """One try with one node. On return every block is filled and checked; on any exception no
         rank writes them any more."""
-        begun, outcome = time.monotonic(), "failed"
-        try:
+        with self._metrics.transfers.attempt(number) as record:
             peer = await self._peers.meet(candidate)
             try:
                 receipt = await self._node.receive(sequence, peer, transfer_id, number)
             except PeerLostError:
                 await self._peers.forget(peer)
                 raise
-            outcome = "committed"
-        except PeerRefusedError:
-            outcome = "refused"
-            raise
-        except asyncio.CancelledError:
-            outcome = "cancelled"
-            raise
-        finally:
-            self._metrics.transfers.labels(outcome).inc()
-        self._metrics.transfer_bytes.inc(receipt.bytes)
-        self._metrics.transfer_seconds.observe(time.monotonic() - begun)
-        if receipt.account is not None:
-            self._metrics.exposed_seconds.observe(receipt.account.exposed_seconds)
+            finally:
+                record.carrier = self._node.inbox.connections.carrier(peer.node_id, peer.epoch)
+            exposed = receipt.account.exposed_seconds if receipt.account is not None else None
+            record.succeeded("committed", receipt.bytes, exposed)

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from ..proto import tandem_pb2 as pb
+from ..shared.causes import Cause
 from ..shared.engine.plan import SamplingParams
 from ..shared.engine.scheduler import StepOutput
 from ..shared.engine.sequence import FinishReason, Sequence
@@ -47,6 +48,7 @@ class Sending:
     ) -> None:
         self.request = request
         self.task = asyncio.current_task()
+        self.ended_by: Cause | None = None  # why somebody cancels the task
         self._engine = engine
         self._inbox = inbox
         self._progress_seconds = progress_seconds
@@ -90,7 +92,7 @@ class Sending:
         while self._confirmed < len(self._parts):
             news = await self._next()
             if isinstance(news, SendFailed):
-                raise TransferError(news.reason)
+                raise TransferError(news.reason, cause=Cause(news.cause))
             if isinstance(news, SendFinished):
                 self._count(news)
             elif isinstance(news, _Step):
@@ -125,7 +127,7 @@ class Sending:
         except TimeoutError:
             overdue = self._life.overdue()
             if overdue:
-                raise TransferError(overdue) from None
+                raise TransferError(overdue, cause=Cause.TIMEOUT_TRANSFER) from None
             return None
 
     def _start_sending(self) -> None:
@@ -169,7 +171,7 @@ class Sending:
 
     def _computed(self, step: _Step) -> None:
         if step.finished is FinishReason.ERROR:
-            raise TransferError(self._sequence.error)
+            raise TransferError(self._sequence.error, cause=Cause.COMPUTE)
         self._life.enter(PrefillState.STREAMING)
         self._life.progress()
         if step.finished is FinishReason.COMPUTED:

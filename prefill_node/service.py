@@ -15,6 +15,7 @@ import grpc
 
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import PrefillServicer
+from ..shared.causes import Cause
 from ..shared.config import HandoffConfig
 from ..shared.errors import (
     OverloadedError,
@@ -30,6 +31,7 @@ from ..shared.handoff.peer import introduction, refusal
 from ..shared.handoff.uninterrupted import uninterrupted
 from ..shared.node.engine import NodeEngine, NodeIdentity
 from ..shared.node.metrics import NodeMetrics
+from ..shared.node.transfer_metrics import AttemptRecord
 from .sending import Sending
 
 log = logging.getLogger("tandem.prefill")
@@ -69,24 +71,26 @@ class PrefillService(PrefillServicer):
         self, request: pb.OpenRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.OpenEvent]:
         await self._check(request, context)
-        outcome, done = "cancelled", pb.OpenDone()
         sending = self._accept(request)
-        begun = time.monotonic()
+        record = AttemptRecord(request.attempt)
         try:
             yield pb.OpenEvent(accepted=pb.OpenAccepted(queued_tokens=sending.start()))
             async for event in sending.events():
                 if event.HasField("done"):
-                    outcome, done = "done", event.done
+                    record.succeeded("done", event.done.bytes, event.done.exposed_seconds)
                 yield event
         except OverloadedError as error:
-            outcome = "refused"
+            record.failed(error)
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except TransferError as error:
-            outcome = "failed"
-            yield pb.OpenEvent(failed=pb.OpenFailed(reason=f"{sending.state.value}: {error}"))
+            record.failed(error)
+            reason = f"{sending.state.value}: {error}"
+            yield pb.OpenEvent(failed=pb.OpenFailed(reason=reason, cause=error.cause.value))
+        except BaseException as error:
+            record.failed(error, sending.ended_by)
+            raise
         finally:
-            if not request.private:
-                self._record(outcome, done, time.monotonic() - begun)
+            self._record(record, request)
             # The blocks may be freed only when no rank reads them any more; the RPC's own
             # cancellation must not interrupt that.
             await uninterrupted(self._end(sending))
@@ -98,7 +102,7 @@ class PrefillService(PrefillServicer):
         code, reason = self._refusal(request)
         old = self._sending.get(request.transfer_id)
         if not reason and old is not None:
-            await self._cancel([request.transfer_id])
+            await self._cancel([request.transfer_id], Cause.SUPERSEDED)
             code, reason = self._refusal(request)
         if not reason and request.transfer_id in self._sending:
             code = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -163,17 +167,18 @@ class PrefillService(PrefillServicer):
         self._leases.release(_tenant(request), [request.transfer_id])
         self._metrics.live_transfers.set(len(self._sending))
 
-    def _record(self, outcome: str, done: pb.OpenDone, seconds: float) -> None:
-        self._metrics.transfers.labels(outcome).inc()
-        if outcome == "done":
-            self._metrics.transfer_bytes.inc(done.bytes)
-            self._metrics.transfer_seconds.observe(seconds)
-            self._metrics.exposed_seconds.observe(done.exposed_seconds)
+    def _record(self, record: AttemptRecord, request: pb.OpenRequest) -> None:
+        if not request.private:
+            peer = _tenant(request)
+            record.carrier = self._inbox.connections.carrier(peer.node_id, peer.epoch)
+            self._metrics.transfers.count(record)
 
-    async def _cancel(self, transfer_ids: Iterable[int]) -> None:
+    async def _cancel(self, transfer_ids: Iterable[int], cause: Cause) -> None:
         """End attempts and wait until their blocks are free."""
-        tasks = [self._sending[i].task for i in transfer_ids if i in self._sending]
-        owners = {task for task in tasks if task is not None}
+        ended = [self._sending[i] for i in transfer_ids if i in self._sending]
+        for sending in ended:
+            sending.ended_by = cause
+        owners = {sending.task for sending in ended if sending.task is not None}
         for task in owners:
             task.cancel()
         if owners:
@@ -188,7 +193,7 @@ class PrefillService(PrefillServicer):
         reason = refusal(request, mine)
         if reason:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
-        await self._cancel(self._leases.void(_tenant(request)))
+        await self._cancel(self._leases.void(_tenant(request)), Cause.PEER_LOST)
         return pb.HelloReply(
             node=mine,
             ranks=[
@@ -202,7 +207,7 @@ class PrefillService(PrefillServicer):
         self, request: pb.TransferIds, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.TransferIds:
         ended = self._leases.release(_tenant(request), request.ids)
-        await self._cancel(ended)
+        await self._cancel(ended, Cause.CANCELLED)
         return pb.TransferIds(ids=ended)
 
     async def Renew(
@@ -227,7 +232,7 @@ class PrefillService(PrefillServicer):
             expired = self._leases.expire()
             if expired:
                 log.warning("transfers %s were not renewed: released", expired)
-                await self._cancel(expired)
+                await self._cancel(expired, Cause.LEASE)
 
 
 def _tenant(

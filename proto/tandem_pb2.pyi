@@ -364,16 +364,18 @@ class StatusReply(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., model: _Optional[_Union[ModelCard, _Mapping]] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[RefusedPeer, _Mapping]]] = ...) -> None: ...
 
 class RefusedPeer(_message.Message):
-    __slots__ = ("address", "node_id", "epoch", "reason")
+    __slots__ = ("address", "node_id", "epoch", "reason", "cause")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
     address: str
     node_id: str
     epoch: int
     reason: str
-    def __init__(self, address: _Optional[str] = ..., node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    cause: str
+    def __init__(self, address: _Optional[str] = ..., node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., reason: _Optional[str] = ..., cause: _Optional[str] = ...) -> None: ...
 
 class Introduction(_message.Message):
     __slots__ = ("protocol_version", "capabilities", "node_id", "epoch", "fingerprint", "tensor_parallel_size", "block_size", "kv_dtype")
@@ -491,10 +493,12 @@ class OpenDone(_message.Message):
     def __init__(self, bytes: _Optional[int] = ..., compute_seconds: _Optional[float] = ..., exposed_seconds: _Optional[float] = ...) -> None: ...
 
 class OpenFailed(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "cause")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    cause: str
+    def __init__(self, reason: _Optional[str] = ..., cause: _Optional[str] = ...) -> None: ...
 
 class TransferIds(_message.Message):
     __slots__ = ("node_id", "epoch", "ids")

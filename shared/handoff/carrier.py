@@ -15,12 +15,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..causes import Cause
 from ..errors import TransferError
 from .greeting import PeerKey
 
 
 class PeerGoneError(TransferError):
     """There is no live connection to this peer."""
+
+    cause = Cause.PEER_LOST
 
 
 @dataclass(frozen=True, slots=True)

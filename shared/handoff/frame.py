@@ -25,6 +25,7 @@ from enum import IntEnum
 
 import xxhash
 
+from ..causes import Cause
 from ..errors import TransferError
 
 VERSION = 1
@@ -46,9 +47,13 @@ _RELEASE = struct.Struct("<I")
 class FrameError(TransferError):
     """A message is not a frame of this protocol."""
 
+    cause = Cause.FRAME
+
 
 class ChecksumError(FrameError):
     """A frame's bytes are not those that were sent."""
+
+    cause = Cause.CHECKSUM
 
 
 class Kind(IntEnum):
