@@ -13,6 +13,7 @@ from ..shared.errors import PeerRefusedError, TransferError
 from ..shared.handoff.canary import Difference, canary_prompt
 from ..shared.handoff.messages import Compare, Compared, ReceiveFailed
 from ..shared.handoff.uninterrupted import uninterrupted
+from ..shared.tracing import step
 from .peer import Peer
 from .receiving import ReceivingNode
 
@@ -33,8 +34,9 @@ class Canary:
         """Raises ``PeerRefusedError`` when the two compute other KV, ``TransferError`` when that
         could not be found out."""
         try:
-            async with asyncio.timeout(CANARY_SECONDS):
-                await self._check(peer)
+            with step("canary", address=peer.address):
+                async with asyncio.timeout(CANARY_SECONDS):
+                    await self._check(peer)
         except TimeoutError:
             raise TransferError(
                 f"{peer.address}: the canary took longer than {CANARY_SECONDS:g} s",

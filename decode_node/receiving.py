@@ -30,6 +30,7 @@ from ..shared.handoff.messages import Expect, Expecting, Received, ReceiveFailed
 from ..shared.handoff.transfer import DecodeState, decode_life
 from ..shared.handoff.uninterrupted import uninterrupted
 from ..shared.node.engine import NodeEngine, NodeIdentity
+from ..shared.tracing import current, metadata
 from .peer import Peer, PeerLostError, calling
 
 
@@ -87,9 +88,9 @@ class _Receiving:
             await self._until(lambda: self._greeted == parts)
             self._open()
             await self._until(lambda: self._filled == parts)
-            self._life.enter(DecodeState.VERIFYING)
+            self._enter(DecodeState.VERIFYING)
             await self._compare_counts()
-            self._life.enter(DecodeState.COMMITTED)
+            self._enter(DecodeState.COMMITTED)
             if self._account is not None:
                 tokens = len(self._sequence.prompt) - 1 - self._sequence.computed
                 self._peer.link.moved(tokens, self._account)
@@ -144,10 +145,10 @@ class _Receiving:
             ranks=self._node.engine.world_size,
             kv_dtype=self._node.engine.kv_dtype,
         )
-        self._life.enter(DecodeState.OPENING)
+        self._enter(DecodeState.OPENING)
         self._peer.trust.begin(self._attempt.transfer_id)
         with calling():
-            self._call = self._peer.stub.Open(request)
+            self._call = self._peer.stub.Open(request, metadata=metadata(current()))
         self._listener = asyncio.create_task(_listen(self._call, self._attempt.news))
 
     async def _compare_counts(self) -> None:
@@ -170,7 +171,11 @@ class _Receiving:
         await self._node.inbox.close(self._attempt, sending=False)
         self._peer.trust.end(self._attempt.transfer_id)
         if not self._life.over:
-            self._life.enter(DecodeState.FAILED)
+            self._enter(DecodeState.FAILED)
+
+    def _enter(self, state: DecodeState) -> None:
+        if self._life.enter(state):
+            current().event(state.value)
 
     # ---- news --------------------------------------------------------------------------------
 
@@ -214,14 +219,14 @@ class _Receiving:
             self._greeted += 1
         elif isinstance(news, Received):
             # The bytes may be faster than the word that they were coming.
-            self._life.enter(DecodeState.RECEIVING)
+            self._enter(DecodeState.RECEIVING)
             self._filled += 1
             self._bytes += news.bytes
         elif isinstance(news, pb.OpenEvent):
             self._hear(news)
 
     def _hear(self, event: pb.OpenEvent) -> None:
-        self._life.enter(DecodeState.RECEIVING)
+        self._enter(DecodeState.RECEIVING)
         self._life.progress()
         if event.HasField("failed"):
             cause = Cause(event.failed.cause)

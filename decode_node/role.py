@@ -38,7 +38,7 @@ class DecodeRole:
             reply.refused.extend(self._peers.refused)
             return reply
 
-        self._service = DecodeService(frame.engine, frame.identity, transfers, status)
+        self._service = DecodeService(frame.engine, frame.identity, transfers, status, frame.tracer)
         add_DecodeServicer_to_server(self._service, server)
 
     def background(self) -> list[Coroutine[Any, Any, None]]:

@@ -14,6 +14,8 @@ from ..proto import tandem_pb2 as pb
 from ..shared.engine.sequence import Sequence
 from ..shared.errors import TransferError
 from ..shared.node.metrics import NodeMetrics
+from ..shared.telemetry import within
+from ..shared.tracing import step
 from .estimate import Here, There, why_local
 from .peer import PeerLostError
 from .peers import Peers
@@ -61,11 +63,9 @@ class Transfers:
         self._metrics.live_transfers.set(self._live)
         try:
             for number, candidate in enumerate(usable):
-                try:
-                    await self._attempt(sequence, transfer_id, number, candidate)
-                except TransferError as error:
-                    reason = str(error)
-                    log.warning("transfer %d attempt %d: %s", transfer_id, number, error)
+                with within(transfer_id=str(transfer_id), attempt=str(number + 1)):
+                    reason = await self._tried(sequence, transfer_id, number, candidate)
+                if reason:
                     continue
                 core.scheduler.commit_received(sequence, reserved, end)
                 core.wake()
@@ -125,13 +125,35 @@ class Transfers:
         self._engine.core.wake()
         return Outcome(reason=reason)
 
+    async def _tried(
+        self, sequence: Sequence, transfer_id: int, number: int, candidate: pb.PrefillCandidate
+    ) -> str:
+        """Why the attempt failed; empty when it did not."""
+        try:
+            await self._attempt(sequence, transfer_id, number, candidate)
+        except TransferError as error:
+            log.warning("attempt %d at transfer %d failed: %s", number + 1, transfer_id, error)
+            return str(error) or type(error).__name__
+        return ""
+
     async def _attempt(
         self, sequence: Sequence, transfer_id: int, number: int, candidate: pb.PrefillCandidate
     ) -> None:
         """One try with one node. On return every block is filled and checked; on any exception no
         rank writes them any more."""
-        with self._metrics.transfers.attempt(number) as record:
+        tokens = len(sequence.prompt) - 1 - sequence.computed
+        with (
+            step(
+                "transfer",
+                transfer_id=str(transfer_id),
+                attempt=number + 1,
+                node=candidate.node_id,
+                tokens=tokens,
+            ) as span,
+            self._metrics.transfers.attempt(number) as record,
+        ):
             peer = await self._peers.meet(candidate)
+            span.event("greeted")
             try:
                 receipt = await self._node.receive(sequence, peer, transfer_id, number)
             except PeerLostError:

@@ -22,6 +22,7 @@ from ..shared.handoff.messages import LayerReady, OpenSend, SendFailed, SendFini
 from ..shared.handoff.parts import parts_of
 from ..shared.handoff.transfer import PrefillState, prefill_life
 from ..shared.node.engine import NodeEngine
+from .trace import SendingTrace
 
 # How often a decode node hears of us: a queue or a long chunk is silent, a dead node too.
 PULSE_SECONDS = 1.0
@@ -73,6 +74,7 @@ class Sending:
         self._confirmed = 0
         self._bytes = 0
         self._exposed = 0.0
+        self._trace = SendingTrace()
 
     @property
     def state(self) -> PrefillState:
@@ -84,6 +86,7 @@ class Sending:
         queued = core.scheduler.queued_prefill_tokens
         key = (self.request.transfer_id, self.request.attempt)
         core.stream(self._sequence, key, self._start_sending)
+        self._trace.queued(queued)
         core.submit(self._sequence, self._on_step)
         return queued
 
@@ -99,6 +102,7 @@ class Sending:
                 self._computed(news)
             computed = pb.OpenProgress(computed_tokens=self._sequence.computed)
             yield pb.OpenEvent(progress=computed)
+        self._trace.confirmed(self._bytes, self._exposed)
         yield pb.OpenEvent(
             done=pb.OpenDone(
                 bytes=self._bytes,
@@ -116,6 +120,7 @@ class Sending:
         core.scheduler.release_held(self._sequence)
         core.wake()
         self._life.enter(PrefillState.RELEASED)
+        self._trace.over()
 
     async def _next(self) -> object:
         """What happened, or ``None`` when it is time for a sign of life."""
@@ -135,6 +140,7 @@ class Sending:
         request, sequence = self.request, self._sequence
         self._started_at = time.monotonic()
         self._life.enter(PrefillState.RUNNING)
+        self._trace.started(sequence.computed)
         for part in self._parts:
             opening = OpenSend(
                 transfer_id=request.transfer_id,
@@ -167,6 +173,7 @@ class Sending:
     def _on_step(self, output: StepOutput) -> None:
         if output.finish_reason is FinishReason.COMPUTED:
             self._computed_at = time.monotonic()
+            self._trace.computed()
         self._attempt.news.put_nowait(_Step(output.finish_reason))
 
     def _computed(self, step: _Step) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -29,9 +30,12 @@ from ..shared.handoff.inbox import Inbox
 from ..shared.handoff.lease import LeaseTable, Tenant
 from ..shared.handoff.peer import introduction, refusal
 from ..shared.handoff.uninterrupted import uninterrupted
+from ..shared.node.calls import serving_call
 from ..shared.node.engine import NodeEngine, NodeIdentity
 from ..shared.node.metrics import NodeMetrics
 from ..shared.node.transfer_metrics import AttemptRecord
+from ..shared.telemetry import working_on
+from ..shared.tracing import NO_TRACER, Tracer
 from .sending import Sending
 
 log = logging.getLogger("tandem.prefill")
@@ -48,6 +52,7 @@ class PrefillService(PrefillServicer):
         metrics: NodeMetrics,
         status: Callable[[], pb.StatusReply],
         config: HandoffConfig,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self._engine = engine
         self._identity = identity
@@ -55,6 +60,7 @@ class PrefillService(PrefillServicer):
         self._metrics = metrics
         self._status = status
         self._config = config
+        self._tracer = tracer
         self._leases = LeaseTable(config.lease_seconds, time.monotonic)
         metrics.count_leases = lambda: len(self._leases)
         self._sending: dict[int, Sending] = {}
@@ -70,6 +76,23 @@ class PrefillService(PrefillServicer):
     async def Open(
         self, request: pb.OpenRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.OpenEvent]:
+        working_on(transfer_id=str(request.transfer_id), attempt=str(request.attempt + 1))
+        with serving_call(
+            self._tracer,
+            "Prefill.Open",
+            context,
+            node=self._identity.node_id,
+            transfer_id=str(request.transfer_id),
+            attempt=request.attempt + 1,
+            tokens=request.end_token - request.first_token,
+        ):
+            async with aclosing(self._attempt(request, context)) as events:
+                async for event in events:
+                    yield event
+
+    async def _attempt(
+        self, request: pb.OpenRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[pb.OpenEvent, None]:
         await self._check(request, context)
         sending = self._accept(request)
         record = AttemptRecord(request.attempt)

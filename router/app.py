@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ..shared.errors import OverloadedError, UnavailableError
-from ..shared.telemetry import logger
+from ..shared.telemetry import logger, working_on
+from ..shared.tracing import NO_TRACER, Tracer, Value, serving
 from .answer import fold
 from .bodies import BodyBudget
 from .chat_answer import ChatAnswer
@@ -48,12 +49,18 @@ class App:
     """An ASGI application. ``draining`` turns /ready off; ``abort`` ends what still runs."""
 
     def __init__(
-        self, options: RouterOptions, nodes: NodeTable, registry: Registry, metrics: Metrics
+        self,
+        options: RouterOptions,
+        nodes: NodeTable,
+        registry: Registry,
+        metrics: Metrics,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self._options = options
         self._nodes = nodes
         self._registry = registry
         self._metrics = metrics
+        self._tracer = tracer
         self._keys = [hashlib.sha256(key.encode()).digest() for key in options.api_keys]
         self._parsers = ThreadPoolExecutor(PARSER_THREADS, thread_name_prefix="parse")
         self._work: set[asyncio.Task[None]] = set()
@@ -74,6 +81,7 @@ class App:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange = Exchange(scope, receive, send, self._options)
+        working_on(request_id=exchange.request_id)
         try:
             handler = self._route(exchange)
             await handler(exchange)
@@ -189,11 +197,15 @@ class App:
                 "again later."
             )
         self._active += 1
+        traceparent = exchange.header(b"traceparent").decode("latin-1")
+        about = {"request_id": exchange.request_id, "route": exchange.path}
         try:
-            with self._bodies.share() as share:
-                generation = await self._parse(await exchange.body(share), parse)
-            answer = words(generation, int(time.time()))
-            await self._unless_gone(exchange, self._answer(exchange, generation, answer))
+            with serving(self._tracer, "request", traceparent, **about) as span:
+                with self._bodies.share() as share:
+                    generation = await self._parse(await exchange.body(share), parse)
+                span.set(**_described(generation))
+                answer = words(generation, int(time.time()))
+                await self._unless_gone(exchange, self._answer(exchange, generation, answer))
         finally:
             self._active -= 1
 
@@ -264,6 +276,18 @@ async def _timed(items: Any, timed: RequestMetrics) -> Any:
         elif isinstance(item, Done):
             timed.done(item)
         yield item
+
+
+def _described(generation: Generation) -> dict[str, Value]:
+    """What the request's span says of it; none of its words."""
+    return {
+        "answer_id": generation.request_id,
+        "model": generation.model.name,
+        "prompts": len(generation.prompts),
+        "prompt_tokens": sum(len(prompt.tokens) for prompt in generation.prompts),
+        "choices": generation.choices,
+        "stream": generation.stream,
+    }
 
 
 def _basic_password(encoded: bytes) -> bytes:

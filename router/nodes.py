@@ -15,6 +15,7 @@ import grpc
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import DecodeStub
 from ..shared.telemetry import logger
+from ..shared.tracing import Metadata
 from .placement import NodeView
 
 log = logger("router")
@@ -84,11 +85,11 @@ class Node:
             prefill_tokens_per_second=self.load.prefill_tokens_per_second,
         )
 
-    def generate(self, request: pb.GenerateRequest, timeout: float) -> Any:
+    def generate(self, request: pb.GenerateRequest, timeout: float, metadata: Metadata) -> Any:
         """Start a call; give it back with ``done``."""
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)
-        call = DecodeStub(self._channel).Generate(request, timeout=timeout)
+        call = DecodeStub(self._channel).Generate(request, timeout=timeout, metadata=metadata)
         self._calls.add(call)
         self.inflight += 1
         return call

@@ -21,14 +21,19 @@ def option(
     choices: tuple[str, ...] | None = None,
     minimum: float | None = None,
     maximum: float | None = None,
+    environment: tuple[str, ...] = (),
 ) -> Any:
-    """A dataclass field that is also a flag; of ``flags``, the first is its name."""
+    """A dataclass field that is also a flag; of ``flags``, the first is its name.
+
+    ``environment`` are variables beside ``TANDEM_...``, which goes first.
+    """
     metadata = {
         "flags": flags.split(),
         "help": help,
         "choices": choices,
         "minimum": minimum,
         "maximum": maximum,
+        "environment": environment,
     }
     return field(default=default, metadata=metadata)
 
@@ -211,6 +216,25 @@ class HandoffConfig:
     def kv_port_of(self, rank: int) -> int:
         """The first of the two ports, bulk and control, of a rank; 0: any."""
         return self.kv_port and self.kv_port + 2 * rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class TelemetryConfig:
+    """What a process tells of its work, beside its metrics."""
+
+    log_format: str = option(
+        "text",
+        "--log-format",
+        "Lines of the log: for people, or for programs.",
+        choices=("text", "json"),
+    )
+    otlp_endpoint: str | None = option(
+        None,
+        "--otlp-endpoint",
+        "OpenTelemetry collector that gets a trace of each request, such as "
+        "http://127.0.0.1:4318 (default: none). Needs the extra 'otel'.",
+        environment=("OTEL_EXPORTER_OTLP_ENDPOINT",),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

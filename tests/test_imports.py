@@ -29,6 +29,7 @@ ALLOWED = {
         "shared.config",
         "shared.errors",
         "shared.telemetry",
+        "shared.tracing",
     ),
 }
 WEB = ("fastapi", "uvicorn", "starlette", "grpc", "prometheus_client")

@@ -22,6 +22,7 @@ from ..config import EngineConfig, HandoffConfig, NodeConfig
 from ..errors import StartupError, UsageError
 from ..handoff.epoch import new_epoch
 from ..handoff.inbox import Inbox
+from ..tracing import NO_TRACER, Tracer
 from .engine import NodeEngine, NodeIdentity, fingerprint_text, start_engine
 from .metrics import NodeMetrics
 from .probe import ProbeServer
@@ -71,6 +72,7 @@ class NodeFrame:
     metrics: NodeMetrics
     handoff: HandoffConfig
     status: Callable[[], pb.StatusReply]
+    tracer: Tracer
 
 
 async def run_node(
@@ -80,12 +82,13 @@ async def run_node(
     node: NodeConfig,
     *,
     on_ready: Callable[[str], None] = lambda address: None,
+    tracer: Tracer = NO_TRACER,
 ) -> None:
     """Run until SIGTERM or SIGINT. Raises ``StartupError`` when it cannot start, or when the ranks
     are lost: a supervisor starts the node again."""
     check_exposure(handoff, role.listens, node)
     routers = node.routers  # a wrong --join is refused before anything starts
-    identity = NodeIdentity(node.node_id or _default_id(role), new_epoch())
+    identity = NodeIdentity(named(node, role).node_id or "", new_epoch())
     life = _Life()
     _catch_signals(life.stop)
     # A taken port is known before the model is loaded, and the probes answer meanwhile.
@@ -97,9 +100,8 @@ async def run_node(
         async with _engine(engine_config, handoff, identity, role, life) as (engine, inbox):
             metrics = NodeMetrics(engine.core, inbox.stats)
             described = _Description(role, engine, identity, metrics, address, node)
-            role.register(
-                server, NodeFrame(engine, identity, inbox, metrics, handoff, described.status)
-            )
+            frame = NodeFrame(engine, identity, inbox, metrics, handoff, described.status, tracer)
+            role.register(server, frame)
             await server.start()
             registrations = [
                 Registration(router, described.join, metrics.samples, life.end, life.stop.set)
@@ -299,9 +301,14 @@ def _catch_signals(stop: asyncio.Event) -> None:
         loop.add_signal_handler(number, stop.set)
 
 
-def _default_id(role: NodeRole) -> str:
-    kind = "prefill" if role.role == pb.ROLE_PREFILL else "decode"
-    return f"{kind}-{socket.gethostname()}-{secrets.token_hex(3)}"
+def kind_of(role: NodeRole) -> str:
+    return "prefill" if role.role == pb.ROLE_PREFILL else "decode"
+
+
+def named(node: NodeConfig, role: NodeRole) -> NodeConfig:
+    """The same with a name, if it had none."""
+    made_up = f"{kind_of(role)}-{socket.gethostname()}-{secrets.token_hex(3)}"
+    return replace(node, node_id=node.node_id or made_up)
 
 
 def with_host(handoff: HandoffConfig, host: str) -> HandoffConfig:

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from ..causes import Cause
 from ..errors import OverloadedError, PeerRefusedError, TransferError
 from ..handoff.connections import NONE
+from ..tracing import current
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 # The third attempt and those after it share a label.
@@ -103,7 +104,13 @@ class TransferMetrics:
             self.count(record)
 
     def count(self, record: AttemptRecord) -> None:
-        """The attempt is over."""
+        """The attempt is over: its span says the same as the metrics."""
+        current().set(
+            outcome=record.outcome,
+            cause=record.cause,
+            carrier=record.carrier,
+            bytes=record.bytes,
+        )
         shown = record.number + 1
         which = record.carrier, str(shown) if shown < MAX_NUMBER else f"{MAX_NUMBER}+"
         self._attempts.labels(record.outcome, record.cause, *which).inc()
