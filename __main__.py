@@ -307,6 +307,33 @@ def drain_node(registry: str, node: str) -> None:
     click.echo(f"{node} takes no more work, and ends when it has finished what it has")
 
 
+@cli.command("doctor")
+@click.argument("url")
+@click.option(
+    "--router",
+    "registry",
+    envvar="TANDEM_ROUTER",
+    help="Registry of the router, host:port (default: port 8001 of URL's host).",
+)
+@click.option("--json", "as_json", is_flag=True, help="Everything, for programs.")
+def doctor(url: str, registry: str | None, as_json: bool) -> None:
+    """Ask the router at URL, its nodes and every way between them what is wrong.
+
+    Each decode node greets each prefill node, connects to its data ports and compares a short
+    prompt's KV with its own. Exit status: 0 all well, 1 something is wrong, 2 wrong usage.
+    """
+    from .router import doctor as report
+    from .router.findings import findings
+    from .router.survey import survey
+
+    (registry,) = split_addresses("--router", registry or f"{report.host_of(url)}:8001")
+    seen = survey(url.rstrip("/"), registry)
+    found = findings(seen)
+    click.echo(report.as_json(seen, found) if as_json else report.as_text(seen, found))
+    if any(finding.wrong for finding in found):
+        sys.exit(1)
+
+
 def _greet(address: str, registry: str, config: ServeConfig) -> None:
     click.echo(f"Tandem is ready: {address}  (chat page, and OpenAI's API under /v1)")
     body = '{"messages": [{"role": "user", "content": "Hello! Who are you?"}]}'
@@ -315,6 +342,7 @@ def _greet(address: str, registry: str, config: ServeConfig) -> None:
     )
     click.echo(f"Logs: {Path(config.log_dir).resolve()}. Ctrl-C ends everything.")
     click.echo(f"Parts: tandem nodes --router {registry}")
+    click.echo(f"Check: tandem doctor {address} --router {registry}")
 
 
 def _interrupt(number: int, frame: Any) -> None:

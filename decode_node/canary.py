@@ -30,28 +30,33 @@ class Canary:
             node.engine.spec.vocab_size, self._core.scheduler.max_model_len
         )
 
-    async def check(self, peer: Peer) -> None:
-        """Raises ``PeerRefusedError`` when the two compute other KV, ``TransferError`` when that
-        could not be found out."""
+    @property
+    def tokens(self) -> int:
+        """How many tokens' KV a canary moves."""
+        return len(self._prompt) - 1
+
+    async def check(self, peer: Peer) -> int:
+        """The bytes that were moved for it. Raises ``PeerRefusedError`` when the two compute other
+        KV, ``TransferError`` when that could not be found out."""
         try:
             with step("canary", address=peer.address):
                 async with asyncio.timeout(CANARY_SECONDS):
-                    await self._check(peer)
+                    return await self._check(peer)
         except TimeoutError:
             raise TransferError(
                 f"{peer.address}: the canary took longer than {CANARY_SECONDS:g} s",
                 cause=Cause.CANARY,
             ) from None
 
-    async def _check(self, peer: Peer) -> None:
-        end = len(self._prompt) - 1
+    async def _check(self, peer: Peer) -> int:
+        end = self.tokens
         ours, theirs = self._sequence(end), self._sequence(None)
         reserved = self._core.reserve(theirs, end)
         if reserved is None:
             raise TransferError("no free blocks for a canary", cause=Cause.NO_BLOCKS)
         try:
             computed = self._compute(ours)
-            await self._node.receive(theirs, peer, secrets.randbits(63), 0)
+            receipt = await self._node.receive(theirs, peer, secrets.randbits(63), 0)
             await computed
             worst = await self._compare(ours, theirs, end, peer.kv_dtype)
         finally:
@@ -67,6 +72,7 @@ class Canary:
                 f"the same weights and version",
                 cause=Cause.CANARY,
             )
+        return receipt.bytes
 
     def _formats(self, peer: Peer) -> str:
         return " and ".join(dict.fromkeys((self._node.engine.kv_dtype, peer.kv_dtype)))

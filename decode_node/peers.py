@@ -46,7 +46,7 @@ class Peers:
         self,
         engine: NodeEngine,
         identity: NodeIdentity,
-        vet: Callable[[Peer], Awaitable[None]],
+        vet: Callable[[Peer], Awaitable[object]],
         metrics: NodeMetrics,
     ) -> None:
         self._engine = engine
@@ -66,12 +66,22 @@ class Peers:
 
         Raises ``TransferError``; ``PeerRefusedError`` for a node with which no transfer can work.
         """
-        async with self._locks.setdefault(candidate.address, asyncio.Lock()):
-            peer = await self._greeted(candidate)
+        peer = await self.greet(candidate)
         if peer not in self._canaries:
             self._canaries[peer] = asyncio.create_task(self._sing(peer))
         await self._vetted(peer, self._canaries[peer])
         return peer
+
+    async def greet(self, candidate: pb.PrefillCandidate) -> Peer:
+        """The greeted peer, whose canary may not have passed yet. Raises like ``meet``."""
+        async with self._locks.setdefault(candidate.address, asyncio.Lock()):
+            return await self._greeted(candidate)
+
+    async def held(self, peer: Peer) -> list[int]:
+        """The transfers that the peer keeps for this node. Raises ``TransferError``."""
+        me = pb.LiveRequest(node_id=self._identity.node_id, epoch=self._identity.epoch)
+        with calling():
+            return list((await peer.stub.Live(me, timeout=HELLO_SECONDS)).ids)
 
     @property
     def refused(self) -> list[pb.RefusedPeer]:
@@ -217,10 +227,8 @@ class Peers:
             peer.link.answered(time.monotonic() - asked_at)
 
     async def _free_orphans(self, peer: Peer) -> None:
-        me = pb.LiveRequest(node_id=self._identity.node_id, epoch=self._identity.epoch)
         with contextlib.suppress(TransferError), calling():
-            held = await peer.stub.Live(me, timeout=HELLO_SECONDS)
-            orphans = peer.trust.orphans(held.ids)
+            orphans = peer.trust.orphans(await self.held(peer))
             if orphans:
                 log.warning("%s holds transfers %s that ended here", peer.address, orphans)
                 await peer.stub.Release(self._ids(orphans), timeout=HELLO_SECONDS)

@@ -22,6 +22,7 @@ from ..shared.handoff.uninterrupted import uninterrupted
 from ..shared.node.calls import serving_call
 from ..shared.node.engine import NodeEngine, NodeIdentity
 from ..shared.tracing import NO_TRACER, Tracer
+from .examine import Examiner
 from .sampling import params_from_wire
 from .trace import AnswerTrace
 from .transfers import Outcome, Transfers
@@ -47,12 +48,14 @@ class DecodeService(DecodeServicer):
         engine: NodeEngine,
         identity: NodeIdentity,
         transfers: Transfers,
+        examiner: Examiner,
         status: Callable[[], pb.StatusReply],
         tracer: Tracer = NO_TRACER,
     ) -> None:
         self._engine = engine
         self._identity = identity
         self._transfers = transfers
+        self._examiner = examiner
         self._status = status
         self._tracer = tracer
         self.requests = 0
@@ -104,6 +107,14 @@ class DecodeService(DecodeServicer):
         self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.StatusReply:
         return self._status()
+
+    async def Examine(
+        self, request: pb.ExamineRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ExamineReply:
+        if self._examiner.busy:
+            busy = "this node is being examined by somebody else; ask again soon"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, busy)
+        return pb.ExamineReply(pairs=await self._examiner.examine(request.prefill))
 
     async def _admit(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ..shared.errors import OverloadedError, UnavailableError
 from ..shared.telemetry import logger, working_on
 from ..shared.tracing import NO_TRACER, Tracer, Value, serving
+from ..shared.version import version
 from .answer import fold
 from .bodies import BodyBudget
 from .chat_answer import ChatAnswer
@@ -168,7 +168,7 @@ class App:
         await exchange.json(200, {"status": "ready"})
 
     async def _version(self, exchange: Exchange) -> None:
-        await exchange.json(200, {"version": _version()})
+        await exchange.json(200, {"version": version()})
 
     async def _show_metrics(self, exchange: Exchange) -> None:
         await exchange.answer(200, self._metrics.render(), CONTENT_TYPE)
@@ -295,10 +295,3 @@ def _basic_password(encoded: bytes) -> bytes:
         return base64.b64decode(encoded, validate=True).partition(b":")[2]
     except ValueError:
         return b""
-
-
-def _version() -> str:
-    try:
-        return metadata.version("tandem-llm")
-    except metadata.PackageNotFoundError:
-        return "0.1.0"

@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from importlib import metadata
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -23,6 +22,7 @@ from opentelemetry.trace import Tracer as Begins
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from .tracing import TRACEPARENT, Span, Value
+from .version import version
 
 log = logging.getLogger("tandem.tracing")
 
@@ -144,14 +144,10 @@ def _named(attributes: dict[str, Value]) -> dict[str, Value]:
 
 
 def _resource(role: str, node_id: str) -> Resource:
-    try:
-        version = metadata.version("tandem-llm")
-    except metadata.PackageNotFoundError:
-        version = "unknown"
     return Resource.create(
         {
             "service.name": f"tandem-{role}",
             "service.instance.id": node_id,
-            "service.version": version,
+            "service.version": version(),
         }
     )

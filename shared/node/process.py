@@ -23,6 +23,7 @@ from ..errors import StartupError, UsageError
 from ..handoff.epoch import new_epoch
 from ..handoff.inbox import Inbox
 from ..tracing import NO_TRACER, Tracer
+from ..version import version
 from .engine import NodeEngine, NodeIdentity, fingerprint_text, start_engine
 from .metrics import NodeMetrics
 from .probe import ProbeServer
@@ -184,6 +185,7 @@ class _Description:
             address=self._address,
             model=self._card,
             load=self._metrics.load(),
+            version=version(),
         )
 
     def status(self) -> pb.StatusReply:
@@ -196,6 +198,7 @@ class _Description:
             load=self._metrics.load(),
             model=self._card,
             metrics=self._metrics.samples(),
+            version=version(),
         )
 
 
