@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ from .shared.config import (
     NodeConfig,
     RouterConfig,
     ServeConfig,
+    TelemetryConfig,
     split_addresses,
 )
 from .shared.errors import (
@@ -34,6 +37,7 @@ from .shared.options import command_options, fill, to_arguments
 
 if TYPE_CHECKING:
     from .shared.node.launch import Cluster
+    from .shared.tracing import Tracer
 
 Values = dict[str, Any]
 
@@ -74,15 +78,22 @@ def command(name: str, *configs: type, model: bool = True) -> Callable[[Any], cl
     return wrap
 
 
-@command("router", RouterConfig, model=False)
+def _telemetry(values: Values, role: str, node_id: str) -> Tracer:
+    """Logs as they were asked for; the tracer is to be closed last."""
+    from .shared.telemetry import setup_logging
+    from .shared.tracing import start_tracer
+
+    config = fill(TelemetryConfig, values)
+    setup_logging(config.log_format, role=role, node_id=node_id)
+    return start_tracer(config.otlp_endpoint, role, node_id)
+
+
+@command("router", RouterConfig, TelemetryConfig, model=False)
 def router(values: Values) -> None:
     """Start a router: HTTP in, tokens out. The nodes that join bring the model."""
     from .router.options import RouterOptions
     from .router.server import Router, run_router
     from .shared.node.lifeline import announce, follow_launcher
-    from .shared.telemetry import setup_logging
-
-    setup_logging()
 
     def ready(router: Router) -> None:
         follow_launcher()
@@ -92,28 +103,29 @@ def router(values: Values) -> None:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await run_router(fill(RouterOptions, values), stop, ready)
+        await run_router(fill(RouterOptions, values), stop, ready, tracer)
 
-    asyncio.run(run())
+    with closing(_telemetry(values, "router", f"router-{socket.gethostname()}")) as tracer:
+        asyncio.run(run())
 
 
 def _run_node(role: Any, values: Values) -> None:
     from .shared.node.lifeline import announce, follow_launcher
-    from .shared.node.process import run_node, with_host
-    from .shared.telemetry import setup_logging
+    from .shared.node.process import kind_of, named, run_node, with_host
 
-    setup_logging()
-    node = fill(NodeConfig, values)
+    node = named(fill(NodeConfig, values), role)
     handoff = with_host(fill(HandoffConfig, values), node.host)
 
     def ready(address: str) -> None:
         follow_launcher()
         announce({"address": address})
 
-    asyncio.run(run_node(role, fill(EngineConfig, values), handoff, node, on_ready=ready))
+    engine = fill(EngineConfig, values)
+    with closing(_telemetry(values, f"{kind_of(role)}-node", node.node_id or "")) as tracer:
+        asyncio.run(run_node(role, engine, handoff, node, on_ready=ready, tracer=tracer))
 
 
-@command("prefill-node", NodeConfig, EngineConfig, HandoffConfig)
+@command("prefill-node", NodeConfig, EngineConfig, HandoffConfig, TelemetryConfig)
 def prefill_node(values: Values) -> None:
     """Start a prefill node: it computes the KV cache of prompts and ships it."""
     from .prefill_node.role import PrefillRole
@@ -121,7 +133,7 @@ def prefill_node(values: Values) -> None:
     _run_node(PrefillRole(), values)
 
 
-@command("decode-node", NodeConfig, EngineConfig, HandoffConfig)
+@command("decode-node", NodeConfig, EngineConfig, HandoffConfig, TelemetryConfig)
 def decode_node(values: Values) -> None:
     """Start a decode node: continuous batching, fed by prefill nodes or by itself."""
     from .decode_node.role import DecodeRole
@@ -129,7 +141,7 @@ def decode_node(values: Values) -> None:
     _run_node(DecodeRole(), values)
 
 
-@command("serve", ServeConfig, RouterConfig, EngineConfig, HandoffConfig)
+@command("serve", ServeConfig, RouterConfig, EngineConfig, HandoffConfig, TelemetryConfig)
 def serve(values: Values) -> None:
     """Serve MODEL: start the parts, wait until they are ready, and end them on Ctrl-C."""
     config = fill(ServeConfig, values)
@@ -191,10 +203,12 @@ def _start_parts(
     # Nodes that all took every core would wait for each other's threads.
     threads = engine.threads or share_of_cores(len(kinds) * engine.world_size)
     secrets = {"TANDEM_API_KEY": front.api_key} if front.api_key else {}
-    arguments = to_arguments(replace(front, api_key=None))
+    told = to_arguments(fill(TelemetryConfig, values))
+    arguments = [*to_arguments(replace(front, api_key=None)), *told]
     ports = cluster.wait_ready(cluster.start("router", ["router", *arguments], **secrets), deadline)
     registry = f"127.0.0.1:{ports['registry']}"
     shared = [
+        *told,
         *to_arguments(replace(engine, threads=threads)),
         f"--join={registry}",
         f"--drain-timeout={front.drain_timeout}",
@@ -213,7 +227,9 @@ def _start_parts(
 
 def _plain_environment() -> dict[str, str]:
     """Ours without the options: the parts get theirs as flags, and must not read ours again."""
-    options = {item.envvar for made in cli.commands.values() for item in made.params}
+    given = [item.envvar for made in cli.commands.values() for item in made.params]
+    lists = [[names] if isinstance(names, str) else names or () for names in given]
+    options = {name for names in lists for name in names}
     return {name: value for name, value in os.environ.items() if name not in options}
 
 
@@ -293,6 +309,33 @@ def drain_node(registry: str, node: str) -> None:
     click.echo(f"{node} takes no more work, and ends when it has finished what it has")
 
 
+@cli.command("doctor")
+@click.argument("url")
+@click.option(
+    "--router",
+    "registry",
+    envvar="TANDEM_ROUTER",
+    help="Registry of the router, host:port (default: port 8001 of URL's host).",
+)
+@click.option("--json", "as_json", is_flag=True, help="Everything, for programs.")
+def doctor(url: str, registry: str | None, as_json: bool) -> None:
+    """Ask the router at URL, its nodes and every way between them what is wrong.
+
+    Each decode node greets each prefill node, connects to its data ports and compares a short
+    prompt's KV with its own. Exit status: 0 all well, 1 something is wrong, 2 wrong usage.
+    """
+    from .router import doctor as report
+    from .router.findings import findings
+    from .router.survey import survey
+
+    (registry,) = split_addresses("--router", registry or f"{report.host_of(url)}:8001")
+    seen = survey(url.rstrip("/"), registry)
+    found = findings(seen)
+    click.echo(report.as_json(seen, found) if as_json else report.as_text(seen, found))
+    if any(finding.wrong for finding in found):
+        sys.exit(1)
+
+
 def _greet(address: str, registry: str, config: ServeConfig) -> None:
     click.echo(f"Tandem is ready: {address}  (chat page, and OpenAI's API under /v1)")
     body = '{"messages": [{"role": "user", "content": "Hello! Who are you?"}]}'
@@ -301,6 +344,7 @@ def _greet(address: str, registry: str, config: ServeConfig) -> None:
     )
     click.echo(f"Logs: {Path(config.log_dir).resolve()}. Ctrl-C ends everything.")
     click.echo(f"Parts: tandem nodes --router {registry}")
+    click.echo(f"Check: tandem doctor {address} --router {registry}")
 
 
 def _interrupt(number: int, frame: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 
+from ..shared.causes import Cause
 from ..shared.engine.plan import SamplingParams
 from ..shared.engine.scheduler import StepOutput
 from ..shared.engine.sequence import FinishReason, Sequence
@@ -12,6 +13,7 @@ from ..shared.errors import PeerRefusedError, TransferError
 from ..shared.handoff.canary import Difference, canary_prompt, coarsest
 from ..shared.handoff.messages import Compare, Compared, ReceiveFailed
 from ..shared.handoff.uninterrupted import uninterrupted
+from ..shared.tracing import step
 from .peer import Peer
 from .receiving import ReceivingNode
 
@@ -28,26 +30,33 @@ class Canary:
             node.engine.spec.vocab_size, self._core.scheduler.max_model_len
         )
 
-    async def check(self, peer: Peer) -> None:
-        """Raises ``PeerRefusedError`` when the two compute other KV, ``TransferError`` when that
-        could not be found out."""
+    @property
+    def tokens(self) -> int:
+        """How many tokens' KV a canary moves."""
+        return len(self._prompt) - 1
+
+    async def check(self, peer: Peer) -> int:
+        """The bytes that were moved for it. Raises ``PeerRefusedError`` when the two compute other
+        KV, ``TransferError`` when that could not be found out."""
         try:
-            async with asyncio.timeout(CANARY_SECONDS):
-                await self._check(peer)
+            with step("canary", address=peer.address):
+                async with asyncio.timeout(CANARY_SECONDS):
+                    return await self._check(peer)
         except TimeoutError:
             raise TransferError(
-                f"{peer.address}: the canary took longer than {CANARY_SECONDS:g} s"
+                f"{peer.address}: the canary took longer than {CANARY_SECONDS:g} s",
+                cause=Cause.CANARY,
             ) from None
 
-    async def _check(self, peer: Peer) -> None:
-        end = len(self._prompt) - 1
+    async def _check(self, peer: Peer) -> int:
+        end = self.tokens
         ours, theirs = self._sequence(end), self._sequence(None)
         reserved = self._core.reserve(theirs, end)
         if reserved is None:
-            raise TransferError("no free blocks for a canary")
+            raise TransferError("no free blocks for a canary", cause=Cause.NO_BLOCKS)
         try:
             computed = self._compute(ours)
-            await self._node.receive(theirs, peer, secrets.randbits(63), 0)
+            receipt = await self._node.receive(theirs, peer, secrets.randbits(63), 0)
             await computed
             worst = await self._compare(ours, theirs, end, coarsest(self._formats(peer)))
         finally:
@@ -60,8 +69,10 @@ class Canary:
                 f"{peer.address} computes other KV than this node for the same prompt: "
                 f"{worst.side} of layer {worst.layer} differs by {worst.largest:.3g}, and "
                 f"{' and '.join(self._formats(peer))} allows {worst.allowed:.3g}; start both "
-                f"nodes with the same weights and version"
+                f"nodes with the same weights and version",
+                cause=Cause.CANARY,
             )
+        return receipt.bytes
 
     def _formats(self, peer: Peer) -> list[str]:
         """What rounds on the way from the prompt to the KV, here and there; each once."""
@@ -97,7 +108,8 @@ class Canary:
     ) -> Difference:
         """The worst difference over all ranks, each of which holds its own heads."""
         if ours.finish_reason is not FinishReason.COMPUTED:
-            raise TransferError(f"this node could not compute the canary: {ours.error}")
+            failed = f"this node could not compute the canary: {ours.error}"
+            raise TransferError(failed, cause=Cause.CANARY)
         inbox, ranks = self._node.inbox, self._node.engine.world_size
         attempt = inbox.open(secrets.randbits(63), 0)
         try:
@@ -120,6 +132,6 @@ class Canary:
 
 def _difference(news: object) -> Difference:
     if isinstance(news, ReceiveFailed):
-        raise TransferError(news.reason)
+        raise TransferError(news.reason, cause=Cause(news.cause))
     assert isinstance(news, Compared)
     return Difference(news.layer, news.side, news.largest, news.allowed)

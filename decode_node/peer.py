@@ -12,6 +12,7 @@ import grpc
 
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import PrefillStub
+from ..shared.causes import Cause
 from ..shared.errors import TransferError
 from ..shared.handoff.lease import LeaseTrust
 from ..shared.handoff.parts import Part
@@ -20,6 +21,8 @@ from .link import Link
 
 class PeerLostError(TransferError):
     """The process behind the address is gone, or is another one: greet again."""
+
+    cause = Cause.PEER_LOST
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +43,13 @@ class Peer:
     sends_windows: bool = False  # and nothing that a layer's window leaves out
 
 
+# A peer that says one of these is well, but does not take the request.
+_ANSWERS = {
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Cause.BUSY,
+    grpc.StatusCode.INVALID_ARGUMENT: Cause.REFUSED,
+}
+
+
 @contextlib.contextmanager
 def calling() -> Iterator[None]:
     """Whatever a call to a peer raises is a ``TransferError``, and a ``PeerLostError`` unless the
@@ -48,8 +58,8 @@ def calling() -> Iterator[None]:
         yield
     except grpc.aio.AioRpcError as error:
         reason = f"{error.code().name}: {error.details()}"
-        if error.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT):
-            raise TransferError(reason) from None
+        if error.code() in _ANSWERS:
+            raise TransferError(reason, cause=_ANSWERS[error.code()]) from None
         raise PeerLostError(reason) from None
     except grpc.aio.UsageError:
         raise PeerLostError("the connection was closed before") from None

@@ -13,6 +13,7 @@ import grpc
 
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import PrefillStub
+from ..shared.causes import Cause
 from ..shared.errors import PeerRefusedError, TransferError
 from ..shared.handoff.lease import LeaseTrust
 from ..shared.handoff.parts import parts_of
@@ -45,7 +46,7 @@ class Peers:
         self,
         engine: NodeEngine,
         identity: NodeIdentity,
-        vet: Callable[[Peer], Awaitable[None]],
+        vet: Callable[[Peer], Awaitable[object]],
         metrics: NodeMetrics,
     ) -> None:
         self._engine = engine
@@ -65,12 +66,22 @@ class Peers:
 
         Raises ``TransferError``; ``PeerRefusedError`` for a node with which no transfer can work.
         """
-        async with self._locks.setdefault(candidate.address, asyncio.Lock()):
-            peer = await self._greeted(candidate)
+        peer = await self.greet(candidate)
         if peer not in self._canaries:
             self._canaries[peer] = asyncio.create_task(self._sing(peer))
         await self._vetted(peer, self._canaries[peer])
         return peer
+
+    async def greet(self, candidate: pb.PrefillCandidate) -> Peer:
+        """The greeted peer, whose canary may not have passed yet. Raises like ``meet``."""
+        async with self._locks.setdefault(candidate.address, asyncio.Lock()):
+            return await self._greeted(candidate)
+
+    async def held(self, peer: Peer) -> list[int]:
+        """The transfers that the peer keeps for this node. Raises ``TransferError``."""
+        me = pb.LiveRequest(node_id=self._identity.node_id, epoch=self._identity.epoch)
+        with calling():
+            return list((await peer.stub.Live(me, timeout=HELLO_SECONDS)).ids)
 
     @property
     def refused(self) -> list[pb.RefusedPeer]:
@@ -131,9 +142,7 @@ class Peers:
             peer = await self._greet(candidate.address)
         except PeerRefusedError as error:
             if candidate.epoch:  # a refusal of "whoever is there" would outlive the process
-                self._refusals.add(
-                    candidate.address, candidate.node_id, candidate.epoch, str(error)
-                )
+                self._refusals.add(candidate.address, candidate.node_id, candidate.epoch, error)
             raise
         self._peers[peer.address] = peer
         self._met.set()
@@ -150,7 +159,7 @@ class Peers:
             outcome = "failed"
             if isinstance(error, PeerRefusedError):
                 outcome = "mismatch"
-                self._refusals.add(peer.address, peer.node_id, peer.epoch, str(error))
+                self._refusals.add(peer.address, peer.node_id, peer.epoch, error)
             log.warning("the canary of %s: %s", peer.address, error)
             self._metrics.canaries.labels(outcome).inc()
             return str(error)
@@ -163,12 +172,13 @@ class Peers:
         """Wait for the canary, but not for one that the peer's queue keeps long."""
         await asyncio.wait([canary], timeout=VET_SECONDS)
         if not canary.done():
-            raise TransferError(f"{peer.address}: its canary is still under way")
+            waiting = f"{peer.address}: its canary is still under way"
+            raise TransferError(waiting, cause=Cause.CANARY)
         reason = "the node is shutting down" if canary.cancelled() else canary.result()
         if reason:
             await self.forget(peer)
             self._refusals.check(peer.address, peer.epoch)
-            raise TransferError(reason)
+            raise TransferError(reason, cause=Cause.CANARY)
 
     async def _greet(self, address: str) -> Peer:
         channel = grpc.aio.insecure_channel(address, options=_CHANNEL)
@@ -186,7 +196,8 @@ class Peers:
             await channel.close(grace=0)
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 raise PeerRefusedError(f"{address}: {error.details()}") from None
-            raise TransferError(f"{address} does not answer: {error.details()}") from None
+            silent = f"{address} does not answer: {error.details()}"
+            raise TransferError(silent, cause=Cause.PEER_LOST) from None
         except BaseException:
             await channel.close(grace=0)
             raise
@@ -219,10 +230,8 @@ class Peers:
             peer.link.answered(time.monotonic() - asked_at)
 
     async def _free_orphans(self, peer: Peer) -> None:
-        me = pb.LiveRequest(node_id=self._identity.node_id, epoch=self._identity.epoch)
         with contextlib.suppress(TransferError), calling():
-            held = await peer.stub.Live(me, timeout=HELLO_SECONDS)
-            orphans = peer.trust.orphans(held.ids)
+            orphans = peer.trust.orphans(await self.held(peer))
             if orphans:
                 log.warning("%s holds transfers %s that ended here", peer.address, orphans)
                 await peer.stub.Release(self._ids(orphans), timeout=HELLO_SECONDS)

@@ -21,6 +21,7 @@ from typing import Any
 import grpc
 
 from ..proto import tandem_pb2 as pb
+from ..shared.causes import Cause
 from ..shared.config import HandoffConfig
 from ..shared.engine.sequence import Sequence
 from ..shared.errors import TransferError
@@ -30,6 +31,7 @@ from ..shared.handoff.transfer import DecodeState, decode_life
 from ..shared.handoff.uninterrupted import uninterrupted
 from ..shared.handoff.windows import first_tokens
 from ..shared.node.engine import NodeEngine, NodeIdentity
+from ..shared.tracing import current, metadata
 from .peer import Peer, PeerLostError, calling
 
 
@@ -97,9 +99,9 @@ class _Receiving:
             await self._until(lambda: self._greeted == parts)
             self._open()
             await self._until(lambda: self._filled == parts)
-            self._life.enter(DecodeState.VERIFYING)
+            self._enter(DecodeState.VERIFYING)
             await self._compare_counts()
-            self._life.enter(DecodeState.COMMITTED)
+            self._enter(DecodeState.COMMITTED)
             if self._account is not None:
                 tokens = len(self._sequence.prompt) - 1 - self._sequence.computed
                 self._peer.link.moved(tokens, self._account)
@@ -156,10 +158,10 @@ class _Receiving:
             kv_dtype=self._node.engine.kv_dtype,
             resume_at=self._resume_at,
         )
-        self._life.enter(DecodeState.OPENING)
+        self._enter(DecodeState.OPENING)
         self._peer.trust.begin(self._attempt.transfer_id)
         with calling():
-            self._call = self._peer.stub.Open(request)
+            self._call = self._peer.stub.Open(request, metadata=metadata(current()))
         self._listener = asyncio.create_task(_listen(self._call, self._attempt.news))
 
     async def _compare_counts(self) -> None:
@@ -169,7 +171,8 @@ class _Receiving:
             await self._until(lambda: self._account is not None)
         if self._account is not None and self._account.bytes != self._bytes:
             raise TransferError(
-                f"{self._peer.address} sent {self._account.bytes} bytes, {self._bytes} arrived"
+                f"{self._peer.address} sent {self._account.bytes} bytes, {self._bytes} arrived",
+                cause=Cause.INCOMPLETE,
             )
 
     async def _close(self) -> None:
@@ -181,7 +184,11 @@ class _Receiving:
         await self._node.inbox.close(self._attempt, sending=False)
         self._peer.trust.end(self._attempt.transfer_id)
         if not self._life.over:
-            self._life.enter(DecodeState.FAILED)
+            self._enter(DecodeState.FAILED)
+
+    def _enter(self, state: DecodeState) -> None:
+        if self._life.enter(state):
+            current().event(state.value)
 
     # ---- news --------------------------------------------------------------------------------
 
@@ -202,35 +209,41 @@ class _Receiving:
     def _overdue(self) -> TransferError:
         address = self._peer.address
         if self._account is not None:
-            return TransferError(f"{address} says it is done, but not every byte arrived")
+            missing = f"{address} says it is done, but not every byte arrived"
+            return TransferError(missing, cause=Cause.INCOMPLETE)
         reason = self._life.overdue()
         if not reason:
-            return TransferError(f"{address} has not renewed the lease")
+            return TransferError(f"{address} has not renewed the lease", cause=Cause.LEASE)
         asked = self._life.state in (DecodeState.OPENING, DecodeState.RECEIVING)
         if asked and self._life.idle >= self._node.config.progress_timeout:
-            return PeerLostError(f"{address} gives no sign of life: {reason}")
-        return TransferError(f"{address}: {reason}")
+            opening = self._life.state is DecodeState.OPENING
+            cause = Cause.TIMEOUT_OPEN if opening else Cause.TIMEOUT_PROGRESS
+            return PeerLostError(f"{address} gives no sign of life: {reason}", cause=cause)
+        greeting = self._life.state is DecodeState.RESERVED
+        cause = Cause.TIMEOUT_GREET if greeting else Cause.TIMEOUT_TRANSFER
+        return TransferError(f"{address}: {reason}", cause=cause)
 
     def _take(self, news: object) -> None:
         if isinstance(news, TransferError):
             raise news
         if isinstance(news, ReceiveFailed):
-            raise TransferError(news.reason)
+            raise TransferError(news.reason, cause=Cause(news.cause))
         if isinstance(news, Expecting):
             self._greeted += 1
         elif isinstance(news, Received):
             # The bytes may be faster than the word that they were coming.
-            self._life.enter(DecodeState.RECEIVING)
+            self._enter(DecodeState.RECEIVING)
             self._filled += 1
             self._bytes += news.bytes
         elif isinstance(news, pb.OpenEvent):
             self._hear(news)
 
     def _hear(self, event: pb.OpenEvent) -> None:
-        self._life.enter(DecodeState.RECEIVING)
+        self._enter(DecodeState.RECEIVING)
         self._life.progress()
         if event.HasField("failed"):
-            raise TransferError(f"{self._peer.address}: {event.failed.reason}")
+            cause = Cause(event.failed.cause)
+            raise TransferError(f"{self._peer.address}: {event.failed.reason}", cause=cause)
         if event.HasField("done"):
             self._account = event.done
 
@@ -243,7 +256,8 @@ async def _listen(call: Any, news: asyncio.Queue[object]) -> None:
                 news.put_nowait(event)
                 if event.WhichOneof("event") in ("done", "failed"):
                     return
-        news.put_nowait(TransferError("the stream ended without an outcome"))
+        ended = "the stream ended without an outcome"
+        news.put_nowait(TransferError(ended, cause=Cause.PEER_FAILED))
     except TransferError as error:
         news.put_nowait(error)
 

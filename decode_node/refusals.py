@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..proto import tandem_pb2 as pb
+from ..shared.causes import Cause
 from ..shared.errors import PeerRefusedError
 
 MAX_REFUSALS = 1024
@@ -14,11 +15,15 @@ class Refusals:
     def __init__(self) -> None:
         self._refused: dict[str, pb.RefusedPeer] = {}
 
-    def add(self, address: str, node_id: str, epoch: int, reason: str) -> None:
+    def add(self, address: str, node_id: str, epoch: int, error: PeerRefusedError) -> None:
         if len(self._refused) >= MAX_REFUSALS:
             del self._refused[next(iter(self._refused))]
         self._refused[address] = pb.RefusedPeer(
-            address=address, node_id=node_id, epoch=epoch, reason=reason
+            address=address,
+            node_id=node_id,
+            epoch=epoch,
+            reason=str(error),
+            cause=error.cause.value,
         )
 
     def holds(self, address: str, epoch: int) -> bool:
@@ -29,7 +34,8 @@ class Refusals:
     def check(self, address: str, epoch: int) -> None:
         """Raise ``PeerRefusedError`` for a start that was refused before."""
         if self.holds(address, epoch):
-            raise PeerRefusedError(self._refused[address].reason)
+            refused = self._refused[address]
+            raise PeerRefusedError(refused.reason, cause=Cause(refused.cause))
 
     def all(self) -> list[pb.RefusedPeer]:
         return list(self._refused.values())

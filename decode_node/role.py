@@ -11,6 +11,7 @@ from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import add_DecodeServicer_to_server
 from ..shared.node.process import NodeFrame
 from .canary import Canary
+from .examine import Examiner
 from .peers import Peers
 from .receiving import ReceivingNode
 from .service import DecodeService
@@ -38,7 +39,10 @@ class DecodeRole:
             reply.refused.extend(self._peers.refused)
             return reply
 
-        self._service = DecodeService(frame.engine, frame.identity, transfers, status)
+        examiner = Examiner(node, self._peers, canary)
+        self._service = DecodeService(
+            frame.engine, frame.identity, transfers, examiner, status, frame.tracer
+        )
         add_DecodeServicer_to_server(self._service, server)
 
     def background(self) -> list[Coroutine[Any, Any, None]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -18,8 +19,12 @@ from ..shared.engine.scheduler import StepOutput
 from ..shared.engine.sequence import FinishReason, Sequence
 from ..shared.errors import OverloadedError, RequestError, UnavailableError
 from ..shared.handoff.uninterrupted import uninterrupted
+from ..shared.node.calls import serving_call
 from ..shared.node.engine import NodeEngine, NodeIdentity
+from ..shared.tracing import NO_TRACER, Tracer
+from .examine import Examiner
 from .sampling import params_from_wire
+from .trace import AnswerTrace
 from .transfers import Outcome, Transfers
 
 log = logging.getLogger("tandem.decode")
@@ -43,18 +48,37 @@ class DecodeService(DecodeServicer):
         engine: NodeEngine,
         identity: NodeIdentity,
         transfers: Transfers,
+        examiner: Examiner,
         status: Callable[[], pb.StatusReply],
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self._engine = engine
         self._identity = identity
         self._transfers = transfers
+        self._examiner = examiner
         self._status = status
+        self._tracer = tracer
         self.requests = 0
         self.draining = False
 
     async def Generate(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.GenerateEvent]:
+        with serving_call(
+            self._tracer,
+            "Decode.Generate",
+            context,
+            node=self._identity.node_id,
+            prompt_tokens=len(request.prompt),
+            choices=request.sampling.n,
+        ):
+            async with aclosing(self._generate(request, context)) as events:
+                async for event in events:
+                    yield event
+
+    async def _generate(
+        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[pb.GenerateEvent, None]:
         sequences = await self._admit(request, context)
         # Bounded by n x max_tokens small messages, so a reader that stalls cannot grow it further.
         outputs: asyncio.Queue[StepOutput] = asyncio.Queue()
@@ -83,6 +107,14 @@ class DecodeService(DecodeServicer):
         self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.StatusReply:
         return self._status()
+
+    async def Examine(
+        self, request: pb.ExamineRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ExamineReply:
+        if self._examiner.busy:
+            busy = "this node is being examined by somebody else; ask again soon"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, busy)
+        return pb.ExamineReply(pairs=await self._examiner.examine(request.prefill))
 
     async def _admit(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -119,20 +151,23 @@ class DecodeService(DecodeServicer):
         self, sequences: list[Sequence], outputs: asyncio.Queue[StepOutput], outcome: Outcome
     ) -> AsyncIterator[pb.GenerateEvent]:
         left = len(sequences)
-        while left:
-            output = await outputs.get()
-            sequence = output.sequence
-            if sequence is sequences[0] and output.prompt_done:
-                yield self._usage(sequence, outcome)
-                if sequence.params.prompt_logprobs is not None:
-                    yield _prompt_logprobs(sequence)
-            if output.tokens:
-                yield _tokens(output)
-            if output.finish_reason is FinishReason.ERROR:
-                self._engine.core.check_ranks()  # the node's failure, not the request's
-            if output.finish_reason is not None:
-                left -= 1
-                yield _finished(sequence)
+        with AnswerTrace(outcome) as trace:
+            while left:
+                output = await outputs.get()
+                sequence = output.sequence
+                if sequence is sequences[0] and output.prompt_done:
+                    trace.prompt_computed()
+                    yield self._usage(sequence, outcome)
+                    if sequence.params.prompt_logprobs is not None:
+                        yield _prompt_logprobs(sequence)
+                if output.tokens:
+                    trace.output(len(output.tokens))
+                    yield _tokens(output)
+                if output.finish_reason is FinishReason.ERROR:
+                    self._engine.core.check_ranks()  # the node's failure, not the request's
+                if output.finish_reason is not None:
+                    left -= 1
+                    yield _finished(sequence)
 
     async def _end(self, start: asyncio.Task[Outcome], sequences: list[Sequence]) -> None:
         """Free everything, in every phase. Idempotent on what has ended by itself."""

@@ -6,16 +6,16 @@ client before the commit, so none of this can be seen.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
-import time
 from dataclasses import dataclass
 
 from ..proto import tandem_pb2 as pb
 from ..shared.engine.sequence import Sequence
-from ..shared.errors import PeerRefusedError, TransferError
+from ..shared.errors import TransferError
 from ..shared.node.metrics import NodeMetrics
+from ..shared.telemetry import within
+from ..shared.tracing import step
 from .estimate import Here, There, why_local
 from .peer import PeerLostError
 from .peers import Peers
@@ -63,12 +63,15 @@ class Transfers:
         self._metrics.live_transfers.set(self._live)
         try:
             for number, candidate in enumerate(usable):
-                try:
-                    receipt = await self._attempt(sequence, transfer_id, number, candidate)
-                except TransferError as error:
-                    reason = str(error)
-                    log.warning("transfer %d attempt %d: %s", transfer_id, number, error)
-                    continue
+                with within(transfer_id=str(transfer_id), attempt=str(number + 1)):
+                    try:
+                        receipt = await self._attempt(sequence, transfer_id, number, candidate)
+                    except TransferError as error:
+                        reason = str(error) or type(error).__name__
+                        log.warning(
+                            "attempt %d at transfer %d failed: %s", number + 1, transfer_id, error
+                        )
+                        continue
                 core.scheduler.commit_received(sequence, reserved, end, receipt.whole_from)
                 core.wake()
                 return Outcome(node=candidate.node_id)
@@ -132,25 +135,26 @@ class Transfers:
     ) -> Receipt:
         """One try with one node. On return every block is filled and checked; on any exception no
         rank writes them any more."""
-        begun, outcome = time.monotonic(), "failed"
-        try:
+        tokens = len(sequence.prompt) - 1 - sequence.computed
+        with (
+            step(
+                "transfer",
+                transfer_id=str(transfer_id),
+                attempt=number + 1,
+                node=candidate.node_id,
+                tokens=tokens,
+            ) as span,
+            self._metrics.transfers.attempt(number) as record,
+        ):
             peer = await self._peers.meet(candidate)
+            span.event("greeted")
             try:
                 receipt = await self._node.receive(sequence, peer, transfer_id, number)
             except PeerLostError:
                 await self._peers.forget(peer)
                 raise
-            outcome = "committed"
-        except PeerRefusedError:
-            outcome = "refused"
-            raise
-        except asyncio.CancelledError:
-            outcome = "cancelled"
-            raise
-        finally:
-            self._metrics.transfers.labels(outcome).inc()
-        self._metrics.transfer_bytes.inc(receipt.bytes)
-        self._metrics.transfer_seconds.observe(time.monotonic() - begun)
-        if receipt.account is not None:
-            self._metrics.exposed_seconds.observe(receipt.account.exposed_seconds)
-        return receipt
+            finally:
+                record.carrier = self._node.inbox.connections.carrier(peer.node_id, peer.epoch)
+            exposed = receipt.account.exposed_seconds if receipt.account is not None else None
+            record.succeeded("committed", receipt.bytes, exposed)
+            return receipt

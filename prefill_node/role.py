@@ -24,7 +24,13 @@ class PrefillRole:
 
     def register(self, server: grpc.aio.Server, frame: NodeFrame) -> None:
         self._service = PrefillService(
-            frame.engine, frame.identity, frame.inbox, frame.metrics, frame.status, frame.handoff
+            frame.engine,
+            frame.identity,
+            frame.inbox,
+            frame.metrics,
+            frame.status,
+            frame.handoff,
+            frame.tracer,
         )
         add_PrefillServicer_to_server(self._service, server)
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from ..proto import tandem_pb2 as pb
+from ..shared.causes import Cause
 from ..shared.engine.plan import SamplingParams
 from ..shared.engine.scheduler import StepOutput
 from ..shared.engine.sequence import FinishReason, Sequence
@@ -22,6 +23,7 @@ from ..shared.handoff.parts import parts_of
 from ..shared.handoff.transfer import PrefillState, prefill_life
 from ..shared.handoff.windows import first_tokens
 from ..shared.node.engine import NodeEngine
+from .trace import SendingTrace
 
 # How often a decode node hears of us: a queue or a long chunk is silent, a dead node too.
 PULSE_SECONDS = 1.0
@@ -48,6 +50,7 @@ class Sending:
     ) -> None:
         self.request = request
         self.task = asyncio.current_task()
+        self.ended_by: Cause | None = None  # why somebody cancels the task
         self._engine = engine
         self._inbox = inbox
         self._progress_seconds = progress_seconds
@@ -72,6 +75,7 @@ class Sending:
         self._confirmed = 0
         self._bytes = 0
         self._exposed = 0.0
+        self._trace = SendingTrace()
 
     @property
     def state(self) -> PrefillState:
@@ -83,6 +87,7 @@ class Sending:
         queued = core.scheduler.queued_prefill_tokens
         key = (self.request.transfer_id, self.request.attempt)
         core.stream(self._sequence, key, self._start_sending)
+        self._trace.queued(queued)
         core.submit(self._sequence, self._on_step)
         return queued
 
@@ -91,13 +96,14 @@ class Sending:
         while self._confirmed < len(self._parts):
             news = await self._next()
             if isinstance(news, SendFailed):
-                raise TransferError(news.reason)
+                raise TransferError(news.reason, cause=Cause(news.cause))
             if isinstance(news, SendFinished):
                 self._count(news)
             elif isinstance(news, _Step):
                 self._computed(news)
             computed = pb.OpenProgress(computed_tokens=self._sequence.computed)
             yield pb.OpenEvent(progress=computed)
+        self._trace.confirmed(self._bytes, self._exposed)
         yield pb.OpenEvent(
             done=pb.OpenDone(
                 bytes=self._bytes,
@@ -115,6 +121,7 @@ class Sending:
         core.scheduler.release_held(self._sequence)
         core.wake()
         self._life.enter(PrefillState.RELEASED)
+        self._trace.over()
 
     async def _next(self) -> object:
         """What happened, or ``None`` when it is time for a sign of life."""
@@ -126,7 +133,7 @@ class Sending:
         except TimeoutError:
             overdue = self._life.overdue()
             if overdue:
-                raise TransferError(overdue) from None
+                raise TransferError(overdue, cause=Cause.TIMEOUT_TRANSFER) from None
             return None
 
     def _start_sending(self) -> None:
@@ -137,6 +144,7 @@ class Sending:
         firsts = first_tokens(
             self._engine.spec, request.first_token, request.end_token, request.resume_at
         )
+        self._trace.started(sequence.computed)
         for part in self._parts:
             opening = OpenSend(
                 transfer_id=request.transfer_id,
@@ -170,11 +178,12 @@ class Sending:
     def _on_step(self, output: StepOutput) -> None:
         if output.finish_reason is FinishReason.COMPUTED:
             self._computed_at = time.monotonic()
+            self._trace.computed()
         self._attempt.news.put_nowait(_Step(output.finish_reason))
 
     def _computed(self, step: _Step) -> None:
         if step.finished is FinishReason.ERROR:
-            raise TransferError(self._sequence.error)
+            raise TransferError(self._sequence.error, cause=Cause.COMPUTE)
         self._life.enter(PrefillState.STREAMING)
         self._life.progress()
         if step.finished is FinishReason.COMPUTED:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
 
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import PrefillServicer
+from ..shared.causes import Cause
 from ..shared.config import HandoffConfig
 from ..shared.errors import (
     OverloadedError,
@@ -28,8 +30,12 @@ from ..shared.handoff.inbox import Inbox
 from ..shared.handoff.lease import LeaseTable, Tenant
 from ..shared.handoff.peer import introduction, refusal
 from ..shared.handoff.uninterrupted import uninterrupted
+from ..shared.node.calls import serving_call
 from ..shared.node.engine import NodeEngine, NodeIdentity
 from ..shared.node.metrics import NodeMetrics
+from ..shared.node.transfer_metrics import AttemptRecord
+from ..shared.telemetry import working_on
+from ..shared.tracing import NO_TRACER, Tracer
 from .sending import Sending
 
 log = logging.getLogger("tandem.prefill")
@@ -46,6 +52,7 @@ class PrefillService(PrefillServicer):
         metrics: NodeMetrics,
         status: Callable[[], pb.StatusReply],
         config: HandoffConfig,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self._engine = engine
         self._identity = identity
@@ -53,6 +60,7 @@ class PrefillService(PrefillServicer):
         self._metrics = metrics
         self._status = status
         self._config = config
+        self._tracer = tracer
         self._leases = LeaseTable(config.lease_seconds, time.monotonic)
         metrics.count_leases = lambda: len(self._leases)
         self._sending: dict[int, Sending] = {}
@@ -68,25 +76,44 @@ class PrefillService(PrefillServicer):
     async def Open(
         self, request: pb.OpenRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.OpenEvent]:
+        working_on(transfer_id=str(request.transfer_id), attempt=str(request.attempt + 1))
+        with serving_call(
+            self._tracer,
+            "Prefill.Open",
+            context,
+            node=self._identity.node_id,
+            transfer_id=str(request.transfer_id),
+            attempt=request.attempt + 1,
+            tokens=request.end_token - request.first_token,
+        ):
+            async with aclosing(self._attempt(request, context)) as events:
+                async for event in events:
+                    yield event
+
+    async def _attempt(
+        self, request: pb.OpenRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[pb.OpenEvent, None]:
         await self._check(request, context)
-        outcome, done = "cancelled", pb.OpenDone()
         sending = self._accept(request)
-        begun = time.monotonic()
+        record = AttemptRecord(request.attempt)
         try:
             yield pb.OpenEvent(accepted=pb.OpenAccepted(queued_tokens=sending.start()))
             async for event in sending.events():
                 if event.HasField("done"):
-                    outcome, done = "done", event.done
+                    record.succeeded("done", event.done.bytes, event.done.exposed_seconds)
                 yield event
         except OverloadedError as error:
-            outcome = "refused"
+            record.failed(error)
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except TransferError as error:
-            outcome = "failed"
-            yield pb.OpenEvent(failed=pb.OpenFailed(reason=f"{sending.state.value}: {error}"))
+            record.failed(error)
+            reason = f"{sending.state.value}: {error}"
+            yield pb.OpenEvent(failed=pb.OpenFailed(reason=reason, cause=error.cause.value))
+        except BaseException as error:
+            record.failed(error, sending.ended_by)
+            raise
         finally:
-            if not request.private:
-                self._record(outcome, done, time.monotonic() - begun)
+            self._record(record, request)
             # The blocks may be freed only when no rank reads them any more; the RPC's own
             # cancellation must not interrupt that.
             await uninterrupted(self._end(sending))
@@ -98,7 +125,7 @@ class PrefillService(PrefillServicer):
         code, reason = self._refusal(request)
         old = self._sending.get(request.transfer_id)
         if not reason and old is not None:
-            await self._cancel([request.transfer_id])
+            await self._cancel([request.transfer_id], Cause.SUPERSEDED)
             code, reason = self._refusal(request)
         if not reason and request.transfer_id in self._sending:
             code = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -167,17 +194,18 @@ class PrefillService(PrefillServicer):
         self._leases.release(_tenant(request), [request.transfer_id])
         self._metrics.live_transfers.set(len(self._sending))
 
-    def _record(self, outcome: str, done: pb.OpenDone, seconds: float) -> None:
-        self._metrics.transfers.labels(outcome).inc()
-        if outcome == "done":
-            self._metrics.transfer_bytes.inc(done.bytes)
-            self._metrics.transfer_seconds.observe(seconds)
-            self._metrics.exposed_seconds.observe(done.exposed_seconds)
+    def _record(self, record: AttemptRecord, request: pb.OpenRequest) -> None:
+        if not request.private:
+            peer = _tenant(request)
+            record.carrier = self._inbox.connections.carrier(peer.node_id, peer.epoch)
+            self._metrics.transfers.count(record)
 
-    async def _cancel(self, transfer_ids: Iterable[int]) -> None:
+    async def _cancel(self, transfer_ids: Iterable[int], cause: Cause) -> None:
         """End attempts and wait until their blocks are free."""
-        tasks = [self._sending[i].task for i in transfer_ids if i in self._sending]
-        owners = {task for task in tasks if task is not None}
+        ended = [self._sending[i] for i in transfer_ids if i in self._sending]
+        for sending in ended:
+            sending.ended_by = cause
+        owners = {sending.task for sending in ended if sending.task is not None}
         for task in owners:
             task.cancel()
         if owners:
@@ -192,7 +220,7 @@ class PrefillService(PrefillServicer):
         reason = refusal(request, mine)
         if reason:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
-        await self._cancel(self._leases.void(_tenant(request)))
+        await self._cancel(self._leases.void(_tenant(request)), Cause.PEER_LOST)
         return pb.HelloReply(
             node=mine,
             ranks=[
@@ -213,7 +241,7 @@ class PrefillService(PrefillServicer):
         self, request: pb.TransferIds, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.TransferIds:
         ended = self._leases.release(_tenant(request), request.ids)
-        await self._cancel(ended)
+        await self._cancel(ended, Cause.CANCELLED)
         return pb.TransferIds(ids=ended)
 
     async def Renew(
@@ -238,7 +266,7 @@ class PrefillService(PrefillServicer):
             expired = self._leases.expire()
             if expired:
                 log.warning("transfers %s were not renewed: released", expired)
-                await self._cancel(expired)
+                await self._cancel(expired, Cause.LEASE)
 
 
 def _tenant(

@@ -72,20 +72,22 @@ class Load(_message.Message):
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., transfers: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., reserved_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., owned_blocks: _Optional[int] = ..., links: _Optional[int] = ..., leases: _Optional[int] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("node_id", "epoch", "role", "address", "model", "load")
+    __slots__ = ("node_id", "epoch", "role", "address", "model", "load", "version")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     epoch: int
     role: Role
     address: str
     model: ModelCard
     load: Load
-    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[_Union[ModelCard, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    version: str
+    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[_Union[ModelCard, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., version: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("router_epoch", "heartbeat_seconds")
@@ -151,7 +153,7 @@ class ListRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeInfo(_message.Message):
-    __slots__ = ("node_id", "epoch", "role", "address", "draining", "load", "requests")
+    __slots__ = ("node_id", "epoch", "role", "address", "draining", "load", "requests", "heartbeat_age_seconds", "version")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +161,8 @@ class NodeInfo(_message.Message):
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     epoch: int
     role: Role
@@ -166,13 +170,35 @@ class NodeInfo(_message.Message):
     draining: bool
     load: Load
     requests: int
-    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., requests: _Optional[int] = ...) -> None: ...
+    heartbeat_age_seconds: float
+    version: str
+    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., requests: _Optional[int] = ..., heartbeat_age_seconds: _Optional[float] = ..., version: _Optional[str] = ...) -> None: ...
+
+class AbsentNode(_message.Message):
+    __slots__ = ("node_id", "role", "address", "refused", "reason", "seconds_ago")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_AGO_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    role: Role
+    address: str
+    refused: bool
+    reason: str
+    seconds_ago: float
+    def __init__(self, node_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., refused: _Optional[bool] = ..., reason: _Optional[str] = ..., seconds_ago: _Optional[float] = ...) -> None: ...
 
 class ListReply(_message.Message):
-    __slots__ = ("nodes",)
+    __slots__ = ("nodes", "absent", "version")
     NODES_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedCompositeFieldContainer[NodeInfo]
-    def __init__(self, nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ...) -> None: ...
+    absent: _containers.RepeatedCompositeFieldContainer[AbsentNode]
+    version: str
+    def __init__(self, nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., absent: _Optional[_Iterable[_Union[AbsentNode, _Mapping]]] = ..., version: _Optional[str] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("node_id",)
@@ -183,6 +209,40 @@ class DrainRequest(_message.Message):
 class DrainReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ExamineRequest(_message.Message):
+    __slots__ = ("prefill",)
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    prefill: _containers.RepeatedCompositeFieldContainer[PrefillCandidate]
+    def __init__(self, prefill: _Optional[_Iterable[_Union[PrefillCandidate, _Mapping]]] = ...) -> None: ...
+
+class ExamineReply(_message.Message):
+    __slots__ = ("pairs",)
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
+    pairs: _containers.RepeatedCompositeFieldContainer[PairReport]
+    def __init__(self, pairs: _Optional[_Iterable[_Union[PairReport, _Mapping]]] = ...) -> None: ...
+
+class PairReport(_message.Message):
+    __slots__ = ("node_id", "address", "problem", "cause", "round_trip_seconds", "canary_seconds", "carrier", "bytes_per_token", "tokens_per_second")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CANARY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CARRIER_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    address: str
+    problem: str
+    cause: str
+    round_trip_seconds: float
+    canary_seconds: float
+    carrier: str
+    bytes_per_token: float
+    tokens_per_second: float
+    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., problem: _Optional[str] = ..., cause: _Optional[str] = ..., round_trip_seconds: _Optional[float] = ..., canary_seconds: _Optional[float] = ..., carrier: _Optional[str] = ..., bytes_per_token: _Optional[float] = ..., tokens_per_second: _Optional[float] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "logit_bias", "max_tokens", "min_tokens", "ignore_eos", "stop_token_ids", "logprobs", "prompt_logprobs", "n")
@@ -342,7 +402,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("node_id", "epoch", "role", "ready", "draining", "load", "model", "metrics", "refused")
+    __slots__ = ("node_id", "epoch", "role", "ready", "draining", "load", "model", "metrics", "refused", "version")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -352,6 +412,7 @@ class StatusReply(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     epoch: int
     role: Role
@@ -361,19 +422,22 @@ class StatusReply(_message.Message):
     model: ModelCard
     metrics: _containers.RepeatedCompositeFieldContainer[Metric]
     refused: _containers.RepeatedCompositeFieldContainer[RefusedPeer]
-    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., model: _Optional[_Union[ModelCard, _Mapping]] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[RefusedPeer, _Mapping]]] = ...) -> None: ...
+    version: str
+    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., model: _Optional[_Union[ModelCard, _Mapping]] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[RefusedPeer, _Mapping]]] = ..., version: _Optional[str] = ...) -> None: ...
 
 class RefusedPeer(_message.Message):
-    __slots__ = ("address", "node_id", "epoch", "reason")
+    __slots__ = ("address", "node_id", "epoch", "reason", "cause")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
     address: str
     node_id: str
     epoch: int
     reason: str
-    def __init__(self, address: _Optional[str] = ..., node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    cause: str
+    def __init__(self, address: _Optional[str] = ..., node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., reason: _Optional[str] = ..., cause: _Optional[str] = ...) -> None: ...
 
 class Introduction(_message.Message):
     __slots__ = ("protocol_version", "capabilities", "node_id", "epoch", "fingerprint", "tensor_parallel_size", "block_size", "kv_dtype", "weight_format")
@@ -495,10 +559,12 @@ class OpenDone(_message.Message):
     def __init__(self, bytes: _Optional[int] = ..., compute_seconds: _Optional[float] = ..., exposed_seconds: _Optional[float] = ...) -> None: ...
 
 class OpenFailed(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "cause")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    cause: str
+    def __init__(self, reason: _Optional[str] = ..., cause: _Optional[str] = ...) -> None: ...
 
 class TransferIds(_message.Message):
     __slots__ = ("node_id", "epoch", "ids")

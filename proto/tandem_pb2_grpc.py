@@ -300,6 +300,11 @@ class DecodeStub:
                 request_serializer=tandem__pb2.StatusRequest.SerializeToString,
                 response_deserializer=tandem__pb2.StatusReply.FromString,
                 _registered_method=True)
+        self.Examine = channel.unary_unary(
+                '/tandem.v1.Decode/Examine',
+                request_serializer=tandem__pb2.ExamineRequest.SerializeToString,
+                response_deserializer=tandem__pb2.ExamineReply.FromString,
+                _registered_method=True)
 
 
 class DecodeServicer:
@@ -322,6 +327,14 @@ class DecodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Examine(self, request, context):
+        """Tries each way from a prefill node to this one, now: greeting, ports, canary. One call at a
+        time; RESOURCE_EXHAUSTED while another one is at it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DecodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -334,6 +347,11 @@ def add_DecodeServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=tandem__pb2.StatusRequest.FromString,
                     response_serializer=tandem__pb2.StatusReply.SerializeToString,
+            ),
+            'Examine': grpc.unary_unary_rpc_method_handler(
+                    servicer.Examine,
+                    request_deserializer=tandem__pb2.ExamineRequest.FromString,
+                    response_serializer=tandem__pb2.ExamineReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -392,6 +410,33 @@ class Decode:
             '/tandem.v1.Decode/Status',
             tandem__pb2.StatusRequest.SerializeToString,
             tandem__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Examine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Decode/Examine',
+            tandem__pb2.ExamineRequest.SerializeToString,
+            tandem__pb2.ExamineReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ..shared.errors import OverloadedError, UnavailableError
-from ..shared.telemetry import logger
+from ..shared.telemetry import logger, working_on
+from ..shared.tracing import NO_TRACER, Tracer, Value, serving
+from ..shared.version import version
 from .answer import fold
 from .bodies import BodyBudget
 from .chat_answer import ChatAnswer
@@ -48,12 +49,18 @@ class App:
     """An ASGI application. ``draining`` turns /ready off; ``abort`` ends what still runs."""
 
     def __init__(
-        self, options: RouterOptions, nodes: NodeTable, registry: Registry, metrics: Metrics
+        self,
+        options: RouterOptions,
+        nodes: NodeTable,
+        registry: Registry,
+        metrics: Metrics,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self._options = options
         self._nodes = nodes
         self._registry = registry
         self._metrics = metrics
+        self._tracer = tracer
         self._keys = [hashlib.sha256(key.encode()).digest() for key in options.api_keys]
         self._parsers = ThreadPoolExecutor(PARSER_THREADS, thread_name_prefix="parse")
         self._work: set[asyncio.Task[None]] = set()
@@ -74,6 +81,7 @@ class App:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange = Exchange(scope, receive, send, self._options)
+        working_on(request_id=exchange.request_id)
         try:
             handler = self._route(exchange)
             await handler(exchange)
@@ -160,7 +168,7 @@ class App:
         await exchange.json(200, {"status": "ready"})
 
     async def _version(self, exchange: Exchange) -> None:
-        await exchange.json(200, {"version": _version()})
+        await exchange.json(200, {"version": version()})
 
     async def _show_metrics(self, exchange: Exchange) -> None:
         await exchange.answer(200, self._metrics.render(), CONTENT_TYPE)
@@ -189,11 +197,15 @@ class App:
                 "again later."
             )
         self._active += 1
+        traceparent = exchange.header(b"traceparent").decode("latin-1")
+        about = {"request_id": exchange.request_id, "route": exchange.path}
         try:
-            with self._bodies.share() as share:
-                generation = await self._parse(await exchange.body(share), parse)
-            answer = words(generation, int(time.time()))
-            await self._unless_gone(exchange, self._answer(exchange, generation, answer))
+            with serving(self._tracer, "request", traceparent, **about) as span:
+                with self._bodies.share() as share:
+                    generation = await self._parse(await exchange.body(share), parse)
+                span.set(**_described(generation))
+                answer = words(generation, int(time.time()))
+                await self._unless_gone(exchange, self._answer(exchange, generation, answer))
         finally:
             self._active -= 1
 
@@ -266,15 +278,20 @@ async def _timed(items: Any, timed: RequestMetrics) -> Any:
         yield item
 
 
+def _described(generation: Generation) -> dict[str, Value]:
+    """What the request's span says of it; none of its words."""
+    return {
+        "answer_id": generation.request_id,
+        "model": generation.model.name,
+        "prompts": len(generation.prompts),
+        "prompt_tokens": sum(len(prompt.tokens) for prompt in generation.prompts),
+        "choices": generation.choices,
+        "stream": generation.stream,
+    }
+
+
 def _basic_password(encoded: bytes) -> bytes:
     try:
         return base64.b64decode(encoded, validate=True).partition(b":")[2]
     except ValueError:
         return b""
-
-
-def _version() -> str:
-    try:
-        return metadata.version("tandem-llm")
-    except metadata.PackageNotFoundError:
-        return "0.1.0"

@@ -18,6 +18,7 @@ import grpc
 from ..proto import tandem_pb2 as pb
 from ..shared.errors import OverloadedError, RequestError, UnavailableError
 from ..shared.telemetry import logger
+from ..shared.tracing import branch, metadata, step
 from .errors import DeadlineError, NodeError
 from .nodes import Node, NodeTable
 from .options import RouterOptions
@@ -87,10 +88,12 @@ class Dispatcher:
         """The next node to ask. Writes prefill candidates and time left into the request."""
         if len(self._failed) >= MAX_ATTEMPTS or self._deaths >= MAX_DEATHS:
             return None
-        views = self._nodes.views()
-        placement = place(views, request.prompt, salt=request.cache_salt, exclude=self._failed)
-        if placement is None:
-            return None
+        with step("placement") as span:
+            views = self._nodes.views()
+            placement = place(views, request.prompt, salt=request.cache_salt, exclude=self._failed)
+            if placement is None:
+                return None
+            span.set(node=placement.decode.node_id, candidates=len(placement.prefill))
         request.deadline_seconds = self._seconds_left()
         del request.prefill[:]
         request.prefill.extend(
@@ -115,8 +118,16 @@ class Dispatcher:
         self, node: Node, request: pb.GenerateRequest
     ) -> AsyncGenerator[pb.GenerateEvent, None]:
         """One call. Leaving it in any way cancels it on the node."""
+        with branch("call", node=node.node_id) as span:
+            timeout = request.deadline_seconds + DEADLINE_MARGIN
+            call = node.generate(request, timeout, metadata(span))
+            async with aclosing(self._heard(node, call)) as events:
+                async for event in events:
+                    yield event
+
+    async def _heard(self, node: Node, call: Any) -> AsyncGenerator[pb.GenerateEvent, None]:
+        """What the node says, and what is wrong as one of our errors."""
         patience = self._options.admission_timeout
-        call = node.generate(request, request.deadline_seconds + DEADLINE_MARGIN)
         try:
             async with asyncio.timeout(patience):
                 event = await call.read()

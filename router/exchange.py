@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 from collections.abc import Iterable
 from typing import Any
 
 from ..shared.errors import OverloadedError
+from ..shared.telemetry import checked_request_id
 from .bodies import BodyShare
 from .errors import ApiError, invalid, to_api_error
 from .options import RouterOptions
@@ -31,6 +33,8 @@ class Exchange:
         self._options = options
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        given = checked_request_id(self.header(b"x-request-id").decode("latin-1"))
+        self.request_id = given or uuid.uuid4().hex
         self.started = False
         self.streaming = False
 
@@ -110,6 +114,7 @@ class Exchange:
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.started = True
+        headers = [*headers, (b"x-request-id", self.request_id.encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _write(self, data: bytes, *, more: bool) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
 
+from ..shared.tracing import current
 from .generation import Delta, Done, Generation, Usage
 from .nodes import Node, NodeTable
 
@@ -114,6 +115,7 @@ class RequestMetrics:
                     self._between.observe((now - last) / count)
             elif not self._last:
                 self._metrics.first_token.labels(self._name).observe(now - self._start)
+                current().event("first token")
             self._last[delta.index] = now
             self._tokens.inc(count)
         if delta.finish_reason is not None:

@@ -15,6 +15,8 @@ import grpc
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import DecodeStub
 from ..shared.telemetry import logger
+from ..shared.tracing import Metadata
+from .absent import Absent
 from .placement import NodeView
 
 log = logger("router")
@@ -43,6 +45,7 @@ class Node:
         self.address = address
         self.model = request.model
         self.load = request.load
+        self.version = request.version
         self.metrics: tuple[pb.Metric, ...] = ()
         self.draining = False
         self.left = False
@@ -57,7 +60,7 @@ class Node:
     def key(self) -> tuple[str, int]:
         return self.node_id, self.epoch
 
-    def info(self) -> pb.NodeInfo:
+    def info(self, now: float) -> pb.NodeInfo:
         """What an operator may see."""
         return pb.NodeInfo(
             node_id=self.node_id,
@@ -67,6 +70,8 @@ class Node:
             draining=self.draining,
             load=self.load,
             requests=self.inflight,
+            heartbeat_age_seconds=now - self.last_seen,
+            version=self.version,
         )
 
     def view(self) -> NodeView:
@@ -84,11 +89,11 @@ class Node:
             prefill_tokens_per_second=self.load.prefill_tokens_per_second,
         )
 
-    def generate(self, request: pb.GenerateRequest, timeout: float) -> Any:
+    def generate(self, request: pb.GenerateRequest, timeout: float, metadata: Metadata) -> Any:
         """Start a call; give it back with ``done``."""
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)
-        call = DecodeStub(self._channel).Generate(request, timeout=timeout)
+        call = DecodeStub(self._channel).Generate(request, timeout=timeout, metadata=metadata)
         self._calls.add(call)
         self.inflight += 1
         return call
@@ -123,6 +128,7 @@ class NodeTable:
         self._timeout = timeout
         self._clock = clock
         self._nodes: dict[str, Node] = {}
+        self.absent = Absent(clock)
         self._lost: list[Node] = []
 
     def __len__(self) -> int:
@@ -148,6 +154,7 @@ class NodeTable:
         node = self._nodes[request.node_id] = Node(request, address, self._clock())
         role = "prefill" if request.role == pb.ROLE_PREFILL else "decode"
         log.info("%s node %s joined from %s", role, node.node_id, address)
+        self.absent.came(node.node_id)
         return node
 
     def named(self, node_id: str) -> Node | None:
@@ -184,6 +191,17 @@ class NodeTable:
             if node.last_seen < horizon and not (node.left and node.inflight):
                 gone = "has left" if node.draining else f"was silent for {self._timeout:g} s"
                 self._remove(node.node_id, gone)
+                if not node.draining:
+                    self.absent.add(
+                        pb.AbsentNode(
+                            node_id=node.node_id, role=node.role, address=node.address, reason=gone
+                        )
+                    )
+
+    def infos(self) -> list[pb.NodeInfo]:
+        """All nodes, prefill nodes first, by name."""
+        nodes = sorted(self._nodes.values(), key=lambda node: (node.role, node.node_id))
+        return [node.info(self._clock()) for node in nodes]
 
     def decode_ready(self) -> bool:
         return any(n.role == pb.ROLE_DECODE and not n.draining for n in self._nodes.values())

@@ -15,6 +15,7 @@ from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import RegistryServicer
 from ..shared.errors import ModelError, PeerRefusedError, RequestError, UnavailableError
 from ..shared.telemetry import logger
+from ..shared.version import version
 from .model import ServedModel, sampling_defaults
 from .nodes import NodeTable
 from .options import RouterOptions
@@ -60,6 +61,15 @@ class Registry(RegistryServicer):
         async with self._entering:
             conflict = self._conflict(request.model)
             if conflict:
+                self._nodes.absent.add(
+                    pb.AbsentNode(
+                        node_id=request.node_id,
+                        role=request.role,
+                        address=address,
+                        refused=True,
+                        reason=conflict,
+                    )
+                )
                 raise PeerRefusedError(conflict)
             if request.role == pb.ROLE_DECODE:
                 await self._load_tokenizer(request.model)
@@ -88,8 +98,9 @@ class Registry(RegistryServicer):
         return pb.LeaveReply()
 
     async def List(self, request: pb.ListRequest, context: Any) -> pb.ListReply:
-        nodes = sorted(self._nodes, key=lambda node: (node.role, node.node_id))
-        return pb.ListReply(nodes=[node.info() for node in nodes])
+        return pb.ListReply(
+            nodes=self._nodes.infos(), absent=self._nodes.absent.all(), version=version()
+        )
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainReply:
         node = self._nodes.named(request.node_id)

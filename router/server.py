@@ -14,6 +14,7 @@ import uvicorn
 from ..proto.tandem_pb2_grpc import add_RegistryServicer_to_server
 from ..shared.errors import StartupError
 from ..shared.telemetry import logger
+from ..shared.tracing import NO_TRACER, Tracer
 from .app import App
 from .metrics import Metrics
 from .nodes import NodeTable
@@ -42,14 +43,14 @@ class Router:
     ``start``, then ``stop``; the ports are known between.
     """
 
-    def __init__(self, options: RouterOptions) -> None:
+    def __init__(self, options: RouterOptions, tracer: Tracer = NO_TRACER) -> None:
         self.options = options
         self.http_port = 0
         self.registry_port = 0
         self.nodes = NodeTable(options.node_timeout)
         self.registry = Registry(options, self.nodes)
         self.metrics = Metrics(self.nodes)
-        self.app = App(options, self.nodes, self.registry, self.metrics)
+        self.app = App(options, self.nodes, self.registry, self.metrics, tracer)
         self._static = StaticNodes(self.nodes, self.registry, options.prefill_addresses)
         self._http: _HttpServer | None = None
         self._grpc: grpc.aio.Server | None = None
@@ -138,13 +139,16 @@ class Router:
 
 
 async def run_router(
-    options: RouterOptions, stop: asyncio.Event, on_ready: Callable[[Router], None]
+    options: RouterOptions,
+    stop: asyncio.Event,
+    on_ready: Callable[[Router], None],
+    tracer: Tracer = NO_TRACER,
 ) -> None:
     """Run until ``stop`` is set, then drain. Signals are the caller's: set ``stop`` from them.
 
     Raises ``StartupError``, and whatever ends a part of the router by itself.
     """
-    router = Router(options)
+    router = Router(options, tracer)
     await router.start()
     log.info("listening on %s:%d", options.host, router.http_port)
     stopped = asyncio.create_task(stop.wait())

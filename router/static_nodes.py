@@ -74,5 +74,6 @@ class StaticNodes:
                 address=address,
                 model=status.model,
                 load=status.load,
+                version=status.version,
             )
             await self._registry.enter(join, address)

@@ -22,14 +22,19 @@ def option(
     choices: tuple[str, ...] | None = None,
     minimum: float | None = None,
     maximum: float | None = None,
+    environment: tuple[str, ...] = (),
 ) -> Any:
-    """A dataclass field that is also a flag; of ``flags``, the first is its name."""
+    """A dataclass field that is also a flag; of ``flags``, the first is its name.
+
+    ``environment`` are variables beside ``TANDEM_...``, which goes first.
+    """
     metadata = {
         "flags": flags.split(),
         "help": help,
         "choices": choices,
         "minimum": minimum,
         "maximum": maximum,
+        "environment": environment,
     }
     return field(default=default, metadata=metadata)
 
@@ -241,6 +246,25 @@ class HandoffConfig:
         if not 0 < int(port) <= first < 65535:
             raise UsageError(f"--kv-advertise {self.kv_advertise!r}: rank {rank} has no port")
         return f"tcp://{host}:{first}", f"tcp://{host}:{first + 1}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TelemetryConfig:
+    """What a process tells of its work, beside its metrics."""
+
+    log_format: str = option(
+        "text",
+        "--log-format",
+        "Lines of the log: for people, or for programs.",
+        choices=("text", "json"),
+    )
+    otlp_endpoint: str | None = option(
+        None,
+        "--otlp-endpoint",
+        "OpenTelemetry collector that gets a trace of each request, such as "
+        "http://127.0.0.1:4318 (default: none). Needs the extra 'otel'.",
+        environment=("OTEL_EXPORTER_OTLP_ENDPOINT",),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

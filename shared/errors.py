@@ -17,6 +17,8 @@ Messages say what was wrong, with the value, the limit and the remedy.
 
 from __future__ import annotations
 
+from .causes import Cause
+
 
 class TandemError(Exception):
     """Base of every error that Tandem raises on purpose."""
@@ -56,8 +58,20 @@ class UnavailableError(TandemError):
 
 
 class TransferError(TandemError):
-    """One attempt at a transfer failed; another node, or local prefill, may still succeed."""
+    """One attempt at a transfer failed; another node, or local prefill, may still succeed.
+
+    ``cause`` is for metrics; a kind of error has its own unless the raiser knows better.
+    """
+
+    cause = Cause.OTHER
+
+    def __init__(self, message: str = "", *, cause: Cause | None = None) -> None:
+        super().__init__(message)
+        if cause is not None:
+            self.cause = cause
 
 
 class PeerRefusedError(TransferError):
     """The peer runs another model or protocol; no attempt with it can ever succeed."""
+
+    cause = Cause.REFUSED

@@ -103,8 +103,9 @@ def _option(item: dataclasses.Field[Any], hint: Any) -> click.Option:
     meta = item.metadata
     flags = list(meta["flags"])
     kind = _plain(hint)
-    env = "TANDEM_" + flags[0].removeprefix("--").upper().replace("-", "_")
-    shown = f"  [env: {env}]"
+    own = "TANDEM_" + flags[0].removeprefix("--").upper().replace("-", "_")
+    env = [own, *meta["environment"]] if meta["environment"] else own
+    shown = f"  [env: {', '.join([own, *meta['environment']])}]"
     if kind is bool:
         switch = "/".join([flags[0], "--no-" + flags[0].removeprefix("--")])
         return click.Option(

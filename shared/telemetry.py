@@ -1,17 +1,81 @@
-"""Logging for every process: one line an event on stderr, named after the part that speaks."""
+"""Logging for every process: one line an event on stderr, with what it is about.
+
+What a task works on (a request, an attempt at a transfer) is noted once, by ``working_on`` or
+``within``, and stands in every line that the task and the tasks that it starts log.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
+from typing import Any
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+TEXT, JSON = "text", "json"
+
+# In HTTP headers, and in the metadata of calls between the parts.
+REQUEST_ID_HEADER = "x-request-id"
+# It stands in logs and in other programs' headers, so it has no quotes, spaces or line ends.
+_REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@=+-]{0,127}")
 
 
-def setup_logging(level: str = "info") -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is being worked on; empty fields are not known here."""
+
+    request_id: str = ""
+    transfer_id: str = ""
+    attempt: str = ""  # from 1
+    trace_id: str = ""
+
+    def known(self) -> dict[str, str]:
+        named = ((item.name, getattr(self, item.name)) for item in fields(self))
+        return {name: value for name, value in named if value}
+
+
+_NOTHING = Subject()
+_subject: ContextVar[Subject] = ContextVar("subject", default=_NOTHING)
+
+
+def subject() -> Subject:
+    """What the running task works on."""
+    return _subject.get()
+
+
+def working_on(**known: str) -> None:
+    """From here to the end of a task that belongs to one request."""
+    _subject.set(replace(_subject.get(), **known))
+
+
+@contextmanager
+def within(**known: str) -> Iterator[None]:
+    """For a part of a task. Not around a ``yield`` of an async generator, which may be closed by
+    another task."""
+    token = _subject.set(replace(_subject.get(), **known))
+    try:
+        yield
+    finally:
+        _subject.reset(token)
+
+
+def checked_request_id(given: str) -> str:
+    """``given``, or nothing when it cannot be an id: it comes from outside."""
+    return given if _REQUEST_ID.fullmatch(given) else ""
+
+
+def setup_logging(
+    form: str = TEXT, *, role: str = "", node_id: str = "", level: str = "info"
+) -> None:
     """Call once, in a process's main."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(FORMAT, datefmt="%H:%M:%S"))
+    handler.setFormatter(_JsonLines(role, node_id) if form == JSON else _TextLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -20,3 +84,41 @@ def setup_logging(level: str = "info") -> None:
 def logger(part: str) -> logging.Logger:
     """The logger of a part, for instance ``router`` or ``decode``."""
     return logging.getLogger(f"tandem.{part}")
+
+
+class _TextLines(logging.Formatter):
+    """For people: the subject stands in brackets at the end of the message."""
+
+    def __init__(self) -> None:
+        super().__init__(FORMAT, datefmt="%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        line = super().formatMessage(record)
+        about = subject()
+        words = [
+            f"request {about.request_id}" if about.request_id else "",
+            f"transfer {about.transfer_id}/{about.attempt}" if about.transfer_id else "",
+        ]
+        shown = ", ".join(word for word in words if word)
+        return f"{line} [{shown}]" if shown else line
+
+
+class _JsonLines(logging.Formatter):
+    """For programs: one object a line, whatever a message has in it."""
+
+    def __init__(self, role: str, node_id: str) -> None:
+        super().__init__()
+        self._always = {"role": role, "node_id": node_id}
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **self._always,
+            **subject().known(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)

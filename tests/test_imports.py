@@ -27,8 +27,11 @@ ALLOWED = {
         "proto",
         "shared.text",
         "shared.config",
+        "shared.causes",
         "shared.errors",
         "shared.telemetry",
+        "shared.tracing",
+        "shared.version",
     ),
 }
 WEB = ("fastapi", "uvicorn", "starlette", "grpc", "prometheus_client")

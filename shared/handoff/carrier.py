@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..causes import Cause
 from ..errors import TransferError
 from .greeting import PeerKey
 
@@ -24,6 +25,8 @@ MAX_SLOTS = 1 << 32
 
 class PeerGoneError(TransferError):
     """There is no live connection to this peer."""
+
+    cause = Cause.PEER_LOST
 
 
 @dataclass(frozen=True, slots=True)

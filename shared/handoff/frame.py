@@ -24,6 +24,7 @@ from enum import IntEnum
 
 import xxhash
 
+from ..causes import Cause
 from ..errors import TransferError
 
 VERSION = 1
@@ -44,9 +45,13 @@ _FIN = struct.Struct("<QQQ")
 class FrameError(TransferError):
     """A message is not a frame of this protocol."""
 
+    cause = Cause.FRAME
+
 
 class ChecksumError(FrameError):
     """A frame's bytes are not those that were sent."""
+
+    cause = Cause.CHECKSUM
 
 
 class Kind(IntEnum):

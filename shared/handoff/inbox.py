@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from .connections import Connections
 from .messages import (
     CancelExpect,
     Cancelled,
@@ -75,6 +76,7 @@ class Inbox:
         self._on_plane_failed = on_plane_failed
         self._attempts: dict[tuple[int, int], Attempt] = {}
         self.stats: dict[int, DataPlaneStats] = {}  # what each rank last reported
+        self.connections = Connections()
 
     def open(self, transfer_id: int, attempt: int) -> Attempt:
         """Begin to collect events. Raises ``KeyError`` when the attempt is already open."""
@@ -98,6 +100,7 @@ class Inbox:
             self._on_plane_failed(f"the data plane of rank {rank} failed: {event.reason}")
             return
         if isinstance(event, PeerJoined):
+            self.connections.joined(rank, event)
             log.info(
                 "rank %d of node %s is connected over %s%s",
                 event.rank,

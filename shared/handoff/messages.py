@@ -16,6 +16,7 @@ from typing import Any, Literal, get_type_hints
 
 import msgpack
 
+from ..causes import Cause
 from .frame import FrameError
 from .stats import DataPlaneStats
 
@@ -135,10 +136,13 @@ class SendFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendFailed:
+    """``cause`` is one of ``Cause``, for metrics."""
+
     transfer_id: int
     attempt: int
     peer_rank: int
     reason: str
+    cause: str = Cause.OTHER.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,13 +158,14 @@ class Received:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiveFailed:
     """``retriable``: another attempt, with this peer or another, may succeed. A comparison that
-    failed has no peer; its ``peer_rank`` is 0."""
+    failed has no peer; its ``peer_rank`` is 0. ``cause`` is one of ``Cause``."""
 
     transfer_id: int
     attempt: int
     peer_rank: int
     reason: str
     retriable: bool
+    cause: str = Cause.OTHER.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..causes import Cause
 from ..errors import TransferError
 from . import frame
 from .canary import worst_difference
@@ -74,10 +75,11 @@ class Receiver:
         under_way = known.command.attempt if known else None
         reason = why_not(command, self._me, under_way, self._closed)
         if reason:
-            self._report_failed(command, reason, retriable=False)
+            self._report_failed(command, reason, Cause.OTHER, retriable=False)
             return
         if known is not None:
-            self._fail(known, f"attempt {command.attempt} took its place", retriable=False)
+            reason = f"attempt {command.attempt} took its place"
+            self._fail(known, reason, Cause.SUPERSEDED, retriable=False)
         now = self._clock()
         transfer = Incoming(
             command=command,
@@ -124,7 +126,8 @@ class Receiver:
                 command.end_token,
             )
         except Exception as error:  # whatever a cache raises ends one comparison, not the plane
-            self._report_failed(command, f"comparing failed: {error!r}", retriable=True)
+            reason = f"comparing failed: {error!r}"
+            self._report_failed(command, reason, Cause.CANARY, retriable=True)
             return
         self._emit(
             Compared(
@@ -175,9 +178,9 @@ class Receiver:
         except TransferError as error:
             self._stats.frames_refused += 1
             self._stats.checksum_failures += isinstance(error, ChecksumError)
-            self._reject(transfer, str(error))
+            self._reject(transfer, str(error), error.cause)
         except Exception as error:  # whatever a cache raises ends one transfer, not the plane
-            self._reject(transfer, f"scattering failed: {error!r}")
+            self._reject(transfer, f"scattering failed: {error!r}", Cause.OTHER)
 
     def _is_meant(self, transfer: Incoming | None, peer: PeerKey, header: Header) -> bool:
         """Whether the frame belongs to what is expected now, from the process it is expected of."""
@@ -299,45 +302,43 @@ class Receiver:
         if header.kind is Kind.ABORT and self._is_meant(transfer, peer, header):
             assert transfer is not None
             reason = frame.read_reason(payload)
-            self._fail(transfer, f"aborted by the sender: {reason}", retriable=True)
+            told = f"aborted by the sender: {reason}"
+            self._fail(transfer, told, Cause.PEER_FAILED, retriable=True)
 
     # ---- failures and time -------------------------------------------------------------------
 
     def on_lost(self, peer: PeerKey, reason: str, *, refused: bool) -> None:
+        what, cause = ("refused by", Cause.REFUSED) if refused else ("lost", Cause.PEER_LOST)
         for transfer in [t for t in self._transfers.values() if t.peer == peer]:
-            what = "refused by" if refused else "lost"
-            self._fail(transfer, f"{what} {peer}: {reason}", retriable=not refused)
+            self._fail(transfer, f"{what} {peer}: {reason}", cause, retriable=not refused)
 
     def tick(self, now: float) -> None:
         for transfer in list(self._transfers.values()):
-            reason = self._overdue(transfer, now)
-            if reason:
-                self._reject(transfer, reason)
+            command = transfer.command
+            if now - transfer.opened_at > command.deadline_seconds:
+                reason = f"not complete after {command.deadline_seconds:g} s"
+                self._reject(transfer, reason, Cause.TIMEOUT_TRANSFER)
+            elif transfer.frame_at and now - transfer.frame_at > command.progress_seconds:
+                reason = f"no frame for {command.progress_seconds:g} s"
+                self._reject(transfer, reason, Cause.TIMEOUT_PROGRESS)
 
-    @staticmethod
-    def _overdue(transfer: Incoming, now: float) -> str:
-        command = transfer.command
-        if now - transfer.opened_at > command.deadline_seconds:
-            return f"not complete after {command.deadline_seconds:g} s"
-        if transfer.frame_at and now - transfer.frame_at > command.progress_seconds:
-            return f"no frame for {command.progress_seconds:g} s"
-        return ""
-
-    def _reject(self, transfer: Incoming, reason: str) -> None:
+    def _reject(self, transfer: Incoming, reason: str, cause: Cause) -> None:
         """Tell the sender that this attempt failed here, and give it up."""
         self._tell(transfer, Kind.NACK, reason)
-        self._fail(transfer, reason, retriable=True)
+        self._fail(transfer, reason, cause, retriable=True)
 
     def _tell(self, transfer: Incoming, kind: Kind, reason: str) -> None:
         self._end.tell(self._carrier, transfer.peer, self._header(transfer, kind), reason)
 
-    def _fail(self, transfer: Incoming, reason: str, *, retriable: bool) -> None:
+    def _fail(self, transfer: Incoming, reason: str, cause: Cause, *, retriable: bool) -> None:
         if self._transfers.get(part_of(transfer.command)) is not transfer:
             return
         self._drop(transfer)
-        self._report_failed(transfer.command, reason, retriable=retriable)
+        self._report_failed(transfer.command, reason, cause, retriable=retriable)
 
-    def _report_failed(self, command: Expect | Compare, reason: str, *, retriable: bool) -> None:
+    def _report_failed(
+        self, command: Expect | Compare, reason: str, cause: Cause, *, retriable: bool
+    ) -> None:
         self._stats.receives_failed += 1
         self._emit(
             ReceiveFailed(
@@ -346,6 +347,7 @@ class Receiver:
                 peer_rank=command.peer_rank if isinstance(command, Expect) else 0,
                 reason=reason,
                 retriable=retriable,
+                cause=cause.value,
             )
         )
 
@@ -358,7 +360,7 @@ class Receiver:
 
     def close(self) -> None:
         for transfer in list(self._transfers.values()):
-            self._reject(transfer, "the data plane is shutting down")
+            self._reject(transfer, "the data plane is shutting down", Cause.STOPPING)
 
     def fill(self, stats: DataPlaneStats) -> None:
         stats.active_receives = len(self._transfers)

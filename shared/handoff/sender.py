@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 
+from ..causes import Cause
 from ..errors import PeerRefusedError
 from . import frame
 from .carrier import Departure, Listener, PeerGoneError
@@ -79,10 +80,10 @@ class Sender:
             return
         reason = self._refusal(command, known)
         if reason:
-            self._report_failed(command, reason)
+            self._report_failed(command, reason, Cause.REFUSED)
             return
         if known is not None:
-            self._fail(known, f"attempt {command.attempt} took its place")
+            self._fail(known, f"attempt {command.attempt} took its place", Cause.SUPERSEDED)
         frame_bytes = min(self._ring.payload_bytes, command.window_bytes // 2)
         cell_bytes = self._end.cell_bytes(command, command.dtype)
         self._transfers[part_of(command)] = Outgoing(
@@ -135,7 +136,7 @@ class Sender:
                 command.first_layer, command.end_layer, command.first_token, command.end_token
             )
         except ValueError as error:
-            self._fail(transfer, str(error), tell=True)
+            self._fail(transfer, str(error), Cause.OTHER, tell=True)
             return
         if transfer.work.complete and not transfer.computed_at:
             transfer.computed_at = now
@@ -174,9 +175,9 @@ class Sender:
                 return transfer.work.complete and self._send_fin(transfer)
             return self._send_piece(transfer)
         except PeerGoneError as error:
-            self._fail(transfer, str(error))
+            self._fail(transfer, str(error), error.cause)
         except Exception as error:  # whatever a cache raises ends one transfer, not the plane
-            self._fail(transfer, f"packing failed: {error!r}", tell=True)
+            self._fail(transfer, f"packing failed: {error!r}", Cause.OTHER, tell=True)
         return False
 
     def _send_piece(self, transfer: Outgoing) -> bool:
@@ -264,7 +265,8 @@ class Sender:
         elif header.kind is Kind.ACK:
             self._acknowledged(transfer, header.sequence, frame.read_ack(payload))
         elif header.kind in (Kind.NACK, Kind.ABORT):
-            self._fail(transfer, f"refused by the receiver: {frame.read_reason(payload)}")
+            reason = f"refused by the receiver: {frame.read_reason(payload)}"
+            self._fail(transfer, reason, Cause.PEER_FAILED)
 
     def _answer_unknown(self, peer: PeerKey, header: Header) -> None:
         """An ack for what we do not send: its owner should stop waiting. Aborts end here."""
@@ -277,7 +279,7 @@ class Sender:
     def _acknowledged(self, transfer: Outgoing, sequence: int, received: int) -> None:
         if not transfer.acknowledged <= received <= transfer.sent:
             reason = f"{received} bytes acknowledged, {transfer.sent} sent"
-            self._fail(transfer, reason, tell=True)
+            self._fail(transfer, reason, Cause.INCOMPLETE, tell=True)
             return
         self._stats.bytes_acknowledged += received - transfer.acknowledged
         transfer.acknowledged = received
@@ -303,24 +305,23 @@ class Sender:
 
     def on_lost(self, peer: PeerKey, reason: str) -> None:
         for transfer in [t for t in self._transfers.values() if t.peer == peer]:
-            self._fail(transfer, f"lost {peer}: {reason}")
+            self._fail(transfer, f"lost {peer}: {reason}", Cause.PEER_LOST)
 
     def tick(self, now: float) -> None:
         """Fail what waits too long for its receiver; waiting for the computation is the head's."""
         for transfer in list(self._transfers.values()):
             waited = now - transfer.progress_at
             if transfer.waits_for_peer and waited > transfer.command.progress_seconds:
-                self._fail(
-                    transfer, f"no progress at {transfer.peer} for {waited:.1f} s", tell=True
-                )
+                reason = f"no progress at {transfer.peer} for {waited:.1f} s"
+                self._fail(transfer, reason, Cause.TIMEOUT_PROGRESS, tell=True)
 
-    def _fail(self, transfer: Outgoing, reason: str, *, tell: bool = False) -> None:
+    def _fail(self, transfer: Outgoing, reason: str, cause: Cause, *, tell: bool = False) -> None:
         if tell:
             self._tell(transfer, Kind.ABORT, reason)
         self._drop(transfer)
-        self._report_failed(transfer.command, reason)
+        self._report_failed(transfer.command, reason, cause)
 
-    def _report_failed(self, command: OpenSend, reason: str) -> None:
+    def _report_failed(self, command: OpenSend, reason: str, cause: Cause) -> None:
         self._stats.sends_failed += 1
         self._emit(
             SendFailed(
@@ -328,6 +329,7 @@ class Sender:
                 attempt=command.attempt,
                 peer_rank=command.peer_rank,
                 reason=reason,
+                cause=cause.value,
             )
         )
 
@@ -356,7 +358,8 @@ class Sender:
     def close(self) -> None:
         """Fail everything; the slots come back as the carrier lets go of them (``settled``)."""
         for transfer in list(self._transfers.values()):
-            self._fail(transfer, "the data plane is shutting down", tell=True)
+            reason = "the data plane is shutting down"
+            self._fail(transfer, reason, Cause.STOPPING, tell=True)
 
     @property
     def settled(self) -> bool:

@@ -28,6 +28,7 @@ def introduce(address: str, registry: str, deadline: float) -> None:
         address=address,
         model=status.model,
         load=status.load,
+        version=status.version,
     )
     with grpc.insecure_channel(registry) as channel:
         try:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from ...proto import tandem_pb2 as pb
 from ..engine.core import EngineCore
 from ..handoff.stats import DataPlaneStats
 from .plane_metrics import PlaneCollector
-
-_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+from .transfer_metrics import TransferMetrics
 
 
 class NodeMetrics:
@@ -27,29 +26,7 @@ class NodeMetrics:
         self.count_leases: Callable[[], int] = lambda: 0
         self.registry = CollectorRegistry()
         self.registry.register(PlaneCollector(planes))
-        self.transfers = Counter(
-            "tandem_transfers",
-            "Attempts at a transfer, by outcome.",
-            ["outcome"],
-            registry=self.registry,
-        )
-        self.transfer_bytes = Counter(
-            "tandem_transfer_bytes",
-            "KV bytes moved by committed transfers.",
-            registry=self.registry,
-        )
-        self.transfer_seconds = Histogram(
-            "tandem_transfer_seconds",
-            "From opening a transfer to its commit.",
-            registry=self.registry,
-            buckets=_SECONDS,
-        )
-        self.exposed_seconds = Histogram(
-            "tandem_transfer_exposed_seconds",
-            "From the last layer computed to the last byte confirmed.",
-            registry=self.registry,
-            buckets=_SECONDS,
-        )
+        self.transfers = TransferMetrics(self.registry)
         self.local_prefills = Counter(
             "tandem_local_prefills",
             "Prompts that a decode node prefilled itself, by reason.",

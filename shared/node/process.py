@@ -22,6 +22,8 @@ from ..config import EngineConfig, HandoffConfig, NodeConfig
 from ..errors import StartupError, UsageError
 from ..handoff.epoch import new_epoch
 from ..handoff.inbox import Inbox
+from ..tracing import NO_TRACER, Tracer
+from ..version import version
 from .engine import NodeEngine, NodeIdentity, fingerprint_text, start_engine
 from .metrics import NodeMetrics
 from .probe import ProbeServer
@@ -71,6 +73,7 @@ class NodeFrame:
     metrics: NodeMetrics
     handoff: HandoffConfig
     status: Callable[[], pb.StatusReply]
+    tracer: Tracer
 
 
 async def run_node(
@@ -80,13 +83,14 @@ async def run_node(
     node: NodeConfig,
     *,
     on_ready: Callable[[str], None] = lambda address: None,
+    tracer: Tracer = NO_TRACER,
 ) -> None:
     """Run until SIGTERM or SIGINT. Raises ``StartupError`` when it cannot start, or when the ranks
     are lost: a supervisor starts the node again."""
     check_exposure(handoff, role.listens, node)
     routers = node.routers  # a wrong --join is refused before anything starts
     handoff.kv_advertised(engine_config.world_size - 1)  # and so is a wrong --kv-advertise
-    identity = NodeIdentity(node.node_id or _default_id(role), new_epoch())
+    identity = NodeIdentity(named(node, role).node_id or "", new_epoch())
     life = _Life()
     _catch_signals(life.stop)
     # A taken port is known before the model is loaded, and the probes answer meanwhile.
@@ -98,9 +102,8 @@ async def run_node(
         async with _engine(engine_config, handoff, identity, role, life) as (engine, inbox):
             metrics = NodeMetrics(engine.core, inbox.stats)
             described = _Description(role, engine, identity, metrics, address, node)
-            role.register(
-                server, NodeFrame(engine, identity, inbox, metrics, handoff, described.status)
-            )
+            frame = NodeFrame(engine, identity, inbox, metrics, handoff, described.status, tracer)
+            role.register(server, frame)
             await server.start()
             registrations = [
                 Registration(router, described.join, metrics.samples, life.end, life.stop.set)
@@ -183,6 +186,7 @@ class _Description:
             address=self._address,
             model=self._card,
             load=self._metrics.load(),
+            version=version(),
         )
 
     def status(self) -> pb.StatusReply:
@@ -195,6 +199,7 @@ class _Description:
             load=self._metrics.load(),
             model=self._card,
             metrics=self._metrics.samples(),
+            version=version(),
         )
 
 
@@ -300,9 +305,14 @@ def _catch_signals(stop: asyncio.Event) -> None:
         loop.add_signal_handler(number, stop.set)
 
 
-def _default_id(role: NodeRole) -> str:
-    kind = "prefill" if role.role == pb.ROLE_PREFILL else "decode"
-    return f"{kind}-{socket.gethostname()}-{secrets.token_hex(3)}"
+def kind_of(role: NodeRole) -> str:
+    return "prefill" if role.role == pb.ROLE_PREFILL else "decode"
+
+
+def named(node: NodeConfig, role: NodeRole) -> NodeConfig:
+    """The same with a name, if it had none."""
+    made_up = f"{kind_of(role)}-{socket.gethostname()}-{secrets.token_hex(3)}"
+    return replace(node, node_id=node.node_id or made_up)
 
 
 def with_host(handoff: HandoffConfig, host: str) -> HandoffConfig:

@@ -15,6 +15,7 @@ from tandem.decode_node.peer import Peer, PeerLostError, reachable
 from tandem.decode_node.receiving import Receipt, ReceivingNode
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.tandem_pb2_grpc import PrefillStub
+from tandem.shared.causes import Cause
 from tandem.shared.config import HandoffConfig
 from tandem.shared.engine.plan import SamplingParams
 from tandem.shared.engine.sequence import Sequence
@@ -159,7 +160,8 @@ async def test_a_peer_that_has_sent_another_count_is_not_believed() -> None:
         yield done(1)
 
     async with attempt(script) as one:
-        assert "sent 1 bytes, 200 arrived" in str(await one.error())
+        error = await one.error()
+        assert "sent 1 bytes, 200 arrived" in str(error) and error.cause is Cause.INCOMPLETE
 
 
 async def test_a_peer_that_falls_silent_after_the_last_byte_changes_nothing(
@@ -194,13 +196,14 @@ async def test_a_silent_peer_is_lost() -> None:
 async def test_signs_of_life_do_not_prolong_a_transfer_for_ever() -> None:
     async with attempt(transfer_timeout=0.3) as one:
         error = await one.error()
-        assert not isinstance(error, PeerLostError)
+        assert not isinstance(error, PeerLostError) and error.cause is Cause.TIMEOUT_TRANSFER
         assert "receiving for 0.3 s" in str(error)
 
 
 async def test_a_lease_that_is_not_renewed_ends_the_attempt() -> None:
     async with attempt(lease_seconds=0.2) as one:
-        assert "has not renewed the lease" in str(await one.error())
+        error = await one.error()
+        assert "has not renewed the lease" in str(error) and error.cause is Cause.LEASE
 
 
 async def test_ranks_that_are_not_greeted_fail_before_the_peer_is_asked(
@@ -208,7 +211,8 @@ async def test_ranks_that_are_not_greeted_fail_before_the_peer_is_asked(
 ) -> None:
     monkeypatch.setattr(transfer, "GREET_SECONDS", 0.1)
     async with attempt(greets=False) as one:
-        assert "reserved for 0.1 s" in str(await one.error())
+        error = await one.error()
+        assert "reserved for 0.1 s" in str(error) and error.cause is Cause.TIMEOUT_GREET
         assert one.fake.opened == []
 
 

@@ -34,7 +34,10 @@ class World:
         self.config = HandoffConfig(prefill_threshold=threshold)
         self.sequence = Sequence(1, list(range(100)), SamplingParams())
         receiving: Any = SimpleNamespace(
-            engine=self.node.engine, config=self.config, receive=self.receive
+            engine=self.node.engine,
+            config=self.config,
+            receive=self.receive,
+            inbox=self.node.ranks.inbox,
         )
         self.transfers = Transfers(receiving, self, self.node.metrics)  # type: ignore[arg-type]
 
@@ -56,7 +59,7 @@ class World:
         error = self.fates[candidate.address]
         if isinstance(error, PeerRefusedError):
             raise error
-        return SimpleNamespace(address=candidate.address)
+        return SimpleNamespace(address=candidate.address, node_id=candidate.node_id, epoch=0)
 
     async def forget(self, peer: Any) -> None:
         self.forgotten.append(peer.address)
@@ -85,8 +88,13 @@ async def test_each_failure_is_another_attempt_with_the_next_node() -> None:
     assert await world.run(A, B, C) == Outcome(node="c")
     assert world.tried == [("b", 1), ("c", 2)]
     assert world.forgotten == ["b"]
-    for outcome in ("refused", "failed", "committed"):
-        assert world.node.metric("tandem_transfers_total", outcome=outcome) == 1
+    for number, outcome, cause in (
+        ("1", "refused", "refused"),
+        ("2", "failed", "peer_lost"),
+        ("3+", "committed", ""),
+    ):
+        labels = {"attempt": number, "outcome": outcome, "cause": cause}
+        assert world.node.metric("tandem_transfers_total", **labels) == 1
 
 
 async def test_when_all_fail_the_prompt_is_prefilled_here() -> None:

@@ -184,11 +184,24 @@ def held(node: Part) -> float:
 
 
 def metric(text: str, series: str) -> float:
-    """One sample's value in Prometheus text; 0 when it is not there yet."""
-    for line in text.splitlines():
-        if line.startswith(series + " "):
-            return float(line.rsplit(" ", 1)[1])
-    return 0.0
+    """The sum of the samples with this name and these labels in Prometheus text, whatever other
+    labels they have; 0 when there is none yet."""
+    name, wanted = _series(series)
+    return sum(
+        float(line.rsplit(" ", 1)[1])
+        for line in text.splitlines()
+        if line.startswith(name) and _matches(line.rsplit(" ", 1)[0], name, wanted)
+    )
+
+
+def _matches(found: str, name: str, wanted: set[str]) -> bool:
+    its_name, labels = _series(found)
+    return its_name == name and wanted <= labels
+
+
+def _series(series: str) -> tuple[str, set[str]]:
+    name, _, labels = series.partition("{")
+    return name, set(re.findall(r'\w+="[^"]*"', labels))
 
 
 def node_metric(node: Part, series: str) -> float:

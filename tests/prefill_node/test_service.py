@@ -134,6 +134,7 @@ async def test_a_lease_that_nobody_renews_ends_the_attempt() -> None:
             assert (await node.stub.Renew(ids(2, 9))).ids == [2]
         assert len(node.ranks.of(CancelSend)) == RANKS
         assert node.service.live == 1
+        assert node.metric("tandem_transfers_total", outcome="cancelled", cause="lease") == 1
         expire.cancel()
         node.ranks.computes.set()
         kept.cancel()
@@ -157,6 +158,7 @@ async def test_a_new_epoch_voids_what_the_old_one_held() -> None:
         hello = introduction(node.engine, node.identity)
         hello.node_id, hello.epoch = ME, EPOCH + 1
         reply = await node.stub.Hello(hello)
+        assert node.metric("tandem_transfers_total", cause="peer_lost") == 1
         assert reply.lease_seconds == 10 and len(reply.ranks) == RANKS
         assert node.service.live == 0
 
@@ -205,12 +207,13 @@ async def test_a_failed_rank_or_a_failed_step_fails_the_attempt_in_its_state() -
         call = node.open()
         opening = await node.ranks.wait(OpenSend)
         await until(lambda: node.service._sending[1].state.value in ("streaming", "held"))
-        node.ranks.emit_all(SendFailed, opening, reason="lost it")
+        node.ranks.emit_all(SendFailed, opening, reason="lost it", cause="timeout_progress")
         *_, failed = await rest(call)
+        assert failed.failed.cause == "timeout_progress"
         assert failed.failed.reason in ("held: lost it", "streaming: lost it")
         node.ranks.fails = "not finite"
         *_, failed = await rest(node.open(2, prompt=PROMPT[::-1]))
-        assert "not finite" in failed.failed.reason
+        assert "not finite" in failed.failed.reason and failed.failed.cause == "compute"
 
 
 async def test_a_state_that_lasts_too_long_fails_the_attempt() -> None:

@@ -137,7 +137,13 @@ class Node:
         return counts.owned + counts.reserved
 
     def metric(self, name: str, **labels: str) -> float:
-        return self.metrics.registry.get_sample_value(name, labels) or 0.0
+        """The sum of the samples with these labels, whatever others they have."""
+        return sum(
+            sample.value
+            for family in self.metrics.registry.collect()
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Node]:

@@ -1,0 +1,87 @@
+"""Can KV move from a prefill node to this one, and how well? Asked by ``tandem doctor``."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from ..proto import tandem_pb2 as pb
+from ..shared.causes import Cause
+from ..shared.errors import TransferError
+from .canary import Canary
+from .peer import Peer, PeerLostError
+from .peers import Peers
+from .receiving import ReceivingNode
+
+CONNECT_SECONDS = 2.0
+# All examinations of one call together; whoever asks must hear of it before giving up.
+PAIR_SECONDS = 12.0
+MAX_PAIRS = 64
+
+
+class Examiner:
+    """Greets, connects, and runs the canary anew, whatever has passed before."""
+
+    def __init__(self, node: ReceivingNode, peers: Peers, canary: Canary) -> None:
+        self._node = node
+        self._peers = peers
+        self._canary = canary
+        self._examining = asyncio.Lock()
+
+    @property
+    def busy(self) -> bool:
+        return self._examining.locked()
+
+    async def examine(self, candidates: Iterable[pb.PrefillCandidate]) -> list[pb.PairReport]:
+        """One report a candidate, of at most ``MAX_PAIRS``; all at the same time."""
+        async with self._examining:
+            chosen = list(candidates)[:MAX_PAIRS]
+            return await asyncio.gather(*(self._pair(candidate) for candidate in chosen))
+
+    async def _pair(self, candidate: pb.PrefillCandidate) -> pb.PairReport:
+        report = pb.PairReport(node_id=candidate.node_id, address=candidate.address)
+        try:
+            async with asyncio.timeout(PAIR_SECONDS):
+                await self._look(candidate, report)
+        except TransferError as error:
+            report.problem, report.cause = str(error), error.cause.value
+        except TimeoutError:
+            report.problem = f"no verdict within {PAIR_SECONDS:g} s"
+            report.cause = Cause.TIMEOUT_TRANSFER.value
+        return report
+
+    async def _look(self, candidate: pb.PrefillCandidate, report: pb.PairReport) -> None:
+        peer = await self._peers.greet(candidate)
+        asked_at = time.monotonic()
+        await self._peers.held(peer)
+        report.round_trip_seconds = time.monotonic() - asked_at
+        await _connect(peer)
+        await self._peers.meet(candidate)
+        begun = time.monotonic()
+        try:
+            moved = await self._canary.check(peer)
+        except PeerLostError:
+            await self._peers.forget(peer)
+            raise
+        report.canary_seconds = time.monotonic() - begun
+        report.carrier = self._node.inbox.connections.carrier(peer.node_id, peer.epoch)
+        report.bytes_per_token = moved / self._canary.tokens
+        report.tokens_per_second = peer.link.tokens_per_second
+
+
+async def _connect(peer: Peer) -> None:
+    """Raises ``TransferError`` for the first port of the peer's data plane that is closed to us."""
+    for endpoint in dict.fromkeys(one for pair in peer.endpoints for one in pair):
+        address = urlsplit(endpoint)
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                _, writer = await asyncio.open_connection(address.hostname, address.port)
+        except (OSError, TimeoutError) as error:
+            why = getattr(error, "strerror", None) or f"no answer within {CONNECT_SECONDS:g} s"
+            raise TransferError(
+                f"its data port {address.netloc} cannot be reached: {why}",
+                cause=Cause.TIMEOUT_GREET,
+            ) from None
+        writer.close()

@@ -1,0 +1,223 @@
+"""What is wrong with a cluster, in words, and what to do: a pure function of a survey."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..proto import tandem_pb2 as pb
+from ..shared.causes import Cause
+from .survey import NodeSeen, Survey
+
+# Nodes send a heartbeat a second, and are dropped after three.
+LATE_SECONDS = 2.0
+ROLES = {pb.ROLE_PREFILL: "prefill", pb.ROLE_DECODE: "decode"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``wrong``: requests fail or take a worse way because of it; otherwise good to know."""
+
+    subject: str
+    problem: str
+    remedy: str
+    wrong: bool = True
+
+
+def findings(survey: Survey) -> list[Finding]:
+    """What is wrong first."""
+    found = [
+        *_of_router(survey),
+        *_of_absent(survey),
+        *(one for seen in survey.nodes for one in _of_node(seen)),
+        *_of_models(survey.nodes),
+        *_of_versions(survey),
+        *_of_pairs(survey),
+    ]
+    return sorted(found, key=lambda finding: not finding.wrong)
+
+
+def _of_router(survey: Survey) -> Iterator[Finding]:
+    if survey.health.problem:
+        yield Finding(
+            "router",
+            f"does not answer at {survey.url}: {survey.health.problem}",
+            "start it (tandem router), or correct the address",
+        )
+    if survey.listed.problem:
+        yield Finding(
+            "router",
+            f"its registry does not answer at {survey.registry}: {survey.listed.problem}",
+            "name the address of --registry-port with --router",
+        )
+    elif not _with_role(survey.nodes, pb.ROLE_DECODE):
+        yield Finding(
+            "router",
+            "no decode node is here, so every request gets 503",
+            f"start one: tandem decode-node MODEL --join {survey.registry}",
+        )
+    elif not _with_role(survey.nodes, pb.ROLE_PREFILL):
+        yield Finding(
+            "router",
+            "no prefill node is here, so decode nodes prefill every prompt",
+            f"if that is not meant: tandem prefill-node MODEL --join {survey.registry}",
+            wrong=False,
+        )
+    elif survey.ready.problem and not survey.health.problem:
+        yield Finding("router", f"is not ready: {survey.ready.problem}", "look at its log")
+
+
+def _of_absent(survey: Survey) -> Iterator[Finding]:
+    absent = survey.listed.reply.absent if survey.listed.reply is not None else ()
+    for node in absent:
+        subject = f"{ROLES.get(node.role, '?')} node {node.node_id}"
+        if node.refused:
+            yield Finding(
+                subject,
+                f"was refused {node.seconds_ago:.0f} s ago: {node.reason}",
+                "start it with the model that the cluster serves",
+            )
+        else:
+            yield Finding(
+                subject,
+                f"{node.reason} and was dropped {node.seconds_ago:.0f} s ago (it was at "
+                f"{node.address})",
+                "see whether the process is stopped, dead or cut off from the router; its log says "
+                "more; start it again",
+            )
+
+
+def _of_node(seen: NodeSeen) -> Iterator[Finding]:
+    info, status = seen.info, seen.status.reply
+    subject = f"{ROLES.get(info.role, '?')} node {info.node_id}"
+    if info.heartbeat_age_seconds > LATE_SECONDS:
+        yield Finding(
+            subject,
+            f"its last heartbeat is {info.heartbeat_age_seconds:.1f} s old",
+            "the process is stopped or overloaded, or the network loses its calls",
+        )
+    if status is None:
+        yield Finding(
+            subject,
+            f"does not answer at {info.address}: {seen.status.problem}",
+            "see whether the process is stopped, and whether its --port is open from here; if it "
+            "listens elsewhere, name that with --advertise",
+        )
+        return
+    if status.epoch != info.epoch or status.node_id != info.node_id:
+        yield Finding(
+            subject,
+            f"another process, {status.node_id}, answers at {info.address}",
+            "two nodes advertise one address; give each its own --port or --advertise",
+        )
+        return
+    yield from _of_status(subject, status)
+
+
+def _of_status(subject: str, status: pb.StatusReply) -> Iterator[Finding]:
+    if status.draining:
+        yield Finding(subject, "drains: it takes no more work", "nothing, if that is meant", False)
+    if not status.load.free_blocks:
+        yield Finding(
+            subject,
+            f"none of its {status.load.total_blocks} KV blocks is free",
+            "if it stays so: raise --kv-fraction, add a node, or lower --max-num-seqs",
+            wrong=False,
+        )
+    for refused in status.refused:
+        yield Finding(
+            subject,
+            f"never uses the prefill node {refused.node_id} at {refused.address}: {refused.reason}",
+            "restart that prefill node when it is put right: a new start gets a new chance",
+        )
+    yield from _of_metrics(subject, status)
+
+
+def _of_metrics(subject: str, status: pb.StatusReply) -> Iterator[Finding]:
+    corrupt = _sum(status, "tandem_data_plane_checksum_failures_total")
+    if corrupt:
+        yield Finding(
+            subject,
+            f"{corrupt:.0f} frames of KV came with a wrong checksum since it started",
+            "none was used, but memory or network on the way is bad",
+            wrong=False,
+        )
+    held = _sum(status, "tandem_data_plane_staging_slots", state="held")
+    if held and not _sum(status, "tandem_data_plane_staging_slots", state="free"):
+        yield Finding(
+            subject,
+            f"all {held:.0f} slots of its staging ring are in use",
+            "if it stays so, receivers or the network are slow; raise --staging-bytes",
+            wrong=False,
+        )
+
+
+def _of_models(nodes: list[NodeSeen]) -> Iterator[Finding]:
+    """A router refuses other models, but a node behind it may have been started again."""
+    known = [seen for seen in nodes if seen.status.reply is not None]
+    for seen in known[1:]:
+        first = known[0]
+        if seen.status.reply.model.fingerprint != first.status.reply.model.fingerprint:
+            yield Finding(
+                f"{ROLES.get(seen.info.role, '?')} node {seen.info.node_id}",
+                f"runs another model than {first.info.node_id}",
+                "start both with the same model and options",
+            )
+
+
+def _of_versions(survey: Survey) -> Iterator[Finding]:
+    listed = survey.listed.reply
+    if listed is None:
+        return
+    others = {seen.info.node_id: seen.info.version for seen in survey.nodes}
+    differing = {name: its for name, its in others.items() if its != listed.version}
+    if differing:
+        shown = ", ".join(f"{name} {its or 'unknown'}" for name, its in differing.items())
+        yield Finding(
+            "versions",
+            f"the router runs {listed.version}, but: {shown}",
+            "finish the update; mixed versions are meant to last only as long as one",
+            wrong=False,
+        )
+
+
+def _of_pairs(survey: Survey) -> Iterator[Finding]:
+    for decode, answer in survey.pairs.items():
+        if answer.problem:
+            yield Finding(
+                f"decode node {decode}",
+                f"could not be examined: {answer.problem}",
+                "ask again; if it stays so, look at its log",
+            )
+            continue
+        for pair in answer.reply.pairs:
+            if pair.problem:
+                yield Finding(
+                    f"{pair.node_id} to {decode}",
+                    f"KV cannot move: {pair.problem}",
+                    _REMEDIES.get(pair.cause, "look at the logs of both nodes"),
+                )
+
+
+_REMEDIES: dict[str, str] = {
+    Cause.PEER_LOST: "see whether the prefill node is stopped, and whether its --port is open from "
+    "the decode node",
+    Cause.TIMEOUT_GREET: "open the prefill node's data ports to the decode node (--kv-port fixes "
+    "them), and see that --kv-host is an address that it can reach",
+    Cause.REFUSED: "start both with the same model, options and version",
+    Cause.CANARY: "start both with the same weights and version, then restart the prefill node",
+    Cause.NO_BLOCKS: "the decode node is full; ask again when it has free blocks",
+    Cause.BUSY: "the prefill node is full or drains; ask again",
+}
+
+
+def _with_role(nodes: list[NodeSeen], role: pb.Role) -> bool:
+    return any(seen.info.role == role for seen in nodes)
+
+
+def _sum(status: pb.StatusReply, name: str, **labels: str) -> float:
+    return sum(
+        metric.value
+        for metric in status.metrics
+        if metric.name == name and labels.items() <= metric.labels.items()
+    )

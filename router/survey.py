@@ -1,0 +1,144 @@
+"""What a cluster says when it is asked from outside: the router, every node, every pair.
+
+Nothing is judged here (see ``findings.py``), and nothing raises: silence is a fact too.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import grpc
+
+from ..proto import tandem_pb2 as pb
+from ..proto.tandem_pb2_grpc import DecodeStub, PrefillStub, RegistryStub
+
+CALL_SECONDS = 3.0
+# Longer than a decode node allows itself for all of its pairs.
+EXAMINE_SECONDS = 15.0
+MAX_CALLS = 16
+MAX_BODY = 1 << 16
+
+Reply = TypeVar("Reply")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of asking one part; exactly one of ``reply`` and ``problem`` is there."""
+
+    seconds: float
+    reply: Any = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeen:
+    """What the router says of a node, and what the node says of itself (``pb.StatusReply``)."""
+
+    info: pb.NodeInfo
+    status: Answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """Everything that was found out. ``pairs`` has the examinations by decode node
+    (``pb.ExamineReply``)."""
+
+    url: str
+    registry: str
+    health: Answer
+    ready: Answer
+    listed: Answer
+    nodes: list[NodeSeen] = field(default_factory=list)
+    pairs: dict[str, Answer] = field(default_factory=dict)
+
+
+def survey(url: str, registry: str) -> Survey:
+    """Ask the router at ``url`` and ``registry``, then its nodes, all at the same time."""
+    health, ready = _get(f"{url}/health"), _get(f"{url}/ready")
+    listed = _call(registry, lambda channel: RegistryStub(channel).List(pb.ListRequest(), **_LIMIT))
+    infos = list(listed.reply.nodes) if listed.reply is not None else []
+    with ThreadPoolExecutor(MAX_CALLS) as pool:
+        nodes = list(pool.map(_see, infos))
+        prefill = [seen for seen in nodes if seen.info.role == pb.ROLE_PREFILL]
+        decode = [seen for seen in nodes if seen.info.role == pb.ROLE_DECODE]
+        answering = [seen for seen in decode if seen.status.reply is not None]
+        examined = pool.map(lambda seen: _examine(seen.info, prefill), answering if prefill else [])
+        pairs = dict(zip((seen.info.node_id for seen in answering), examined, strict=False))
+    return Survey(
+        url=url,
+        registry=registry,
+        health=health,
+        ready=ready,
+        listed=listed,
+        nodes=nodes,
+        pairs=pairs,
+    )
+
+
+def _see(info: pb.NodeInfo) -> NodeSeen:
+    stub = PrefillStub if info.role == pb.ROLE_PREFILL else DecodeStub
+    ask = lambda channel: stub(channel).Status(pb.StatusRequest(), **_LIMIT)  # noqa: E731
+    return NodeSeen(info, _call(info.address, ask))
+
+
+def _examine(decode: pb.NodeInfo, prefill: list[NodeSeen]) -> Answer:
+    request = pb.ExamineRequest(
+        prefill=[
+            pb.PrefillCandidate(
+                node_id=seen.info.node_id, epoch=seen.info.epoch, address=seen.info.address
+            )
+            for seen in prefill
+        ]
+    )
+    return _call(
+        decode.address,
+        lambda channel: DecodeStub(channel).Examine(request, timeout=EXAMINE_SECONDS),
+    )
+
+
+# One call: it waits neither for ever, nor for a server that may come later.
+_LIMIT: dict[str, Any] = {"timeout": CALL_SECONDS}
+
+
+def _call(address: str, ask: Callable[[grpc.Channel], Any]) -> Answer:
+    begun = time.monotonic()
+    with grpc.insecure_channel(address) as channel:
+        try:
+            reply = ask(channel)
+        except grpc.RpcError as error:
+            details = (error.details() or "").partition(";")[0]
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                details = f"no answer within {time.monotonic() - begun:.0f} s"
+            problem = details or error.code().name
+            return Answer(time.monotonic() - begun, problem=problem)
+    return Answer(time.monotonic() - begun, reply)
+
+
+def _get(url: str) -> Answer:
+    """The JSON of a probe, also of one that says no."""
+    begun = time.monotonic()
+    try:
+        with urllib.request.urlopen(url, timeout=CALL_SECONDS) as answer:
+            reply = json.loads(answer.read(MAX_BODY))
+    except urllib.error.HTTPError as error:
+        with error:
+            return Answer(time.monotonic() - begun, problem=_message(error))
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        why = getattr(error, "reason", error)
+        return Answer(time.monotonic() - begun, problem=str(why))
+    return Answer(time.monotonic() - begun, reply)
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.loads(error.read(MAX_BODY))["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {error.code}"

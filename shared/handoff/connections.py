@@ -1,0 +1,31 @@
+"""What carries KV between this node and its peers, as its ranks report it."""
+
+from __future__ import annotations
+
+from .messages import PeerJoined
+
+MAX_PEERS = 1024
+
+NONE, MIXED = "none", "mixed"
+
+
+class Connections:
+    """The carrier to each start of a peer. It outlives the connection, so that an attempt that
+    ended with it can still be counted; the peer that came first is forgotten first."""
+
+    def __init__(self) -> None:
+        self._carriers: dict[tuple[str, int], dict[tuple[int, int], str]] = {}
+
+    def joined(self, rank: int, event: PeerJoined) -> None:
+        """``rank`` of this node is connected with a rank of the peer."""
+        key = (event.node_id, event.epoch)
+        if key not in self._carriers and len(self._carriers) >= MAX_PEERS:
+            del self._carriers[next(iter(self._carriers))]
+        self._carriers.setdefault(key, {})[rank, event.rank] = event.carrier
+
+    def carrier(self, node_id: str, epoch: int) -> str:
+        """``tcp`` or ``shared_memory``; ``mixed`` when ranks differ, ``none`` before they met."""
+        used = set(self._carriers.get((node_id, epoch), {}).values())
+        if len(used) > 1:
+            return MIXED
+        return used.pop() if used else NONE

@@ -1,0 +1,29 @@
+"""Whose request a call from another part is: its id for the logs, its place in the trace."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import grpc
+
+from ..telemetry import REQUEST_ID_HEADER, checked_request_id, working_on
+from ..tracing import TRACEPARENT, Span, Tracer, Value, serving
+
+
+def serving_call(
+    tracer: Tracer,
+    name: str,
+    context: grpc.aio.ServicerContext[Any, Any],
+    **attributes: Value,
+) -> AbstractContextManager[Span]:
+    """The span of one RPC; gRPC runs each in a task of its own, which works for it alone."""
+    given = {key: value for key, value in context.invocation_metadata() or () if _is_text(value)}
+    request_id = checked_request_id(str(given.get(REQUEST_ID_HEADER, "")))
+    working_on(request_id=request_id)
+    traceparent = str(given.get(TRACEPARENT, ""))
+    return serving(tracer, name, traceparent, request_id=request_id, **attributes)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)

@@ -1,0 +1,121 @@
+"""What is counted of each attempt at a transfer, on the node that receives and on the one that
+sends. A canary is no transfer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from ..causes import Cause
+from ..errors import OverloadedError, PeerRefusedError, TransferError
+from ..handoff.connections import NONE
+from ..tracing import current
+
+SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+# The third attempt and those after it share a label.
+MAX_NUMBER = 3
+
+FAILED, REFUSED, CANCELLED = "failed", "refused", "cancelled"
+
+
+@dataclass(slots=True)
+class AttemptRecord:
+    """One attempt while it is under way. It has failed unless somebody says otherwise."""
+
+    number: int  # from 0
+    outcome: str = FAILED
+    cause: str = Cause.OTHER.value
+    carrier: str = NONE
+    bytes: int = 0
+    exposed_seconds: float | None = None
+    begun: float = field(default_factory=time.monotonic)
+
+    def succeeded(self, outcome: str, count: int, exposed_seconds: float | None) -> None:
+        """``exposed_seconds`` is ``None`` when the sender has not told."""
+        self.outcome, self.cause = outcome, ""
+        self.bytes, self.exposed_seconds = count, exposed_seconds
+
+    def failed(self, error: BaseException, cause: Cause | None = None) -> None:
+        """What has succeeded stays so: a peer may hang up on its last word. ``cause`` is for an
+        error that does not know its own."""
+        if not self.cause:
+            return
+        self.outcome, known = _judged(error)
+        self.cause = (cause or known).value
+
+
+def _judged(error: BaseException) -> tuple[str, Cause]:
+    match error:
+        case PeerRefusedError():
+            return REFUSED, error.cause
+        case TransferError():
+            return FAILED, error.cause
+        case OverloadedError():
+            return REFUSED, Cause.BUSY
+        case asyncio.CancelledError() | GeneratorExit():
+            return CANCELLED, Cause.CANCELLED
+    return FAILED, Cause.OTHER
+
+
+class TransferMetrics:
+    """The families, and the one place in which they are fed."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        which = ("carrier", "attempt")
+        self._attempts = Counter(
+            "tandem_transfers",
+            "Attempts at a transfer; those that did not succeed with their cause.",
+            ("outcome", "cause", *which),
+            registry=registry,
+        )
+        self._bytes = Counter(
+            "tandem_transfer_bytes", "KV bytes that attempts moved.", which, registry=registry
+        )
+        self._seconds = Histogram(
+            "tandem_transfer_seconds",
+            "From the start of an attempt to its end.",
+            ("outcome", *which),
+            registry=registry,
+            buckets=SECONDS,
+        )
+        self._exposed = Histogram(
+            "tandem_transfer_exposed_seconds",
+            "From the last layer computed to the last byte confirmed.",
+            which,
+            registry=registry,
+            buckets=SECONDS,
+        )
+
+    @contextmanager
+    def attempt(self, number: int) -> Iterator[AttemptRecord]:
+        """Count what happens within; an exception says how the attempt ended."""
+        record = AttemptRecord(number)
+        try:
+            yield record
+        except BaseException as error:
+            record.failed(error)
+            raise
+        finally:
+            self.count(record)
+
+    def count(self, record: AttemptRecord) -> None:
+        """The attempt is over: its span says the same as the metrics."""
+        current().set(
+            outcome=record.outcome,
+            cause=record.cause,
+            carrier=record.carrier,
+            bytes=record.bytes,
+        )
+        shown = record.number + 1
+        which = record.carrier, str(shown) if shown < MAX_NUMBER else f"{MAX_NUMBER}+"
+        self._attempts.labels(record.outcome, record.cause, *which).inc()
+        self._seconds.labels(record.outcome, *which).observe(time.monotonic() - record.begun)
+        if record.bytes:
+            self._bytes.labels(*which).inc(record.bytes)
+        if record.exposed_seconds is not None:
+            self._exposed.labels(*which).observe(record.exposed_seconds)

@@ -1,0 +1,119 @@
+"""One pair at a time: what stops KV is named, and nothing stops the report."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tandem.decode_node import examine
+from tandem.decode_node.examine import Examiner
+from tandem.decode_node.peer import PeerLostError
+from tandem.proto import tandem_pb2 as pb
+from tandem.shared.causes import Cause
+from tandem.shared.errors import PeerRefusedError, TransferError
+from tandem.shared.handoff.connections import Connections
+from tandem.shared.handoff.messages import PeerJoined
+
+TOKENS = 30
+P = pb.PrefillCandidate(node_id="p", epoch=3, address="p:1")
+
+
+class World:
+    """Peers and a canary that do what a test says, and one real port."""
+
+    tokens = TOKENS
+
+    def __init__(self, port: int = 0) -> None:
+        self.greeting: TransferError | None = None
+        self.singing: TransferError | None = None
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.forgotten = 0
+        endpoint = f"tcp://127.0.0.1:{port}"
+        self.peer: Any = SimpleNamespace(
+            node_id="p",
+            epoch=3,
+            endpoints=((endpoint, endpoint),),
+            link=SimpleNamespace(tokens_per_second=500.0),
+        )
+        connections = Connections()
+        connections.joined(0, PeerJoined(node_id="p", epoch=3, rank=0, carrier="tcp", note=""))
+        node: Any = SimpleNamespace(inbox=SimpleNamespace(connections=connections))
+        self.examiner = Examiner(node, self, self)  # type: ignore[arg-type]
+
+    async def report(self) -> pb.PairReport:
+        [report] = await self.examiner.examine([P])
+        return report
+
+    # ---- peers and the canary --------------------------------------------------------------
+
+    async def greet(self, candidate: pb.PrefillCandidate) -> Any:
+        if self.greeting is not None:
+            raise self.greeting
+        return self.peer
+
+    meet = greet
+
+    async def held(self, peer: Any) -> list[int]:
+        await self.answers.wait()
+        return []
+
+    async def forget(self, peer: Any) -> None:
+        self.forgotten += 1
+
+    async def check(self, peer: Any) -> int:
+        if self.singing is not None:
+            raise self.singing
+        return 64 * TOKENS
+
+
+async def listening() -> tuple[asyncio.Server, World]:
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    return server, World(server.sockets[0].getsockname()[1])
+
+
+async def test_a_way_that_works_is_measured() -> None:
+    server, world = await listening()
+    with closing(server):
+        report = await world.report()
+    assert (report.problem, report.carrier, report.bytes_per_token) == ("", "tcp", 64)
+    assert report.tokens_per_second == 500
+    assert report.round_trip_seconds > 0 and report.canary_seconds > 0
+
+
+async def test_a_port_that_is_closed_is_named() -> None:
+    server, world = await listening()
+    port = server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+    report = await world.report()
+    assert f"its data port 127.0.0.1:{port} cannot be reached" in report.problem
+    assert report.cause == Cause.TIMEOUT_GREET
+
+
+async def test_a_refusal_and_a_canary_that_differs_are_told_with_their_cause() -> None:
+    server, world = await listening()
+    with closing(server):
+        world.singing = PeerRefusedError("other KV", cause=Cause.CANARY)
+        assert (await world.report()).cause == Cause.CANARY and world.forgotten == 0
+        world.singing = PeerLostError("gone")
+        assert (await world.report()).cause == Cause.PEER_LOST and world.forgotten == 1
+        world.greeting = PeerRefusedError("layers is 2")
+        assert (await world.report()).problem == "layers is 2"
+
+
+async def test_a_peer_that_says_nothing_has_a_deadline_and_one_examination_runs_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(examine, "PAIR_SECONDS", 0.1)
+    world = World()
+    world.answers.clear()
+    running = asyncio.create_task(world.report())
+    while not world.examiner.busy:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert "no verdict within 0.1 s" in (await running).problem
+    assert not world.examiner.busy

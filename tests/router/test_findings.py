@@ -1,0 +1,184 @@
+"""What a doctor makes of what it saw: one thing wrong at a time."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tandem.proto import tandem_pb2 as pb
+from tandem.router.absent import MAX_ABSENT, REMEMBERED_SECONDS, Absent
+from tandem.router.doctor import as_json, as_text
+from tandem.router.findings import Finding, findings
+from tandem.router.survey import Answer, NodeSeen, Survey
+
+LOAD = pb.Load(free_blocks=5, total_blocks=9)
+CARD = pb.ModelCard(fingerprint="layers=2")
+
+
+def node(role: pb.Role, name: str, **status: Any) -> NodeSeen:
+    info = pb.NodeInfo(
+        node_id=name, epoch=7, role=role, address=f"{name}:1", version="1", load=LOAD
+    )
+    said = {"node_id": name, "epoch": 7, "ready": True, "load": LOAD, "model": CARD} | status
+    return NodeSeen(info, Answer(0.01, pb.StatusReply(**said)))
+
+
+def examined(**fields: Any) -> dict[str, Answer]:
+    pair = pb.PairReport(node_id="p", address="p:1", **fields)
+    return {"d": Answer(0.1, pb.ExamineReply(pairs=[pair]))}
+
+
+def healthy(**changes: Any) -> Survey:
+    well = Survey(
+        url="http://r:8000",
+        registry="r:8001",
+        health=Answer(0.01, {}),
+        ready=Answer(0.01, {}),
+        listed=Answer(0.01, pb.ListReply(version="1")),
+        nodes=[node(pb.ROLE_PREFILL, "p"), node(pb.ROLE_DECODE, "d")],
+        pairs=examined(carrier="tcp", canary_seconds=0.02),
+    )
+    return replace(well, **changes)
+
+
+def with_node(seen: NodeSeen) -> Survey:
+    """The healthy cluster with another prefill node."""
+    return healthy(nodes=[seen, node(pb.ROLE_DECODE, "d")])
+
+
+def late(seen: NodeSeen) -> NodeSeen:
+    seen.info.heartbeat_age_seconds = 2.5
+    return seen
+
+
+def absent(**fields: Any) -> Survey:
+    gone = pb.AbsentNode(node_id="gone", role=pb.ROLE_PREFILL, address="g:1", **fields)
+    return healthy(listed=Answer(0.01, pb.ListReply(version="1", absent=[gone])))
+
+
+def metric(name: str, value: float, **labels: str) -> pb.Metric:
+    return pb.Metric(name=name, value=value, labels=labels)
+
+
+def test_a_healthy_cluster_has_no_findings() -> None:
+    assert findings(healthy()) == []
+
+
+PREFILL = pb.ROLE_PREFILL
+REFUSED = pb.RefusedPeer(address="x:1", node_id="x", reason="other KV")
+SLOTS = "tandem_data_plane_staging_slots"
+
+
+@pytest.mark.parametrize(
+    ("seen", "problem", "remedy"),
+    [
+        (healthy(health=Answer(3, problem="refused")), "does not answer at http", "tandem router"),
+        (healthy(ready=Answer(0, problem="stopping")), "is not ready: stopping", "log"),
+        (healthy(listed=Answer(3, problem="x"), nodes=[]), "registry does not answer", "--router"),
+        (healthy(nodes=[node(PREFILL, "p")], pairs={}), "no decode node", "tandem decode-node"),
+        (absent(refused=True, reason="layers is 2"), "refused 0 s ago: layers is 2", "the model"),
+        (absent(reason="was silent for 3 s"), "silent for 3 s and was dropped", "stopped"),
+        (with_node(late(node(PREFILL, "p"))), "last heartbeat is 2.5 s old", "overloaded"),
+        (with_node(node(PREFILL, "p", epoch=8)), "another process", "--advertise"),
+        (
+            with_node(NodeSeen(node(PREFILL, "p").info, Answer(3, problem="no answer"))),
+            "does not answer at p:1: no answer",
+            "--port",
+        ),
+        (
+            with_node(node(PREFILL, "p", model=pb.ModelCard(fingerprint="layers=3"))),
+            "runs another model than p",
+            "same model",
+        ),
+        (with_node(node(PREFILL, "p", refused=[REFUSED])), "never uses", "restart that"),
+        (
+            healthy(pairs=examined(problem="no bytes", cause="timeout_greet")),
+            "KV cannot move: no bytes",
+            "--kv-port",
+        ),
+        (healthy(pairs=examined(problem="?", cause="news")), "KV cannot move", "logs of both"),
+        (healthy(pairs={"d": Answer(9, problem="slow")}), "could not be examined: slow", "again"),
+    ],
+)
+def test_what_is_wrong_is_said_with_what_to_do(seen: Survey, problem: str, remedy: str) -> None:
+    [found] = findings(seen)
+    assert found.wrong and problem in found.problem and remedy in found.remedy
+    assert f"wrong {found.subject}: {found.problem}" in as_text(seen, [found])
+    assert json.loads(as_json(seen, [found]))["healthy"] is False
+
+
+@pytest.mark.parametrize(
+    ("seen", "problem"),
+    [
+        (healthy(nodes=[node(pb.ROLE_DECODE, "d")], pairs={}), "no prefill node"),
+        (with_node(node(PREFILL, "p", draining=True)), "drains"),
+        (with_node(node(PREFILL, "p", load=pb.Load(total_blocks=9))), "none of its 9 KV blocks"),
+        (healthy(listed=Answer(0, pb.ListReply(version="2"))), "the router runs 2, but: p 1, d 1"),
+        (
+            with_node(
+                node(
+                    PREFILL,
+                    "p",
+                    metrics=[metric("tandem_data_plane_checksum_failures_total", 2, rank="0")],
+                )
+            ),
+            "2 frames of KV",
+        ),
+        (
+            with_node(
+                node(
+                    PREFILL,
+                    "p",
+                    metrics=[metric(SLOTS, 8, state="held"), metric(SLOTS, 0, state="free")],
+                )
+            ),
+            "all 8 slots",
+        ),
+    ],
+)
+def test_what_is_good_to_know_makes_nothing_unhealthy(seen: Survey, problem: str) -> None:
+    [found] = findings(seen)
+    assert not found.wrong and problem in found.problem
+    assert json.loads(as_json(seen, [found]))["healthy"] is True
+    assert "All well" in as_text(seen, [found])
+
+
+def test_rates_are_shown_as_what_they_are() -> None:
+    seen = healthy(
+        pairs=examined(
+            carrier="tcp",
+            canary_seconds=0.02,
+            round_trip_seconds=0.004,
+            bytes_per_token=1000,
+            tokens_per_second=50_000,
+        )
+    )
+    [row] = [line for line in as_text(seen, []).splitlines() if "passed" in line]
+    assert [cell.strip() for cell in row.strip("│ ").split("│")] == [
+        *("p", "d", "tcp", "passed", "20", "4.0", "50"),
+    ]
+    assert "unknown" in as_text(healthy(), [])
+
+
+def test_what_a_node_says_of_itself_is_no_markup() -> None:
+    told = as_text(healthy(), [Finding("[red]x", "[/] [bold]y", "z")])
+    assert "[red]x: [/] [bold]y" in told
+
+
+def test_absent_nodes_are_few_recent_and_forgotten_when_they_come() -> None:
+    now = [0.0]
+    nodes = Absent(lambda: now[0])
+    for number in range(2 * MAX_ABSENT):
+        nodes.add(pb.AbsentNode(node_id=str(number), reason="silent"))
+    assert len(nodes.all()) == MAX_ABSENT
+    now[0] = 5.0
+    nodes.add(pb.AbsentNode(node_id=str(MAX_ABSENT), reason="refused"))
+    nodes.came(str(MAX_ABSENT + 1))
+    *others, newest = nodes.all()
+    assert (newest.reason, newest.seconds_ago) == ("refused", 0)
+    assert len(others) == MAX_ABSENT - 2 and {node.seconds_ago for node in others} == {5.0}
+    now[0] = REMEMBERED_SECONDS
+    assert nodes.all() == [newest]
