@@ -12,11 +12,11 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
+from .fp8 import FP8, castable, indexable
+
 # Rows of a chunk that attend to earlier context are taken this many at a time, so that the mask
 # and the products spent on what it hides stay small.
 _TILE = 512
-
-_E4M3_MAX = torch.finfo(torch.float8_e4m3fn).max
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -150,21 +150,9 @@ def write_kv(
 ) -> None:
     """Put the step's K and V into their slots, in the cache's dtype."""
     for cached_KND, x_TKD in ((keys_KND, k_TKD), (values_KND, v_TKD)):
-        x_KTD = saturated(x_TKD, cached_KND.dtype).to(cached_KND.dtype).transpose(0, 1)
-        _copyable(cached_KND).index_copy_(1, slots_T, _copyable(x_KTD))
-
-
-def saturated(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``x`` such that a cast to ``dtype`` gives e4m3's largest value where it would give NaN, as
-    torch's own does in some versions and not in others. NaN stays NaN."""
-    if dtype != torch.float8_e4m3fn or x.dtype == dtype:
-        return x
-    return x.clamp(-_E4M3_MAX, _E4M3_MAX)
-
-
-def _copyable(x: torch.Tensor) -> torch.Tensor:
-    """fp8 as bytes: torch copies no fp8 by index on CPUs."""
-    return x.view(torch.uint8) if x.dtype == torch.float8_e4m3fn else x
+        dtype = cached_KND.dtype
+        x_KTD = castable(x_TKD, dtype).to(dtype).transpose(0, 1)
+        indexable(cached_KND).index_copy_(1, slots_T, indexable(x_KTD))
 
 
 def paged_attention(
@@ -180,13 +168,20 @@ def paged_attention(
     on a CPU, where torch takes two to five times as long as in fp32.
     """
     out = torch.empty_like(q_THD)
-    dtype = q_THD.dtype if keys_KND.dtype == torch.float8_e4m3fn else keys_KND.dtype
+    dtype = q_THD.dtype if keys_KND.dtype == FP8 else keys_KND.dtype
     narrow = dtype == torch.float16 and keys_KND.device.type == "cpu"
     q_THD = q_THD.to(torch.float32 if narrow else dtype)
     for context in contexts:
         attend = _decode if context.count == 1 else _chunk
         attend(q_THD, keys_KND, values_KND, context, window, out)
     return out
+
+
+def _read(
+    context: Context, cache_KND: torch.Tensor, first: int, end: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Tokens first to end of the cache, [K, end - first, D], in the type of the products."""
+    return castable(context.gather(cache_KND, first, end), dtype).to(dtype)
 
 
 def _first_visible(position: int, window: int | None) -> int:
@@ -204,8 +199,8 @@ def _decode(
     """The G query heads of a KV head are taken as G rows, so that K and V are not repeated."""
     heads, dim = keys_KND.shape[0], keys_KND.shape[2]
     first = _first_visible(context.start, window)
-    k = context.gather(keys_KND, first, context.end).to(q_THD.dtype)
-    v = context.gather(values_KND, first, context.end).to(q_THD.dtype)
+    k = _read(context, keys_KND, first, context.end, q_THD.dtype)
+    v = _read(context, values_KND, first, context.end, q_THD.dtype)
     row = context.rows.start
     q_KGD = q_THD[row].view(heads, -1, dim)
     attended = F.scaled_dot_product_attention(q_KGD[None], k[None], v[None])
@@ -222,16 +217,16 @@ def _chunk(
 ) -> None:
     rows, start = context.rows, context.start
     if start == 0 and (window is None or context.end <= window):
-        k = context.gather(keys_KND, 0, context.end).to(q_THD.dtype)
-        v = context.gather(values_KND, 0, context.end).to(q_THD.dtype)
+        k = _read(context, keys_KND, 0, context.end, q_THD.dtype)
+        v = _read(context, values_KND, 0, context.end, q_THD.dtype)
         out[rows] = _sdpa(q_THD[rows], k, v, None)
         return
     for offset in range(0, context.count, _TILE):
         tile = slice(rows.start + offset, min(rows.start + offset + _TILE, rows.stop))
         position, count = start + offset, tile.stop - tile.start
         first = _first_visible(position, window)
-        k = context.gather(keys_KND, first, position + count).to(q_THD.dtype)
-        v = context.gather(values_KND, first, position + count).to(q_THD.dtype)
+        k = _read(context, keys_KND, first, position + count, q_THD.dtype)
+        v = _read(context, values_KND, first, position + count, q_THD.dtype)
         mask = context.mask(position, count, first, window, q_THD.device)
         out[tile] = _sdpa(q_THD[tile], k, v, mask)
 

@@ -175,6 +175,7 @@ def _left_running(mark: str) -> list[str]:
         (["decode-node", "--d", "a"], ["--d", "'a'"]),
         (["decode-node", "--join", "nowhere"], ["--join", "nowhere"]),
         (["decode-node", "--port", "70000"], ["--port", "70000"]),
+        (["decode-node", "--kv-cache-dtype", "fp8_e5m2"], ["'fp8_e5m2'", "'fp8_e4m3'"]),
         (["decode-node", "--config", "none.yaml"], ["none.yaml"]),
         (["decode-node", "--host", "0.0.0.0"], ["--host 0.0.0.0", "--insecure"]),
         (["prefill-node", "--kv-host", "0.0.0.0"], ["--kv-host 0.0.0.0", "--insecure"]),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...kernels.reference import saturated
+from ...kernels.fp8 import castable
 from ..models.memory import bytes_per_block, plan_num_blocks
 from ..models.spec import DecoderSpec
 
@@ -90,7 +90,7 @@ class KVCache:
         for side, cached in zip(packed, self.layers[layer], strict=True):
             held = cached[local.start : local.stop]
             for at, slots in self._runs(block_table, first_token, end_token):
-                side[:, at].copy_(saturated(held[:, slots], side.dtype))
+                side[:, at].copy_(castable(held[:, slots], side.dtype))
 
     def scatter(
         self,

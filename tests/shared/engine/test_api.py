@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tandem import Engine, EngineConfig, Message, SamplingParams
-from tandem.shared.errors import ModelError, RequestError, UnavailableError
+from tandem.shared.errors import ModelError, RequestError, UnavailableError, UsageError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 PROMPT = "Once upon a time there was"
@@ -169,6 +169,19 @@ def test_a_dead_rank_is_an_error_and_not_a_hang() -> None:
         for _ in range(2):
             with pytest.raises(UnavailableError, match="rank 0"):
                 engine.generate_sync([PROMPT])
+
+
+def test_an_fp8_cache_over_two_ranks_gives_the_same_again_from_its_prefix_cache() -> None:
+    with Engine(config(kv_cache_dtype="fp8", tensor_parallel_size=2)) as engine:
+        prompt = (engine.tokenizer.encode(PROMPT) * 40)[:80]
+        first, again = (engine.generate_sync([prompt], GREEDY)[0][0] for _ in range(2))
+        assert (first.cached_tokens, again.cached_tokens) == (0, 64)
+        assert first.tokens == again.tokens and first.tokens
+
+
+def test_a_cache_format_that_is_not_implemented_starts_nothing() -> None:
+    with pytest.raises(UsageError, match="'fp8_e5m2' is not supported"):
+        Engine(config(kv_cache_dtype="fp8_e5m2")).start()
 
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tandem.shared.engine.plan import SamplerSpec, SamplingParams, SequenceStep, StepPlan
+from tandem.shared.engine.rank_setup import LoadedModel
 from tandem.shared.engine.runner import ModelRunner, build_runner
 from tandem.shared.errors import StartupError
 
@@ -85,5 +86,17 @@ def test_the_cache_is_sized_by_bytes_or_by_length(folder: Path) -> None:
         folder, dtype="float32", block_size=4, max_model_len=50, kv_bytes=13 * 3072
     )
     assert by_bytes.cache.num_blocks == 13
+    fp8 = build_runner(
+        folder,
+        dtype="float32",
+        kv_dtype="fp8",
+        block_size=4,
+        max_model_len=50,
+        kv_bytes=13 * 3072,
+    )
+    assert fp8.cache.num_blocks == 4 * 13
+    rank = LoadedModel(fp8.model, 4, fp8.cache.dtype, fp8.tp)
+    assert rank.bytes_per_block == 3072 // 4
+    assert rank.runner(5).cache.dtype == torch.float8_e4m3fn
     with pytest.raises(StartupError, match="give at least 39936 bytes"):
         build_runner(folder, dtype="float32", block_size=4, max_model_len=50, kv_bytes=9999)
