@@ -124,12 +124,6 @@ def _of_status(subject: str, status: pb.StatusReply) -> Iterator[Finding]:
             "if it stays so: raise --kv-fraction, add a node, or lower --max-num-seqs",
             wrong=False,
         )
-    for refused in status.refused:
-        yield Finding(
-            subject,
-            f"never uses the prefill node {refused.node_id} at {refused.address}: {refused.reason}",
-            "restart that prefill node when it is put right: a new start gets a new chance",
-        )
     yield from _of_metrics(subject, status)
 
 
@@ -182,6 +176,7 @@ def _of_versions(survey: Survey) -> Iterator[Finding]:
 
 
 def _of_pairs(survey: Survey) -> Iterator[Finding]:
+    """Refusals too: an examination meets those that still count, and no others."""
     for decode, answer in survey.pairs.items():
         if answer.problem:
             yield Finding(

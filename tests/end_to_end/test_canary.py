@@ -20,6 +20,14 @@ def status(node: Part) -> pb.StatusReply:
         return DecodeStub(channel).Status(pb.StatusRequest(), timeout=10)
 
 
+def examined(decode: Part, prefill: Part) -> pb.PairReport:
+    candidate = pb.PrefillCandidate(address=prefill.details["address"])
+    with grpc.insecure_channel(decode.details["address"]) as channel:
+        request = pb.ExamineRequest(prefill=[candidate])
+        [pair] = DecodeStub(channel).Examine(request, timeout=30).pairs
+        return pair
+
+
 def answers(cluster: TestCluster) -> list[list[int]]:
     return [greedy(cluster, seed) for seed in range(3)]
 
@@ -40,6 +48,9 @@ def test_a_prefill_node_with_other_weights_is_never_used_and_says_why(
         assert answers(cluster) == want
         assert node_metric(decode, COMMITTED) == 0
         assert node_metric(decode, 'tandem_canaries_total{outcome="mismatch"}') == 1
+        # Nor is the way through it free when somebody examines it.
+        told = examined(decode, other)
+        assert told.cause == "canary" and "computes other KV than this node" in told.problem
         [refused] = status(decode).refused
         assert refused.address == other.details["address"]
         for said in (refused.reason, decode.log.read_text()):

@@ -15,7 +15,7 @@ import pytest
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.tandem_pb2_grpc import DecodeStub, RegistryStub
 from tandem.router.admin import list_nodes
-from tandem.tests.end_to_end.cluster import Part, TestCluster, running, until
+from tandem.tests.end_to_end.cluster import Part, TestCluster, node_metric, running, until
 from tandem.tests.end_to_end.collector import Collector, Seen, collecting
 
 KEY = "sk-never-to-be-logged"
@@ -83,7 +83,7 @@ def join_a_dead_prefill_node(cluster: TestCluster, decode: Part) -> None:
 def test_a_request_that_fails_over_is_one_trace_across_three_processes(
     cluster: TestCluster, collector: Collector
 ) -> None:
-    _, _, decode = cluster.parts
+    _, prefill, decode = cluster.parts
     join_a_dead_prefill_node(cluster, decode)
     body = {"prompt": f"{WORDS} was here", "max_tokens": 4, "ignore_eos": True}
     status, answered, _ = ask(cluster, body, traceparent=PARENT, x_request_id=ID)
@@ -121,6 +121,12 @@ def test_a_request_that_fails_over_is_one_trace_across_three_processes(
     assert [span.attributes["outcome"] for span in opens] == ["done"]
     for name in ("queue", "compute", "stream"):
         assert opens[0].id in {span.parent for span in collector.named(name, TRACE)}
+    for node, labels in (
+        (decode, 'attempt="1",cause="peer_lost",carrier="none",outcome="failed"'),
+        (decode, 'attempt="2",cause="",carrier="shared_memory",outcome="committed"'),
+        (prefill, 'attempt="2",cause="",carrier="shared_memory",outcome="done"'),
+    ):
+        assert node_metric(node, f"tandem_transfers_total{{{labels}}}") == 1, labels
     services = {span.service for span in collector.spans if span.trace == TRACE}
     assert services == {"tandem-router", "tandem-decode-node", "tandem-prefill-node"}
 

@@ -68,7 +68,6 @@ def test_a_healthy_cluster_has_no_findings() -> None:
 
 
 PREFILL = pb.ROLE_PREFILL
-REFUSED = pb.RefusedPeer(address="x:1", node_id="x", reason="other KV")
 SLOTS = "tandem_data_plane_staging_slots"
 
 
@@ -93,7 +92,11 @@ SLOTS = "tandem_data_plane_staging_slots"
             "runs another model than p",
             "same model",
         ),
-        (with_node(node(PREFILL, "p", refused=[REFUSED])), "never uses", "restart that"),
+        (
+            healthy(pairs=examined(problem="other KV", cause="canary")),
+            "KV cannot move: other KV",
+            "same weights",
+        ),
         (
             healthy(pairs=examined(problem="no bytes", cause="timeout_greet")),
             "KV cannot move: no bytes",
