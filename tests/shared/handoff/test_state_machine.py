@@ -20,7 +20,6 @@ from tandem.shared.handoff.messages import (
     Event,
     Expect,
     LayerReady,
-    OpenSend,
     Received,
     ReceiveFailed,
     SendFailed,
