@@ -118,6 +118,8 @@ class PrefillService(PrefillServicer):
                 f"tokens [{request.first_token}, {request.end_token}) of a prompt of "
                 f"{len(request.prompt)}: the last token is never prefilled here"
             )
+        if not request.deadline_seconds >= 0:  # NaN is not, either
+            return invalid, f"deadline_seconds is {request.deadline_seconds}, not a time"
         try:
             bytes_of(request.kv_dtype)
             self._engine.kv_heads(request.ranks)
