@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ..proto import tandem_pb2 as pb
 
 # Before anything is measured.
@@ -29,7 +31,7 @@ class Link:
     def moved(self, tokens: int, account: pb.OpenDone) -> None:
         """The KV of ``tokens`` tokens has come, and the peer says how long it took."""
         seconds = account.compute_seconds + account.exposed_seconds
-        if account.bytes < MIN_BYTES or seconds <= 0:
+        if account.bytes < MIN_BYTES or not 0 < seconds < math.inf:
             return
         rate, known = tokens / seconds, self.tokens_per_second
         if account.exposed_seconds <= LINK_BOUND * seconds:

@@ -72,9 +72,15 @@ def calling() -> Iterator[None]:
 
 
 def endpoints_of(ranks: list[pb.RankEndpoint], address: str) -> tuple[tuple[str, str], ...]:
-    """Where the ranks of the node at ``address`` (host:port of its control plane) listen."""
+    """Where the ranks of the node at ``address`` (host:port of its control plane) listen.
+
+    Raises ``TransferError`` for what is no endpoint.
+    """
     host = address.rpartition(":")[0]
-    return tuple((reachable(rank.bulk, host), reachable(rank.control, host)) for rank in ranks)
+    try:
+        return tuple((reachable(rank.bulk, host), reachable(rank.control, host)) for rank in ranks)
+    except ValueError as error:
+        raise TransferError(f"{address} names an endpoint that is none: {error}") from None
 
 
 def reachable(endpoint: str, host: str) -> str:

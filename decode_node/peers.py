@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from weakref import WeakValueDictionary
@@ -206,6 +207,8 @@ class Peers:
         self, address: str, reply: pb.HelloReply, stub: PrefillStub, channel: grpc.aio.Channel
     ) -> Peer:
         heads = self._engine.kv_heads(len(reply.ranks))
+        if not 0 < reply.lease_seconds < math.inf:  # NaN is not, either
+            raise TransferError(f"{address}: lease_seconds is {reply.lease_seconds}, not a time")
         return Peer(
             address=address,
             node_id=reply.node.node_id,

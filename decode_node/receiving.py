@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -245,6 +246,8 @@ class _Receiving:
             cause = Cause(event.failed.cause)
             raise TransferError(f"{self._peer.address}: {event.failed.reason}", cause=cause)
         if event.HasField("done"):
+            if not math.isfinite(event.done.compute_seconds + event.done.exposed_seconds):
+                raise TransferError(f"{self._peer.address}: its account makes no sense")
             self._account = event.done
 
 

@@ -123,6 +123,8 @@ class DecodeService(DecodeServicer):
         try:
             if self.draining:
                 raise UnavailableError("this node is draining")
+            if not request.deadline_seconds >= 0:  # NaN is not, either
+                raise RequestError(f"deadline_seconds is {request.deadline_seconds}, not a time")
             params = params_from_wire(request.sampling)
             prompt = list(request.prompt)
             sequences = build_sequences(

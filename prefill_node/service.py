@@ -149,6 +149,8 @@ class PrefillService(PrefillServicer):
             return invalid, (
                 f"resuming at token {request.resume_at} leaves a gap after {request.end_token}"
             )
+        if not request.deadline_seconds >= 0:  # NaN is not, either
+            return invalid, f"deadline_seconds is {request.deadline_seconds}, not a time"
         try:
             bytes_of(request.kv_dtype)
             self._engine.kv_heads(request.ranks)

@@ -187,8 +187,10 @@ def _request_error(details: str) -> RequestError:
     """The details are the message, or JSON with message, param and code."""
     try:
         fields = json.loads(details)
-        return RequestError(
-            str(fields["message"]), param=fields.get("param"), code=fields.get("code")
-        )
-    except (ValueError, KeyError, TypeError, AttributeError):
+        values = [fields.get(name) for name in ("message", "param", "code")]
+    except (ValueError, AttributeError, RecursionError):
+        values = [None] * 3
+    message, param, code = (value if isinstance(value, str) else None for value in values)
+    if message is None:
         return RequestError(details or "The node refused the request.")
+    return RequestError(message, param=param, code=code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 import urllib.parse
@@ -27,6 +28,7 @@ log = logger("router")
 
 WILDCARDS = ("", "0.0.0.0", "[::]", "::")
 MAX_NAME = 256
+PORT = re.compile("[0-9]{1,5}")
 
 
 class Registry(RegistryServicer):
@@ -136,7 +138,7 @@ class Registry(RegistryServicer):
         if request.role not in (pb.ROLE_PREFILL, pb.ROLE_DECODE):
             return "role must be prefill or decode"
         host, _, port = request.address.rpartition(":")
-        if not port.isdigit() or not 0 < int(port) < 65536 or len(host) > MAX_NAME:
+        if not PORT.fullmatch(port) or not 0 < int(port) < 65536 or len(host) > MAX_NAME:
             return f"address must be host:port, not {request.address[:MAX_NAME]!r}"
         if request.role == pb.ROLE_DECODE and not request.model.max_model_len:
             return "a decode node's model card needs max_model_len"

@@ -157,6 +157,11 @@ def check(mine: Greeting, theirs: Greeting) -> None:
         )
 
 
+def refusal_text(refusal: PeerRefusedError) -> str:
+    """As much of it as a greeting may carry, which counts bytes."""
+    return str(refusal).encode()[:MAX_TEXT_BYTES].decode(errors="ignore")
+
+
 def check_epoch(expected: int, found: int, whose: str) -> None:
     """A restarted process is another process: what was agreed with the one before is void."""
     if expected != found:

@@ -162,6 +162,7 @@ class Receiver:
 
     def on_bulk(self, peer: PeerKey, message: memoryview) -> None:
         """One frame from the bulk socket; whatever is wrong with it is dealt with here."""
+        seen = bytes(message[: frame.HEADER_BYTES])
         try:
             header, payload = frame.parse(message, self._max_payload)
         except FrameError:
@@ -175,6 +176,10 @@ class Receiver:
         assert transfer is not None
         try:
             self._take(transfer, header, payload, frame.verify(message))
+            # In shared memory a sender that takes us for dead may have packed another frame into
+            # the slot while we read it.
+            if message[: frame.HEADER_BYTES] != seen:
+                raise FrameError("the frame changed while it was read; its sender took it back")
         except TransferError as error:
             self._stats.frames_refused += 1
             self._stats.checksum_failures += isinstance(error, ChecksumError)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from .frame import HEADER_BYTES
 
 DEFAULT_SLOT_BYTES = 1 << 20
+_NO_HEADER = bytes(HEADER_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +68,18 @@ class StagingRing:
         return len(self._free)
 
     def acquire(self) -> Slot | None:
-        """A free slot, or None: then wait until a frame has left."""
+        """A free slot, or None: then wait until a frame has left.
+
+        Its header is wiped before anything else is written, so that a reader in another process
+        that was given up for lost, and is not, can see that the frame is no more.
+        """
         if not self._free:
             return None
         index = self._free.pop()
         self._held.add(index)
-        return self._slots[index]
+        slot = self._slots[index]
+        slot.buffer[:HEADER_BYTES] = _NO_HEADER
+        return slot
 
     def release(self, slot: Slot) -> None:
         if slot.index not in self._held:

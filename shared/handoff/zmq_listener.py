@@ -268,7 +268,7 @@ class ZmqListener:
             greeting.check(self._me, theirs)
             offered = greeting.possible_carriers(self._me, theirs)
         except PeerRefusedError as refusal:
-            text = str(refusal)[: greeting.MAX_TEXT_BYTES]
+            text = greeting.refusal_text(refusal)
             self._reply(half.control_id, greeting.encode(replace(answer, refused=text)))
             return
         old = self._by_peer.get(theirs.key)

@@ -232,7 +232,8 @@ class MemoryListener(_End):
             greeting.check_epoch(theirs.peer_epoch, self._me.epoch, self._me.node_id)
             greeting.check(self._me, theirs)
         except PeerRefusedError as refusal:
-            wire.put(wire.to_dialer, greeting.encode(replace(answer, refused=str(refusal)[:256])))
+            answer = replace(answer, refused=greeting.refusal_text(refusal))
+            wire.put(wire.to_dialer, greeting.encode(answer))
             return
         self.lose(theirs.key, "the peer connected anew")
         link = Link(theirs.key, wire, wire.to_listener, wire.to_dialer, now, live=True)

@@ -83,6 +83,14 @@ def test_a_long_greeting_is_refused_unread():
         greeting.decode(greeting.encode(ME) + bytes(5000))
 
 
+def test_a_refusal_in_any_script_fits_into_the_answer():
+    theirs = replace(ME, node_id="界" * 170, num_layers=5)
+    with pytest.raises(PeerRefusedError) as refusal:
+        greeting.check(ME, theirs)
+    answer = replace(ME, refused=greeting.refusal_text(refusal.value))
+    assert greeting.decode(greeting.encode(answer)).refused.startswith("num_layers: here 4, at 界")
+
+
 def test_ranks_of_unequal_sides_may_meet():
     half = replace(ME, tp_size=2, rank=1, first_head=4, layer_bytes_per_token=256)
     greeting.check(ME, half)

@@ -14,6 +14,7 @@ from tandem.shared.errors import StartupError
 from tandem.shared.handoff import data_plane, frame, greeting, zmq_dialer
 from tandem.shared.handoff.frame import Kind
 from tandem.shared.handoff.messages import (
+    Expecting,
     PeerJoined,
     PeerLost,
     Received,
@@ -23,7 +24,9 @@ from tandem.shared.handoff.messages import (
 )
 from tandem.shared.handoff.shared_ring import MappedRing, RingError, SharedRing
 
+from .by_hand import World
 from .fake_peers import FakeReceiver, FakeSender
+from .faults import reset
 from .plane_pair import BLOCK, Rank, expect, rows, until
 
 END = 100
@@ -165,6 +168,39 @@ def test_a_place_outside_of_the_ring_loses_the_peer() -> None:
         failed = decode.log.wait(ReceiveFailed, 1)
         assert "bytes 4000 to 4097 of a ring of 4096" in failed.reason and failed.retriable
     ring.close()
+
+
+def test_a_frame_that_is_taken_back_while_it_is_read_is_not_believed() -> None:
+    """The receiver stands still in the middle of a frame until the sender gives it up."""
+    with World("shared_memory") as world:
+        prefill = world.rank("p", seed=1)
+        slow, other = (world.rank(name, listen_host=None) for name in ("slow", "other"))
+        # The first fits into one frame, so its fin is on the way with it.
+        short, long = ({"first_token": 0, "end_token": end} for end in (BLOCK, END))
+        for number, (decode, fields) in enumerate(((slow, short), (other, long))):
+            decode.plane.submit(expect(prefill, number, BLOCKS, **fields))
+            world.until(lambda decode=decode: bool(decode.log.of(Expecting)))  # type: ignore[misc]
+        scatter = slow.cache.scatter
+
+        def stand_still(*of: object) -> None:
+            """Just before the bytes are read, their slots go to another transfer."""
+            del slow.cache.scatter  # type: ignore[method-assign]
+            listener = prefill.loop._listener
+            reset(listener, next(peer for peer in listener._by_peer if peer.node_id == "slow"))
+            prefill.open(other, 1, BLOCKS, **long)
+            prefill.compute(1, 0, END, chunk=END)
+            for _ in range(1000):
+                prefill.turn()
+                other.turn()
+            scatter(*of)  # type: ignore[arg-type]
+
+        slow.cache.scatter = stand_still  # type: ignore[method-assign]
+        prefill.open(slow, 0, BLOCKS, **short)
+        prefill.compute(0, 0, BLOCK, chunk=BLOCK)
+        world.until(lambda: bool(slow.log.of(ReceiveFailed) or slow.log.of(Received)))
+        assert not slow.log.of(Received)
+        assert "changed while it was read" in slow.log.of(ReceiveFailed)[0].reason
+        assert rows(other.cache, BLOCKS, 0, END) == rows(prefill.cache, BLOCKS, 0, END)
 
 
 def test_garbage_in_the_ring_is_refused_like_garbage_on_the_wire() -> None:

@@ -1,0 +1,15 @@
+"""How long property tests search.
+
+By default the same few examples every time, so that a change fails for what it changed. A long
+search draws new ones: ``make test ARGS="--hypothesis-profile=long tests/shared/handoff"``.
+"""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("short", derandomize=True, deadline=None, database=None)
+settings.register_profile(
+    "long", max_examples=20_000, deadline=None, suppress_health_check=list(HealthCheck)
+)
+settings.load_profile("short")

@@ -1,0 +1,127 @@
+"""Decode nodes that ask for anything at all: an attempt begins or is refused, and ends with nothing
+held."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+from hypothesis import example, given
+
+from tandem.prefill_node.service import PrefillService
+from tandem.proto import tandem_pb2 as pb
+from tandem.shared.config import HandoffConfig
+from tandem.shared.handoff.peer import introduction
+from tandem.tests.fuzz import changed
+from tandem.tests.shared.handoff.fake_node import RANKS, Node
+
+OPEN = pb.OpenRequest(
+    transfer_id=1,
+    attempt=1,
+    node_id="d",
+    epoch=7,
+    peer_epoch=3,
+    prompt=range(100),
+    first_token=20,
+    end_token=99,
+    window_bytes=1 << 20,
+    ranks=RANKS,
+    kv_dtype="float32",
+    deadline_seconds=5.0,
+)
+ALLOWED = {
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.ABORTED,
+}
+
+
+class AbortedError(Exception):
+    """What a gRPC context raises when a call is refused."""
+
+
+class Context:
+    """A gRPC call."""
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        assert code in ALLOWED and details
+        raise AbortedError(details)
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[tuple[PrefillService, Node]]:
+    node = Node("p", 3)
+    service = PrefillService(
+        node.engine,
+        node.identity,
+        node.ranks.inbox,
+        node.metrics,
+        pb.StatusReply,
+        HandoffConfig(transfer_timeout=5.0),
+    )
+    async with node.running():
+        yield service, node
+
+
+def _within(seconds: float) -> pb.OpenRequest:
+    request = pb.OpenRequest()
+    request.CopyFrom(OPEN)
+    request.deadline_seconds = seconds
+    return request
+
+
+@given(changed(OPEN))
+@example(_within(float("nan")))
+@example(_within(-1.0))
+def test_an_attempt_of_any_kind_begins_or_is_refused(request: pb.OpenRequest) -> None:
+    asyncio.run(_open(request))
+
+
+async def _open(request: pb.OpenRequest) -> None:
+    async with serving() as (service, _):
+        events = service.Open(request, Context())
+        try:
+            async with asyncio.timeout(5):
+                first = await anext(events)
+                assert first.HasField("accepted") and service.live == 1
+                assert 0 < service._sending[request.transfer_id]._life.left <= 5
+        except AbortedError:
+            pass
+        finally:
+            await events.aclose()
+        assert service.live == 0
+
+
+@given(changed(introduction(Node("d", 7).engine, Node("d", 7).identity), most=4))
+def test_a_greeting_of_any_kind_is_answered_or_refused(request: pb.Introduction) -> None:
+    async def greet() -> None:
+        async with serving() as (service, node):
+            try:
+                reply = await service.Hello(request, Context())
+            except AbortedError:
+                return
+            assert reply.node.epoch == node.identity.epoch
+
+    asyncio.run(greet())
+
+
+@given(changed(pb.TransferIds(node_id="d", epoch=7, ids=[1])))
+def test_ids_of_any_kind_are_nobodys(request: pb.TransferIds) -> None:
+    async def ask() -> None:
+        async with serving() as (service, _):
+            for call in (service.Renew, service.Release):
+                assert not (await call(request, Context())).ids
+            asked = pb.LiveRequest(node_id=request.node_id, epoch=request.epoch)
+            assert not (await service.Live(asked, Context())).ids
+
+    asyncio.run(ask())
+
+
+def test_an_open_without_fields_is_refused() -> None:
+    asyncio.run(_open(pb.OpenRequest()))

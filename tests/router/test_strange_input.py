@@ -1,0 +1,205 @@
+"""Nodes and clients that say anything at all: it is taken or refused, and the pages still work."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tandem.proto import tandem_pb2 as pb
+from tandem.router import chat_request, completion_request
+from tandem.router.chat_request import parse_chat
+from tandem.router.completion_request import parse_completion
+from tandem.router.dispatch import _request_error
+from tandem.router.errors import ApiError
+from tandem.router.exchange import dump, parse_json
+from tandem.router.generation import Generation
+from tandem.router.metrics import Metrics
+from tandem.router.model import ServedModel
+from tandem.router.nodes import NodeTable
+from tandem.router.options import RouterOptions
+from tandem.router.registry import Registry
+from tandem.shared.errors import RequestError
+from tandem.shared.text.tokenizer import Tokenizer
+from tandem.tests.fuzz import changed, cheap, protos, strange
+from tandem.tests.router.support import make_model
+
+
+class AbortedError(Exception):
+    """What a gRPC context raises when a call is refused."""
+
+
+class Context:
+    """A gRPC call."""
+
+    def peer(self) -> str:
+        return "ipv4:10.0.0.1:5"
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        assert code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION)
+        assert details and len(details) < 2000
+        raise AbortedError(details)
+
+
+@cache
+def folder() -> Path:
+    kept = TemporaryDirectory()  # for as long as the process lives: ``cache`` holds it
+    _kept.append(kept)
+    return make_model(Path(kept.name) / "model")
+
+
+_kept: list[TemporaryDirectory[str]] = []
+
+
+def _join(**changes: Any) -> pb.JoinRequest:
+    card = pb.ModelCard(name="m", path=str(folder()), fingerprint="layers=2", max_model_len=64)
+    fields = {"node_id": "a", "epoch": 1, "role": pb.ROLE_DECODE, "address": "127.0.0.1:9"}
+    return pb.JoinRequest(**(fields | {"model": card} | changes))
+
+
+# ---- nodes ---------------------------------------------------------------------------------------
+
+
+@given(st.deferred(lambda: changed(_join())), st.data())
+@example(_join(address="h:²"), None)
+@example(_join(address="h:" + "9" * 5000), None)
+@example(_join(model=pb.ModelCard(path="a\0b", max_model_len=1)), None)
+def test_a_node_may_say_anything_to_the_registry(request: pb.JoinRequest, data: Any) -> None:
+    asyncio.run(_visit(request, data))
+
+
+async def _visit(request: pb.JoinRequest, data: st.DataObject | None) -> None:
+    nodes = NodeTable(3.0)
+    registry = Registry(RouterOptions(), nodes)
+    try:
+        await registry.Join(request, Context())
+    except AbortedError:
+        assert len(nodes) == 0
+        return
+    beat = pb.HeartbeatRequest(node_id=request.node_id, epoch=request.epoch)
+    if data is not None:
+        beat = data.draw(changed(beat))
+    await registry.Heartbeat(beat, Context())
+    assert len((await registry.List(pb.ListRequest(), Context())).nodes) == 1
+    Metrics(nodes).render().decode()
+    assert len(nodes.views()) == 1
+    await nodes.close()
+
+
+@given(protos(pb.HeartbeatRequest))
+def test_a_heartbeat_of_a_known_node_may_carry_anything(beat: pb.HeartbeatRequest) -> None:
+    async def visit() -> None:
+        nodes = NodeTable(3.0)
+        nodes.join(_join(), "127.0.0.1:9")
+        beat.node_id, beat.epoch = "a", 1
+        assert nodes.heartbeat(beat) is not None
+        for line in Metrics(nodes).render().decode().splitlines():
+            assert line.startswith("#") or line.rsplit(" ", 1)[1]
+
+    asyncio.run(visit())
+
+
+@given(st.text(max_size=50) | strange(st.just(b'{"message": "m"}')).map(lambda b: str(b, "latin")))
+@example("[" * 100_000)
+@example('{"message": ["x"], "param": {}}')
+def test_a_refusal_in_any_words_is_told(details: str) -> None:
+    error = _request_error(details)
+    assert isinstance(error, RequestError)
+    assert error.param is None or isinstance(error.param, str)
+    assert error.code is None or isinstance(error.code, str)
+
+
+# ---- clients -------------------------------------------------------------------------------------
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.sampled_from([-1, 0, 1, 2**31, 2**63, 10**400])
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=10)
+    | st.sampled_from(["user", "system", "text", "<|end|>", "1", "²", "\0"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["role", "content", "type", "text", "1", "name", "json_schema"])
+            | st.text(max_size=3),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=8,
+)
+
+
+def _bodies(module: Any, **valid: Any) -> st.SearchStrategy[dict[str, Any]]:
+    names = sorted(module.KNOWN | set(module.UNSUPPORTED) | {"nonsense"})
+    other = st.dictionaries(st.sampled_from(names), VALUES, max_size=3)
+    return other.map(lambda changes: valid | changes)
+
+
+@cache
+def model() -> ServedModel:
+    tokenizer = Tokenizer.load(folder())
+    return ServedModel(
+        name="m",
+        fingerprint="f",
+        max_model_len=64,
+        vocab_size=tokenizer.vocab_size,
+        created=0,
+        tokenizer=tokenizer,
+    )
+
+
+def _parsed(parse: Any, body: Any) -> None:
+    with cheap(20):
+        try:
+            generation = parse(body, model(), RouterOptions())
+        except (RequestError, ApiError) as error:
+            assert 0 < len(str(error)) < 2000
+            return
+    assert isinstance(generation, Generation)
+    assert all(granted >= 1 for granted in generation.max_tokens)
+
+
+@given(_bodies(chat_request, messages=[{"role": "user", "content": "hi"}]))
+def test_any_chat_body_is_understood_or_refused(body: dict[str, Any]) -> None:
+    _parsed(parse_chat, body)
+
+
+@given(VALUES)
+def test_any_messages_are_understood_or_refused(value: Any) -> None:
+    _parsed(parse_chat, {"messages": value})
+    _parsed(parse_chat, {"messages": [{"role": "user", "content": value}]})
+
+
+@given(_bodies(completion_request, prompt="hi"))
+def test_any_completion_body_is_understood_or_refused(body: dict[str, Any]) -> None:
+    _parsed(parse_completion, body)
+
+
+@given(strange(st.builds(dump, st.dictionaries(st.text(), VALUES, max_size=3))))
+@example(b'{"a":' * 100_000)
+@example(b"1" * 10_000)
+@example(b"1e999")
+@example(b'{"a": "\\ud800"}')
+def test_any_body_is_json_or_refused(body: bytes) -> None:
+    with cheap(20):
+        try:
+            value = parse_json(body)
+        except RequestError:
+            return
+    assert json.loads(dump(value)) == value
+
+
+@pytest.mark.parametrize("parse", [parse_chat, parse_completion])
+@given(value=VALUES)
+def test_a_body_that_is_anything(parse: Any, value: Any) -> None:
+    _parsed(parse, value)

@@ -1,0 +1,242 @@
+"""Every reader of bytes that a stranger may have sent: a value that means the same again, or the
+reader's own error; and never more memory than the bytes themselves are worth."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import asdict, replace
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.shared.errors import PeerRefusedError
+from tandem.shared.handoff import frame, greeting, messages
+from tandem.shared.handoff.frame import FrameError, Header, Kind
+from tandem.shared.handoff.greeting import Greeting, PeerKey
+from tandem.shared.handoff.shared_ring import (
+    MappedRing,
+    RingError,
+    RingPlace,
+    SharedRing,
+    doorbell,
+    read_doorbell,
+)
+from tandem.shared.handoff.zmq_sockets import about_connection
+from tandem.tests.fuzz import EXTREMES, cheap, strange
+
+LIMIT = 4096
+U64, U32, U16 = (st.integers(0, 2**bits - 1) for bits in (64, 32, 16))
+ME = Greeting(
+    node_id="p",
+    epoch=1,
+    rank=0,
+    tp_size=1,
+    dtype="bfloat16",
+    num_layers=4,
+    layer_bytes_per_token=512,
+    first_head=0,
+    end_head=8,
+)
+
+
+# ---- frames --------------------------------------------------------------------------------------
+
+PAYLOADS = {
+    Kind.DATA: st.binary(min_size=1, max_size=100),
+    Kind.ACK: U64.map(frame.ack_payload),
+    Kind.NACK: st.text(max_size=50).map(frame.reason_payload),
+    Kind.FIN: st.builds(frame.Fin, U64, U64, U64).map(frame.fin_payload),
+    Kind.ABORT: st.text(max_size=50).map(frame.reason_payload),
+    Kind.PING: st.just(b""),
+    Kind.PONG: st.just(b""),
+    Kind.CHOICE: st.text(min_size=1, max_size=50).map(frame.reason_payload),
+    Kind.RELEASE: U32.map(frame.release_payload),
+}
+READERS = {
+    Kind.ACK: lambda payload: frame.ack_payload(frame.read_ack(payload)),
+    Kind.FIN: lambda payload: frame.fin_payload(frame.read_fin(payload)),
+    Kind.RELEASE: lambda payload: frame.release_payload(frame.read_release(payload)),
+}
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> bytes:
+    kind = draw(st.sampled_from(Kind))
+    names = "transfer_id", "attempt", "sequence", "sender_epoch", "receiver_epoch"
+    values = dict(zip(names, draw(st.tuples(U64, U32, U32, U64, U64)), strict=True))
+    if kind is Kind.DATA:
+        values |= {"end_layer": draw(U16), "end_token": draw(U32), "end_head": draw(U16)}
+    return frame.encode(Header(kind=kind, **values), draw(PAYLOADS[kind]))
+
+
+def resealed(message: bytes) -> bytes:
+    """The same with the checksum that it ought to have: what only a peer of ours can send."""
+    if len(message) < frame.HEADER_BYTES:
+        return message
+    data = bytearray(message)
+    at = frame.HEADER_BYTES - 8
+    data[at : at + 8] = struct.pack("<Q", frame.checksum_of(memoryview(data)))
+    return bytes(data)
+
+
+@given(strange(frames()), st.booleans())
+def test_a_frame_is_what_it_says_or_is_refused(message: bytes, sealed: bool) -> None:
+    message = resealed(message) if sealed else message
+    try:
+        header, payload = frame.decode(message, LIMIT)
+    except FrameError:
+        return
+    assert frame.encode(header, bytes(payload)) == message
+    if header.kind in READERS:
+        assert READERS[header.kind](payload) == payload
+    assert frame.read_reason(payload).isprintable()
+
+
+@given(strange(frames()), U64)
+def test_news_of_the_connection_is_some_or_none(message: bytes, epoch: int) -> None:
+    peer = PeerKey(node_id="d", epoch=epoch, rank=0)
+    found = about_connection(resealed(message), peer, 1, Kind.PING, Kind.RELEASE, Kind.CHOICE)
+    assert found is None or found[0] in (Kind.PING, Kind.RELEASE, Kind.CHOICE)
+
+
+# ---- greetings -----------------------------------------------------------------------------------
+
+TEXTS = st.text(max_size=30).filter(str.isprintable)
+GREETINGS = st.builds(
+    Greeting,
+    node_id=TEXTS,
+    epoch=U64,
+    rank=U32,
+    tp_size=U32,
+    dtype=st.sampled_from(["bfloat16", "float32"]) | TEXTS,
+    num_layers=U32,
+    layer_bytes_per_token=U32,
+    first_head=U32,
+    end_head=U32,
+    carriers=st.sampled_from(["tcp", "shared_memory,tcp"]) | TEXTS,
+    host=TEXTS,
+    ring_pid=U32,
+    ring_descriptor=U32,
+    ring_bytes=U64,
+)
+
+
+@given(strange(GREETINGS.map(greeting.encode)))
+def test_a_greeting_is_understood_or_refused(message: bytes) -> None:
+    try:
+        theirs = greeting.decode(message)
+    except FrameError:
+        return
+    assert greeting.decode(greeting.encode(theirs)) == theirs
+
+
+@given(GREETINGS)
+def test_any_greeting_can_be_compared(theirs: Greeting) -> None:
+    try:
+        greeting.check(ME, theirs)
+        assert greeting.possible_carriers(ME, theirs)
+    except PeerRefusedError as refusal:
+        answer = replace(ME, refused=greeting.refusal_text(refusal))
+        assert greeting.decode(greeting.encode(answer)) == answer
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.sampled_from(EXTREMES) | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+
+
+@given(st.sampled_from(sorted(asdict(ME))), VALUES)
+def test_a_greeting_with_any_value_in_any_field(name: str, value: object) -> None:
+    packed = msgpack.packb(asdict(ME) | {name: value})
+    try:
+        theirs = greeting.decode(greeting.MAGIC + packed)
+    except FrameError:
+        return
+    assert getattr(theirs, name) == value and type(getattr(theirs, name)) is type(value)
+
+
+# ---- shared memory -------------------------------------------------------------------------------
+
+
+@given(strange(st.builds(doorbell, U64, U32)))
+def test_a_doorbell_names_a_place_or_is_none(message: bytes) -> None:
+    place = read_doorbell(memoryview(message))
+    assert place is None or doorbell(*place) == message
+
+
+@given(st.builds(RingPlace, U32, U32, U64 | st.integers(0, 10**6), U64))
+def test_a_place_of_no_ring_of_ours_is_refused(place: RingPlace) -> None:
+    with pytest.raises(RingError):
+        MappedRing(place)
+
+
+@given(U64 | st.integers(0, 9000), U32 | st.integers(0, 9000))
+def test_a_slice_lies_within_the_ring_or_is_refused(offset: int, length: int) -> None:
+    ring = SharedRing(8192)
+    try:
+        assert len(MappedRing(ring.place).slice(offset, length)) == length
+    except RingError:
+        assert offset + length > 8192
+    finally:
+        ring.close()
+
+
+# ---- messages between a head and its ranks -------------------------------------------------------
+
+
+def _packed(message: messages.Message) -> bytes:
+    try:
+        return messages.to_wire(message)
+    except (OverflowError, UnicodeEncodeError):
+        return b"\x91\x02"  # what has no place on the wire
+
+
+MESSAGES = st.one_of([st.from_type(kind) for kind in messages._TYPES]).map(_packed)
+
+
+@given(strange(MESSAGES))
+def test_a_message_is_understood_or_refused(data: bytes) -> None:
+    try:
+        message = messages.from_wire(data)
+    except FrameError:
+        return
+    again = messages.to_wire(message)
+    assert messages.to_wire(messages.from_wire(again)) == again
+
+
+# ---- what lengths may cost -----------------------------------------------------------------------
+
+HUGE = (
+    *(bytes([kind]) + b"\xff\xff\xff\xff" for kind in b"\xc6\xc9\xdb\xdd\xdf"),  # msgpack
+    b"\x91" * 2000,
+    b"\x81\xa1x" * 600,
+    b"\xdd\x7f\xff\xff\xff" * 400,
+)
+
+
+@pytest.mark.parametrize("body", HUGE)
+def test_lengths_that_are_announced_cost_nothing(body: bytes) -> None:
+    with cheap(0.5):
+        for decode in (greeting.decode, messages.from_wire):
+            for message in (body, greeting.MAGIC + body, b"\x93\x02" + body):
+                with pytest.raises(FrameError):
+                    decode(message)
+
+
+@pytest.mark.parametrize("length", [2**32 - 1, 2**31, LIMIT + 1])
+def test_a_frame_of_four_gigabytes_costs_nothing(length: int) -> None:
+    message = bytearray(frame.encode(Header(kind=Kind.PING, sender_epoch=1, receiver_epoch=2)))
+    message[-12:-8] = length.to_bytes(4, "little")
+    with cheap(0.1), pytest.raises(FrameError, match=f"{length} bytes; the limit is {LIMIT}"):
+        frame.decode(resealed(bytes(message)), LIMIT)
+
+
+def test_a_ring_of_exabytes_costs_nothing() -> None:
+    with cheap(0.1):
+        for size in (2**40, 2**63, 2**64 - 1):
+            with pytest.raises(RingError):
+                MappedRing(RingPlace(1, 1, size, 0))
