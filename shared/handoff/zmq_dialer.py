@@ -25,8 +25,10 @@ from .zmq_sockets import (
     Socket,
     Timing,
     about_connection,
+    has_news,
     open_socket,
     to_peer,
+    watch,
 )
 
 # Frames read in a ring before they are given back together, unless no more are waiting.
@@ -41,6 +43,7 @@ class _Dial:
     connection: int
     bulk: Socket
     control: Socket
+    watches: tuple[Socket, Socket]  # of both
     heard: float
     next_ping: float
     carrier: str = ""
@@ -50,6 +53,16 @@ class _Dial:
     @property
     def live(self) -> bool:
         return bool(self.carrier)
+
+    @property
+    def ended(self) -> bool:
+        """Whether a connection has ended, and all that had come before is read."""
+        unread = has_news(self.bulk) or has_news(self.control)
+        return not unread and any(has_news(watch) for watch in self.watches)
+
+    def close(self) -> None:
+        for socket in (*self.watches, self.bulk, self.control):
+            socket.close(0)
 
 
 class ZmqDialer:
@@ -79,7 +92,8 @@ class ZmqDialer:
         bulk = open_socket(self._context, zmq.DEALER, self._max_frame_bytes, self._timing)
         control = open_socket(self._context, zmq.DEALER, MAX_CONTROL_MESSAGE, self._timing)
         bulk.setsockopt(zmq.RCVBUF, BULK_BUFFER_BYTES)
-        dial = _Dial(peer, secrets.randbits(64), bulk, control, now, now)
+        watches = watch(bulk), watch(control)
+        dial = _Dial(peer, secrets.randbits(64), bulk, control, watches, now, now)
         hello = replace(self._me, connection=dial.connection, peer_epoch=peer.epoch)
         self._dials[peer] = dial
         self._turn.append(peer)
@@ -98,7 +112,7 @@ class ZmqDialer:
             self._lose(dial, f"cannot connect to {endpoint!r}: {error}")
 
     def sockets(self) -> Iterable[Any]:
-        return [s for dial in self._dials.values() for s in (dial.bulk, dial.control)]
+        return [s for d in self._dials.values() for s in (d.bulk, d.control, *d.watches)]
 
     def live(self) -> Counter[str]:
         return Counter(dial.carrier for dial in self._dials.values() if dial.live)
@@ -217,13 +231,14 @@ class ZmqDialer:
         self._turn.remove(dial.peer)
         if self._reading is dial:
             self._reading = None
-        dial.bulk.close(0)
-        dial.control.close(0)
+        dial.close()
         self._notices.append(Lost(dial.peer, reason, refused))
 
     def notices(self, now: float) -> list[Notice]:
         for dial in list(self._dials.values()):
-            if now - dial.heard > self._timing.silence_seconds:
+            if dial.ended:
+                self._lose(dial, "the connection ended" if dial.live else "nobody listens there")
+            elif now - dial.heard > self._timing.silence_seconds:
                 what = "nothing heard" if dial.live else "no answer to the greeting"
                 self._lose(dial, f"{what} for {now - dial.heard:.1f} s")
             elif dial.live and now >= dial.next_ping:
@@ -235,7 +250,6 @@ class ZmqDialer:
     def close(self) -> None:
         self._current = self._reading = None
         for dial in self._dials.values():
-            dial.bulk.close(0)
-            dial.control.close(0)
+            dial.close()
         self._dials.clear()
         self._turn.clear()

@@ -3,8 +3,9 @@
 The sending rank binds two ROUTERs (bulk, control), the receiving rank connects a DEALER pair for
 each sender, so only prefill nodes need ports that others can reach. A connection has one life: it
 is never silently re-established (``RECONNECT_IVL=-1``), because ZeroMQ would replay queued frames
-to whatever process answers there. Liveness is ours: the dialer pings on the control socket, and
-silence of ``silence_seconds`` in either direction loses the peer.
+to whatever process answers there. A connection that ends is noticed by the dialer at once. For one
+that only falls silent liveness is ours: the dialer pings on the control socket, and silence of
+``silence_seconds`` in either direction loses the peer.
 
 Which carrier a connection uses is settled by its greeting. Over TCP a bulk message is a frame; in
 shared memory it is the place of a frame in the sender's ring, which the receiver has mapped, and
@@ -13,6 +14,7 @@ the receiver says on the control socket how many frames it has read.
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -54,6 +56,17 @@ def open_socket(context: zmq.Context[Socket], kind: int, limit: int, timing: Tim
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
     return socket
+
+
+def watch(socket: Socket) -> Socket:
+    """A socket that has something to read once the connection of a dialling one has ended, or could
+    not be made. To be asked before it connects; the caller closes both."""
+    endings = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+    return socket.get_monitor_socket(endings, f"inproc://watch-{secrets.token_hex(8)}")
+
+
+def has_news(socket: Socket) -> bool:
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
 def to_peer(kind: Kind, mine: int, peer: PeerKey, payload: bytes = b"") -> bytes:

@@ -22,6 +22,7 @@ from tandem.shared.handoff.messages import (
     SendFailed,
     SendFinished,
 )
+from tandem.shared.handoff.zmq_sockets import Timing
 
 from .fake_peers import FakeReceiver, FakeSender
 from .plane_pair import BLOCK, CELL, LAYERS, Rank, expect, make_cache, rows, until
@@ -153,6 +154,28 @@ def test_a_sender_that_is_not_there_fails_the_attempt_within_three_seconds():
             command = expect(sender, 1, BLOCKS, first_token=0, end_token=END)
         decode.plane.submit(command)
         assert decode.log.wait(ReceiveFailed, 1, seconds=3).retriable
+
+
+# So long that nothing below is found by silence.
+PATIENT = Timing(ping_seconds=60, silence_seconds=60)
+
+
+@pytest.mark.parametrize("socket", ["bulk", "control"])
+def test_one_connection_that_ends_is_noticed_at_once_by_the_receiver(socket: str):
+    with Rank("d", listen_host=None, timing=PATIENT) as decode, FakeSender(Rank("p")) as sender:
+        sender.expected_by(decode, 1, BLOCKS, first_token=0, end_token=END)
+        getattr(sender, socket).close(0)
+        failed = decode.log.wait(ReceiveFailed, 1)
+        assert failed.retriable and "the connection ended" in failed.reason
+        decode.log.wait(PeerLost)
+
+
+def test_a_port_without_a_listener_is_noticed_at_once():
+    with Rank("d", listen_host=None, timing=PATIENT) as decode:
+        with FakeSender(Rank("p")) as sender:
+            command = expect(sender, 1, BLOCKS, first_token=0, end_token=END)
+        decode.plane.submit(command)
+        assert "nobody listens there" in decode.log.wait(ReceiveFailed, 1).reason
 
 
 def test_a_peer_that_comes_back_is_greeted_anew():
