@@ -23,6 +23,9 @@ from .receiving import ReceivingNode
 
 log = logging.getLogger("tandem.decode")
 
+# An attempt that fails sooner costs a request nothing that is worth avoiding.
+SLOW_SECONDS = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -141,8 +144,13 @@ class Transfers:
                 await self._peers.forget(peer)
                 raise
             outcome = "committed"
+            self._peers.absences.end(candidate.address)
         except PeerRefusedError:
             outcome = "refused"
+            raise
+        except TransferError as error:
+            if time.monotonic() - begun > SLOW_SECONDS:
+                self._peers.absences.add(candidate.address, candidate.epoch, str(error))
             raise
         except asyncio.CancelledError:
             outcome = "cancelled"
