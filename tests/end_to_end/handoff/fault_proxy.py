@@ -33,7 +33,7 @@ class Mark:
     """What is to happen once ``count`` bytes have passed, and when it did."""
 
     count: int
-    action: Callable[[], None]
+    action: Callable[[], object]
     fired_at: float = 0.0
     fired: threading.Event = field(default_factory=threading.Event)
 
@@ -98,7 +98,7 @@ class Wire:
         """Bytes that have gone through, since the wire is there."""
         return self._lanes[way].passed
 
-    def when(self, way: str, count: int, action: Callable[[], None]) -> Mark:
+    def when(self, way: str, count: int, action: Callable[[], object]) -> Mark:
         """Run ``action`` between two bytes: when ``count`` more have passed, or just before the
         next one when it is 0."""
         lane = self._lanes[way]
