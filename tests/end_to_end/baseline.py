@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from tandem.router.admin import list_nodes
-from tandem.tests.end_to_end.cluster import Part, get, metric
+from tandem.tests.end_to_end.cluster import Part, metric
 
 # Orphans are freed by reconciling every 5 s, and by leases after 10 s.
 SETTLE_SECONDS = 20.0
@@ -118,7 +118,7 @@ class Baseline:
         found = []
         for name, part in self._parts.items():
             assert part.process.poll() is None, f"{name} has ended:\n{part.log.read_text()[-2000:]}"
-            text = get(f"http://127.0.0.1:{part.health_port()}/metrics")
+            text = part.metrics()
             found += [f"{name}: {s} is {v:g}" for s in AT_REST_ZERO if (v := metric(text, s))]
         listed = {node.node_id: node for node in list_nodes(self._registry)}
         found += [f"{name} is not listed" for name in self._parts.keys() - listed.keys()]
@@ -130,7 +130,7 @@ class Baseline:
 
 
 def _blocks(part: Part) -> float:
-    text = get(f"http://127.0.0.1:{part.health_port()}/metrics")
+    text = part.metrics()
     return sum(metric(text, series) for series in BLOCKS)
 
 

@@ -160,21 +160,8 @@ class Campaign:
         drawn = (prompt(seed, LENGTH) for seed in self._seeds)
         return next(tokens for tokens in drawn if _home(tokens) == (decode, prefill))
 
-    def ask(self, tokens: list[int], count: int = OUTPUT, *, seconds: float = 60.0) -> Answer:
-        """Stream the answer to its end: that is where a request is lost first."""
-        connection = open_request(
-            self.cluster,
-            tokens,
-            stream=True,
-            max_tokens=count,
-            temperature=0,
-            return_token_ids=True,
-        )
-        connection.timeout = seconds
-        try:
-            return read_stream(connection.getresponse())
-        finally:
-            connection.close()
+    def ask(self, tokens: list[int], count: int = OUTPUT) -> Answer:
+        return ask(self.cluster, tokens, count)
 
     def strike(self, fraction: float, action: Callable[[], object]) -> Mark:
         """Run ``action`` when that much of the next transfer from ``PREFILL`` has passed."""
@@ -198,6 +185,17 @@ class Campaign:
     def _moved(self) -> tuple[float, float]:
         """Transfers that have left the one node, and that have come to the other."""
         return node_metric(self.parts[PREFILL], SENT), node_metric(self.parts[DECODE], RECEIVED)
+
+
+def ask(cluster: TestCluster, tokens: list[int], count: int = OUTPUT) -> Answer:
+    """Stream the answer to its end: that is where a request is lost first."""
+    connection = open_request(
+        cluster, tokens, stream=True, max_tokens=count, temperature=0, return_token_ids=True
+    )
+    try:
+        return read_stream(connection.getresponse())
+    finally:
+        connection.close()
 
 
 def reference(alone: TestCluster, tokens: list[int], count: int = OUTPUT) -> list[int]:
