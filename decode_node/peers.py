@@ -21,6 +21,7 @@ from ..shared.handoff.parts import parts_of
 from ..shared.handoff.peer import CAPABILITY_WINDOWS, introduction
 from ..shared.node.engine import NodeEngine, NodeIdentity
 from ..shared.node.metrics import NodeMetrics
+from .absences import Absences
 from .link import Link
 from .peer import Peer, calling, endpoints_of
 from .refusals import Refusals
@@ -58,6 +59,7 @@ class Peers:
         self._canaries: dict[Peer, asyncio.Task[str]] = {}
         self._passed: dict[str, int] = {}  # node to epoch
         self._refusals = Refusals()
+        self.absences = Absences(time.monotonic)
         # One an address, for as long as somebody greets it.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._met = asyncio.Event()
@@ -132,6 +134,8 @@ class Peers:
             await asyncio.gather(*(self._free_orphans(peer) for peer in self._peers.values()))
 
     async def _greeted(self, candidate: pb.PrefillCandidate) -> Peer:
+        # Behind the lock: of many who come at once, one finds out, and the others hear of it.
+        self.absences.check(candidate.address, candidate.epoch)
         known = self._peers.get(candidate.address)
         if known is not None and candidate.epoch in (0, known.epoch):
             return known
@@ -250,7 +254,8 @@ def _renew_seconds(peer: Peer) -> float:
 # A vanished peer must be noticed within three seconds, also on an idle connection.
 _CHANNEL = [
     ("grpc.keepalive_time_ms", 1000),
-    ("grpc.keepalive_timeout_ms", 2000),
+    # Otherwise gRPC waits a minute for the answer, whatever keepalive_timeout_ms says.
+    ("grpc.http2.ping_timeout_ms", 1500),
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", 4 << 20),

@@ -6,13 +6,16 @@ client before the commit, so none of this can be seen.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..proto import tandem_pb2 as pb
 from ..shared.engine.sequence import Sequence
-from ..shared.errors import TransferError
+from ..shared.errors import PeerRefusedError, TransferError
 from ..shared.node.metrics import NodeMetrics
 from ..shared.telemetry import within
 from ..shared.tracing import step
@@ -22,6 +25,9 @@ from .peers import Peers
 from .receiving import Receipt, ReceivingNode
 
 log = logging.getLogger("tandem.decode")
+
+# An attempt that fails sooner costs a request nothing that is worth avoiding.
+SLOW_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +136,20 @@ class Transfers:
         self._engine.core.wake()
         return Outcome(reason=reason)
 
+    @contextlib.contextmanager
+    def _noticing_absence(self, candidate: pb.PrefillCandidate) -> Iterator[None]:
+        """A node that costs a request seconds is left alone for a while."""
+        begun = time.monotonic()
+        try:
+            yield
+        except PeerRefusedError:
+            raise
+        except TransferError as error:
+            if time.monotonic() - begun > SLOW_SECONDS:
+                self._peers.absences.add(candidate.address, candidate.epoch, str(error))
+            raise
+        self._peers.absences.end(candidate.address)
+
     async def _attempt(
         self, sequence: Sequence, transfer_id: int, number: int, candidate: pb.PrefillCandidate
     ) -> Receipt:
@@ -145,6 +165,7 @@ class Transfers:
                 tokens=tokens,
             ) as span,
             self._metrics.transfers.attempt(number) as record,
+            self._noticing_absence(candidate),
         ):
             peer = await self._peers.meet(candidate)
             span.event("greeted")

@@ -25,8 +25,11 @@ log = logger("router")
 MAX_METRICS = 4096
 
 CHANNEL_OPTIONS = (
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    # A node may send heartbeats and yet be cut off from us: its calls must fail within 3 s.
+    # gRPC waits a minute for the answer to a ping, whatever keepalive_timeout_ms says.
+    ("grpc.keepalive_time_ms", 1_000),
+    ("grpc.http2.ping_timeout_ms", 1_500),
+    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.max_send_message_length", 64 * 1024 * 1024),
     # A node that restarts on its address is a new node here; it must not wait for a backoff.

@@ -37,6 +37,10 @@ _SERVER_OPTIONS = [
     ("grpc.max_receive_message_length", 16 << 20),
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.keepalive_permit_without_calls", 1),
+    # A client that is cut off without a word must not hold its request to the last token.
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.http2.ping_timeout_ms", 1500),
+    ("grpc.http2.max_pings_without_data", 0),
 ]
 
 

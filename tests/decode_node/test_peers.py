@@ -54,6 +54,16 @@ async def test_many_requests_share_one_greeting_and_one_canary() -> None:
         assert node.metric("tandem_canaries_total", outcome="passed") == 1
 
 
+async def test_an_absent_node_is_not_greeted_until_it_starts_anew() -> None:
+    async with met() as (peers, _, _), prefill() as fake:
+        peers.absences.add(fake.address, fake.epoch, "silent")
+        with pytest.raises(TransferError, match=r"left alone for .* silent"):
+            await peers.meet(fake.candidate)
+        assert fake.hellos == 0
+        fake.epoch += 1
+        assert (await peers.meet(fake.candidate)).epoch == fake.epoch
+
+
 async def test_a_canary_is_not_repeated_for_the_same_pair_of_epochs() -> None:
     async with met() as (peers, vet, _), prefill() as fake:
         await peers.forget(await peers.meet(fake.candidate))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tandem.decode_node import transfers as module
+from tandem.decode_node.absences import Absences
 from tandem.decode_node.link import Link
 from tandem.decode_node.peer import PeerLostError
 from tandem.decode_node.receiving import Receipt
@@ -29,6 +33,7 @@ class World:
         self.node = Node("d", 7)
         self.fates = fates
         self.refused: set[str] = set()
+        self.absences = Absences(time.monotonic)
         self.forgotten: list[str] = []
         self.tried: list[tuple[str, int]] = []
         self.config = HandoffConfig(prefill_threshold=threshold)
@@ -72,6 +77,18 @@ class World:
         if error is not None:
             raise error
         return Receipt(1000, None)
+
+
+@pytest.mark.parametrize(("slow", "absent"), [(0.0, True), (60.0, False)])
+async def test_only_a_failure_that_took_long_makes_a_node_absent(
+    slow: float, absent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SLOW_SECONDS", slow)
+    world = World({"a": TransferError("silent"), "b": None})
+    assert await world.run(A, B) == Outcome(node="b")
+    with pytest.raises(TransferError, match="silent") if absent else contextlib.nullcontext():
+        world.absences.check("a", A.epoch)
+    world.absences.check("b", B.epoch)
 
 
 async def test_the_first_node_that_can_fills_the_prompt() -> None:

@@ -30,6 +30,7 @@ class Part:
     process: subprocess.Popen[bytes]
     log: Path
     ready: int
+    host: str = "127.0.0.1"
     details: dict[str, Any] = field(default_factory=dict)
 
     def wait_ready(self) -> None:
@@ -49,6 +50,9 @@ class Part:
         assert found, f"no probe port in {self.log}"
         return int(found[1])
 
+    def metrics(self) -> str:
+        return get(f"http://{self.host}:{self.health_port()}/metrics")
+
 
 @dataclass
 class TestCluster:
@@ -63,7 +67,7 @@ class TestCluster:
     @property
     def url(self) -> str:
         assert self.router is not None
-        return f"http://127.0.0.1:{self.router.details['http']}"
+        return f"http://{self.router.host}:{self.router.details['http']}"
 
     def start_router(self, *flags: str, http: int = 0, registry: int = 0) -> Part:
         arguments = ["router", f"--port={http}", f"--registry-port={registry}", *flags]
@@ -107,13 +111,16 @@ class TestCluster:
         part.wait_ready()
         return part
 
-    def launch(self, arguments: list[str]) -> Part:
-        """``tandem ARGUMENTS``, which may still be starting."""
+    def launch(
+        self, arguments: list[str], host: str = "127.0.0.1", inside: tuple[str, ...] = ()
+    ) -> Part:
+        """``tandem ARGUMENTS``, which may still be starting. ``inside`` is a command that runs it
+        elsewhere, where others reach it at ``host``."""
         log = self.folder / f"{len(self.parts)}-{arguments[0]}.log"
         read, write = os.pipe()
         with log.open("wb") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tandem", *arguments],
+                [*inside, sys.executable, "-m", "tandem", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
@@ -121,7 +128,7 @@ class TestCluster:
                 env=os.environ | {"TANDEM_READY_FD": str(write), "PYTHONSAFEPATH": "1"},
             )
         os.close(write)
-        part = Part(process, log, read)
+        part = Part(process, log, read, host)
         self.parts.append(part)
         return part
 
@@ -178,7 +185,7 @@ _NODE_LINE = r'node="((?:decode|prefill))-([^"]+)"'
 
 def held(node: Part) -> float:
     """Blocks owned or reserved and transfers live, by the node's own metrics."""
-    text = get(f"http://127.0.0.1:{node.health_port()}/metrics")
+    text = node.metrics()
     names = ('tandem_kv_blocks{state="owned"}', 'tandem_kv_blocks{state="reserved"}')
     return sum(metric(text, name) for name in (*names, "tandem_transfers_live"))
 
@@ -205,7 +212,7 @@ def _series(series: str) -> tuple[str, set[str]]:
 
 
 def node_metric(node: Part, series: str) -> float:
-    return metric(get(f"http://127.0.0.1:{node.health_port()}/metrics"), series)
+    return metric(node.metrics(), series)
 
 
 def get(url: str) -> str:

@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
+from tandem.tests.end_to_end.handoff.fault_proxy import BOTH, running_proxy
 from tandem.tests.router.support import (
     Cluster,
     admitted,
@@ -73,6 +74,25 @@ async def test_a_refusal_of_the_node_keeps_its_status(tmp_path: Path, stream: bo
         response = await c.chat(stream=stream)
         assert response.status_code == 500
         assert "secret" not in response.text
+
+
+async def test_a_node_behind_a_black_hole_fails_its_calls_although_its_heartbeats_come(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path) as c:
+        with running_proxy() as proxy:
+            wire = proxy.wire()
+            wire.target = "127.0.0.1", c.node.port
+            address = f"127.0.0.1:{wire.port}"
+            await c.registry.Join(c.node.join_request(c.model, address=address))
+            c.node.script = silent
+            answer = asyncio.create_task(c.chat())
+            await until(lambda: c.node.active == 1)
+            wire.hole(*BOTH)
+            async with asyncio.timeout(10):
+                response = await answer
+            assert response.status_code == 503
+            assert response.json()["error"]["code"] == "unavailable"
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED])

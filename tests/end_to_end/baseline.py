@@ -1,0 +1,140 @@
+"""What a cluster holds at rest, by its own account and by the system's. After any fault it must
+come back to that: a leak is whatever does not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tandem.router.admin import list_nodes
+from tandem.tests.end_to_end.cluster import Part, metric
+
+# Orphans are freed by reconciling every 5 s, and by leases after 10 s.
+SETTLE_SECONDS = 20.0
+# gRPC's and torch's thread pools breathe, and a connection may be closing while it is looked at.
+BREATH_THREADS, BREATH_DESCRIPTORS = 6, 4
+
+AT_REST_ZERO = (
+    'tandem_kv_blocks{state="owned"}',
+    'tandem_kv_blocks{state="reserved"}',
+    "tandem_transfers_live",
+    "tandem_leases",
+    "tandem_sequences_running",
+    "tandem_sequences_waiting",
+    "tandem_prefill_queue_tokens",
+    'tandem_data_plane_staging_slots{rank="0",state="held"}',
+    'tandem_data_plane_transfers{direction="sending",rank="0"}',
+    'tandem_data_plane_transfers{direction="receiving",rank="0"}',
+    'tandem_data_plane_credit_bytes{rank="0",state="in_flight"}',
+)
+BLOCKS = ('tandem_kv_blocks{state="free"}', 'tandem_kv_blocks{state="cached"}')
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What the system counts for a part: its process and those that it has started."""
+
+    processes: int
+    threads: int
+    descriptors: int
+    rings: int  # staging rings that are open or mapped
+
+    @classmethod
+    def of(cls, part: Part) -> Footprint:
+        head = psutil.Process(part.process.pid)
+        everyone = [head, *head.children(recursive=True)]
+        return cls(
+            processes=len(everyone),
+            threads=sum(process.num_threads() for process in everyone),
+            descriptors=sum(process.num_fds() for process in everyone),
+            rings=sum(_rings(process.pid) for process in everyone),
+        )
+
+    def beyond(self, rest: Footprint) -> str:
+        """What is more than at rest; empty when nothing is."""
+        grown = (
+            self.processes > rest.processes
+            or self.threads > rest.threads + BREATH_THREADS
+            or self.descriptors > rest.descriptors + BREATH_DESCRIPTORS
+            or self.rings > rest.rings
+        )
+        return f"{self}, at rest it had {rest}" if grown else ""
+
+
+def _rings(pid: int) -> int:
+    """Descriptors of staging rings, and mappings of them."""
+    links = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed while we look
+            links.append(os.readlink(descriptor))
+    lines = links + Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return sum("memfd:tandem-staging" in line for line in lines)
+
+
+class Baseline:
+    """Taken once, of a warm cluster at rest; ``check`` may be called after every case.
+
+    ``parts`` is looked at anew each time: a part that was started again must come to what the one
+    of its name before it held.
+    """
+
+    def __init__(self, parts: Mapping[str, Part], registry: str) -> None:
+        self._parts = parts
+        self._registry = registry
+        self._wait(self._held)
+        self._rest = {name: Footprint.of(part) for name, part in parts.items()}
+        self._blocks = {name: _blocks(part) for name, part in parts.items()}
+        self._segments = _segments()
+
+    def check(self, seconds: float = SETTLE_SECONDS) -> None:
+        """Wait until everything is as it was at rest; says what is not."""
+        self._wait(self._differences, seconds)
+
+    def _wait(self, differences: object, seconds: float = SETTLE_SECONDS) -> None:
+        assert callable(differences)
+        deadline = time.monotonic() + seconds
+        while found := differences():
+            assert time.monotonic() < deadline, f"after {seconds:g} s:\n" + "\n".join(found)
+            time.sleep(0.05)
+
+    def _differences(self) -> list[str]:
+        found = self._held()
+        for name, part in self._parts.items():
+            grown = Footprint.of(part).beyond(self._rest[name])
+            found += [f"{name}: {grown}"] if grown else []
+            if (blocks := _blocks(part)) != self._blocks[name]:
+                found.append(f"{name}: {blocks} blocks free or cached of {self._blocks[name]}")
+        found += [f"segment {name}" for name in _segments() - self._segments]
+        return found
+
+    def _held(self) -> list[str]:
+        """What a cluster at rest does not hold, by the nodes' metrics and by the router's list."""
+        found = []
+        for name, part in self._parts.items():
+            assert part.process.poll() is None, f"{name} has ended:\n{part.log.read_text()[-2000:]}"
+            text = part.metrics()
+            found += [f"{name}: {s} is {v:g}" for s in AT_REST_ZERO if (v := metric(text, s))]
+        listed = {node.node_id: node for node in list_nodes(self._registry)}
+        found += [f"{name} is not listed" for name in self._parts.keys() - listed.keys()]
+        for node in listed.values():
+            load = node.load
+            held = load.leases + load.transfers + load.owned_blocks + load.reserved_blocks
+            found += [f"{node.node_id}: {held} held, as listed"] if held or node.requests else []
+        return found
+
+
+def _blocks(part: Part) -> float:
+    text = part.metrics()
+    return sum(metric(text, series) for series in BLOCKS)
+
+
+def _segments() -> frozenset[str]:
+    """Named shared memory of the whole machine, as far as it could be ours."""
+    folder = Path("/dev/shm")
+    return frozenset(file.name for file in folder.iterdir() if "tandem" in file.name.lower())

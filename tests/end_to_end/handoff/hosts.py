@@ -1,0 +1,148 @@
+"""Machines on this one: network namespaces, joined by a switch that a test can make lose, delay and
+cut what passes.
+
+Every host has a TUN device whose other end the switch holds, so that no part of the kernel beyond
+TUN and namespaces is needed: many have no netem.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import heapq
+import itertools
+import os
+import random
+import select
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
+# A network that is reserved for tests between devices (RFC 2544).
+NETWORK = "198.18.7."
+# The test's own process, in the namespace that it is in anyway.
+CLIENT = NETWORK + "254"
+POLL_SECONDS = 0.05
+PACKET_BYTES = 65536
+
+
+class Switch:
+    """Carries IP packets from host to host, on a thread of its own."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.loss = 0.0  # of all packets, but for the client's
+        self.delay = 0.0  # seconds, one way
+        self.cut: set[frozenset[str]] = set()  # pairs of hosts that do not reach each other
+        self._draw = random.Random(seed)
+        self._devices: dict[str, int] = {}
+        self._marks: list[tuple[tuple[str, str], int, Callable[[], object]]] = []
+        self._passed: dict[tuple[str, str], int] = {}
+        self._late: list[tuple[float, int, int, bytes]] = []
+        self._numbers = itertools.count()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="switch")
+
+    def plug(self, address: str, namespace: str, name: str) -> None:
+        """Give a host its device; an empty namespace is the test's own."""
+        device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        self._devices[address] = device
+        fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TUN | IFF_NO_PI))
+        if namespace:
+            ip("link", "set", name, "netns", namespace)
+        inside = ("-n", namespace) if namespace else ()
+        ip(*inside, "address", "add", f"{address}/24", "dev", name)
+        ip(*inside, "link", "set", name, "up")
+
+    def when(self, source: str, target: str, count: int, action: Callable[[], object]) -> None:
+        """Run ``action`` when ``count`` more bytes have gone from one host to the other."""
+        way = source, target
+        self._marks.append((way, self._passed.get(way, 0) + count, action))
+
+    def heal(self) -> None:
+        self.loss = self.delay = 0.0
+        self._marks.clear()
+        self.cut.clear()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(5)
+        for device in self._devices.values():
+            os.close(device)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            seconds = self._late[0][0] - time.monotonic() if self._late else POLL_SECONDS
+            ready, _, _ = select.select(
+                list(self._devices.values()), [], [], max(0.0, min(seconds, POLL_SECONDS))
+            )
+            for device in ready:
+                with contextlib.suppress(BlockingIOError):
+                    self._take(os.read(device, PACKET_BYTES))
+            while self._late and self._late[0][0] <= time.monotonic():
+                _, _, device, packet = heapq.heappop(self._late)
+                with contextlib.suppress(OSError):  # a full queue loses it, like any switch's
+                    os.write(device, packet)
+
+    def _take(self, packet: bytes) -> None:
+        source, target = (".".join(map(str, packet[i : i + 4])) for i in (12, 16))
+        device = self._devices.get(target)
+        if packet[0] >> 4 != 4 or device is None:
+            return  # not ours: neighbour discovery, multicast
+        if not {source, target} & {CLIENT} and self._draw.random() < self.loss:
+            return
+        self._count(source, target, len(packet))
+        if frozenset((source, target)) in self.cut:
+            return
+        due = time.monotonic() + self.delay
+        heapq.heappush(self._late, (due, next(self._numbers), device, packet))
+
+    def _count(self, source: str, target: str, size: int) -> None:
+        way = source, target
+        self._passed[way] = self._passed.get(way, 0) + size
+        for mark in [m for m in self._marks if m[0] == way and m[1] <= self._passed[way]]:
+            self._marks.remove(mark)
+            mark[2]()
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=10)
+
+
+def problem() -> str:
+    """Why this machine cannot have hosts; empty when it can."""
+    name = f"tandem-{os.getpid()}-try"
+    try:
+        os.close(os.open("/dev/net/tun", os.O_RDWR))
+        ip("netns", "add", name)
+        ip("netns", "delete", name)
+    except (OSError, subprocess.CalledProcessError) as error:
+        return f"needs network namespaces and TUN devices, so root: {error}"
+    return ""
+
+
+@contextmanager
+def three_hosts() -> Iterator[tuple[Switch, dict[str, tuple[str, ...]]]]:
+    """The switch, and for each host's address the command that runs another one on it."""
+    switch = Switch()
+    names = {f"{NETWORK}{number}": f"tandem-{os.getpid()}-{number}" for number in (1, 2, 3)}
+    try:
+        for number, (address, name) in enumerate(names.items()):
+            ip("netns", "add", name)
+            ip("-n", name, "link", "set", "lo", "up")
+            switch.plug(address, name, f"td{os.getpid() % 10**8}{number}")
+        switch.plug(CLIENT, "", f"td{os.getpid() % 10**8}c")
+        switch.start()
+        yield switch, {address: ("ip", "netns", "exec", name) for address, name in names.items()}
+    finally:
+        switch.stop()
+        for name in names.values():
+            with contextlib.suppress(subprocess.CalledProcessError):
+                ip("netns", "delete", name)

@@ -1,0 +1,124 @@
+"""Router, prefill node and decode node on machines of their own, over a network that loses, delays
+and cuts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tandem.tests.end_to_end.clients import prompt
+from tandem.tests.end_to_end.cluster import (
+    BLOCK,
+    CHUNK,
+    CONTEXT,
+    Part,
+    TestCluster,
+    node_metric,
+    running,
+    until,
+)
+from tandem.tests.end_to_end.handoff import hosts
+from tandem.tests.end_to_end.handoff.campaign import (
+    DETECTION_SECONDS,
+    LENGTH,
+    RECEIVED,
+    RECOVERY_SECONDS,
+    ask,
+    reference,
+)
+from tandem.tests.end_to_end.handoff.hosts import Switch, three_hosts
+
+PROBLEM = hosts.problem()
+pytestmark = pytest.mark.skipif(bool(PROBLEM), reason=PROBLEM)
+
+ROUTER, PREFILL, DECODE = (f"{hosts.NETWORK}{number}" for number in (1, 2, 3))
+
+
+class Machines:
+    """The three parts, and the network between them."""
+
+    def __init__(self, cluster: TestCluster, switch: Switch, decode: Part) -> None:
+        self.cluster, self.switch, self.decode = cluster, switch, decode
+
+    def check(self, seed: int, alone: TestCluster) -> float:
+        """Ask for tokens and compare them; when the answer had come."""
+        tokens = prompt(seed, LENGTH)
+        answer = ask(self.cluster, tokens)
+        assert (answer.tokens, answer.error) == (reference(alone, tokens), "")
+        return answer.ended_at
+
+    def transfers(self, seed: int) -> bool:
+        """Whether a prompt goes through the prefill node now."""
+        before = node_metric(self.decode, RECEIVED)
+        ask(self.cluster, prompt(seed, LENGTH))
+        return node_metric(self.decode, RECEIVED) > before
+
+
+@contextmanager
+def running_machines(folder: Path, model: str) -> Iterator[Machines]:
+    with three_hosts() as (switch, on), running(folder, model) as cluster:
+        addresses = [f"--host={ROUTER}", f"--registry-host={ROUTER}"]
+        ports = ["--port=8000", "--registry-port=8001"]
+        cluster.router = cluster.launch(["router", *addresses, *ports], ROUTER, on[ROUTER])
+        cluster.router.wait_ready()
+        nodes = []
+        for kind, host in (("prefill-node", PREFILL), ("decode-node", DECODE)):
+            flags = [f"--host={host}", f"--join={ROUTER}:8001", "--insecure", "--carrier=tcp"]
+            flags += ["--dtype=float32", "--threads=1", f"--block-size={BLOCK}"]
+            flags += [f"--max-model-len={CONTEXT}", f"--max-num-batched-tokens={CHUNK}"]
+            flags += ["--prefill-threshold=1", "--no-enable-prefix-caching"]
+            nodes.append(cluster.launch([kind, model, *flags], host, on[host]))
+        for node in nodes:
+            node.wait_ready()
+        cluster.wait_nodes(decode=1, prefill=1)
+        yield Machines(cluster, switch, nodes[1])
+
+
+@pytest.fixture(scope="module")
+def machines(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: str, aggregated: TestCluster
+) -> Iterator[Machines]:
+    with running_machines(tmp_path_factory.mktemp("hosts"), tiny_model) as machines:
+        machines.check(1, aggregated)
+        yield machines
+
+
+@pytest.fixture(autouse=True)
+def healed(machines: Machines) -> Iterator[None]:
+    yield
+    machines.switch.heal()
+    until(lambda: machines.transfers(0), "the nodes to hand over again", RECOVERY_SECONDS)
+    machines.cluster.wait_idle(*machines.cluster.parts[1:])
+
+
+def test_a_network_of_50_ms_carries_transfers(machines: Machines, aggregated: TestCluster) -> None:
+    machines.switch.delay = 0.05
+    machines.check(2, aggregated)
+    assert machines.transfers(3)
+
+
+def test_a_network_that_loses_a_twentieth_gives_the_same_tokens(
+    machines: Machines, aggregated: TestCluster
+) -> None:
+    machines.switch.loss = 0.05
+    for seed in range(10, 14):
+        machines.check(seed, aggregated)
+
+
+@pytest.mark.parametrize("count", [0, 200_000])
+def test_a_cut_between_the_nodes_costs_seconds(
+    machines: Machines, aggregated: TestCluster, count: int
+) -> None:
+    cut_at: list[float] = []
+
+    def cut() -> None:
+        cut_at.append(time.monotonic())
+        machines.switch.cut.add(frozenset((PREFILL, DECODE)))
+
+    machines.switch.when(PREFILL, DECODE, count, cut)
+    ended_at = machines.check(20 + count, aggregated)
+    assert ended_at - cut_at[0] < DETECTION_SECONDS
