@@ -33,6 +33,7 @@ from .shared.errors import (
 from .shared.options import command_options, fill, to_arguments
 
 if TYPE_CHECKING:
+    from .shared.node.cast import NodeRole
     from .shared.node.launch import Cluster
 
 Values = dict[str, Any]
@@ -80,6 +81,7 @@ def router(values: Values) -> None:
     from .router.options import RouterOptions
     from .router.server import Router, run_router
     from .shared.node.lifeline import announce, follow_launcher
+    from .shared.node.signals import catch_signals
     from .shared.telemetry import setup_logging
 
     setup_logging()
@@ -90,14 +92,16 @@ def router(values: Values) -> None:
 
     async def run() -> None:
         stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        catch_signals(stop.set)
         await run_router(fill(RouterOptions, values), stop, ready)
 
     asyncio.run(run())
 
 
-def _run_node(role: Any, values: Values) -> None:
+def _run_node(kind: str, values: Values) -> None:
+    """A node that begins as a prefill or a decode node, and may be told to be the other."""
+    from .decode_node.role import DecodeRole
+    from .prefill_node.role import PrefillRole
     from .shared.node.lifeline import announce, follow_launcher
     from .shared.node.process import run_node, with_host
     from .shared.telemetry import setup_logging
@@ -110,23 +114,22 @@ def _run_node(role: Any, values: Values) -> None:
         follow_launcher()
         announce({"address": address})
 
-    asyncio.run(run_node(role, fill(EngineConfig, values), handoff, node, on_ready=ready))
+    roles: list[NodeRole] = [PrefillRole(), DecodeRole()]
+    if kind == "decode":
+        roles.reverse()
+    asyncio.run(run_node(roles, fill(EngineConfig, values), handoff, node, on_ready=ready))
 
 
 @command("prefill-node", NodeConfig, EngineConfig, HandoffConfig)
 def prefill_node(values: Values) -> None:
     """Start a prefill node: it computes the KV cache of prompts and ships it."""
-    from .prefill_node.role import PrefillRole
-
-    _run_node(PrefillRole(), values)
+    _run_node("prefill", values)
 
 
 @command("decode-node", NodeConfig, EngineConfig, HandoffConfig)
 def decode_node(values: Values) -> None:
     """Start a decode node: continuous batching, fed by prefill nodes or by itself."""
-    from .decode_node.role import DecodeRole
-
-    _run_node(DecodeRole(), values)
+    _run_node("decode", values)
 
 
 @command("serve", ServeConfig, RouterConfig, EngineConfig, HandoffConfig)
@@ -143,15 +146,13 @@ def serve(values: Values) -> None:
 
 def _serve_prefill(values: Values) -> None:
     """``--pd-server``: one prefill node, in this process."""
-    from .prefill_node.role import PrefillRole
-
     url = values["pd_url"] or "127.0.0.1:8100"
     addresses = split_addresses("--pd-url", url)
     if len(addresses) != 1:
         raise UsageError(f"--pd-url {url!r}: a prefill node listens on one address")
     host, _, port = addresses[0].rpartition(":")
     node = NodeConfig(host=host, port=int(port), drain_timeout=values["drain_timeout"])
-    _run_node(PrefillRole(), values | vars(node))
+    _run_node("prefill", values | vars(node))
 
 
 def _serve_cluster(config: ServeConfig, values: Values) -> None:
@@ -289,6 +290,21 @@ def drain_node(registry: str, node: str) -> None:
 
     admin.drain_node(registry, node)
     click.echo(f"{node} takes no more work, and ends when it has finished what it has")
+
+
+@nodes.command("role")
+@click.argument("node")
+@click.argument("role", type=click.Choice(["prefill", "decode"]))
+@click.option("--force", is_flag=True, help="Also when it is the last decode node.")
+@click.pass_obj
+def set_role(registry: str, node: str, role: str, force: bool) -> None:
+    """Have NODE finish what it has, and go on as a prefill or a decode node."""
+    from .router import admin
+
+    admin.set_role(registry, node, role, force=force)
+    click.echo(
+        f"{node} takes no more work until it has finished what it has; then it is a {role} node"
+    )
 
 
 def _greet(address: str, registry: str, config: ServeConfig) -> None:

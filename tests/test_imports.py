@@ -29,6 +29,7 @@ ALLOWED = {
         "shared.config",
         "shared.errors",
         "shared.telemetry",
+        "shared.kv.prefix_keys",
     ),
 }
 WEB = ("fastapi", "uvicorn", "starlette", "grpc", "prometheus_client")
