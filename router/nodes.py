@@ -59,7 +59,9 @@ class Node:
         self.lost = False
         self.last_seen = now
         self.inflight = 0
-        self._calls: set[Any] = set()
+        self._sequences = 0  # of this router's calls
+        self._other_sequences = 0  # of others', by the last report
+        self._calls: dict[Any, int] = {}  # with the sequences of each
         self._channel: grpc.aio.Channel | None = None
 
     @property
@@ -86,6 +88,7 @@ class Node:
     def report(self, load: pb.Load, prefixes: pb.Prefixes) -> None:
         """What the node says of itself, now and then."""
         self.load = load
+        self._other_sequences = max(0, load.running + load.waiting - self._sequences)
         self._link_rates = {link.node_id: link.tokens_per_second for link in load.link_rates}
         self.ledger.reported(load.queued_prefill_tokens)
         self.prefixes.update(prefixes)
@@ -101,9 +104,7 @@ class Node:
             prefill=self.is_prefill,
             group=self.model.fingerprint,
             draining=self.draining,
-            running=load.running,
-            waiting=load.waiting,
-            inflight=self.inflight,
+            sequences=self._sequences + self._other_sequences,
             queued_prefill_tokens=self.ledger.queued_tokens,
             prefill_tokens_per_second=load.prefill_tokens_per_second,
             held_tokens=self.prefixes.matched(prompt, self.ledger.expects),
@@ -121,14 +122,15 @@ class Node:
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)
         call = DecodeStub(self._channel).Generate(request, timeout=timeout)
-        self._calls.add(call)
+        self._calls[call] = max(1, request.sampling.n)
+        self._sequences += self._calls[call]
         self.inflight += 1
         return call
 
     def done(self, call: Any) -> None:
         """The call is over, or is to be: cancelling one that has ended does nothing."""
         call.cancel()
-        self._calls.discard(call)
+        self._sequences -= self._calls.pop(call)
         self.inflight -= 1
 
     def drain(self) -> None:

@@ -22,10 +22,11 @@ MAX_PREFILL_CANDIDATES = 3
 class NodeView:
     """What placement knows of a node.
 
-    ``inflight`` and ``queued_prefill_tokens`` count what this router has placed there up to now,
-    ahead of the node's own report. ``held_tokens`` is how much of the prompt at hand it holds;
-    ``room_tokens`` what its free blocks take, ``None`` when it has not said. Rates are in tokens a
-    second, 0 until measured; ``link_rates`` are a decode node's, by the prefill nodes' names.
+    ``sequences``, running or waiting, and ``queued_prefill_tokens`` count this router's own up to
+    now, and others' by the node's last report. ``held_tokens`` is how much of the prompt at hand it
+    holds; ``room_tokens`` what its free blocks take, ``None`` when it has not said. Rates are in
+    tokens a second, 0 until measured; ``link_rates`` are a decode node's, by the prefill nodes'
+    names.
     """
 
     node_id: str
@@ -34,18 +35,12 @@ class NodeView:
     prefill: bool
     group: str = ""
     draining: bool = False
-    running: int = 0
-    waiting: int = 0
-    inflight: int = 0
+    sequences: int = 0
     queued_prefill_tokens: int = 0
     prefill_tokens_per_second: float = 0.0
     held_tokens: int = 0
     room_tokens: int | None = None
     link_rates: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def requests(self) -> int:
-        return max(self.running + self.waiting, self.inflight)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ ASSUMED_TOKENS_PER_SECOND = 1000.0
 # Until a link is measured: how much faster KV moves than it is computed.
 LINK_PACES = 10.0
 # A running sequence slows its neighbours down as much as this many tokens to be prefilled.
-REQUEST_TOKENS = 256
+SEQUENCE_TOKENS = 256
 # Only so many of either side are compared as pairs: a large cluster must not cost its square.
 CONTENDERS = 8
 
@@ -41,8 +41,8 @@ def prefix_aware(
 def least_loaded(
     decode: Sequence[NodeView], prefill: Sequence[NodeView], prompt: Prompt
 ) -> tuple[NodeView, Sequence[NodeView]]:
-    """The fewest requests, and the shortest queues in seconds, whatever they hold."""
-    chosen = min(decode, key=lambda n: (n.requests, n.queued_prefill_tokens, prompt.affinity(n)))
+    """The fewest sequences, and the shortest queues in seconds, whatever they hold."""
+    chosen = min(decode, key=lambda n: (n.sequences, n.queued_prefill_tokens, prompt.affinity(n)))
     costs = _Costs(prefill, prompt)
     order = sorted(partners(chosen, prefill), key=lambda n: (costs.queue(n), prompt.affinity(n)))
     return chosen, order
@@ -107,7 +107,7 @@ class _Costs:
         """A node without room comes last: nobody knows when others will have left it."""
         missing = self._missing(node)
         full = node.room_tokens is not None and node.room_tokens < missing
-        load = self.queue(node) + node.requests * REQUEST_TOKENS / self._rate(node)
+        load = self.queue(node) + node.sequences * SEQUENCE_TOKENS / self._rate(node)
         home = self._prompt.affinity(node)
         return full, load + prefill_seconds, missing, home
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.router.placement import MAX_PREFILL_CANDIDATES, NodeView, Placement, place
-from tandem.router.policies import POLICIES, REQUEST_TOKENS
+from tandem.router.policies import POLICIES, SEQUENCE_TOKENS
 from tandem.shared.config import RouterConfig
 
 LONG = list(range(1000))
@@ -63,7 +63,7 @@ def test_every_policy_has_a_flag_and_the_reverse() -> None:
         ([prefill("p")], None),
         ([decode("a", draining=True)], None),
         ([decode("a")], "a"),
-        ([decode("a", draining=True), decode("b", running=9)], "b"),
+        ([decode("a", draining=True), decode("b", sequences=9)], "b"),
     ],
 )
 def test_only_a_decode_node_that_takes_work_is_chosen(
@@ -105,8 +105,7 @@ VIEWS = st.lists(
         prefill=st.booleans(),
         group=GROUPS,
         draining=st.booleans(),
-        running=st.integers(0, 20),
-        inflight=st.integers(0, 20),
+        sequences=st.integers(0, 20),
         queued_prefill_tokens=TOKENS,
         prefill_tokens_per_second=RATES,
         held_tokens=st.integers(0, len(LONG) - 1),
@@ -171,15 +170,14 @@ def test_more_hits_never_make_a_node_less_preferred(nodes: list[NodeView], more:
     [
         # What it holds decides among equals, but not against enough of a load.
         ([decode("a"), decode("b", held_tokens=16)], "b"),
-        ([decode("a"), decode("b", held_tokens=900, running=3)], "b"),
-        ([decode("a"), decode("b", held_tokens=900, running=4)], "a"),
-        ([decode("a"), decode("b", held_tokens=900, inflight=4)], "a"),
+        ([decode("a"), decode("b", held_tokens=900, sequences=3)], "b"),
+        ([decode("a"), decode("b", held_tokens=900, sequences=4)], "a"),
         ([decode("a"), decode("b", held_tokens=500, queued_prefill_tokens=400)], "b"),
         ([decode("a"), decode("b", held_tokens=500, queued_prefill_tokens=600)], "a"),
         # A full node comes last, whatever it holds, unless it holds enough.
-        ([decode("a", running=9), decode("b", held_tokens=500, room_tokens=400)], "a"),
-        ([decode("a", running=9), decode("b", held_tokens=700, room_tokens=400)], "b"),
-        ([decode("a", room_tokens=10), decode("b", room_tokens=20, running=1)], "a"),
+        ([decode("a", sequences=9), decode("b", held_tokens=500, room_tokens=400)], "a"),
+        ([decode("a", sequences=9), decode("b", held_tokens=700, room_tokens=400)], "b"),
+        ([decode("a", room_tokens=10), decode("b", room_tokens=20, sequences=1)], "a"),
         # A prefill node that holds it, or a fast link to one that computes it fast, makes up for
         # what the decode node lacks.
         ([slow("b", {"p": 1e3}), slow("a", {"p": 1e6}), FAST], "a"),
@@ -220,10 +218,10 @@ def test_a_burst_of_one_prefix_spreads_when_its_home_is_loaded() -> None:
     for _ in range(24):
         chosen = placed(list(nodes.values())).decode
         nodes[chosen.node_id] = dataclasses.replace(
-            chosen, inflight=chosen.inflight + 1, held_tokens=900
+            chosen, sequences=chosen.sequences + 1, held_tokens=900
         )
-    counts = [node.inflight for node in nodes.values()]
-    assert max(counts) - min(counts) <= 900 / REQUEST_TOKENS + 1
+    counts = [node.sequences for node in nodes.values()]
+    assert max(counts) - min(counts) <= 900 / SEQUENCE_TOKENS + 1
 
 
 def test_equal_starts_are_drawn_to_one_node_and_tenants_have_homes_of_their_own() -> None:
@@ -244,13 +242,12 @@ def test_equal_starts_are_drawn_to_one_node_and_tenants_have_homes_of_their_own(
 @pytest.mark.parametrize(
     ("nodes", "chosen"),
     [
-        ([decode("a", running=2), decode("b", running=1)], "b"),
-        ([decode("a", waiting=2), decode("b", running=1)], "b"),
-        ([decode("a", inflight=2), decode("b", running=1, held_tokens=900)], "b"),
-        ([decode("a", held_tokens=900, running=1), decode("b")], "b"),
+        ([decode("a", sequences=2), decode("b", sequences=1)], "b"),
+        ([decode("a", sequences=2), decode("b", sequences=1, held_tokens=900)], "b"),
+        ([decode("a", held_tokens=900, sequences=1), decode("b")], "b"),
     ],
 )
-def test_least_loaded_goes_by_requests_alone(nodes: list[NodeView], chosen: str) -> None:
+def test_least_loaded_goes_by_sequences_alone(nodes: list[NodeView], chosen: str) -> None:
     assert placed(nodes, name="least-loaded").decode.node_id == chosen
 
 
@@ -266,7 +263,7 @@ def test_least_loaded_orders_prefill_nodes_by_their_queues_in_seconds() -> None:
 
 @given(decodes=st.integers(1, 5), prefills=st.integers(0, 5), rounds=st.integers(1, 4))
 def test_round_robin_is_fair(decodes: int, prefills: int, rounds: int) -> None:
-    nodes = [decode(f"d{i}", running=i) for i in range(decodes)]
+    nodes = [decode(f"d{i}", sequences=i) for i in range(decodes)]
     nodes += [prefill(f"p{i}", held_tokens=99 * i) for i in range(prefills)]
     for role, count in (("decode", decodes), ("prefill", prefills)):
         chosen: Counter[str] = Counter()
