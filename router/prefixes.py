@@ -6,8 +6,8 @@ they are of; a prompt's are computed with its own salt, so that it is never matc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import count
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 
 from ..proto import tandem_pb2 as pb
 from ..shared.kv.prefix_keys import chain, short_key
@@ -17,26 +17,28 @@ MAX_KEYS = 1 << 16
 
 
 class PromptKeys:
-    """The chained short keys of one prompt, computed only as far as somebody looks."""
+    """The chained short keys of one prompt, computed once for each block size that is met."""
 
     def __init__(self, tokens: Sequence[int], salt: str = "") -> None:
         self.tokens = tokens
         self.salt = salt
-        self._chains: dict[int, tuple[list[int], Iterator[int]]] = {}
+        self._keys: dict[int, list[int]] = {}
+        self._samples: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
-    def of(self, block_size: int) -> Iterator[int]:
-        """The keys of its full blocks, first to last."""
-        if block_size not in self._chains:
+    def sample(self, block_size: int, stride: int) -> list[tuple[int, int]]:
+        """The keys that a node tells when it holds them, and how many tokens lead up to the end
+        of each one's block; first to last."""
+        if (block_size, stride) not in self._samples:
+            numbered = enumerate(self._of(block_size), 1)
+            found = [(number * block_size, key) for number, key in numbered if not key % stride]
+            self._samples[block_size, stride] = found
+        return self._samples[block_size, stride]
+
+    def _of(self, block_size: int) -> list[int]:
+        if block_size not in self._keys:
             keys = chain(self.tokens, block_size, self.salt)
-            self._chains[block_size] = [], map(short_key, keys)
-        known, rest = self._chains[block_size]
-        for number in count():
-            if number == len(known):
-                key = next(rest, None)
-                if key is None:
-                    return
-                known.append(key)
-            yield known[number]
+            self._keys[block_size] = [short_key(key) for key in keys]
+        return self._keys[block_size]
 
 
 class HeldPrefixes:
@@ -66,25 +68,23 @@ class HeldPrefixes:
             self._keys.clear()
         self.version = told.version
 
-    def sample(self, prompt: PromptKeys) -> Iterator[tuple[int, int]]:
-        """The keys of a prompt that the node would tell if it held them: how many tokens lead up
-        to the end of the block, and the key."""
-        if not self.block_size:
-            return
-        for number, key in enumerate(prompt.of(self.block_size), 1):
-            if not key % self._stride:
-                yield number * self.block_size, key
+    def sample(self, prompt: PromptKeys) -> list[tuple[int, int]]:
+        """The keys of a prompt that the node would tell if it held them, with the tokens up to
+        each; none when it has told nothing."""
+        return prompt.sample(self.block_size, self._stride) if self.block_size else []
 
     def matched(
         self, prompt: PromptKeys, expected: Callable[[int], bool] = lambda key: False
     ) -> int:
-        """How many leading tokens of a prompt it holds, at least; its last is always computed.
+        """How many leading tokens of a prompt it holds; the last is always computed.
 
-        ``expected`` are keys that it has not told yet.
+        ``expected`` are keys that it has not told yet. A node evicts the end of a prefix before
+        its beginning, so the last key that it holds is found by halving.
         """
-        held = 0
-        for tokens, key in self.sample(prompt):
-            if key not in self._keys and not expected(key):
-                break
-            held = tokens
-        return min(held, len(prompt.tokens) - 1)
+        sample = self.sample(prompt)
+
+        def lacks(item: tuple[int, int]) -> bool:
+            return item[1] not in self._keys and not expected(item[1])
+
+        count = bisect_left(sample, True, key=lacks)
+        return min(sample[count - 1][0], len(prompt.tokens) - 1) if count else 0

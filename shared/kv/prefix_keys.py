@@ -21,9 +21,11 @@ def chain(
 ) -> Iterator[bytes]:
     """Keys of the full blocks of ``tokens`` after the leading ``known`` ones, one by one."""
     parent = known[-1] if known else blake2b(salt.encode(), digest_size=KEY_BYTES).digest()
-    for start in range(len(known) * block_size, len(tokens) - block_size + 1, block_size):
-        content = array("q", tokens[start : start + block_size]).tobytes()
-        parent = blake2b(parent + content, digest_size=KEY_BYTES).digest()
+    content = array("q", tokens[len(known) * block_size :])
+    size = block_size * content.itemsize
+    data = content.tobytes()
+    for start in range(0, len(data) - size + 1, size):
+        parent = blake2b(parent + data[start : start + size], digest_size=KEY_BYTES).digest()
         yield parent
 
 
