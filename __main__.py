@@ -36,6 +36,7 @@ from .shared.errors import (
 from .shared.options import command_options, fill, to_arguments
 
 if TYPE_CHECKING:
+    from .shared.node.cast import NodeRole
     from .shared.node.launch import Cluster
     from .shared.tracing import Tracer
 
@@ -94,6 +95,7 @@ def router(values: Values) -> None:
     from .router.options import RouterOptions
     from .router.server import Router, run_router
     from .shared.node.lifeline import announce, follow_launcher
+    from .shared.node.signals import catch_signals
 
     def ready(router: Router) -> None:
         follow_launcher()
@@ -101,44 +103,45 @@ def router(values: Values) -> None:
 
     async def run() -> None:
         stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        catch_signals(stop.set)
         await run_router(fill(RouterOptions, values), stop, ready, tracer)
 
     with closing(_telemetry(values, "router", f"router-{socket.gethostname()}")) as tracer:
         asyncio.run(run())
 
 
-def _run_node(role: Any, values: Values) -> None:
+def _run_node(kind: str, values: Values) -> None:
+    """A node that begins as a prefill or a decode node, and may be told to be the other."""
+    from .decode_node.role import DecodeRole
+    from .prefill_node.role import PrefillRole
     from .shared.node.lifeline import announce, follow_launcher
-    from .shared.node.process import kind_of, named, run_node, with_host
+    from .shared.node.process import named, run_node, with_host
 
-    node = named(fill(NodeConfig, values), role)
+    node = named(fill(NodeConfig, values), kind)
     handoff = with_host(fill(HandoffConfig, values), node.host)
 
     def ready(address: str) -> None:
         follow_launcher()
         announce({"address": address})
 
+    roles: list[NodeRole] = [PrefillRole(), DecodeRole()]
+    if kind == "decode":
+        roles.reverse()
     engine = fill(EngineConfig, values)
-    with closing(_telemetry(values, f"{kind_of(role)}-node", node.node_id or "")) as tracer:
-        asyncio.run(run_node(role, engine, handoff, node, on_ready=ready, tracer=tracer))
+    with closing(_telemetry(values, f"{kind}-node", node.node_id or "")) as tracer:
+        asyncio.run(run_node(roles, engine, handoff, node, on_ready=ready, tracer=tracer))
 
 
 @command("prefill-node", NodeConfig, EngineConfig, HandoffConfig, TelemetryConfig)
 def prefill_node(values: Values) -> None:
     """Start a prefill node: it computes the KV cache of prompts and ships it."""
-    from .prefill_node.role import PrefillRole
-
-    _run_node(PrefillRole(), values)
+    _run_node("prefill", values)
 
 
 @command("decode-node", NodeConfig, EngineConfig, HandoffConfig, TelemetryConfig)
 def decode_node(values: Values) -> None:
     """Start a decode node: continuous batching, fed by prefill nodes or by itself."""
-    from .decode_node.role import DecodeRole
-
-    _run_node(DecodeRole(), values)
+    _run_node("decode", values)
 
 
 @command("serve", ServeConfig, RouterConfig, EngineConfig, HandoffConfig, TelemetryConfig)
@@ -155,15 +158,13 @@ def serve(values: Values) -> None:
 
 def _serve_prefill(values: Values) -> None:
     """``--pd-server``: one prefill node, in this process."""
-    from .prefill_node.role import PrefillRole
-
     url = values["pd_url"] or "127.0.0.1:8100"
     addresses = split_addresses("--pd-url", url)
     if len(addresses) != 1:
         raise UsageError(f"--pd-url {url!r}: a prefill node listens on one address")
     host, _, port = addresses[0].rpartition(":")
     node = NodeConfig(host=host, port=int(port), drain_timeout=values["drain_timeout"])
-    _run_node(PrefillRole(), values | vars(node))
+    _run_node("prefill", values | vars(node))
 
 
 def _serve_cluster(config: ServeConfig, values: Values) -> None:
@@ -307,6 +308,21 @@ def drain_node(registry: str, node: str) -> None:
 
     admin.drain_node(registry, node)
     click.echo(f"{node} takes no more work, and ends when it has finished what it has")
+
+
+@nodes.command("role")
+@click.argument("node")
+@click.argument("role", type=click.Choice(["prefill", "decode"]))
+@click.option("--force", is_flag=True, help="Also when it is the last decode node.")
+@click.pass_obj
+def set_role(registry: str, node: str, role: str, force: bool) -> None:
+    """Have NODE finish what it has, and go on as a prefill or a decode node."""
+    from .router import admin
+
+    admin.set_role(registry, node, role, force=force)
+    click.echo(
+        f"{node} takes no more work until it has finished what it has; then it is a {role} node"
+    )
 
 
 @cli.command("doctor")

@@ -99,6 +99,14 @@ class Peers:
         peer = self._peers.get(candidate.address)
         return peer.link if peer is not None else Link()
 
+    def link_rates(self) -> list[pb.LinkRate]:
+        """What routers may know of the measured links; the greeted peers bound it."""
+        return [
+            pb.LinkRate(node_id=peer.node_id, tokens_per_second=peer.link.tokens_per_second)
+            for peer in self._peers.values()
+            if peer.link.tokens_per_second
+        ]
+
     async def forget(self, peer: Peer) -> None:
         """Greet again before the next transfer: the process behind the address is another one."""
         if self._peers.get(peer.address) is peer:

@@ -32,6 +32,7 @@ class DecodeRole:
         node = ReceivingNode(frame.engine, frame.identity, frame.inbox, frame.handoff)
         canary = Canary(node)
         self._peers = Peers(frame.engine, frame.identity, canary.check, frame.metrics)
+        frame.metrics.link_rates = self._peers.link_rates
         transfers = Transfers(node, self._peers, frame.metrics)
 
         def status() -> pb.StatusReply:
@@ -47,6 +48,9 @@ class DecodeRole:
 
     def background(self) -> list[Coroutine[Any, Any, None]]:
         return [self._peers.keep_leases(), self._peers.reconcile()]
+
+    def admit(self) -> None:
+        self._service.draining = False
 
     def drain(self) -> None:
         self._service.draining = True

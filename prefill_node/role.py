@@ -37,6 +37,9 @@ class PrefillRole:
     def background(self) -> list[Coroutine[Any, Any, None]]:
         return [self._service.expire_leases()]
 
+    def admit(self) -> None:
+        self._service.draining = False
+
     def drain(self) -> None:
         self._service.draining = True
 

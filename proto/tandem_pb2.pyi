@@ -44,7 +44,7 @@ class ModelCard(_message.Message):
     def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "free_blocks", "total_blocks", "queued_prefill_tokens", "transfers", "prefill_tokens_per_second", "reserved_blocks", "cached_blocks", "owned_blocks", "links", "leases")
+    __slots__ = ("running", "waiting", "free_blocks", "total_blocks", "queued_prefill_tokens", "transfers", "prefill_tokens_per_second", "reserved_blocks", "cached_blocks", "owned_blocks", "links", "leases", "block_size", "link_rates")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,8 @@ class Load(_message.Message):
     OWNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    LINK_RATES_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     free_blocks: int
@@ -69,10 +71,36 @@ class Load(_message.Message):
     owned_blocks: int
     links: int
     leases: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., transfers: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., reserved_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., owned_blocks: _Optional[int] = ..., links: _Optional[int] = ..., leases: _Optional[int] = ...) -> None: ...
+    block_size: int
+    link_rates: _containers.RepeatedCompositeFieldContainer[LinkRate]
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., transfers: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., reserved_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., owned_blocks: _Optional[int] = ..., links: _Optional[int] = ..., leases: _Optional[int] = ..., block_size: _Optional[int] = ..., link_rates: _Optional[_Iterable[_Union[LinkRate, _Mapping]]] = ...) -> None: ...
+
+class LinkRate(_message.Message):
+    __slots__ = ("node_id", "tokens_per_second")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    tokens_per_second: float
+    def __init__(self, node_id: _Optional[str] = ..., tokens_per_second: _Optional[float] = ...) -> None: ...
+
+class Prefixes(_message.Message):
+    __slots__ = ("version", "base", "block_size", "stride", "added", "removed")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    base: int
+    block_size: int
+    stride: int
+    added: _containers.RepeatedScalarFieldContainer[int]
+    removed: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, version: _Optional[int] = ..., base: _Optional[int] = ..., block_size: _Optional[int] = ..., stride: _Optional[int] = ..., added: _Optional[_Iterable[int]] = ..., removed: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("node_id", "epoch", "role", "address", "model", "load", "version")
+    __slots__ = ("node_id", "epoch", "role", "address", "model", "load", "version", "prefixes")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +108,7 @@ class JoinRequest(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    PREFIXES_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     epoch: int
     role: Role
@@ -87,7 +116,8 @@ class JoinRequest(_message.Message):
     model: ModelCard
     load: Load
     version: str
-    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[_Union[ModelCard, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., version: _Optional[str] = ...) -> None: ...
+    prefixes: Prefixes
+    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[_Union[ModelCard, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., version: _Optional[str] = ..., prefixes: _Optional[_Union[Prefixes, _Mapping]] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("router_epoch", "heartbeat_seconds")
@@ -98,18 +128,20 @@ class JoinReply(_message.Message):
     def __init__(self, router_epoch: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("node_id", "epoch", "load", "draining", "metrics")
+    __slots__ = ("node_id", "epoch", "load", "draining", "metrics", "prefixes")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    PREFIXES_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     epoch: int
     load: Load
     draining: bool
     metrics: _containers.RepeatedCompositeFieldContainer[Metric]
-    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., draining: _Optional[bool] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ...) -> None: ...
+    prefixes: Prefixes
+    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., draining: _Optional[bool] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., prefixes: _Optional[_Union[Prefixes, _Mapping]] = ...) -> None: ...
 
 class Metric(_message.Message):
     __slots__ = ("name", "labels", "value")
@@ -129,12 +161,16 @@ class Metric(_message.Message):
     def __init__(self, name: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., value: _Optional[float] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "drain")
+    __slots__ = ("known", "drain", "prefix_version", "role")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     known: bool
     drain: bool
-    def __init__(self, known: _Optional[bool] = ..., drain: _Optional[bool] = ...) -> None: ...
+    prefix_version: int
+    role: Role
+    def __init__(self, known: _Optional[bool] = ..., drain: _Optional[bool] = ..., prefix_version: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("node_id", "epoch")
@@ -153,7 +189,7 @@ class ListRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeInfo(_message.Message):
-    __slots__ = ("node_id", "epoch", "role", "address", "draining", "load", "requests", "heartbeat_age_seconds", "version")
+    __slots__ = ("node_id", "epoch", "role", "address", "draining", "load", "requests", "next_role", "heartbeat_age_seconds", "version")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +197,7 @@ class NodeInfo(_message.Message):
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_ROLE_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     node_id: str
@@ -170,9 +207,10 @@ class NodeInfo(_message.Message):
     draining: bool
     load: Load
     requests: int
+    next_role: Role
     heartbeat_age_seconds: float
     version: str
-    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., requests: _Optional[int] = ..., heartbeat_age_seconds: _Optional[float] = ..., version: _Optional[str] = ...) -> None: ...
+    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., requests: _Optional[int] = ..., next_role: _Optional[_Union[Role, str]] = ..., heartbeat_age_seconds: _Optional[float] = ..., version: _Optional[str] = ...) -> None: ...
 
 class AbsentNode(_message.Message):
     __slots__ = ("node_id", "role", "address", "refused", "reason", "seconds_ago")
@@ -207,6 +245,20 @@ class DrainRequest(_message.Message):
     def __init__(self, node_id: _Optional[str] = ...) -> None: ...
 
 class DrainReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SetRoleRequest(_message.Message):
+    __slots__ = ("node_id", "role", "force")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    role: Role
+    force: bool
+    def __init__(self, node_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., force: _Optional[bool] = ...) -> None: ...
+
+class SetRoleReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -61,6 +61,11 @@ class RegistryStub:
                 request_serializer=tandem__pb2.DrainRequest.SerializeToString,
                 response_deserializer=tandem__pb2.DrainReply.FromString,
                 _registered_method=True)
+        self.SetRole = channel.unary_unary(
+                '/tandem.v1.Registry/SetRole',
+                request_serializer=tandem__pb2.SetRoleRequest.SerializeToString,
+                response_deserializer=tandem__pb2.SetRoleReply.FromString,
+                _registered_method=True)
 
 
 class RegistryServicer:
@@ -102,6 +107,13 @@ class RegistryServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetRole(self, request, context):
+        """For operators: "finish what you have, and go on in the other role".
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RegistryServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -129,6 +141,11 @@ def add_RegistryServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=tandem__pb2.DrainRequest.FromString,
                     response_serializer=tandem__pb2.DrainReply.SerializeToString,
+            ),
+            'SetRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRole,
+                    request_deserializer=tandem__pb2.SetRoleRequest.FromString,
+                    response_serializer=tandem__pb2.SetRoleReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -268,6 +285,33 @@ class Registry:
             '/tandem.v1.Registry/Drain',
             tandem__pb2.DrainRequest.SerializeToString,
             tandem__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Registry/SetRole',
+            tandem__pb2.SetRoleRequest.SerializeToString,
+            tandem__pb2.SetRoleReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -14,7 +14,7 @@ from ..proto.tandem_pb2_grpc import RegistryStub
 from ..shared.errors import RequestError, UnavailableError
 
 CALL_SECONDS = 5.0
-ROLES = {pb.ROLE_PREFILL: "prefill", pb.ROLE_DECODE: "decode"}
+ROLES: dict[pb.Role, str] = {pb.ROLE_PREFILL: "prefill", pb.ROLE_DECODE: "decode"}
 HEADINGS = (
     "NODE", "ROLE", "STATE", "RUNNING", "WAITING", "QUEUED TOKENS", "FREE BLOCKS", "LINKS",
     "LEASES", "ADDRESS",
@@ -37,6 +37,17 @@ def drain_node(registry: str, node_id: str) -> None:
     """
     request = pb.DrainRequest(node_id=node_id)
     _ask(registry, lambda stub: stub.Drain(request, timeout=CALL_SECONDS))
+
+
+def set_role(registry: str, node_id: str, role: str, *, force: bool = False) -> None:
+    """Have a node finish what it has and go on as a ``role`` node.
+
+    ``force`` takes the last decode node too. Raises like ``drain_node``, and ``RequestError`` for a
+    node that has this role or drains.
+    """
+    wanted = next(number for number, name in ROLES.items() if name == role)
+    request = pb.SetRoleRequest(node_id=node_id, role=wanted, force=force)
+    _ask(registry, lambda stub: stub.SetRole(request, timeout=CALL_SECONDS))
 
 
 def as_table(nodes: Sequence[pb.NodeInfo]) -> str:
@@ -65,7 +76,7 @@ def _row(node: pb.NodeInfo) -> tuple[str, ...]:
     return (
         node.node_id,
         ROLES.get(node.role, "?"),
-        "draining" if node.draining else "ready",
+        _state(node),
         str(load.running),
         str(load.waiting),
         str(load.queued_prefill_tokens),
@@ -74,6 +85,12 @@ def _row(node: pb.NodeInfo) -> tuple[str, ...]:
         str(load.leases),
         node.address,
     )
+
+
+def _state(node: pb.NodeInfo) -> str:
+    if node.next_role in ROLES:
+        return f"to {ROLES[node.next_role]}"
+    return "draining" if node.draining else "ready"
 
 
 def _ask(registry: str, call: Callable[[RegistryStub], Any]) -> Any:

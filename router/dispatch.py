@@ -20,9 +20,12 @@ from ..shared.errors import OverloadedError, RequestError, UnavailableError
 from ..shared.telemetry import logger
 from ..shared.tracing import branch, metadata, step
 from .errors import DeadlineError, NodeError
+from .ledger import Booking
 from .nodes import Node, NodeTable
 from .options import RouterOptions
-from .placement import place
+from .placement import Placement, place
+from .policies import POLICIES
+from .prefixes import PromptKeys
 
 log = logger("router")
 
@@ -60,12 +63,16 @@ class Dispatcher:
         """
         admitted = False
         failure: Exception | None = None
-        while (node := self._next(request)) is not None:
+        prompt = PromptKeys(list(request.prompt), request.cache_salt)
+        while (placement := self._next(request, prompt)) is not None:
+            node, booking = self._book(placement, prompt)
             started = seen = False
             try:
                 async with aclosing(self._events(node, request)) as events:
                     async for event in events:
                         kind = event.WhichOneof("event")
+                        if kind == "usage":
+                            booking.settle(node.node_id, event.usage.prefill_node)
                         started = True
                         seen = seen or (streamed and kind in OUTPUT)
                         if kind != "admitted" or not admitted:
@@ -82,15 +89,23 @@ class Dispatcher:
                 failure = failure if isinstance(failure, OverloadedError) else error
                 self._failed |= {node.key}
                 self._deaths += started
+            finally:
+                booking.settle()
         raise failure or UnavailableError("No decode node is available; try again soon.")
 
-    def _next(self, request: pb.GenerateRequest) -> Node | None:
-        """The next node to ask. Writes prefill candidates and time left into the request."""
+    def _next(self, request: pb.GenerateRequest, prompt: PromptKeys) -> Placement | None:
+        """Where to try next. Writes prefill candidates and time left into the request."""
         if len(self._failed) >= MAX_ATTEMPTS or self._deaths >= MAX_DEATHS:
             return None
         with step("placement") as span:
-            views = self._nodes.views()
-            placement = place(views, request.prompt, salt=request.cache_salt, exclude=self._failed)
+            placement = place(
+                self._nodes.views(prompt),
+                prompt.tokens,
+                POLICIES[self._options.placement_policy],
+                turn=self._nodes.take_turn(),
+                salt=prompt.salt,
+                exclude=self._failed,
+            )
             if placement is None:
                 return None
             span.set(node=placement.decode.node_id, candidates=len(placement.prefill))
@@ -106,7 +121,20 @@ class Dispatcher:
             )
             for view in placement.prefill
         )
-        return self._nodes.get(placement.decode.node_id, placement.decode.epoch)
+        return placement
+
+    def _book(self, placement: Placement, prompt: PromptKeys) -> tuple[Node, Booking]:
+        """The decode node, and what is remembered of this placement until the nodes report it."""
+        booking = Booking()
+        held = placement.decode.held_tokens
+        for view in placement.prefill[:1]:
+            node = self._nodes[view.node_id]
+            compute = len(prompt.tokens) - max(held, view.held_tokens)
+            booking.enter(node.node_id, node.ledger, node.placed(prompt, compute))
+        node = self._nodes[placement.decode.node_id]
+        compute = 0 if placement.prefill else len(prompt.tokens) - held
+        booking.enter(node.node_id, node.ledger, node.placed(prompt, compute))
+        return node, booking
 
     def _seconds_left(self) -> float:
         left = self._deadline - asyncio.get_running_loop().time()

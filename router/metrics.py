@@ -146,7 +146,7 @@ class _NodeSeries:
         yield from families.values()
 
     def _add_load(self, families: dict[str, Metric], node: Node) -> None:
-        labels = {"node": node.node_id, "role": "prefill" if node.view().prefill else "decode"}
+        labels = {"node": node.node_id, "role": "prefill" if node.is_prefill else "decode"}
         for field in LOAD_FIELDS:
             name = f"tandem_node_{field}"
             family = families.setdefault(name, Metric(name, "From the last heartbeat.", "gauge"))

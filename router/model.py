@@ -18,7 +18,6 @@ class ServedModel:
     """``max_model_len`` is the smallest of the decode nodes': any of them may get the request."""
 
     name: str
-    fingerprint: str
     max_model_len: int
     vocab_size: int
     created: int

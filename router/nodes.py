@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import grpc
@@ -17,12 +18,16 @@ from ..proto.tandem_pb2_grpc import DecodeStub
 from ..shared.telemetry import logger
 from ..shared.tracing import Metadata
 from .absent import Absent
+from .ledger import Ledger, Placed
 from .placement import NodeView
+from .prefixes import HeldPrefixes, PromptKeys
 
 log = logger("router")
 
 # Samples kept of one heartbeat.
 MAX_METRICS = 4096
+# Keys of a prompt that are expected where it was placed, until the node tells what it holds.
+MAX_EXPECTED_KEYS = 512
 
 CHANNEL_OPTIONS = (
     # A node may send heartbeats and yet be cut off from us: its calls must fail within 3 s.
@@ -49,15 +54,25 @@ class Node:
         self.model = request.model
         self.load = request.load
         self.version = request.version
+        self.prefixes = HeldPrefixes()
+        self.ledger = Ledger()
+        self._link_rates: dict[str, float] = {}
         self.metrics: tuple[pb.Metric, ...] = ()
         self.draining = False
         self.left = False
         self.to_drain = False  # an operator asked for it
+        self.next_role: pb.Role = pb.ROLE_UNSPECIFIED  # likewise
         self.lost = False
         self.last_seen = now
         self.inflight = 0
-        self._calls: set[Any] = set()
+        self._sequences = 0  # of this router's calls
+        self._other_sequences = 0  # of others', by the last report
+        self._calls: dict[Any, int] = {}  # with the sequences of each
         self._channel: grpc.aio.Channel | None = None
+
+    @property
+    def is_prefill(self) -> bool:
+        return self.role == pb.ROLE_PREFILL
 
     @property
     def key(self) -> tuple[str, int]:
@@ -75,42 +90,71 @@ class Node:
             requests=self.inflight,
             heartbeat_age_seconds=now - self.last_seen,
             version=self.version,
+            next_role=self.next_role,
         )
 
-    def view(self) -> NodeView:
-        """What placement may know."""
+    def report(self, load: pb.Load, prefixes: pb.Prefixes) -> None:
+        """What the node says of itself, now and then."""
+        self.load = load
+        self._other_sequences = max(0, load.running + load.waiting - self._sequences)
+        self._link_rates = {link.node_id: link.tokens_per_second for link in load.link_rates}
+        self.ledger.reported(load.queued_prefill_tokens)
+        self.prefixes.update(prefixes)
+
+    def view(self, prompt: PromptKeys) -> NodeView:
+        """What placement of this prompt may know."""
+        load = self.load
+        room = load.free_blocks * load.block_size - self.ledger.room_tokens
         return NodeView(
             node_id=self.node_id,
             epoch=self.epoch,
             address=self.address,
-            prefill=self.role == pb.ROLE_PREFILL,
+            prefill=self.is_prefill,
+            group=self.model.fingerprint,
             draining=self.draining,
-            running=self.load.running,
-            waiting=self.load.waiting,
-            inflight=self.inflight,
-            queued_prefill_tokens=self.load.queued_prefill_tokens,
-            prefill_tokens_per_second=self.load.prefill_tokens_per_second,
+            sequences=self._sequences + self._other_sequences,
+            queued_prefill_tokens=self.ledger.queued_tokens,
+            prefill_tokens_per_second=load.prefill_tokens_per_second,
+            held_tokens=self.prefixes.matched(prompt, self.ledger.expects),
+            room_tokens=room if load.total_blocks and load.block_size else None,
+            link_rates=self._link_rates,
         )
+
+    def placed(self, prompt: PromptKeys, compute_tokens: int) -> Placed:
+        """What the ledger is to remember of a prompt that is placed here."""
+        keys = islice(self.prefixes.sample(prompt), MAX_EXPECTED_KEYS)
+        return Placed(compute_tokens, len(prompt.tokens), tuple(key for _, key in keys))
 
     def generate(self, request: pb.GenerateRequest, timeout: float, metadata: Metadata) -> Any:
         """Start a call; give it back with ``done``."""
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)
         call = DecodeStub(self._channel).Generate(request, timeout=timeout, metadata=metadata)
-        self._calls.add(call)
+        self._calls[call] = max(1, request.sampling.n)
+        self._sequences += self._calls[call]
         self.inflight += 1
         return call
 
     def done(self, call: Any) -> None:
         """The call is over, or is to be: cancelling one that has ended does nothing."""
         call.cancel()
-        self._calls.discard(call)
+        self._sequences -= self._calls.pop(call)
         self.inflight -= 1
 
     def drain(self) -> None:
         """From now on it gets no work, and its next heartbeat tells it so."""
         log.info("node %s is to drain", self.node_id)
         self.to_drain = self.draining = True
+
+    def switch(self, role: pb.Role) -> None:
+        """The same, until it joins again in this role."""
+        log.info("node %s is to change its role", self.node_id)
+        self.next_role, self.draining = role, True
+
+    @property
+    def taken_out(self) -> bool:
+        """An operator wants no more work on it."""
+        return self.to_drain or self.next_role != pb.ROLE_UNSPECIFIED
 
     def lose(self) -> None:
         """The process is gone: whoever waits for it must hear at once."""
@@ -133,12 +177,17 @@ class NodeTable:
         self._nodes: dict[str, Node] = {}
         self.absent = Absent(clock)
         self._lost: list[Node] = []
+        self._turns = 0
 
     def __len__(self) -> int:
         return len(self._nodes)
 
     def __iter__(self) -> Iterator[Node]:
         return iter(tuple(self._nodes.values()))
+
+    def __getitem__(self, node_id: str) -> Node:
+        """A node of the last snapshot: nothing changes the table between the two."""
+        return self._nodes[node_id]
 
     def get(self, node_id: str, epoch: int) -> Node | None:
         """The node, if it is still this start of it."""
@@ -149,13 +198,15 @@ class NodeTable:
         """A node announces itself; joining again with the same epoch keeps its calls."""
         node = self.get(request.node_id, request.epoch)
         if node is not None and node.address == address and node.role == request.role:
-            node.load, node.last_seen = request.load, self._clock()
+            node.report(request.load, request.prefixes)
+            node.last_seen = self._clock()
             node.left = False
-            node.draining = node.to_drain
+            node.draining = node.taken_out
             return node
-        self._remove(request.node_id, "was replaced by a new start")
+        self._remove(request.node_id, "was replaced by a new start, or role, of it")
         node = self._nodes[request.node_id] = Node(request, address, self._clock())
-        role = "prefill" if request.role == pb.ROLE_PREFILL else "decode"
+        node.report(request.load, request.prefixes)
+        role = "prefill" if node.is_prefill else "decode"
         log.info("%s node %s joined from %s", role, node.node_id, address)
         self.absent.came(node.node_id)
         return node
@@ -170,8 +221,8 @@ class NodeTable:
         if node is None:
             return None
         node.last_seen = self._clock()
-        node.load = request.load
-        node.draining = request.draining or node.left or node.to_drain
+        node.report(request.load, request.prefixes)
+        node.draining = request.draining or node.left or node.taken_out
         node.metrics = tuple(request.metrics[:MAX_METRICS])
         return node
 
@@ -209,8 +260,13 @@ class NodeTable:
     def decode_ready(self) -> bool:
         return any(n.role == pb.ROLE_DECODE and not n.draining for n in self._nodes.values())
 
-    def views(self) -> list[NodeView]:
-        return [node.view() for node in self._nodes.values()]
+    def views(self, prompt: PromptKeys) -> list[NodeView]:
+        return [node.view(prompt) for node in self._nodes.values()]
+
+    def take_turn(self) -> int:
+        """How many prompts were placed before."""
+        self._turns += 1
+        return self._turns - 1
 
     async def close_lost(self) -> None:
         """Close the connections of lost nodes, after their calls were cancelled."""

@@ -1,50 +1,46 @@
 """Which node gets what: a pure function of a snapshot of the nodes and of the prompt.
 
-Equal prefixes go to the same node while it is not busier than the others, because its prefix index
-holds their blocks. Rendezvous hashing finds that node without a table: every router, also one that
-has just restarted, comes to the same answer, and a node that leaves moves only its own prefixes.
+How nodes are compared is a policy's (``policies.py``); which may be chosen at all is decided here:
+none that drains or has failed this request, and KV passes only between nodes of one group, that is
+of one fingerprint.
 """
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-# Prompts that share this many leading tokens are taken to share a prefix worth going back to.
-AFFINITY_TOKENS = 128
-# How many more requests than the least loaded node the node with the prefix may have.
-DECODE_SLACK = 4
-# How many more seconds of queue than the shortest; without a measured rate, tokens count as below.
-PREFILL_SLACK_SECONDS = 0.5
-ASSUMED_TOKENS_PER_SECOND = 1000.0
+# Prompts that share this many leading tokens are drawn to the same node, all else being equal;
+# shorter ones are not worth going back for.
+START_TOKENS = 128
 MAX_PREFILL_CANDIDATES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """What placement knows of a node. ``inflight`` is the router's own count, ahead of ``load``."""
+    """What placement knows of a node.
+
+    ``sequences``, running or waiting, and ``queued_prefill_tokens`` count this router's own up to
+    now, and others' by the node's last report. ``held_tokens`` is how much of the prompt at hand it
+    holds; ``room_tokens`` what its free blocks take, ``None`` when it has not said. Rates are in
+    tokens a second, 0 until measured; ``link_rates`` are a decode node's, by the prefill nodes'
+    names.
+    """
 
     node_id: str
     epoch: int
     address: str
     prefill: bool
+    group: str = ""
     draining: bool = False
-    running: int = 0
-    waiting: int = 0
-    inflight: int = 0
+    sequences: int = 0
     queued_prefill_tokens: int = 0
     prefill_tokens_per_second: float = 0.0
-
-    @property
-    def requests(self) -> int:
-        return max(self.running + self.waiting, self.inflight)
-
-    @property
-    def queue_seconds(self) -> float:
-        rate = self.prefill_tokens_per_second or ASSUMED_TOKENS_PER_SECOND
-        return self.queued_prefill_tokens / rate
+    held_tokens: int = 0
+    room_tokens: int | None = None
+    link_rates: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +51,35 @@ class Placement:
     prefill: tuple[NodeView, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is to be placed. ``start`` is equal for prompts that start alike and are of one tenant,
+    and empty for short ones; ``turn`` counts placements."""
+
+    tokens: int
+    start: bytes
+    turn: int
+
+    def affinity(self, node: NodeView) -> bytes:
+        """Rendezvous hashing: the smallest is the home of prompts that start like this one. Every
+        router comes to the same answer, also one that has just started."""
+        if not self.start:
+            return node.node_id.encode()
+        return hashlib.blake2b(node.node_id.encode(), key=self.start).digest()
+
+
+# Decode nodes (one at least), prefill nodes of all groups, the prompt; best prefill node first.
+Policy = Callable[
+    [Sequence[NodeView], Sequence[NodeView], Prompt], tuple[NodeView, Sequence[NodeView]]
+]
+
+
 def place(
     nodes: Iterable[NodeView],
     prompt: Sequence[int],
+    policy: Policy,
     *,
+    turn: int = 0,
     salt: str = "",
     exclude: frozenset[tuple[str, int]] = frozenset(),
 ) -> Placement | None:
@@ -67,36 +88,18 @@ def place(
     decode = [node for node in usable if not node.prefill]
     if not decode:
         return None
-    key = _prefix_key(prompt, salt)
-    prefill = _order_prefill([node for node in usable if node.prefill], key)
-    return Placement(_pick_decode(decode, key), prefill[:MAX_PREFILL_CANDIDATES])
+    asked = Prompt(len(prompt), _start(prompt, salt), turn)
+    chosen, prefill = policy(decode, [node for node in usable if node.prefill], asked)
+    return Placement(chosen, tuple(prefill[:MAX_PREFILL_CANDIDATES]))
 
 
-def _pick_decode(nodes: list[NodeView], key: bytes | None) -> NodeView:
-    least = min(nodes, key=lambda node: (node.requests, node.node_id))
-    home = _home(nodes, key)
-    if home is not None and home.requests <= least.requests + DECODE_SLACK:
-        return home
-    return least
+def partners(decode: NodeView, prefill: Sequence[NodeView]) -> list[NodeView]:
+    """The prefill nodes whose KV a decode node can use."""
+    return [node for node in prefill if node.group == decode.group]
 
 
-def _order_prefill(nodes: list[NodeView], key: bytes | None) -> tuple[NodeView, ...]:
-    ordered = sorted(nodes, key=lambda node: (node.queue_seconds, node.node_id))
-    home = _home(ordered, key)
-    if home is None or home.queue_seconds > ordered[0].queue_seconds + PREFILL_SLACK_SECONDS:
-        return tuple(ordered)
-    return (home, *(node for node in ordered if node is not home))
-
-
-def _prefix_key(prompt: Sequence[int], salt: str) -> bytes | None:
-    """Identifies the start of a prompt; short prompts have no home."""
-    if len(prompt) < AFFINITY_TOKENS:
-        return None
-    start = array("Q", prompt[:AFFINITY_TOKENS]).tobytes()
-    return hashlib.blake2b(start + salt.encode(), digest_size=16).digest()
-
-
-def _home(nodes: Sequence[NodeView], key: bytes | None) -> NodeView | None:
-    if key is None or not nodes:
-        return None
-    return max(nodes, key=lambda node: hashlib.blake2b(node.node_id.encode(), key=key).digest())
+def _start(prompt: Sequence[int], salt: str) -> bytes:
+    if len(prompt) < START_TOKENS:
+        return b""
+    tokens = array("Q", prompt[:START_TOKENS]).tobytes()
+    return hashlib.blake2b(tokens + salt.encode(), digest_size=16).digest()

@@ -17,8 +17,9 @@ from ..proto.tandem_pb2_grpc import RegistryServicer
 from ..shared.errors import ModelError, PeerRefusedError, RequestError, UnavailableError
 from ..shared.telemetry import logger
 from ..shared.version import version
+from .groups import conflict, difference, text_of
 from .model import ServedModel, sampling_defaults
-from .nodes import NodeTable
+from .nodes import Node, NodeTable
 from .options import RouterOptions
 
 if TYPE_CHECKING:
@@ -38,9 +39,8 @@ class Registry(RegistryServicer):
         self._options = options
         self._nodes = nodes
         self._epoch = secrets.randbits(64)
-        self._fingerprint = ""
         self._tokenizer: Tokenizer | None = None
-        self._loading: tuple[str, asyncio.Task[Tokenizer]] | None = None
+        self._loading: tuple[tuple[str, ...], asyncio.Task[Tokenizer]] | None = None
         self._model: ServedModel | None = None
         self._entering = asyncio.Lock()
 
@@ -61,22 +61,21 @@ class Registry(RegistryServicer):
             raise RequestError(problem)
         # One at a time: the first brings the model, and the others are compared with it.
         async with self._entering:
-            conflict = self._conflict(request.model)
-            if conflict:
+            refusal = self._conflict(request.model, address)
+            if refusal:
                 self._nodes.absent.add(
                     pb.AbsentNode(
                         node_id=request.node_id,
                         role=request.role,
                         address=address,
                         refused=True,
-                        reason=conflict,
+                        reason=refusal,
                     )
                 )
-                raise PeerRefusedError(conflict)
+                raise PeerRefusedError(refusal)
             if request.role == pb.ROLE_DECODE:
                 await self._load_tokenizer(request.model)
             self._nodes.join(request, address)
-            self._fingerprint = request.model.fingerprint
             self._update_model()
 
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:
@@ -93,7 +92,14 @@ class Registry(RegistryServicer):
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:
         node = self._nodes.heartbeat(request)
-        return pb.HeartbeatReply(known=node is not None, drain=node is not None and node.to_drain)
+        if node is None:
+            return pb.HeartbeatReply(known=False)
+        return pb.HeartbeatReply(
+            known=True,
+            drain=node.to_drain,
+            prefix_version=node.prefixes.version,
+            role=node.next_role,
+        )
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:
         self._nodes.leave(request.node_id, request.epoch)
@@ -105,10 +111,25 @@ class Registry(RegistryServicer):
         )
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainReply:
-        node = self._nodes.named(request.node_id)
+        node = await self._commanded(request.node_id, context)
+        node.drain()
+        return pb.DrainReply()
+
+    async def SetRole(self, request: pb.SetRoleRequest, context: Any) -> pb.SetRoleReply:
+        node = await self._commanded(request.node_id, context)
+        problem = self._role_problem(node, request)
+        if problem:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem)
+        node.switch(request.role)
+        return pb.SetRoleReply()
+
+    async def _commanded(self, node_id: str, context: Any) -> Node:
+        """The node that an operator means. Aborts the call when there is none, or when it cannot
+        be told anything."""
+        node = self._nodes.named(node_id)
         if node is None:
             known = ", ".join(sorted(n.node_id for n in self._nodes)) or "none"
-            message = f"no node {request.node_id[:MAX_NAME]!r} is here; there are: {known}"
+            message = f"no node {node_id[:MAX_NAME]!r} is here; there are: {known}"
             await context.abort(grpc.StatusCode.NOT_FOUND, message)
         elif node.address in self._options.prefill_addresses:
             message = (
@@ -116,9 +137,24 @@ class Registry(RegistryServicer):
                 f"heartbeats; end it with SIGTERM, which drains it"
             )
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
-        else:
-            node.drain()
-        return pb.DrainReply()
+        assert node is not None, "abort raises"
+        return node
+
+    def _role_problem(self, node: Node, request: pb.SetRoleRequest) -> str:
+        if request.role not in (pb.ROLE_PREFILL, pb.ROLE_DECODE):
+            return "a node's role is prefill or decode"
+        wanted = "prefill" if request.role == pb.ROLE_PREFILL else "decode"
+        if node.draining:
+            return f"node {node.node_id} is draining; ask again when it has joined anew"
+        if node.role == request.role:
+            return f"node {node.node_id} is a {wanted} node already"
+        others = any(n is not node and not n.is_prefill and not n.draining for n in self._nodes)
+        if request.role == pb.ROLE_PREFILL and not others and not request.force:
+            return (
+                f"node {node.node_id} is the last decode node that takes work, and nothing would "
+                f"be served without it; start another one first, or add --force"
+            )
+        return ""
 
     async def watch(self) -> None:
         """Loses silent nodes, for as long as the router runs."""
@@ -147,19 +183,23 @@ class Registry(RegistryServicer):
             return f"this router takes at most {self._options.max_nodes} nodes"
         return ""
 
-    def _conflict(self, card: pb.ModelCard) -> str:
-        """Nodes of two models must never meet; when all have gone, another model may come."""
-        if not len(self._nodes) or card.fingerprint == self._fingerprint:
+    def _conflict(self, card: pb.ModelCard, address: str) -> str:
+        decode = [node.model for node in self._nodes if not node.is_prefill]
+        # A node that the operator named for the decode nodes of today has no other use.
+        if decode and address in self._options.prefill_addresses:
+            if all(card.fingerprint != known.fingerprint for known in decode):
+                return (
+                    f"different models: {difference(decode[0], card)} on the node ({card.name!r}); "
+                    f"start it with the cluster's model"
+                )
             return ""
-        return (
-            f"different models: {_difference(self._fingerprint, card.fingerprint)} on the node "
-            f"({card.name!r}); start it with the cluster's model, or let it join another router"
-        )
+        return conflict([*decode, *(n.model for n in self._nodes if n.is_prefill)], card)
 
     async def _load_tokenizer(self, card: pb.ModelCard) -> None:
         """Once a model: a second node's folder may lie elsewhere, on its own machine."""
-        if self._loading is None or self._loading[0] != card.fingerprint:
-            self._loading = card.fingerprint, asyncio.create_task(_tokenizer_of(card))
+        text = text_of(card)
+        if self._loading is None or self._loading[0] != text:
+            self._loading = text, asyncio.create_task(_tokenizer_of(card))
         try:
             # A join that runs out of time does not end the work: the next one finds it done.
             self._tokenizer = await asyncio.shield(self._loading[1])
@@ -175,7 +215,6 @@ class Registry(RegistryServicer):
         card = decode[0].model
         self._model = ServedModel(
             name=self._options.served_model_name or card.name,
-            fingerprint=card.fingerprint,
             max_model_len=min(node.model.max_model_len for node in decode),
             vocab_size=card.vocab_size or self._tokenizer.vocab_size,
             created=self._model.created if self._model else int(time.time()),
@@ -206,17 +245,3 @@ async def _tokenizer_of(card: pb.ModelCard) -> Tokenizer:
             f"vocab_size is {card.vocab_size}; it belongs to another model"
         )
     return tokenizer
-
-
-def _difference(cluster: str, node: str) -> str:
-    """The first field in which two fingerprints, ``field=value`` lines, differ; both values."""
-    ours, theirs = _fields(cluster), _fields(node)
-    for name in sorted(set(ours) | set(theirs)):
-        here, there = ours.get(name, "missing"), theirs.get(name, "missing")
-        if here != there:
-            return f"{name} is {here!r} in the cluster and {there!r}"
-    return "the fingerprint differs between the cluster's version of Tandem and the one"
-
-
-def _fields(fingerprint: str) -> dict[str, str]:
-    return dict(line.partition("=")[::2] for line in fingerprint.splitlines())

@@ -318,6 +318,13 @@ class RouterConfig:
     max_body_bytes: int = option(
         32 << 20, "--max-body-bytes", "Largest request body; a larger one gets 413.", minimum=1024
     )
+    placement_policy: str = option(
+        "prefix-aware",
+        "--placement-policy",
+        "Which node gets a request: the one estimated to have its first token soonest by what it "
+        "holds and what is queued there, the one with the least to do, or each in its turn.",
+        choices=("prefix-aware", "least-loaded", "round-robin"),
+    )
     max_concurrent_requests: int = option(
         1024, "--max-concurrent-requests", "Beyond it clients get 503.", minimum=1
     )

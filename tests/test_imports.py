@@ -32,6 +32,7 @@ ALLOWED = {
         "shared.telemetry",
         "shared.tracing",
         "shared.version",
+        "shared.kv.prefix_keys",
     ),
 }
 WEB = ("fastapi", "uvicorn", "starlette", "grpc", "prometheus_client")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ..errors import OverloadedError
 from ..kv.block_pool import BlockPool, OutOfBlocksError
-from ..kv.prefix_index import chain_keys
+from ..kv.prefix_keys import chain_keys
 from .plan import PositionLogprobs, SamplerSpec, SequenceStep, StepPlan, StepResult
 from .sequence import FinishReason, Phase, Sequence
 

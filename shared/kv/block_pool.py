@@ -63,6 +63,11 @@ class BlockPool:
         self._references: dict[int, int] = {}
         self._reserved: set[int] = set()
 
+    @property
+    def keeps_prefixes(self) -> bool:
+        """Whether a finished prefix may be found again."""
+        return self._enabled
+
     def counts(self) -> PoolCounts:
         return PoolCounts(
             len(self._free), self.index.idle, len(self._references), len(self._reserved)

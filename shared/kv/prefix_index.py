@@ -1,32 +1,10 @@
-"""Which full blocks hold the KV of which token prefix.
-
-A block's key chains over all tokens before it, ``key(i) = H(key(i-1), tokens of block i)``, so that
-equal keys mean equal prefixes; the chain starts from a salt, so that tenants who must not learn
-each other's prompts from timing never share. The hash is cryptographic (BLAKE2b, 16 bytes): a
-collision would hand one user another's context.
-"""
+"""Which full blocks hold the KV of which token prefix, by the keys of ``prefix_keys.py``."""
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
-from hashlib import blake2b
 
-KEY_BYTES = 16
-
-
-def chain_keys(
-    tokens: Sequence[int], block_size: int, salt: str = "", known: Sequence[bytes] = ()
-) -> list[bytes]:
-    """Keys of the full blocks of ``tokens``; ``known`` are the leading ones already computed."""
-    keys = list(known)
-    parent = keys[-1] if keys else blake2b(salt.encode(), digest_size=KEY_BYTES).digest()
-    for start in range(len(keys) * block_size, len(tokens) - block_size + 1, block_size):
-        content = array("q", tokens[start : start + block_size]).tobytes()
-        parent = blake2b(parent + content, digest_size=KEY_BYTES).digest()
-        keys.append(parent)
-    return keys
+from .published import PublishedPrefixes
 
 
 class PrefixIndex:
@@ -36,6 +14,7 @@ class PrefixIndex:
         self._blocks: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
+        self.published = PublishedPrefixes()
 
     @property
     def idle(self) -> int:
@@ -53,6 +32,7 @@ class PrefixIndex:
         if key not in self._blocks and block not in self._keys:
             self._blocks[key] = block
             self._keys[block] = key
+            self.published.add(key)
 
     def claim(self, block: int) -> None:
         """A sequence references an idle block again."""
@@ -65,5 +45,7 @@ class PrefixIndex:
     def evict(self) -> int:
         """Forget the least recently used idle block and return it."""
         block, _ = self._idle.popitem(last=False)
-        del self._blocks[self._keys.pop(block)]
+        key = self._keys.pop(block)
+        del self._blocks[key]
+        self.published.remove(key)
         return block

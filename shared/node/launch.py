@@ -119,7 +119,21 @@ class Cluster:
             time.sleep(POLL_SECONDS)
 
     def stop(self) -> None:
-        """End every part, the first started first: the router drains while nodes still serve."""
+        """End every part, the first started first: the router drains while nodes still serve.
+
+        Whoever does not want to wait for that interrupts it, which cuts off what still runs.
+        """
+        try:
+            self._drain()
+        except KeyboardInterrupt:
+            for part in self._parts:
+                part.process.kill()
+            raise
+        finally:
+            os.close(self._lifeline_write)
+            os.close(self._lifeline_read)
+
+    def _drain(self) -> None:
         deadline = time.monotonic() + STOP_SECONDS
         for part in self._parts:
             with contextlib.suppress(ProcessLookupError):
@@ -131,8 +145,6 @@ class Cluster:
                 part.process.wait()
             os.close(part.ready)
         self._parts = []
-        os.close(self._lifeline_write)
-        os.close(self._lifeline_read)
 
 
 def _last_words(log: Path) -> str:

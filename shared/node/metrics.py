@@ -18,12 +18,14 @@ from .transfer_metrics import TransferMetrics
 
 class NodeMetrics:
     """What operators watch on a node. ``planes`` is what its ranks last reported;
-    ``count_leases`` is set by a node that gives leases."""
+    ``count_leases`` is set by a role that gives leases, ``link_rates`` by one that measures links.
+    """
 
     def __init__(self, core: EngineCore, planes: Mapping[int, DataPlaneStats]) -> None:
         self._core = core
         self._planes = planes
         self.count_leases: Callable[[], int] = lambda: 0
+        self.link_rates: Callable[[], list[pb.LinkRate]] = list
         self.registry = CollectorRegistry()
         self.registry.register(PlaneCollector(planes))
         self.transfers = TransferMetrics(self.registry)
@@ -97,6 +99,24 @@ class NodeMetrics:
             owned_blocks=counts.owned,
             links=sum(p.peers_tcp + p.peers_shared_memory for p in self._planes.values()),
             leases=self.count_leases(),
+            block_size=scheduler.pool.block_size,
+            link_rates=self.link_rates(),
+        )
+
+    def prefixes(self, version: int) -> pb.Prefixes | None:
+        """What a router that knows ``version`` of the prefix index (0: none) has not been told;
+        ``None`` when nothing is kept."""
+        pool = self._core.scheduler.pool
+        if not pool.keeps_prefixes:
+            return None
+        changes = pool.index.published.since(version)
+        return pb.Prefixes(
+            version=changes.version,
+            base=changes.base,
+            block_size=pool.block_size,
+            stride=changes.stride,
+            added=changes.added,
+            removed=changes.removed,
         )
 
     def _refresh(self) -> None:

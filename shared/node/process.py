@@ -1,6 +1,6 @@
 """The life of a node's head process: load, listen, join, serve, drain, exit.
 
-Both kinds of node are a ``NodeRole`` put into this frame.
+Both kinds of node are a ``NodeRole`` put into this frame, which may be changed while it runs.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 
@@ -24,10 +23,12 @@ from ..handoff.epoch import new_epoch
 from ..handoff.inbox import Inbox
 from ..tracing import NO_TRACER, Tracer
 from ..version import version
+from .cast import POLL_SECONDS, Cast, NodeRole
 from .engine import NodeEngine, NodeIdentity, fingerprint_text, start_engine
 from .metrics import NodeMetrics
 from .probe import ProbeServer
 from .registration import Registration
+from .signals import catch_signals
 
 log = logging.getLogger("tandem.node")
 
@@ -44,29 +45,6 @@ _SERVER_OPTIONS = [
 ]
 
 
-class NodeRole(Protocol):
-    """What makes a head process a prefill node or a decode node."""
-
-    role: pb.Role
-    listens: bool  # its ranks accept data-plane connections
-
-    def register(self, server: grpc.aio.Server, frame: NodeFrame) -> None:
-        """Add the services, and remember the frame."""
-
-    def background(self) -> list[Coroutine[Any, Any, None]]:
-        """Loops that run as long as the node."""
-
-    def drain(self) -> None:
-        """Refuse new work."""
-
-    @property
-    def busy(self) -> bool:
-        """Work is left that a drain waits for."""
-
-    async def close(self) -> None:
-        """Give back connections."""
-
-
 @dataclass(frozen=True, slots=True)
 class NodeFrame:
     """What a role is given to work with."""
@@ -81,7 +59,7 @@ class NodeFrame:
 
 
 async def run_node(
-    role: NodeRole,
+    roles: Sequence[NodeRole],
     engine_config: EngineConfig,
     handoff: HandoffConfig,
     node: NodeConfig,
@@ -89,31 +67,44 @@ async def run_node(
     on_ready: Callable[[str], None] = lambda address: None,
     tracer: Tracer = NO_TRACER,
 ) -> None:
-    """Run until SIGTERM or SIGINT. Raises ``StartupError`` when it cannot start, or when the ranks
-    are lost: a supervisor starts the node again."""
-    check_exposure(handoff, role.listens, node)
+    """Run until SIGTERM or SIGINT, in the first of ``roles`` until a router asks for another.
+
+    Raises ``StartupError`` when it cannot start, or when the ranks are lost: a supervisor starts
+    the node again.
+    """
     routers = node.routers  # a wrong --join is refused before anything starts
     handoff.kv_advertised(engine_config.world_size - 1)  # and so is a wrong --kv-advertise
-    identity = NodeIdentity(named(node, role).node_id or "", new_epoch())
+    cast = Cast(roles if routers else roles[:1])
+    check_exposure(handoff, cast.listens, node)
+    identity = NodeIdentity(named(node, role_name(cast.role)).node_id or "", new_epoch())
     life = _Life()
-    _catch_signals(life.stop)
+    catch_signals(life.stop.set)
     # A taken port is known before the model is loaded, and the probes answer meanwhile.
     server = grpc.aio.server(options=_SERVER_OPTIONS)
     address = _bind(server, node.host, node.port)
     probe = ProbeServer()
     health = await probe.start(node.host, node.health_port)
     try:
-        async with _engine(engine_config, handoff, identity, role, life) as (engine, inbox):
+        async with _engine(engine_config, handoff, identity, cast, life) as (engine, inbox):
             metrics = NodeMetrics(engine.core, inbox.stats)
-            described = _Description(role, engine, identity, metrics, address, node)
+            described = _Description(cast, engine, identity, metrics, address, node)
             frame = NodeFrame(engine, identity, inbox, metrics, handoff, described.status, tracer)
-            role.register(server, frame)
+            cast.register(server, frame)
             await server.start()
             registrations = [
-                Registration(router, described.join, metrics.samples, life.end, life.stop.set)
+                Registration(
+                    router,
+                    described.join,
+                    metrics.samples,
+                    life.end,
+                    life.stop.set,
+                    prefixes=metrics.prefixes,
+                    on_role=life.play,
+                )
                 for router in routers
             ]
-            loops = [engine.core.run(), *role.background(), *(r.run() for r in registrations)]
+            loops = [engine.core.run(), *cast.background(), *(r.run() for r in registrations)]
+            loops.append(_change_roles(life, cast, described, registrations))
             tasks = [asyncio.create_task(loop) for loop in loops]
             described.ready = True
             probe.show(lambda: described.ready, metrics.text)
@@ -122,10 +113,10 @@ async def run_node(
             try:
                 await _until(life.stop, tasks)
                 described.ready, described.draining = False, True
-                await _drain(role, registrations, 0.0 if life.lost else node.drain_timeout)
+                await _drain(cast, registrations, 0.0 if life.lost else node.drain_timeout)
             finally:
                 await server.stop(grace=0.5)
-                await role.close()
+                await cast.close()
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
@@ -139,16 +130,24 @@ async def run_node(
 
 
 class _Life:
-    """When the node is to end, and why if not because it was told to."""
+    """When the node is to end, and why if not because it was told to; and which role it is to
+    play until then."""
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self.lost = ""
+        self.role_asked = asyncio.Event()
+        self.role: pb.Role = pb.ROLE_UNSPECIFIED
 
     def end(self, reason: str) -> None:
         """The ranks are lost, or a router refuses this node; the first reason counts."""
         self.lost = self.lost or reason
         self.stop.set()
+
+    def play(self, role: pb.Role) -> None:
+        """A router's operator asks for this role."""
+        self.role = role
+        self.role_asked.set()
 
 
 class _StoppedError(Exception):
@@ -160,7 +159,7 @@ class _Description:
 
     def __init__(
         self,
-        role: NodeRole,
+        cast: Cast,
         engine: NodeEngine,
         identity: NodeIdentity,
         metrics: NodeMetrics,
@@ -169,7 +168,7 @@ class _Description:
     ) -> None:
         self.ready = False
         self.draining = False
-        self._role = role
+        self._cast = cast
         self._identity = identity
         self._metrics = metrics
         self._address = node.advertise or address
@@ -186,7 +185,7 @@ class _Description:
         return pb.JoinRequest(
             node_id=self._identity.node_id,
             epoch=self._identity.epoch,
-            role=self._role.role,
+            role=self._cast.role,
             address=self._address,
             model=self._card,
             load=self._metrics.load(),
@@ -197,7 +196,7 @@ class _Description:
         return pb.StatusReply(
             node_id=self._identity.node_id,
             epoch=self._identity.epoch,
-            role=self._role.role,
+            role=self._cast.role,
             ready=self.ready,
             draining=self.draining,
             load=self._metrics.load(),
@@ -212,7 +211,7 @@ async def _engine(
     config: EngineConfig,
     handoff: HandoffConfig,
     identity: NodeIdentity,
-    role: NodeRole,
+    cast: Cast,
     life: _Life,
 ) -> AsyncIterator[tuple[NodeEngine, Inbox]]:
     """The engine and its inbox, which need each other. Raises ``_StoppedError``."""
@@ -226,7 +225,7 @@ async def _engine(
             config,
             identity,
             handoff=handoff,
-            listen=role.listens,
+            listen=cast.listens,
             on_event=inbox.on_event,
             on_lost=life.end,
         ),
@@ -266,15 +265,37 @@ async def _until(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
         stopped.cancel()
 
 
-async def _drain(role: NodeRole, registrations: list[Registration], seconds: float) -> None:
+async def _change_roles(
+    life: _Life, cast: Cast, described: _Description, registrations: list[Registration]
+) -> None:
+    """Until the node is to end: play the role that it is asked to."""
+    while not life.stop.is_set():
+        await life.role_asked.wait()
+        life.role_asked.clear()
+        wanted = life.role
+        if wanted == cast.role or not cast.can_play(wanted):
+            continue
+        log.info("this node finishes what it has, to go on as a %s node", role_name(wanted))
+        described.ready, described.draining = False, True
+        for registration in registrations:
+            registration.draining = True
+        await cast.change(wanted)
+        if not life.stop.is_set():
+            for registration in registrations:
+                registration.draining = False
+            described.ready, described.draining = True, False
+            log.info("this is a %s node now", role_name(wanted))
+
+
+async def _drain(cast: Cast, registrations: list[Registration], seconds: float) -> None:
     """Refuse new work and let the old finish, for at most ``seconds``."""
-    role.drain()
+    cast.drain()
     for registration in registrations:
         registration.draining = True
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            while role.busy:  # noqa: ASYNC110 - requests end in many places, drains are rare
-                await asyncio.sleep(0.05)
+            while cast.busy:  # noqa: ASYNC110 - requests end in many places, drains are rare
+                await asyncio.sleep(POLL_SECONDS)
 
 
 def check_exposure(handoff: HandoffConfig, listens: bool, node: NodeConfig) -> None:
@@ -303,19 +324,13 @@ def _bind(server: grpc.aio.Server, host: str, port: int) -> str:
     return f"{visible}:{bound}"
 
 
-def _catch_signals(stop: asyncio.Event) -> None:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+def role_name(role: pb.Role) -> str:
+    return "prefill" if role == pb.ROLE_PREFILL else "decode"
 
 
-def kind_of(role: NodeRole) -> str:
-    return "prefill" if role.role == pb.ROLE_PREFILL else "decode"
-
-
-def named(node: NodeConfig, role: NodeRole) -> NodeConfig:
+def named(node: NodeConfig, kind: str) -> NodeConfig:
     """The same with a name, if it had none."""
-    made_up = f"{kind_of(role)}-{socket.gethostname()}-{secrets.token_hex(3)}"
+    made_up = f"{kind}-{socket.gethostname()}-{secrets.token_hex(3)}"
     return replace(node, node_id=node.node_id or made_up)
 
 

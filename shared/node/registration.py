@@ -26,9 +26,10 @@ _CHANNEL = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_bac
 class Registration:
     """One node's standing with one router.
 
-    ``describe`` gives a fresh ``JoinRequest``; ``metrics`` the samples of a heartbeat;
+    ``describe`` gives a fresh ``JoinRequest``; ``metrics`` the samples of a heartbeat; ``prefixes``
+    what has changed in the prefix index since a version of it, if there is one.
     ``on_refused`` is called when the router serves another model, ``on_drain`` when an operator
-    has told the router that this node is to end.
+    has told the router that this node is to end, ``on_role`` that it is to take on another role.
     """
 
     def __init__(
@@ -38,12 +39,17 @@ class Registration:
         metrics: Callable[[], list[pb.Metric]],
         on_refused: Callable[[str], None],
         on_drain: Callable[[], None],
+        *,
+        prefixes: Callable[[int], pb.Prefixes | None] = lambda version: None,
+        on_role: Callable[[pb.Role], None] = lambda role: None,
     ) -> None:
         self._router = router
         self._describe = describe
         self._metrics = metrics
         self._on_refused = on_refused
         self._on_drain = on_drain
+        self._prefixes = prefixes
+        self._on_role = on_role
         self.draining = False
         self.joined = False
         self._trouble = ""
@@ -73,18 +79,24 @@ class Registration:
         self.joined, self._trouble = False, trouble
 
     async def _join_and_beat(self, stub: RegistryStub) -> None:
-        """Returns when the router has forgotten this node, as it does when it restarts."""
+        """Returns when the node must be introduced anew: its role is another, or the router has
+        forgotten it, as it does when it restarts."""
+        joined = self._describe()
+        joined.prefixes.MergeFrom(self._prefixes(0) or pb.Prefixes())
         try:
-            reply = await stub.Join(self._describe(), timeout=CALL_SECONDS)
+            reply = await stub.Join(joined, timeout=CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
             if error.code() in _REFUSALS:
                 raise PeerRefusedError(f"router {self._router}: {error.details()}") from None
             raise
         self.joined = True
         log.info("joined router %s", self._router)
+        version = joined.prefixes.version
         while True:
             await asyncio.sleep(reply.heartbeat_seconds)
             me = self._describe()
+            if me.role != joined.role:
+                return
             answer = await stub.Heartbeat(
                 pb.HeartbeatRequest(
                     node_id=me.node_id,
@@ -92,14 +104,24 @@ class Registration:
                     load=me.load,
                     draining=self.draining,
                     metrics=self._metrics(),
+                    prefixes=self._prefixes(version),
                 ),
                 timeout=CALL_SECONDS,
             )
             if not answer.known:
                 return
-            if answer.drain and not self.draining:
-                log.info("router %s asks this node to drain", self._router)
-                self._on_drain()
+            version = answer.prefix_version
+            self._obey(answer, me.role)
+
+    def _obey(self, answer: pb.HeartbeatReply, role: pb.Role) -> None:
+        """What an operator has told the router; once is enough."""
+        if self.draining:
+            return
+        if answer.drain:
+            log.info("router %s asks this node to drain", self._router)
+            self._on_drain()
+        elif answer.role not in (pb.ROLE_UNSPECIFIED, role):
+            self._on_role(answer.role)
 
     async def _leave(self, stub: RegistryStub) -> None:
         me = self._describe()

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import typing
+from collections import Counter
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tandem.router.placement import AFFINITY_TOKENS, DECODE_SLACK, NodeView, place
+from tandem.router.placement import MAX_PREFILL_CANDIDATES, NodeView, Placement, place
+from tandem.router.policies import POLICIES, SEQUENCE_TOKENS
+from tandem.shared.config import RouterConfig
 
-LONG = list(range(AFFINITY_TOKENS))
+LONG = list(range(1000))
+AWARE = POLICIES["prefix-aware"]
+every_policy = pytest.mark.parametrize("name", POLICIES)
 
 
 def decode(name: str, **fields: Any) -> NodeView:
@@ -19,6 +28,34 @@ def prefill(name: str, **fields: Any) -> NodeView:
     return NodeView(node_id=name, epoch=1, address=name, prefill=True, **fields)
 
 
+def placed(
+    nodes: list[NodeView], prompt: list[int] = LONG, name: str = "prefix-aware"
+) -> Placement:
+    made = place(nodes, prompt, POLICIES[name])
+    assert made is not None
+    return made
+
+
+def slow(name: str, link_rates: dict[str, float]) -> NodeView:
+    return decode(name, prefill_tokens_per_second=1e3, link_rates=link_rates)
+
+
+FAST = prefill("p", prefill_tokens_per_second=1e4)
+
+
+def names(nodes: typing.Iterable[NodeView]) -> list[str]:
+    return [node.node_id for node in nodes]
+
+
+def test_every_policy_has_a_flag_and_the_reverse() -> None:
+    (field,) = [f for f in dataclasses.fields(RouterConfig) if f.name == "placement_policy"]
+    assert field.metadata["choices"] == tuple(POLICIES)
+
+
+# ---- which nodes may be chosen -------------------------------------------------------------------
+
+
+@every_policy
 @pytest.mark.parametrize(
     ("nodes", "chosen"),
     [
@@ -26,51 +63,212 @@ def prefill(name: str, **fields: Any) -> NodeView:
         ([prefill("p")], None),
         ([decode("a", draining=True)], None),
         ([decode("a")], "a"),
-        ([decode("a", running=2), decode("b", running=1)], "b"),
-        ([decode("a", waiting=2), decode("b", running=1)], "b"),
-        ([decode("a", inflight=2), decode("b", running=1)], "b"),
-        ([decode("a", draining=True), decode("b", running=9)], "b"),
+        ([decode("a", draining=True), decode("b", sequences=9)], "b"),
     ],
 )
-def test_the_least_loaded_decode_node_gets_a_short_prompt(
-    nodes: list[NodeView], chosen: str | None
+def test_only_a_decode_node_that_takes_work_is_chosen(
+    name: str, nodes: list[NodeView], chosen: str | None
 ) -> None:
-    made = place(nodes, [1, 2, 3])
+    made = place(nodes, [1, 2, 3], POLICIES[name])
     assert (made and made.decode.node_id) == chosen
 
 
-def test_prefill_nodes_come_in_the_order_of_their_queues() -> None:
+@every_policy
+def test_a_node_that_failed_is_not_asked_again_but_its_next_start_is(name: str) -> None:
+    policy = POLICIES[name]
+    assert place([decode("a")], [1], policy, exclude=frozenset({("a", 1)})) is None
+    assert place([decode("a")], [1], policy, exclude=frozenset({("a", 2)})) is not None
+
+
+@every_policy
+def test_old_and_new_versions_are_never_paired(name: str) -> None:
+    old = [decode("d1", group="old"), prefill("p1", group="old"), prefill("p2", group="old")]
+    new = [decode("d2", group="new"), prefill("p3", group="new")]
+    for turn in range(4):
+        made = place([*old, *new], LONG, POLICIES[name], turn=turn)
+        assert made is not None
+        of_its_own = {"d1": {"p1", "p2"}, "d2": {"p3"}}[made.decode.node_id]
+        assert set(names(made.prefill)) == of_its_own
+    # A version without prefill nodes serves all the same, by itself.
+    assert placed([decode("d", group="new"), *old[1:]], LONG, name).prefill == ()
+
+
+GROUPS = st.sampled_from(["old", "new"])
+TOKENS = st.integers(0, 5000)
+RATES = st.sampled_from([0.0, 100.0, 10_000.0])
+VIEWS = st.lists(
+    st.builds(
+        NodeView,
+        node_id=st.text("abcdef", min_size=1, max_size=3),
+        epoch=st.just(1),
+        address=st.just(""),
+        prefill=st.booleans(),
+        group=GROUPS,
+        draining=st.booleans(),
+        sequences=st.integers(0, 20),
+        queued_prefill_tokens=TOKENS,
+        prefill_tokens_per_second=RATES,
+        held_tokens=st.integers(0, len(LONG) - 1),
+        room_tokens=st.one_of(st.none(), TOKENS),
+        link_rates=st.dictionaries(st.text("abcdef", min_size=1, max_size=2), RATES, max_size=2),
+    ),
+    max_size=24,
+    unique_by=lambda node: node.node_id,
+)
+
+
+@given(nodes=VIEWS, name=st.sampled_from(sorted(POLICIES)), turn=st.integers(0, 99))
+def test_a_placement_names_only_admissible_nodes(
+    nodes: list[NodeView], name: str, turn: int
+) -> None:
+    made = place(nodes, LONG, POLICIES[name], turn=turn)
+    usable = [node for node in nodes if not node.draining]
+    if made is None:
+        assert all(node.prefill for node in usable)
+        return
+    assert made.decode in usable and not made.decode.prefill
+    assert all(node in usable and node.prefill for node in made.prefill)
+    assert {node.group for node in made.prefill} <= {made.decode.group}
+    helpers = [n for n in usable if n.prefill and n.group == made.decode.group]
+    assert len(made.prefill) == len(set(names(made.prefill)))
+    assert len(made.prefill) == min(MAX_PREFILL_CANDIDATES, len(helpers))
+
+
+@given(nodes=VIEWS, name=st.sampled_from(sorted(POLICIES)), turn=st.integers(0, 99))
+def test_the_order_in_which_nodes_are_listed_changes_nothing(
+    nodes: list[NodeView], name: str, turn: int
+) -> None:
+    forth = place(nodes, LONG, POLICIES[name], turn=turn)
+    assert place(nodes[::-1], LONG, POLICIES[name], turn=turn) == forth
+
+
+# ---- prefix-aware --------------------------------------------------------------------------------
+
+
+@given(nodes=VIEWS, more=st.integers(1, 500))
+def test_more_hits_never_make_a_node_less_preferred(nodes: list[NodeView], more: int) -> None:
+    made = place(nodes, LONG, AWARE)
+    if made is None:
+        return
+    better = min(len(LONG) - 1, made.decode.held_tokens + more)
+    richer = [dataclasses.replace(n, held_tokens=better) if n is made.decode else n for n in nodes]
+    assert placed(richer).decode.node_id == made.decode.node_id
+    if not made.prefill:
+        return
+    # Of the prefill nodes for one decode node the same is true.
+    (first, *_), decode_node = made.prefill, made.decode
+    better = min(len(LONG) - 1, first.held_tokens + more)
+    others = [decode_node, *(node for node in nodes if node.prefill)]
+    alone = placed(others).prefill[0]
+    richer = [dataclasses.replace(n, held_tokens=better) if n is alone else n for n in others]
+    if better >= alone.held_tokens:
+        assert placed(richer).prefill[0].node_id == alone.node_id
+
+
+@pytest.mark.parametrize(
+    ("nodes", "chosen"),
+    [
+        # What it holds decides among equals, but not against enough of a load.
+        ([decode("a"), decode("b", held_tokens=16)], "b"),
+        ([decode("a"), decode("b", held_tokens=900, sequences=3)], "b"),
+        ([decode("a"), decode("b", held_tokens=900, sequences=4)], "a"),
+        ([decode("a"), decode("b", held_tokens=500, queued_prefill_tokens=400)], "b"),
+        ([decode("a"), decode("b", held_tokens=500, queued_prefill_tokens=600)], "a"),
+        # A full node comes last, whatever it holds, unless it holds enough.
+        ([decode("a", sequences=9), decode("b", held_tokens=500, room_tokens=400)], "a"),
+        ([decode("a", sequences=9), decode("b", held_tokens=700, room_tokens=400)], "b"),
+        ([decode("a", room_tokens=10), decode("b", room_tokens=20, sequences=1)], "a"),
+        # A prefill node that holds it, or a fast link to one that computes it fast, makes up for
+        # what the decode node lacks.
+        ([slow("b", {"p": 1e3}), slow("a", {"p": 1e6}), FAST], "a"),
+        (
+            [
+                *(decode("a", group="old"), decode("b", group="new")),
+                *(prefill("p", group="old"), prefill("q", group="new", held_tokens=900)),
+            ],
+            "b",
+        ),
+    ],
+)
+def test_hits_are_weighed_against_load(nodes: list[NodeView], chosen: str) -> None:
+    assert placed(nodes).decode.node_id == chosen
+
+
+def test_prefill_nodes_come_in_the_order_in_which_they_would_deliver() -> None:
+    links = {"far": 500.0, "near": 50_000.0}
     nodes = [
-        decode("d"),
-        prefill("slow", queued_prefill_tokens=900, prefill_tokens_per_second=100),
-        prefill("fast", queued_prefill_tokens=1000, prefill_tokens_per_second=10_000),
-        prefill("idle"),
+        decode("d", link_rates=links),
+        prefill("near"),
+        prefill("far"),
+        prefill("busy", queued_prefill_tokens=1500),
         prefill("gone", draining=True),
     ]
-    made = place(nodes, [1])
-    assert made is not None
-    assert [node.node_id for node in made.prefill] == ["idle", "fast", "slow"]
+    assert names(placed(nodes).prefill) == ["near", "far", "busy"]
+    # What it holds need not be computed there; where it is computed fast it may wait longer.
+    nodes[3] = prefill("busy", queued_prefill_tokens=500, held_tokens=900)
+    assert names(placed(nodes).prefill)[0] == "busy"
+    nodes[1] = prefill("near", prefill_tokens_per_second=1e3)
+    nodes[3] = prefill("busy", queued_prefill_tokens=5000, prefill_tokens_per_second=1e5)
+    assert names(placed(nodes).prefill)[0] == "busy"
 
 
-def test_equal_prefixes_go_to_the_same_node_until_it_is_busier() -> None:
-    nodes = [decode(f"d{i}") for i in range(5)]
-    homes = {place(nodes, [*LONG, tail]).decode.node_id for tail in range(20)}  # type: ignore[union-attr]
-    assert len(homes) == 1
-    home = homes.pop()
-    busy = [decode(n.node_id, running=DECODE_SLACK + 1 if n.node_id == home else 0) for n in nodes]
-    moved = place(busy, LONG)
-    assert moved is not None and moved.decode.node_id != home
-    other = [place(nodes, [tail, *LONG]) for tail in range(1000, 1030)]
-    assert len({made.decode.node_id for made in other if made}) > 1
+def test_a_burst_of_one_prefix_spreads_when_its_home_is_loaded() -> None:
+    """What the router has placed counts at once, so no heartbeat is needed."""
+    nodes = {name: decode(name) for name in "abcd"}
+    for _ in range(24):
+        chosen = placed(list(nodes.values())).decode
+        nodes[chosen.node_id] = dataclasses.replace(
+            chosen, sequences=chosen.sequences + 1, held_tokens=900
+        )
+    counts = [node.sequences for node in nodes.values()]
+    assert max(counts) - min(counts) <= 900 / SEQUENCE_TOKENS + 1
 
 
-def test_tenants_have_homes_of_their_own() -> None:
+def test_equal_starts_are_drawn_to_one_node_and_tenants_have_homes_of_their_own() -> None:
     nodes = [decode(f"d{i}") for i in range(8)]
-    homes = {place(nodes, LONG, salt=str(i)).decode.node_id for i in range(30)}  # type: ignore[union-attr]
-    assert len(homes) > 1
+
+    def homes(prompts: list[tuple[list[int], str]]) -> int:
+        found = {place(nodes, tokens, AWARE, salt=salt).decode.node_id for tokens, salt in prompts}  # type: ignore[union-attr]
+        return len(found)
+
+    assert homes([([*LONG, tail], "") for tail in range(20)]) == 1
+    assert homes([([tail, *LONG], "") for tail in range(30)]) > 4
+    assert homes([(LONG, str(salt)) for salt in range(30)]) > 4
 
 
-def test_a_node_that_failed_is_not_asked_again_but_its_next_start_is() -> None:
-    made = place([decode("a")], [1], exclude=frozenset({("a", 1)}))
-    assert made is None
-    assert place([decode("a")], [1], exclude=frozenset({("a", 2)})) is not None
+# ---- the others ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nodes", "chosen"),
+    [
+        ([decode("a", sequences=2), decode("b", sequences=1)], "b"),
+        ([decode("a", sequences=2), decode("b", sequences=1, held_tokens=900)], "b"),
+        ([decode("a", held_tokens=900, sequences=1), decode("b")], "b"),
+    ],
+)
+def test_least_loaded_goes_by_sequences_alone(nodes: list[NodeView], chosen: str) -> None:
+    assert placed(nodes, name="least-loaded").decode.node_id == chosen
+
+
+def test_least_loaded_orders_prefill_nodes_by_their_queues_in_seconds() -> None:
+    nodes = [
+        decode("d"),
+        prefill("slow", queued_prefill_tokens=900, prefill_tokens_per_second=100, held_tokens=900),
+        prefill("fast", queued_prefill_tokens=1000, prefill_tokens_per_second=10_000),
+        prefill("idle"),
+    ]
+    assert names(placed(nodes, name="least-loaded").prefill) == ["idle", "fast", "slow"]
+
+
+@given(decodes=st.integers(1, 5), prefills=st.integers(0, 5), rounds=st.integers(1, 4))
+def test_round_robin_is_fair(decodes: int, prefills: int, rounds: int) -> None:
+    nodes = [decode(f"d{i}", sequences=i) for i in range(decodes)]
+    nodes += [prefill(f"p{i}", held_tokens=99 * i) for i in range(prefills)]
+    for role, count in (("decode", decodes), ("prefill", prefills)):
+        chosen: Counter[str] = Counter()
+        for turn in range(rounds * count):
+            made = place(nodes, LONG, POLICIES["round-robin"], turn=turn)
+            assert made is not None
+            chosen[made.decode.node_id if role == "decode" else made.prefill[0].node_id] += 1
+        assert len(chosen) == count and set(chosen.values()) <= {rounds}

@@ -18,6 +18,7 @@ from tandem.router.options import RouterOptions
 from tandem.router.registry import _reachable
 from tandem.router.server import Router, run_router
 from tandem.shared.errors import RequestError, StartupError, UnavailableError, UsageError
+from tandem.shared.kv.prefix_keys import chain_keys, short_key
 from tandem.tests.router.support import FakeNode, cluster, until
 
 
@@ -29,11 +30,126 @@ async def test_a_node_of_another_model_is_refused_by_name(tmp_path: Path) -> Non
     async with cluster(tmp_path) as c:
         stranger = FakeNode("decode-9", [])
         stranger.port = 9
+        request = stranger.join_request(c.model, "layers=3")
+        request.model.name = "another"
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await c.registry.Join(stranger.join_request(c.model, "layers=3"))
+            await c.registry.Join(request)
         code, details = refusal(caught)
         assert code == grpc.StatusCode.FAILED_PRECONDITION
-        assert "layers is '2' in the cluster and '3' on the node" in details
+        assert "layers is '2' in the cluster and '3' on the node ('another')" in details
+
+
+async def test_two_versions_serve_side_by_side_and_are_never_paired(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        for name, version in (("prefill-old", "layers=2"), ("prefill-new", "layers=3")):
+            node = FakeNode(name, [])
+            node.port = 9
+            await c.registry.Join(node.join_request(c.model, version, role=pb.ROLE_PREFILL))
+        new = FakeNode("decode-new", c.encode("new"))
+        await new.start()
+        c.nodes.append(new)
+        await c.registry.Join(new.join_request(c.model, "layers=3"))
+        for index in range(8):
+            assert (await c.complete(f"{index} " * 90)).status_code == 200
+        for node, partner in ((c.node, "prefill-old"), (new, "prefill-new")):
+            asked = [candidate.node_id for r in node.requests for candidate in r.prefill]
+            assert asked and set(asked) == {partner}
+
+
+async def test_a_prefill_node_that_was_named_must_fit_the_decode_nodes_of_today(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path, pd_url="127.0.0.1:9") as c:
+        named = FakeNode("p", [])
+        named.port = 9
+        request = named.join_request(c.model, "layers=3", role=pb.ROLE_PREFILL)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await c.registry.Join(request)
+        assert "layers is '2' in the cluster and '3'" in refusal(caught)[1]
+        await c.registry.Join(named.join_request(c.model, role=pb.ROLE_PREFILL))
+
+
+async def test_what_a_node_holds_draws_its_prompts_before_and_after_it_tells(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path, nodes=3) as c:
+        for node in c.nodes:
+            assert node.beat is not None
+            node.beat.cancel()
+        keys = pb.Prefixes(version=1, block_size=4, stride=1)
+        for node in c.nodes:
+            await c.registry.Heartbeat(
+                pb.HeartbeatRequest(node_id=node.node_id, epoch=node.epoch, prefixes=keys)
+            )
+        # No heartbeat comes between them: the router itself knows where it sent the first.
+        text = "the quick brown fox " * 12
+        await c.complete(text)
+        (home,) = [node for node in c.nodes if node.requests]
+        for _ in range(3):
+            await c.complete(text)
+        assert len(home.requests) == 4
+        # Another node tells that it holds the prompt, and the first has told that it does not.
+        (other, *_) = [node for node in c.nodes if node is not home]
+        tokens = c.encode(text)
+        keys.added.extend(map(short_key, chain_keys(tokens, 4)))
+        keys.version = 2
+        for _ in range(2):
+            beat = pb.HeartbeatRequest(node_id=home.node_id, epoch=home.epoch)
+            await c.registry.Heartbeat(beat)
+        beat = pb.HeartbeatRequest(node_id=other.node_id, epoch=other.epoch, prefixes=keys)
+        assert (await c.registry.Heartbeat(beat)).prefix_version == 2
+        await c.complete(text)
+        assert len(other.requests) == 1
+        await c.complete(text, cache_salt="tenant")  # whose prompts nobody holds
+        assert all(node.ledger.queued_tokens == 0 for node in c.router.nodes)
+
+
+async def test_a_burst_that_no_heartbeat_has_counted_is_spread(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=3) as c:
+        for node in c.nodes:
+            assert node.beat is not None
+            node.beat.cancel()
+            node.delay = 0.05
+        prompt = "the quick brown fox " * 12
+        await asyncio.gather(*(c.complete(prompt) for _ in range(12)))
+        assert all(len(node.requests) >= 2 for node in c.nodes)
+
+
+async def test_operators_can_change_the_role_of_a_node(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=2) as c:
+        registry = f"127.0.0.1:{c.router.registry_port}"
+        node = c.nodes[1]
+        await asyncio.to_thread(admin.set_role, registry, node.node_id, "prefill")
+        beat = pb.HeartbeatRequest(node_id=node.node_id, epoch=node.epoch)
+        assert (await c.registry.Heartbeat(beat)).role == pb.ROLE_PREFILL
+        table = admin.as_table(await asyncio.to_thread(admin.list_nodes, registry))
+        assert "to prefill" in table
+        for _ in range(4):
+            assert (await c.chat()).status_code == 200
+        assert not node.requests
+
+        def refused(name: str, role: str, words: str, **force: bool) -> None:
+            with pytest.raises(RequestError, match=words):
+                admin.set_role(registry, name, role, **force)
+
+        for name, role, words in (
+            ("x", "decode", "no node 'x' is here; there are: decode-0, "),
+            (node.node_id, "prefill", "decode-1 is draining"),
+            (node.node_id, "decode", "decode-1 is draining"),
+            ("decode-0", "decode", "is a decode node already"),
+            ("decode-0", "prefill", "last decode node .*--force"),
+        ):
+            await asyncio.to_thread(refused, name, role, words)
+
+        assert node.beat is not None
+        node.beat.cancel()
+        await c.registry.Join(node.join_request(c.model, role=pb.ROLE_PREFILL))
+        assert not (await c.registry.Heartbeat(beat)).role
+        await c.chat()
+        (candidate,) = c.nodes[0].requests[-1].prefill
+        assert candidate.node_id == node.node_id
+        await asyncio.to_thread(admin.set_role, registry, "decode-0", "prefill", force=True)
+        assert (await c.chat()).status_code == 503
 
 
 async def test_a_tokenizer_of_another_model_is_refused_with_both_sizes(tmp_path: Path) -> None:
@@ -146,6 +262,8 @@ async def test_a_node_that_sends_no_heartbeats_cannot_be_told_to_drain(tmp_path:
         registry = f"127.0.0.1:{c.router.registry_port}"
         with pytest.raises(RequestError, match=r"named with --pd-url.*SIGTERM"):
             await asyncio.to_thread(admin.drain_node, registry, "p")
+        with pytest.raises(RequestError, match=r"named with --pd-url"):
+            await asyncio.to_thread(admin.set_role, registry, "p", "decode")
 
 
 async def test_a_node_that_leaves_gets_no_more_work_but_finishes(tmp_path: Path) -> None:

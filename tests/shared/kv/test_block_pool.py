@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.shared.kv.block_pool import BlockPool, OutOfBlocksError
-from tandem.shared.kv.prefix_index import chain_keys
+from tandem.shared.kv.prefix_keys import chain_keys
 
 
 def test_consecutive_blocks_are_preferred() -> None:

@@ -124,6 +124,24 @@ def test_a_part_that_ignores_its_end_is_killed(
     assert part.process.returncode == -signal.SIGKILL
 
 
+def test_whoever_does_not_wait_for_the_end_cuts_off_what_runs(
+    tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(tmp_path / "logs", os.environ | {"PYTHONPATH": str(package)})
+    parts = [cluster.start("one", ["stubborn"]), cluster.start("two", ["serves"])]
+    for part in parts:
+        cluster.wait_ready(part, soon())
+
+    def interrupted(seconds: float) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parts[0].process, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.stop()
+    monkeypatch.undo()
+    assert [part.process.wait(10) for part in parts] == [-signal.SIGKILL] * 2
+
+
 def test_logs_that_cannot_be_written_are_a_startup_error(package: Path) -> None:
     cluster = Cluster(Path("/proc/no"), os.environ)
     try:

@@ -26,6 +26,8 @@ class FakeRegistry(RegistryServicer):
         self.left: list[pb.LeaveRequest] = []
         self.known = True
         self.drain = False
+        self.role: pb.Role = pb.ROLE_UNSPECIFIED
+        self.prefix_version = 0
         self.refuse: tuple[grpc.StatusCode, str] | None = None
         self.changed = asyncio.Event()
 
@@ -40,7 +42,12 @@ class FakeRegistry(RegistryServicer):
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:
         self.beats.append(request)
         self.changed.set()
-        return pb.HeartbeatReply(known=self.known, drain=self.drain)
+        return pb.HeartbeatReply(
+            known=self.known,
+            drain=self.drain,
+            role=self.role,
+            prefix_version=self.prefix_version,
+        )
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:
         self.left.append(request)
@@ -71,12 +78,21 @@ class Node:
     def __init__(self) -> None:
         self.refusals: list[str] = []
         self.drained = asyncio.Event()
+        self.role: pb.Role = pb.ROLE_DECODE
         self.asked = 0
+        self.known_versions: list[int] = []
 
     def describe(self) -> pb.JoinRequest:
         self.asked += 1
         load = pb.Load(running=self.asked)
-        return pb.JoinRequest(node_id="n", epoch=7, role=pb.ROLE_DECODE, load=load)
+        return pb.JoinRequest(node_id="n", epoch=7, role=self.role, load=load)
+
+    def prefixes(self, version: int) -> pb.Prefixes:
+        self.known_versions.append(version)
+        return pb.Prefixes(version=5, base=version)
+
+    def play(self, role: pb.Role) -> None:
+        self.role = role
 
     def register(self, port: int) -> Registration:
         return Registration(
@@ -85,6 +101,8 @@ class Node:
             lambda: [SAMPLE],
             self.refusals.append,
             self.drained.set,
+            prefixes=self.prefixes,
+            on_role=self.play,
         )
 
 
@@ -131,6 +149,29 @@ async def test_an_operator_can_have_the_node_drain() -> None:
         assert not node.drained.is_set()
         registry.drain = True
         await asyncio.wait_for(node.drained.wait(), 10)
+
+
+async def test_a_node_that_takes_on_another_role_joins_anew() -> None:
+    registry, node = FakeRegistry(), Node()
+    async with serving(registry) as port, registered(node.register(port)):
+        await registry.until(lambda: bool(registry.beats))
+        registry.role = pb.ROLE_PREFILL
+        await registry.until(lambda: len(registry.joins) == 2)
+        assert [join.role for join in registry.joins] == [pb.ROLE_DECODE, pb.ROLE_PREFILL]
+        assert not registry.left
+        count = len(registry.beats)
+        await registry.until(lambda: len(registry.beats) > count + 2)
+        assert len(registry.joins) == 2
+
+
+async def test_a_join_tells_the_whole_prefix_index_and_heartbeats_what_the_router_lacks() -> None:
+    registry, node = FakeRegistry(), Node()
+    registry.prefix_version = 3
+    async with serving(registry) as port, registered(node.register(port)):
+        await registry.until(lambda: len(registry.beats) >= 2)
+        assert node.known_versions[:3] == [0, 5, 3]
+        assert registry.joins[0].prefixes.version == 5
+        assert [beat.prefixes.base for beat in registry.beats[:2]] == [5, 3]
 
 
 async def test_a_node_that_the_router_forgot_joins_again() -> None:

@@ -1,0 +1,90 @@
+"""Which nodes hold the prefix of a prompt, by the short keys that their heartbeats tell.
+
+A node's keys are those of its own block size, and begin with the salt of the tenant whose prompt
+they are of; a prompt's are computed with its own salt, so that it is never matched with another's.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+from ..proto import tandem_pb2 as pb
+from ..shared.kv.prefix_keys import chain, short_key
+
+# A node tells a quarter of it; one that says more is not believed at all.
+MAX_KEYS = 1 << 16
+
+
+class PromptKeys:
+    """The chained short keys of one prompt, computed once for each block size that is met."""
+
+    def __init__(self, tokens: Sequence[int], salt: str = "") -> None:
+        self.tokens = tokens
+        self.salt = salt
+        self._keys: dict[int, list[int]] = {}
+        self._samples: dict[tuple[int, int], list[tuple[int, int]]] = {}
+
+    def sample(self, block_size: int, stride: int) -> list[tuple[int, int]]:
+        """The keys that a node tells when it holds them, and how many tokens lead up to the end
+        of each one's block; first to last."""
+        if (block_size, stride) not in self._samples:
+            numbered = enumerate(self._of(block_size), 1)
+            found = [(number * block_size, key) for number, key in numbered if not key % stride]
+            self._samples[block_size, stride] = found
+        return self._samples[block_size, stride]
+
+    def _of(self, block_size: int) -> list[int]:
+        if block_size not in self._keys:
+            keys = chain(self.tokens, block_size, self.salt)
+            self._keys[block_size] = [short_key(key) for key in keys]
+        return self._keys[block_size]
+
+
+class HeldPrefixes:
+    """What one node holds, by its own word."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.block_size = 0  # 0: it has told nothing
+        self._stride = 1
+        self._keys: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def update(self, told: pb.Prefixes) -> None:
+        """Take what has changed. A change of a version that is not known here is passed over: the
+        reply says which one is, and the node tells the whole."""
+        if told.base > self.version or told.version < max(1, self.version):
+            return
+        if not told.base:
+            self._keys.clear()
+        self._keys.difference_update(told.removed)
+        self._keys.update(told.added)
+        self._stride = max(1, told.stride)
+        self.block_size = told.block_size if len(self._keys) <= MAX_KEYS else 0
+        if not self.block_size:
+            self._keys.clear()
+        self.version = told.version
+
+    def sample(self, prompt: PromptKeys) -> list[tuple[int, int]]:
+        """The keys of a prompt that the node would tell if it held them, with the tokens up to
+        each; none when it has told nothing."""
+        return prompt.sample(self.block_size, self._stride) if self.block_size else []
+
+    def matched(
+        self, prompt: PromptKeys, expected: Callable[[int], bool] = lambda key: False
+    ) -> int:
+        """How many leading tokens of a prompt it holds; the last is always computed.
+
+        ``expected`` are keys that it has not told yet. A node evicts the end of a prefix before
+        its beginning, so the last key that it holds is found by halving.
+        """
+        sample = self.sample(prompt)
+
+        def lacks(item: tuple[int, int]) -> bool:
+            return item[1] not in self._keys and not expected(item[1])
+
+        count = bisect_left(sample, True, key=lacks)
+        return min(sample[count - 1][0], len(prompt.tokens) - 1) if count else 0

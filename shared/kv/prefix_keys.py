@@ -1,0 +1,42 @@
+"""The chained keys of token prefixes: in full for a node, short for routers.
+
+A block's key chains over all tokens before it, ``key(i) = H(key(i-1), tokens of block i)``, so that
+equal keys mean equal prefixes; the chain starts from a salt, so that tenants who must not learn
+each other's prompts from timing never share. The hash is cryptographic (BLAKE2b, 16 bytes): a
+collision would hand one user another's context. Every process comes to the same keys.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+
+KEY_BYTES = 16
+SHORT_BYTES = 8
+
+
+def chain(
+    tokens: Sequence[int], block_size: int, salt: str = "", known: Sequence[bytes] = ()
+) -> Iterator[bytes]:
+    """Keys of the full blocks of ``tokens`` after the leading ``known`` ones, one by one."""
+    parent = known[-1] if known else blake2b(salt.encode(), digest_size=KEY_BYTES).digest()
+    content = array("q", tokens[len(known) * block_size :])
+    size = block_size * content.itemsize
+    data = content.tobytes()
+    for start in range(0, len(data) - size + 1, size):
+        parent = blake2b(parent + data[start : start + size], digest_size=KEY_BYTES).digest()
+        yield parent
+
+
+def chain_keys(
+    tokens: Sequence[int], block_size: int, salt: str = "", known: Sequence[bytes] = ()
+) -> list[bytes]:
+    """Keys of the full blocks of ``tokens``; ``known`` are the leading ones already computed."""
+    return [*known, *chain(tokens, block_size, salt, known)]
+
+
+def short_key(key: bytes) -> int:
+    """What a router is told of a key. Two that fall together send a request to the wrong node,
+    which costs time; the node itself compares whole keys."""
+    return int.from_bytes(key[:SHORT_BYTES], "little")

@@ -1,0 +1,80 @@
+"""A router finds the node that holds a prompt's prefix, and only among the tenant's own."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.proto import tandem_pb2 as pb
+from tandem.router.prefixes import MAX_KEYS, HeldPrefixes, PromptKeys
+from tandem.shared.kv.prefix_keys import chain_keys, short_key
+
+TOKENS = list(range(100))
+
+
+def told(tokens: list[int], block_size: int, salt: str = "", stride: int = 1) -> pb.Prefixes:
+    keys = [short_key(key) for key in chain_keys(tokens, block_size, salt)]
+    return pb.Prefixes(
+        version=1,
+        block_size=block_size,
+        stride=stride,
+        added=[key for key in keys if not key % stride],
+    )
+
+
+def holding(message: pb.Prefixes) -> HeldPrefixes:
+    held = HeldPrefixes()
+    held.update(message)
+    return held
+
+
+@pytest.mark.parametrize("block_size", [1, 7, 16, 50])
+@pytest.mark.parametrize("length", [0, 16, 50, 99, 100])
+def test_a_node_of_any_block_size_is_matched_up_to_its_last_full_block(
+    block_size: int, length: int
+) -> None:
+    node = holding(told(TOKENS[:length], block_size))
+    full = length // block_size * block_size
+    # The last token is computed in any case.
+    assert node.matched(PromptKeys(TOKENS)) == min(full, len(TOKENS) - 1)
+    assert node.matched(PromptKeys([9, *TOKENS])) == 0
+
+
+def test_a_prompt_is_matched_with_its_own_tenant_s_only() -> None:
+    node = holding(told(TOKENS, 10, "a"))
+    assert node.matched(PromptKeys(TOKENS, "a")) == 99
+    assert node.matched(PromptKeys(TOKENS, "b")) == node.matched(PromptKeys(TOKENS)) == 0
+
+
+@given(held=st.integers(0, 100), stride=st.sampled_from([1, 2, 4, 8]))
+def test_a_sample_matches_up_to_its_last_key(held: int, stride: int) -> None:
+    node = holding(told(TOKENS[:held], 1, stride=stride))
+    keys = [short_key(key) for key in chain_keys(TOKENS[:held], 1)]
+    sampled = [number for number, key in enumerate(keys, 1) if not key % stride]
+    assert node.matched(PromptKeys(TOKENS)) == min(99, max(sampled, default=0))
+
+
+def test_changes_follow_the_version_that_they_were_made_for() -> None:
+    node = holding(told(TOKENS[:40], 10))
+    first = told(TOKENS, 10).added[0]
+    more = told(TOKENS[:60], 10).added[4:]
+    node.update(pb.Prefixes(version=3, base=1, block_size=10, stride=1, added=more))
+    assert (node.matched(PromptKeys(TOKENS)), node.version) == (60, 3)
+    node.update(pb.Prefixes(version=9, base=8, block_size=10, stride=1, removed=[first]))
+    assert (node.matched(PromptKeys(TOKENS)), node.version) == (60, 3), "one was missed"
+    node.update(pb.Prefixes(version=4, base=3, block_size=10, stride=1, removed=more[1:]))
+    assert node.matched(PromptKeys(TOKENS)) == 50
+    node.update(pb.Prefixes(version=5, block_size=10, stride=1))
+    assert len(node) == 0
+
+
+def test_a_node_that_tells_too_much_is_not_believed() -> None:
+    node = holding(pb.Prefixes(version=1, block_size=1, stride=1, added=range(MAX_KEYS + 1)))
+    assert len(node) == 0 and node.matched(PromptKeys(TOKENS)) == 0
+
+
+def test_what_is_expected_counts_as_held() -> None:
+    node = holding(told(TOKENS[:20], 10))
+    expected = set(told(TOKENS[:70], 10).added)
+    assert node.matched(PromptKeys(TOKENS), expected.__contains__) == 70
