@@ -18,6 +18,7 @@ from . import __version__
 from .shared.config import (
     EngineConfig,
     HandoffConfig,
+    LockConfig,
     NodeConfig,
     RouterConfig,
     ServeConfig,
@@ -33,6 +34,7 @@ from .shared.errors import (
 from .shared.options import command_options, fill, to_arguments
 
 if TYPE_CHECKING:
+    from .shared.lock import Lock
     from .shared.node.launch import Cluster
 
 Values = dict[str, Any]
@@ -74,15 +76,17 @@ def command(name: str, *configs: type, model: bool = True) -> Callable[[Any], cl
     return wrap
 
 
-@command("router", RouterConfig, model=False)
+@command("router", RouterConfig, LockConfig, model=False)
 def router(values: Values) -> None:
     """Start a router: HTTP in, tokens out. The nodes that join bring the model."""
     from .router.options import RouterOptions
     from .router.server import Router, run_router
+    from .shared.lock import read_lock
     from .shared.node.lifeline import announce, follow_launcher
     from .shared.telemetry import setup_logging
 
     setup_logging()
+    lock = read_lock(fill(LockConfig, values))
 
     def ready(router: Router) -> None:
         follow_launcher()
@@ -92,12 +96,13 @@ def router(values: Values) -> None:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await run_router(fill(RouterOptions, values), stop, ready)
+        await run_router(fill(RouterOptions, values), stop, ready, lock)
 
     asyncio.run(run())
 
 
 def _run_node(role: Any, values: Values) -> None:
+    from .shared.lock import read_lock
     from .shared.node.lifeline import announce, follow_launcher
     from .shared.node.process import run_node, with_host
     from .shared.telemetry import setup_logging
@@ -110,10 +115,11 @@ def _run_node(role: Any, values: Values) -> None:
         follow_launcher()
         announce({"address": address})
 
-    asyncio.run(run_node(role, fill(EngineConfig, values), handoff, node, on_ready=ready))
+    lock = read_lock(fill(LockConfig, values))
+    asyncio.run(run_node(role, fill(EngineConfig, values), handoff, node, lock, on_ready=ready))
 
 
-@command("prefill-node", NodeConfig, EngineConfig, HandoffConfig)
+@command("prefill-node", NodeConfig, EngineConfig, HandoffConfig, LockConfig)
 def prefill_node(values: Values) -> None:
     """Start a prefill node: it computes the KV cache of prompts and ships it."""
     from .prefill_node.role import PrefillRole
@@ -121,7 +127,7 @@ def prefill_node(values: Values) -> None:
     _run_node(PrefillRole(), values)
 
 
-@command("decode-node", NodeConfig, EngineConfig, HandoffConfig)
+@command("decode-node", NodeConfig, EngineConfig, HandoffConfig, LockConfig)
 def decode_node(values: Values) -> None:
     """Start a decode node: continuous batching, fed by prefill nodes or by itself."""
     from .decode_node.role import DecodeRole
@@ -129,7 +135,7 @@ def decode_node(values: Values) -> None:
     _run_node(DecodeRole(), values)
 
 
-@command("serve", ServeConfig, RouterConfig, EngineConfig, HandoffConfig)
+@command("serve", ServeConfig, RouterConfig, EngineConfig, HandoffConfig, LockConfig)
 def serve(values: Values) -> None:
     """Serve MODEL: start the parts, wait until they are ready, and end them on Ctrl-C."""
     config = fill(ServeConfig, values)
@@ -156,9 +162,11 @@ def _serve_prefill(values: Values) -> None:
 
 def _serve_cluster(config: ServeConfig, values: Values) -> None:
     from .router.options import RouterOptions
+    from .shared.lock import read_lock
     from .shared.node.launch import Cluster
 
     front = fill(RouterOptions, values)
+    lock = read_lock(fill(LockConfig, values))
     if config.pd_client and not front.prefill_addresses:
         raise UsageError("--pd-client needs --pd-url host:port of at least one prefill node")
     if front.prefill_addresses and not config.pd_client:
@@ -168,7 +176,7 @@ def _serve_cluster(config: ServeConfig, values: Values) -> None:
     try:
         deadline = time.monotonic() + config.start_timeout
         address, registry = _start_parts(cluster, config, values, deadline)
-        _introduce(front.prefill_addresses, registry)
+        _introduce(front.prefill_addresses, registry, lock)
         _greet(address, registry, config)
         cluster.wait()
     except KeyboardInterrupt:
@@ -186,14 +194,18 @@ def _start_parts(
     front = replace(fill(RouterConfig, values), registry_host="127.0.0.1", registry_port=0)
     kinds = ["prefill-node"] * config.prefill_nodes + ["decode-node"] * config.decode_nodes
     engine, handoff = fill(EngineConfig, values), fill(HandoffConfig, values)
+    lock = fill(LockConfig, values)
+    locked = to_arguments(replace(lock, cluster_token=None))
     # Nodes that all took every core would wait for each other's threads.
     threads = engine.threads or share_of_cores(len(kinds) * engine.world_size)
-    secrets = {"TANDEM_API_KEY": front.api_key} if front.api_key else {}
-    arguments = to_arguments(replace(front, api_key=None))
-    ports = cluster.wait_ready(cluster.start("router", ["router", *arguments], **secrets), deadline)
+    secret = {"TANDEM_CLUSTER_TOKEN": lock.cluster_token} if lock.cluster_token else {}
+    keys = {"TANDEM_API_KEY": front.api_key} if front.api_key else {}
+    arguments = ["router", *to_arguments(replace(front, api_key=None)), *locked]
+    ports = cluster.wait_ready(cluster.start("router", arguments, **secret, **keys), deadline)
     registry = f"127.0.0.1:{ports['registry']}"
     shared = [
         *to_arguments(replace(engine, threads=threads)),
+        *locked,
         f"--join={registry}",
         f"--drain-timeout={front.drain_timeout}",
     ]
@@ -201,7 +213,7 @@ def _start_parts(
     for number, kind in enumerate(kinds):
         own = replace(handoff, kv_port=handoff.kv_port_of(number * engine.world_size))
         arguments = [kind, *shared, *to_arguments(own)]
-        parts.append(cluster.start(f"{kind}-{number}", arguments))
+        parts.append(cluster.start(f"{kind}-{number}", arguments, **secret))
     for part in parts:
         cluster.wait_ready(part, deadline)
     address = f"http://{_visible(front.host)}:{ports['http']}"
@@ -236,7 +248,7 @@ def _await_ready(cluster: Cluster, address: str, deadline: float) -> None:
     raise StartupError(f"{address}/ready did not answer in time; see --start-timeout")
 
 
-def _introduce(addresses: tuple[str, ...], registry: str) -> None:
+def _introduce(addresses: tuple[str, ...], registry: str, lock: Lock) -> None:
     """``--pd-client``: the prefill nodes that were named must be there, at least one of them."""
     from .shared.node.introduce import introduce
 
@@ -244,7 +256,7 @@ def _introduce(addresses: tuple[str, ...], registry: str) -> None:
     missing = []
     for address in addresses:
         try:
-            introduce(address, registry, deadline)
+            introduce(address, registry, deadline, lock)
         except UnavailableError as error:
             missing.append(str(error))
         except PeerRefusedError as error:
@@ -258,7 +270,7 @@ def _introduce(addresses: tuple[str, ...], registry: str) -> None:
         click.echo(f"tandem: {problem}; it is used when it does", err=True)
 
 
-@cli.group("nodes", invoke_without_command=True)
+@cli.group("nodes", invoke_without_command=True, params=command_options(LockConfig))
 @click.option(
     "--router",
     "registry",
@@ -269,25 +281,28 @@ def _introduce(addresses: tuple[str, ...], registry: str) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Every field, for programs.")
 @click.pass_context
-def nodes(context: click.Context, registry: str, as_json: bool) -> None:
+def nodes(context: click.Context, registry: str, as_json: bool, **values: Any) -> None:
     """List the nodes of a router with their role, state, load, links and leases."""
     from .router import admin
+    from .shared.lock import read_lock
 
     split_addresses("--router", registry)
-    context.obj = registry
+    lock = read_lock(fill(LockConfig, values))
+    context.obj = registry, lock
     if context.invoked_subcommand is None:
-        listed = admin.list_nodes(registry)
+        listed = admin.list_nodes(registry, lock)
         click.echo(admin.as_json(listed) if as_json else admin.as_table(listed))
 
 
 @nodes.command("drain")
 @click.argument("node")
 @click.pass_obj
-def drain_node(registry: str, node: str) -> None:
+def drain_node(router: tuple[str, Lock], node: str) -> None:
     """Have NODE take no more work, finish what it has, and end."""
     from .router import admin
 
-    admin.drain_node(registry, node)
+    registry, lock = router
+    admin.drain_node(registry, node, lock)
     click.echo(f"{node} takes no more work, and ends when it has finished what it has")
 
 

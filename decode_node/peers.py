@@ -14,9 +14,11 @@ import grpc
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import PrefillStub
 from ..shared.errors import PeerRefusedError, TransferError
+from ..shared.handoff.curve import check_keys
 from ..shared.handoff.lease import LeaseTrust
 from ..shared.handoff.parts import parts_of
 from ..shared.handoff.peer import introduction
+from ..shared.lock import OPEN, Lock
 from ..shared.node.engine import NodeEngine, NodeIdentity
 from ..shared.node.metrics import NodeMetrics
 from .link import Link
@@ -47,11 +49,13 @@ class Peers:
         identity: NodeIdentity,
         vet: Callable[[Peer], Awaitable[None]],
         metrics: NodeMetrics,
+        lock: Lock = OPEN,
     ) -> None:
         self._engine = engine
         self._identity = identity
         self._vet = vet
         self._metrics = metrics
+        self._lock = lock
         self._peers: dict[str, Peer] = {}
         self._canaries: dict[Peer, asyncio.Task[str]] = {}
         self._passed: dict[str, int] = {}  # node to epoch
@@ -171,8 +175,8 @@ class Peers:
             raise TransferError(reason)
 
     async def _greet(self, address: str) -> Peer:
-        channel = grpc.aio.insecure_channel(address, options=_CHANNEL)
-        stub = PrefillStub(channel)
+        channel = self._lock.channel(address, _CHANNEL)
+        stub = self._lock.stub(PrefillStub, channel)
         asked_at = time.monotonic()
         try:
             reply = await stub.Hello(
@@ -186,7 +190,9 @@ class Peers:
             await channel.close(grace=0)
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 raise PeerRefusedError(f"{address}: {error.details()}") from None
-            raise TransferError(f"{address} does not answer: {error.details()}") from None
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                raise TransferError(f"{address} refuses this node: {error.details()}") from None
+            raise TransferError(f"{address} does not answer: {self._lock.explain(error)}") from None
         except BaseException:
             await channel.close(grace=0)
             raise
@@ -195,11 +201,14 @@ class Peers:
         self, address: str, reply: pb.HelloReply, stub: PrefillStub, channel: grpc.aio.Channel
     ) -> Peer:
         heads = self._engine.kv_heads(len(reply.ranks))
+        # Locked as this node is, or open as it is: KV must not pass in the clear by accident.
+        expected = len(reply.ranks) if self._engine.curve_keys else 0
+        check_keys(reply.node.curve_keys, expected, address)
         return Peer(
             address=address,
             node_id=reply.node.node_id,
             epoch=reply.node.epoch,
-            endpoints=endpoints_of(list(reply.ranks), address),
+            endpoints=endpoints_of(reply, address),
             kv_dtype=reply.node.kv_dtype,
             parts=parts_of(self._engine.kv_heads(self._engine.world_size), heads),
             stub=stub,
@@ -219,6 +228,9 @@ class Peers:
         me = pb.LiveRequest(node_id=self._identity.node_id, epoch=self._identity.epoch)
         with contextlib.suppress(TransferError), calling():
             held = await peer.stub.Live(me, timeout=HELLO_SECONDS)
+            if held.greet_again:
+                await self.forget(peer)
+                return
             orphans = peer.trust.orphans(held.ids)
             if orphans:
                 log.warning("%s holds transfers %s that ended here", peer.address, orphans)

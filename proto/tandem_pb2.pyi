@@ -376,7 +376,7 @@ class RefusedPeer(_message.Message):
     def __init__(self, address: _Optional[str] = ..., node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Introduction(_message.Message):
-    __slots__ = ("protocol_version", "capabilities", "node_id", "epoch", "fingerprint", "tensor_parallel_size", "block_size", "kv_dtype")
+    __slots__ = ("protocol_version", "capabilities", "node_id", "epoch", "fingerprint", "tensor_parallel_size", "block_size", "kv_dtype", "curve_keys")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -392,6 +392,7 @@ class Introduction(_message.Message):
     TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    CURVE_KEYS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     capabilities: int
     node_id: str
@@ -400,7 +401,8 @@ class Introduction(_message.Message):
     tensor_parallel_size: int
     block_size: int
     kv_dtype: str
-    def __init__(self, protocol_version: _Optional[int] = ..., capabilities: _Optional[int] = ..., node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., tensor_parallel_size: _Optional[int] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ...) -> None: ...
+    curve_keys: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol_version: _Optional[int] = ..., capabilities: _Optional[int] = ..., node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., tensor_parallel_size: _Optional[int] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., curve_keys: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HelloReply(_message.Message):
     __slots__ = ("node", "ranks", "lease_seconds")
@@ -497,14 +499,16 @@ class OpenFailed(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class TransferIds(_message.Message):
-    __slots__ = ("node_id", "epoch", "ids")
+    __slots__ = ("node_id", "epoch", "ids", "greet_again")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
+    GREET_AGAIN_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     epoch: int
     ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    greet_again: bool
+    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., greet_again: _Optional[bool] = ...) -> None: ...
 
 class LiveRequest(_message.Message):
     __slots__ = ("node_id", "epoch")

@@ -14,6 +14,7 @@ import grpc
 
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import DecodeStub
+from ..shared.lock import OPEN, Lock
 from ..shared.telemetry import logger
 from .placement import NodeView
 
@@ -36,7 +37,9 @@ CHANNEL_OPTIONS = (
 class Node:
     """One start of one node. ``lost`` is final."""
 
-    def __init__(self, request: pb.JoinRequest, address: str, now: float) -> None:
+    def __init__(
+        self, request: pb.JoinRequest, address: str, now: float, lock: Lock = OPEN
+    ) -> None:
         self.node_id = request.node_id
         self.epoch = request.epoch
         self.role = request.role
@@ -51,6 +54,7 @@ class Node:
         self.last_seen = now
         self.inflight = 0
         self._calls: set[Any] = set()
+        self._lock = lock
         self._channel: grpc.aio.Channel | None = None
 
     @property
@@ -87,8 +91,8 @@ class Node:
     def generate(self, request: pb.GenerateRequest, timeout: float) -> Any:
         """Start a call; give it back with ``done``."""
         if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)
-        call = DecodeStub(self._channel).Generate(request, timeout=timeout)
+            self._channel = self._lock.channel(self.address, CHANNEL_OPTIONS)
+        call = self._lock.stub(DecodeStub, self._channel).Generate(request, timeout=timeout)
         self._calls.add(call)
         self.inflight += 1
         return call
@@ -119,9 +123,12 @@ class Node:
 class NodeTable:
     """All nodes by id. Time comes from ``clock``, so that tests need not wait."""
 
-    def __init__(self, timeout: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, timeout: float, clock: Callable[[], float] = time.monotonic, lock: Lock = OPEN
+    ) -> None:
         self._timeout = timeout
         self._clock = clock
+        self._lock = lock
         self._nodes: dict[str, Node] = {}
         self._lost: list[Node] = []
 
@@ -145,7 +152,7 @@ class NodeTable:
             node.draining = node.to_drain
             return node
         self._remove(request.node_id, "was replaced by a new start")
-        node = self._nodes[request.node_id] = Node(request, address, self._clock())
+        node = self._nodes[request.node_id] = Node(request, address, self._clock(), self._lock)
         role = "prefill" if request.role == pb.ROLE_PREFILL else "decode"
         log.info("%s node %s joined from %s", role, node.node_id, address)
         return node

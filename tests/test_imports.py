@@ -29,6 +29,8 @@ ALLOWED = {
         "shared.config",
         "shared.errors",
         "shared.telemetry",
+        "shared.lock",
+        "shared.gate",
     ),
 }
 WEB = ("fastapi", "uvicorn", "starlette", "grpc", "prometheus_client")

@@ -25,10 +25,12 @@ class PeerGoneError(TransferError):
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where a sending rank listens; both empty when it does not."""
+    """Where a sending rank listens; both empty when it does not. ``key``: its public CURVE key, if
+    the data plane is locked."""
 
     bulk: str = ""
     control: str = ""
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)

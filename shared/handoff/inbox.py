@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 
 from .messages import (
+    Admitted,
     CancelExpect,
     Cancelled,
     CancelSend,
@@ -75,6 +76,8 @@ class Inbox:
         self._on_plane_failed = on_plane_failed
         self._attempts: dict[tuple[int, int], Attempt] = {}
         self.stats: dict[int, DataPlaneStats] = {}  # what each rank last reported
+        # Rank and version of a list of keys that is in force there.
+        self.on_admitted: Callable[[int, int], None] = lambda rank, version: None
 
     def open(self, transfer_id: int, attempt: int) -> Attempt:
         """Begin to collect events. Raises ``KeyError`` when the attempt is already open."""
@@ -88,11 +91,18 @@ class Inbox:
         attempt.engage(rank, command)
         self._send(rank, to_wire(command))
 
+    def tell(self, rank: int, command: Command) -> None:
+        """A command that belongs to no attempt."""
+        self._send(rank, to_wire(command))
+
     def on_event(self, rank: int, data: bytes) -> None:
         """Called by the executor for each event of a rank."""
         event = from_wire(data)
         if isinstance(event, DataPlaneStats):
             self.stats[rank] = event
+            return
+        if isinstance(event, Admitted):
+            self.on_admitted(rank, event.version)
             return
         if isinstance(event, PlaneFailed):
             self._on_plane_failed(f"the data plane of rank {rank} failed: {event.reason}")

@@ -22,6 +22,7 @@ def introduction(engine: NodeEngine, identity: NodeIdentity) -> pb.Introduction:
         tensor_parallel_size=engine.world_size,
         block_size=engine.resolved.block_size,
         kv_dtype=engine.kv_dtype,
+        curve_keys=engine.curve_keys,
     )
 
 

@@ -19,9 +19,11 @@ import grpc
 
 from ...proto import tandem_pb2 as pb
 from ..config import EngineConfig, HandoffConfig, NodeConfig
-from ..errors import StartupError, UsageError
+from ..errors import StartupError
+from ..gate import Gate
 from ..handoff.epoch import new_epoch
 from ..handoff.inbox import Inbox
+from ..lock import OPEN, Lock, check_exposure, is_loopback
 from .engine import NodeEngine, NodeIdentity, fingerprint_text, start_engine
 from .metrics import NodeMetrics
 from .probe import ProbeServer
@@ -71,6 +73,7 @@ class NodeFrame:
     metrics: NodeMetrics
     handoff: HandoffConfig
     status: Callable[[], pb.StatusReply]
+    lock: Lock = OPEN
 
 
 async def run_node(
@@ -78,31 +81,36 @@ async def run_node(
     engine_config: EngineConfig,
     handoff: HandoffConfig,
     node: NodeConfig,
+    lock: Lock = OPEN,
     *,
     on_ready: Callable[[str], None] = lambda address: None,
 ) -> None:
     """Run until SIGTERM or SIGINT. Raises ``StartupError`` when it cannot start, or when the ranks
     are lost: a supervisor starts the node again."""
-    check_exposure(handoff, role.listens, node)
+    listens = {"--host": node.host} | ({"--kv-host": handoff.kv_host} if role.listens else {})
+    check_exposure(lock, handoff.insecure, listens)
     routers = node.routers  # a wrong --join is refused before anything starts
     identity = NodeIdentity(node.node_id or _default_id(role), new_epoch())
     life = _Life()
     _catch_signals(life.stop)
     # A taken port is known before the model is loaded, and the probes answer meanwhile.
-    server = grpc.aio.server(options=_SERVER_OPTIONS)
-    address = _bind(server, node.host, node.port)
+    gate = Gate(lock.token, "tandem_calls_refused")
+    server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=(gate,))
+    port = lock.bind(server, node.host, node.port, "the control plane")
+    address = f"{_visible(node.host)}:{port}"
     probe = ProbeServer()
     health = await probe.start(node.host, node.health_port)
     try:
-        async with _engine(engine_config, handoff, identity, role, life) as (engine, inbox):
+        async with _engine(engine_config, handoff, identity, role, life, lock) as (engine, inbox):
             metrics = NodeMetrics(engine.core, inbox.stats)
+            metrics.registry.register(gate.refused)
             described = _Description(role, engine, identity, metrics, address, node)
             role.register(
-                server, NodeFrame(engine, identity, inbox, metrics, handoff, described.status)
+                server, NodeFrame(engine, identity, inbox, metrics, handoff, described.status, lock)
             )
             await server.start()
             registrations = [
-                Registration(router, described.join, metrics.samples, life.end, life.stop.set)
+                Registration(router, described.join, metrics.samples, life.end, life.stop.set, lock)
                 for router in routers
             ]
             loops = [engine.core.run(), *role.background(), *(r.run() for r in registrations)]
@@ -204,6 +212,7 @@ async def _engine(
     identity: NodeIdentity,
     role: NodeRole,
     life: _Life,
+    lock: Lock,
 ) -> AsyncIterator[tuple[NodeEngine, Inbox]]:
     """The engine and its inbox, which need each other. Raises ``_StoppedError``."""
     # The inbox comes first: a rank's data plane reports as soon as it runs, and is told something
@@ -217,6 +226,7 @@ async def _engine(
             identity,
             handoff=handoff,
             listen=role.listens,
+            curve=lock.encrypted,
             on_event=inbox.on_event,
             on_lost=life.end,
         ),
@@ -267,30 +277,10 @@ async def _drain(role: NodeRole, registrations: list[Registration], seconds: flo
                 await asyncio.sleep(0.05)
 
 
-def check_exposure(handoff: HandoffConfig, listens: bool, node: NodeConfig) -> None:
-    """Raise ``UsageError`` when unprotected KV would be reachable from other machines unasked."""
-    hosts = [("--host", node.host)] + ([("--kv-host", handoff.kv_host)] if listens else [])
-    for flag, host in hosts:
-        if not _loopback(host) and not handoff.insecure:
-            raise UsageError(
-                f"{flag} {host} is reachable from other machines, and the handoff is neither "
-                f"encrypted nor authenticated; add --insecure if the network is trusted"
-            )
-
-
-def _loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def _bind(server: grpc.aio.Server, host: str, port: int) -> str:
-    try:
-        bound = server.add_insecure_port(f"{host}:{port}")
-    except RuntimeError:
-        bound = 0
-    if not bound:
-        raise StartupError(f"cannot listen on {host}:{port}: is the port taken? Choose another")
+def _visible(host: str) -> str:
+    """What others call a node that listens on ``host``, unless --advertise says it."""
     visible = socket.gethostname() if host in ("0.0.0.0", "::") else host
-    return f"{visible}:{bound}"
+    return f"[{visible}]" if ":" in visible else visible
 
 
 def _catch_signals(stop: asyncio.Event) -> None:
@@ -306,6 +296,6 @@ def _default_id(role: NodeRole) -> str:
 
 def with_host(handoff: HandoffConfig, host: str) -> HandoffConfig:
     """The data plane listens where the control plane does, unless it was told otherwise."""
-    if _loopback(handoff.kv_host) and not _loopback(host):
+    if is_loopback(handoff.kv_host) and not is_loopback(host):
         return replace(handoff, kv_host=host)
     return handoff

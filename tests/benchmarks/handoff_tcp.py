@@ -23,6 +23,7 @@ from tandem.shared.handoff import frame
 from tandem.shared.handoff.carrier import Endpoints
 from tandem.shared.handoff.carrier_names import TCP
 from tandem.shared.handoff.greeting import PeerKey
+from tandem.shared.handoff.stats import DataPlaneStats
 from tandem.shared.handoff.zmq_dialer import ZmqDialer
 from tandem.shared.handoff.zmq_listener import ZmqListener
 from tandem.shared.handoff.zmq_sockets import Timing
@@ -83,8 +84,8 @@ def wire_sender(pipe: Connection, size: int, rounds: int) -> None:
         greeting("p", 1, TCP),
         host="127.0.0.1",
         port=0,
-        max_frame_bytes=2 * MIB,
         timing=TIMING,
+        stats=DataPlaneStats(),
     )
     pipe.send(listener.start())
     peer = PeerKey(node_id="d", epoch=2, rank=0)

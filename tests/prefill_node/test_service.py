@@ -14,7 +14,7 @@ from tandem.prefill_node.service import PrefillService
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.tandem_pb2_grpc import PrefillStub, add_PrefillServicer_to_server
 from tandem.shared.config import HandoffConfig
-from tandem.shared.handoff.messages import CancelSend, OpenSend, SendFailed, SendFinished
+from tandem.shared.handoff.messages import Admit, CancelSend, OpenSend, SendFailed, SendFinished
 from tandem.shared.handoff.peer import introduction
 from tandem.tests.shared.handoff.fake_node import RANKS, Node, served, until
 
@@ -42,8 +42,9 @@ class Served(Node):
 
 
 @asynccontextmanager
-async def prefill_node(**config: Any) -> AsyncIterator[Served]:
+async def prefill_node(*, curve_keys: tuple[str, ...] = (), **config: Any) -> AsyncIterator[Served]:
     node = Served("p", 3)
+    node.engine.curve_keys = list(curve_keys)
     node.service = PrefillService(
         node.engine,
         node.identity,
@@ -146,6 +147,46 @@ async def test_a_new_epoch_voids_what_the_old_one_held() -> None:
         reply = await node.stub.Hello(hello)
         assert reply.lease_seconds == 10 and len(reply.ranks) == RANKS
         assert node.service.live == 0
+
+
+KEY = "HKdmGwHfyOUqeFHhjEcTtgQqORXJJdEZWwwHUP-X"
+
+
+def hello(node: Served, *keys: str) -> pb.Introduction:
+    mine = introduction(node.engine, node.identity)
+    del mine.curve_keys[:]
+    mine.MergeFrom(pb.Introduction(node_id=ME, epoch=EPOCH, curve_keys=keys))
+    return mine
+
+
+async def test_a_locked_node_admits_the_keys_of_who_greets() -> None:
+    keys = (KEY, KEY.swapcase())
+    async with prefill_node(curve_keys=("p0", "p1")) as node:
+        live = pb.LiveRequest(node_id=ME, epoch=EPOCH)
+        assert (await node.stub.Live(live)).greet_again
+        reply = await node.stub.Hello(hello(node, *keys))
+        assert [command.keys for command in node.ranks.of(Admit)] == [keys] * RANKS
+        assert list(reply.node.curve_keys) == ["p0", "p1"]
+        assert not (await node.stub.Live(live)).greet_again
+
+
+@pytest.mark.parametrize(
+    ("locked", "keys", "words"),
+    [
+        (True, (), "announces 0 CURVE keys, and 2 are expected"),
+        (True, (KEY, "short"), "announces 'short', which is no key"),
+        (False, (KEY, KEY), "announces 2 CURVE keys, and 0 are expected"),
+    ],
+)
+async def test_who_is_not_locked_as_this_node_is_cannot_greet(
+    locked: bool, keys: tuple[str, ...], words: str
+) -> None:
+    async with prefill_node(curve_keys=("p0", "p1") if locked else ()) as node:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await node.stub.Hello(hello(node, *keys))
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert words in (caught.value.details() or "")
+        assert node.ranks.of(Admit) == []
 
 
 async def test_a_newer_attempt_takes_over_and_an_older_one_is_refused() -> None:
