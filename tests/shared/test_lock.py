@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import pickle
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -208,6 +212,45 @@ async def test_without_an_authority_servers_take_any_client(papers: Papers) -> N
         assert await ask(read_lock(papers.config(cluster_token=TOKEN)), address) == "n"
         # And as clients they trust public authorities, of which this is none.
         assert "its certificate is not by" in await ask(read_lock(server), address)
+
+
+async def test_a_strangers_message_is_not_read() -> None:
+    """It is over the limit, and who sends it is refused for the token all the same."""
+    async with serving(Lock(token=TOKEN)) as (address, _):
+        for token, code in ((TOKEN, "RESOURCE_EXHAUSTED"), ("x", "UNAUTHENTICATED")):
+            metadata = (("authorization", f"Bearer {token}"),)
+            async with grpc.aio.insecure_channel(address) as channel:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await channel.unary_unary("/tandem.v1.Registry/List")(
+                        bytes(5 << 20), metadata=metadata, timeout=10
+                    )
+                assert caught.value.code().name == code
+
+
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
+RAW = (
+    random.Random(7).randbytes(4096),
+    pickle.dumps({"x": list(range(50))}),
+    b"GET / HTTP/1.0\r\n\r\n",
+    HTTP2 + b"\xff\xff\xff\x00" + bytes(5) + bytes(1000),  # a frame of 16 MiB
+    b"\x16\x03\x01\xff\xff\x01\xff\xff\xff" + bytes(1000),  # a hello of 16 MiB
+)
+
+
+@pytest.mark.parametrize("locked", [True, False])
+async def test_garbage_on_the_control_plane_harms_nobody(papers: Papers, locked: bool) -> None:
+    lock = read_lock(papers.config(cluster_token=TOKEN)) if locked else Lock()
+    async with serving(lock) as (address, _):
+        host, _, port = address.rpartition(":")
+        for data in RAW:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(data)
+            writer.write_eof()
+            async with asyncio.timeout(10):
+                with contextlib.suppress(ConnectionError):
+                    await reader.read()  # until it is dropped
+            writer.close()
+        assert await ask(lock, address) == "n"
 
 
 async def test_a_port_that_is_taken_is_named() -> None:
