@@ -34,7 +34,8 @@ _TROUBLES = (
     ("Hostname Verification Check failed", "its certificate has another name; see --tls-name"),
     ("WRONG_VERSION_NUMBER", "it does not use TLS, and this side does (--tls-cert)"),
 )
-_CLOSED = "Socket closed"
+# All that there is to see of a handshake that the other side has broken off.
+_BROKEN_OFF = ("failed to connect", "Socket closed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,7 @@ class Lock:
         for sign, meaning in _TROUBLES:
             if sign in details:
                 return f"{meaning} ({details})"
-        if _CLOSED not in details:
+        if not all(sign in details for sign in _BROKEN_OFF):
             return details
         if self.encrypted:
             return f"{details}; it may not trust this side's certificate (--tls-cert, --tls-ca)"

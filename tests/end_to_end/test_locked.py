@@ -11,9 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
 import pytest
 import zmq
 
+from tandem.proto import tandem_pb2 as pb
+from tandem.proto.tandem_pb2_grpc import DecodeStub, PrefillStub
+from tandem.shared.lock import read_lock
 from tandem.tests.certificates import Papers, issue
 from tandem.tests.end_to_end.clients import greedy
 from tandem.tests.end_to_end.cluster import (
@@ -133,6 +137,17 @@ def test_strangers_at_the_data_plane_are_dropped_and_counted(
             client.close(0)
         context.term()
     locked.serves(5, greedy(aggregated, 5))
+
+
+def test_a_call_to_a_node_needs_the_token_too(locked: Locked) -> None:
+    lock = read_lock(locked.papers.config())
+    for part, stub in ((locked.prefill, PrefillStub), (locked.decode, DecodeStub)):
+        with (
+            lock.blocking_channel(part.details["address"]) as channel,
+            pytest.raises(grpc.RpcError, match="no token: every part of this cluster"),
+        ):
+            stub(channel).Status(pb.StatusRequest(), timeout=10)
+        assert node_metric(part, 'tandem_calls_refused_total{reason="no token"}') == 1
 
 
 def nodes(locked: Locked, *flags: str) -> subprocess.CompletedProcess[str]:
