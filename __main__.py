@@ -175,7 +175,7 @@ def _serve_cluster(config: ServeConfig, values: Values) -> None:
     cluster = Cluster(Path(config.log_dir), _plain_environment())
     try:
         deadline = time.monotonic() + config.start_timeout
-        address, registry = _start_parts(cluster, config, values, deadline)
+        address, registry = _start_parts(cluster, config, values, lock, deadline)
         _introduce(front.prefill_addresses, registry, lock)
         _greet(address, registry, config)
         cluster.wait()
@@ -186,7 +186,7 @@ def _serve_cluster(config: ServeConfig, values: Values) -> None:
 
 
 def _start_parts(
-    cluster: Cluster, config: ServeConfig, values: Values, deadline: float
+    cluster: Cluster, config: ServeConfig, values: Values, lock: Lock, deadline: float
 ) -> tuple[str, str]:
     """Start router and nodes; returns the addresses of HTTP and registry once every part serves."""
     from .shared.node.cores import share_of_cores
@@ -194,15 +194,20 @@ def _start_parts(
     front = replace(fill(RouterConfig, values), registry_host="127.0.0.1", registry_port=0)
     kinds = ["prefill-node"] * config.prefill_nodes + ["decode-node"] * config.decode_nodes
     engine, handoff = fill(EngineConfig, values), fill(HandoffConfig, values)
-    lock = fill(LockConfig, values)
-    locked = to_arguments(replace(lock, cluster_token=None))
+    locking = fill(LockConfig, values)
+    locked = to_arguments(replace(locking, cluster_token=None))
     # Nodes that all took every core would wait for each other's threads.
     threads = engine.threads or share_of_cores(len(kinds) * engine.world_size)
-    secret = {"TANDEM_CLUSTER_TOKEN": lock.cluster_token} if lock.cluster_token else {}
+    token = locking.cluster_token
+    secret = {"TANDEM_CLUSTER_TOKEN": token} if token else {}
     keys = {"TANDEM_API_KEY": front.api_key} if front.api_key else {}
     arguments = ["router", *to_arguments(replace(front, api_key=None)), *locked]
     ports = cluster.wait_ready(cluster.start("router", arguments, **secret, **keys), deadline)
     registry = f"127.0.0.1:{ports['registry']}"
+    if lock.encrypted:
+        from .router import admin
+
+        admin.list_nodes(registry, lock)  # a certificate for other names is known at once
     shared = [
         *to_arguments(replace(engine, threads=threads)),
         *locked,

@@ -25,7 +25,9 @@ from tandem.__main__ import _plain_environment, cli
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.config import EngineConfig, NodeConfig, ServeConfig
 from tandem.shared.errors import UsageError
+from tandem.shared.lock import OPEN
 from tandem.shared.options import command_options, fill
+from tandem.tests.certificates import issue
 from tandem.tests.end_to_end.cluster import running, until
 
 SURFACE = Path(__file__).with_name("command_line.txt")
@@ -280,7 +282,7 @@ def test_the_launchers_lock_reaches_every_part_and_its_token_no_argument(monkeyp
     flags = ["--cluster-token=secret", "--tls-cert=c.pem", "--tls-key=k.pem", "--prefill-nodes=1"]
     values = cli.commands["serve"].make_context("serve", flags).params
     started: Any = Started()
-    launcher._start_parts(started, fill(ServeConfig, values), values, 0.0)
+    launcher._start_parts(started, fill(ServeConfig, values), values, OPEN, 0.0)
     assert [arguments[0] for arguments in started.arguments] == [
         "router",
         "prefill-node",
@@ -290,6 +292,11 @@ def test_the_launchers_lock_reaches_every_part_and_its_token_no_argument(monkeyp
         assert {"--tls-cert=c.pem", "--tls-key=k.pem"} <= set(arguments)
         assert not [argument for argument in arguments if "secret" in argument]
         assert environment == {"TANDEM_CLUSTER_TOKEN": "secret"}
+
+
+def test_a_certificate_for_other_names_is_known_at_once(tmp_path: Path) -> None:
+    flags = issue(tmp_path / "papers", "tandem.internal").flags
+    fail(["serve", "--port", "0", *flags], tmp_path, 1, "127.0.0.1", "--tls-name")
 
 
 def test_a_node_that_is_told_to_end_while_it_loads(tmp_path: Path) -> None:
