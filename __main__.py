@@ -20,6 +20,7 @@ from . import __version__
 from .shared.config import (
     EngineConfig,
     HandoffConfig,
+    LockConfig,
     NodeConfig,
     RouterConfig,
     ServeConfig,
@@ -36,6 +37,7 @@ from .shared.errors import (
 from .shared.options import command_options, fill, to_arguments
 
 if TYPE_CHECKING:
+    from .shared.lock import Lock
     from .shared.node.cast import NodeRole
     from .shared.node.launch import Cluster
     from .shared.tracing import Tracer
@@ -89,13 +91,16 @@ def _telemetry(values: Values, role: str, node_id: str) -> Tracer:
     return start_tracer(config.otlp_endpoint, role, node_id)
 
 
-@command("router", RouterConfig, TelemetryConfig, model=False)
+@command("router", RouterConfig, LockConfig, TelemetryConfig, model=False)
 def router(values: Values) -> None:
     """Start a router: HTTP in, tokens out. The nodes that join bring the model."""
     from .router.options import RouterOptions
     from .router.server import Router, run_router
+    from .shared.lock import read_lock
     from .shared.node.lifeline import announce, follow_launcher
     from .shared.node.signals import catch_signals
+
+    lock = read_lock(fill(LockConfig, values))
 
     def ready(router: Router) -> None:
         follow_launcher()
@@ -104,7 +109,7 @@ def router(values: Values) -> None:
     async def run() -> None:
         stop = asyncio.Event()
         catch_signals(stop.set)
-        await run_router(fill(RouterOptions, values), stop, ready, tracer)
+        await run_router(fill(RouterOptions, values), stop, ready, tracer, lock)
 
     with closing(_telemetry(values, "router", f"router-{socket.gethostname()}")) as tracer:
         asyncio.run(run())
@@ -114,6 +119,7 @@ def _run_node(kind: str, values: Values) -> None:
     """A node that begins as a prefill or a decode node, and may be told to be the other."""
     from .decode_node.role import DecodeRole
     from .prefill_node.role import PrefillRole
+    from .shared.lock import read_lock
     from .shared.node.lifeline import announce, follow_launcher
     from .shared.node.process import named, run_node, with_host
 
@@ -124,27 +130,30 @@ def _run_node(kind: str, values: Values) -> None:
         follow_launcher()
         announce({"address": address})
 
+    lock = read_lock(fill(LockConfig, values))
     roles: list[NodeRole] = [PrefillRole(), DecodeRole()]
     if kind == "decode":
         roles.reverse()
     engine = fill(EngineConfig, values)
     with closing(_telemetry(values, f"{kind}-node", node.node_id or "")) as tracer:
-        asyncio.run(run_node(roles, engine, handoff, node, on_ready=ready, tracer=tracer))
+        asyncio.run(run_node(roles, engine, handoff, node, lock, on_ready=ready, tracer=tracer))
 
 
-@command("prefill-node", NodeConfig, EngineConfig, HandoffConfig, TelemetryConfig)
+@command("prefill-node", NodeConfig, EngineConfig, HandoffConfig, LockConfig, TelemetryConfig)
 def prefill_node(values: Values) -> None:
     """Start a prefill node: it computes the KV cache of prompts and ships it."""
     _run_node("prefill", values)
 
 
-@command("decode-node", NodeConfig, EngineConfig, HandoffConfig, TelemetryConfig)
+@command("decode-node", NodeConfig, EngineConfig, HandoffConfig, LockConfig, TelemetryConfig)
 def decode_node(values: Values) -> None:
     """Start a decode node: continuous batching, fed by prefill nodes or by itself."""
     _run_node("decode", values)
 
 
-@command("serve", ServeConfig, RouterConfig, EngineConfig, HandoffConfig, TelemetryConfig)
+@command(
+    "serve", ServeConfig, RouterConfig, EngineConfig, HandoffConfig, LockConfig, TelemetryConfig
+)
 def serve(values: Values) -> None:
     """Serve MODEL: start the parts, wait until they are ready, and end them on Ctrl-C."""
     config = fill(ServeConfig, values)
@@ -169,11 +178,13 @@ def _serve_prefill(values: Values) -> None:
 
 def _serve_cluster(config: ServeConfig, values: Values) -> None:
     from .router.options import RouterOptions
+    from .shared.lock import read_lock
     from .shared.node.launch import Cluster
 
     front = fill(RouterOptions, values)
     if values["kv_advertise"] is not None:
         raise UsageError("--kv-advertise is for one prefill node; it needs --pd-server")
+    lock = read_lock(fill(LockConfig, values))
     if config.pd_client and not front.prefill_addresses:
         raise UsageError("--pd-client needs --pd-url host:port of at least one prefill node")
     if front.prefill_addresses and not config.pd_client:
@@ -182,8 +193,8 @@ def _serve_cluster(config: ServeConfig, values: Values) -> None:
     cluster = Cluster(Path(config.log_dir), _plain_environment())
     try:
         deadline = time.monotonic() + config.start_timeout
-        address, registry = _start_parts(cluster, config, values, deadline)
-        _introduce(front.prefill_addresses, registry)
+        address, registry = _start_parts(cluster, config, values, lock, deadline)
+        _introduce(front.prefill_addresses, registry, lock)
         _greet(address, registry, config)
         cluster.wait()
     except KeyboardInterrupt:
@@ -193,7 +204,7 @@ def _serve_cluster(config: ServeConfig, values: Values) -> None:
 
 
 def _start_parts(
-    cluster: Cluster, config: ServeConfig, values: Values, deadline: float
+    cluster: Cluster, config: ServeConfig, values: Values, lock: Lock, deadline: float
 ) -> tuple[str, str]:
     """Start router and nodes; returns the addresses of HTTP and registry once every part serves."""
     from .shared.node.cores import share_of_cores
@@ -201,16 +212,25 @@ def _start_parts(
     front = replace(fill(RouterConfig, values), registry_host="127.0.0.1", registry_port=0)
     kinds = ["prefill-node"] * config.prefill_nodes + ["decode-node"] * config.decode_nodes
     engine, handoff = fill(EngineConfig, values), fill(HandoffConfig, values)
+    locking = fill(LockConfig, values)
+    locked = to_arguments(replace(locking, cluster_token=None))
     # Nodes that all took every core would wait for each other's threads.
     threads = engine.threads or share_of_cores(len(kinds) * engine.world_size)
-    secrets = {"TANDEM_API_KEY": front.api_key} if front.api_key else {}
+    token = locking.cluster_token
+    secret = {"TANDEM_CLUSTER_TOKEN": token} if token else {}
+    keys = {"TANDEM_API_KEY": front.api_key} if front.api_key else {}
     told = to_arguments(fill(TelemetryConfig, values))
-    arguments = [*to_arguments(replace(front, api_key=None)), *told]
-    ports = cluster.wait_ready(cluster.start("router", ["router", *arguments], **secrets), deadline)
+    arguments = ["router", *to_arguments(replace(front, api_key=None)), *locked, *told]
+    ports = cluster.wait_ready(cluster.start("router", arguments, **secret, **keys), deadline)
     registry = f"127.0.0.1:{ports['registry']}"
+    if lock.encrypted:
+        from .router import admin
+
+        admin.list_nodes(registry, lock)  # a certificate for other names is known at once
     shared = [
         *told,
         *to_arguments(replace(engine, threads=threads)),
+        *locked,
         f"--join={registry}",
         f"--drain-timeout={front.drain_timeout}",
     ]
@@ -218,7 +238,7 @@ def _start_parts(
     for number, kind in enumerate(kinds):
         own = replace(handoff, kv_port=handoff.kv_port_of(number * engine.world_size))
         arguments = [kind, *shared, *to_arguments(own)]
-        parts.append(cluster.start(f"{kind}-{number}", arguments))
+        parts.append(cluster.start(f"{kind}-{number}", arguments, **secret))
     for part in parts:
         cluster.wait_ready(part, deadline)
     address = f"http://{_visible(front.host)}:{ports['http']}"
@@ -255,7 +275,7 @@ def _await_ready(cluster: Cluster, address: str, deadline: float) -> None:
     raise StartupError(f"{address}/ready did not answer in time; see --start-timeout")
 
 
-def _introduce(addresses: tuple[str, ...], registry: str) -> None:
+def _introduce(addresses: tuple[str, ...], registry: str, lock: Lock) -> None:
     """``--pd-client``: the prefill nodes that were named must be there, at least one of them."""
     from .shared.node.introduce import introduce
 
@@ -263,7 +283,7 @@ def _introduce(addresses: tuple[str, ...], registry: str) -> None:
     missing = []
     for address in addresses:
         try:
-            introduce(address, registry, deadline)
+            introduce(address, registry, deadline, lock)
         except UnavailableError as error:
             missing.append(str(error))
         except PeerRefusedError as error:
@@ -277,7 +297,7 @@ def _introduce(addresses: tuple[str, ...], registry: str) -> None:
         click.echo(f"tandem: {problem}; it is used when it does", err=True)
 
 
-@cli.group("nodes", invoke_without_command=True)
+@cli.group("nodes", invoke_without_command=True, params=command_options(LockConfig))
 @click.option(
     "--router",
     "registry",
@@ -288,25 +308,28 @@ def _introduce(addresses: tuple[str, ...], registry: str) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Every field, for programs.")
 @click.pass_context
-def nodes(context: click.Context, registry: str, as_json: bool) -> None:
+def nodes(context: click.Context, registry: str, as_json: bool, **values: Any) -> None:
     """List the nodes of a router with their role, state, load, links and leases."""
     from .router import admin
+    from .shared.lock import read_lock
 
     split_addresses("--router", registry)
-    context.obj = registry
+    lock = read_lock(fill(LockConfig, values))
+    context.obj = registry, lock
     if context.invoked_subcommand is None:
-        listed = admin.list_nodes(registry)
+        listed = admin.list_nodes(registry, lock)
         click.echo(admin.as_json(listed) if as_json else admin.as_table(listed))
 
 
 @nodes.command("drain")
 @click.argument("node")
 @click.pass_obj
-def drain_node(registry: str, node: str) -> None:
+def drain_node(router: tuple[str, Lock], node: str) -> None:
     """Have NODE take no more work, finish what it has, and end."""
     from .router import admin
 
-    admin.drain_node(registry, node)
+    registry, lock = router
+    admin.drain_node(registry, node, lock)
     click.echo(f"{node} takes no more work, and ends when it has finished what it has")
 
 
@@ -315,17 +338,18 @@ def drain_node(registry: str, node: str) -> None:
 @click.argument("role", type=click.Choice(["prefill", "decode"]))
 @click.option("--force", is_flag=True, help="Also when it is the last decode node.")
 @click.pass_obj
-def set_role(registry: str, node: str, role: str, force: bool) -> None:
+def set_role(router: tuple[str, Lock], node: str, role: str, force: bool) -> None:
     """Have NODE finish what it has, and go on as a prefill or a decode node."""
     from .router import admin
 
-    admin.set_role(registry, node, role, force=force)
+    registry, lock = router
+    admin.set_role(registry, node, role, lock, force=force)
     click.echo(
         f"{node} takes no more work until it has finished what it has; then it is a {role} node"
     )
 
 
-@cli.command("doctor")
+@cli.command("doctor", params=command_options(LockConfig))
 @click.argument("url")
 @click.option(
     "--router",
@@ -334,7 +358,7 @@ def set_role(registry: str, node: str, role: str, force: bool) -> None:
     help="Registry of the router, host:port (default: port 8001 of URL's host).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Everything, for programs.")
-def doctor(url: str, registry: str | None, as_json: bool) -> None:
+def doctor(url: str, registry: str | None, as_json: bool, **values: Any) -> None:
     """Ask the router at URL, its nodes and every way between them what is wrong.
 
     Each decode node greets each prefill node, connects to its data ports and compares a short
@@ -343,9 +367,10 @@ def doctor(url: str, registry: str | None, as_json: bool) -> None:
     from .router import doctor as report
     from .router.findings import findings
     from .router.survey import survey
+    from .shared.lock import read_lock
 
     (registry,) = split_addresses("--router", registry or f"{report.host_of(url)}:8001")
-    seen = survey(url.rstrip("/"), registry)
+    seen = survey(url.rstrip("/"), registry, read_lock(fill(LockConfig, values)))
     found = findings(seen)
     click.echo(report.as_json(seen, found) if as_json else report.as_text(seen, found))
     if any(finding.wrong for finding in found):

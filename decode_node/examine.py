@@ -73,7 +73,9 @@ class Examiner:
 
 async def _connect(peer: Peer) -> None:
     """Raises ``TransferError`` for the first port of the peer's data plane that is closed to us."""
-    for endpoint in dict.fromkeys(one for pair in peer.endpoints for one in pair):
+    for endpoint in dict.fromkeys(
+        at for rank in peer.endpoints for at in (rank.bulk, rank.control)
+    ):
         address = urlsplit(endpoint)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):

@@ -14,6 +14,7 @@ from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import PrefillStub
 from ..shared.causes import Cause
 from ..shared.errors import TransferError
+from ..shared.handoff.carrier import Endpoints
 from ..shared.handoff.lease import LeaseTrust
 from ..shared.handoff.parts import Part
 from .link import Link
@@ -32,7 +33,7 @@ class Peer:
     address: str
     node_id: str
     epoch: int
-    endpoints: tuple[tuple[str, str], ...]  # bulk and control of each rank
+    endpoints: tuple[Endpoints, ...]  # of each rank
     kv_dtype: str
     parts: list[Part]  # which of its ranks sends which heads to which of ours
     stub: PrefillStub
@@ -71,14 +72,18 @@ def calling() -> Iterator[None]:
         raise PeerLostError("the connection was closed") from None
 
 
-def endpoints_of(ranks: list[pb.RankEndpoint], address: str) -> tuple[tuple[str, str], ...]:
+def endpoints_of(reply: pb.HelloReply, address: str) -> tuple[Endpoints, ...]:
     """Where the ranks of the node at ``address`` (host:port of its control plane) listen.
 
     Raises ``TransferError`` for what is no endpoint.
     """
     host = address.rpartition(":")[0]
+    keys = list(reply.node.curve_keys) or [""] * len(reply.ranks)
     try:
-        return tuple((reachable(rank.bulk, host), reachable(rank.control, host)) for rank in ranks)
+        return tuple(
+            Endpoints(reachable(rank.bulk, host), reachable(rank.control, host), key)
+            for rank, key in zip(reply.ranks, keys, strict=True)
+        )
     except ValueError as error:
         raise TransferError(f"{address} names an endpoint that is none: {error}") from None
 

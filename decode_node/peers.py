@@ -16,9 +16,11 @@ from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import PrefillStub
 from ..shared.causes import Cause
 from ..shared.errors import PeerRefusedError, TransferError
+from ..shared.handoff.curve import check_keys
 from ..shared.handoff.lease import LeaseTrust
 from ..shared.handoff.parts import parts_of
 from ..shared.handoff.peer import CAPABILITY_WINDOWS, introduction
+from ..shared.lock import OPEN, Lock
 from ..shared.node.engine import NodeEngine, NodeIdentity
 from ..shared.node.metrics import NodeMetrics
 from .absences import Absences
@@ -50,11 +52,13 @@ class Peers:
         identity: NodeIdentity,
         vet: Callable[[Peer], Awaitable[object]],
         metrics: NodeMetrics,
+        lock: Lock = OPEN,
     ) -> None:
         self._engine = engine
         self._identity = identity
         self._vet = vet
         self._metrics = metrics
+        self._lock = lock
         self._peers: dict[str, Peer] = {}
         self._canaries: dict[Peer, asyncio.Task[str]] = {}
         self._passed: dict[str, int] = {}  # node to epoch
@@ -82,9 +86,8 @@ class Peers:
 
     async def held(self, peer: Peer) -> list[int]:
         """The transfers that the peer keeps for this node. Raises ``TransferError``."""
-        me = pb.LiveRequest(node_id=self._identity.node_id, epoch=self._identity.epoch)
         with calling():
-            return list((await peer.stub.Live(me, timeout=HELLO_SECONDS)).ids)
+            return list((await self._live(peer)).ids)
 
     @property
     def refused(self) -> list[pb.RefusedPeer]:
@@ -194,8 +197,8 @@ class Peers:
             raise TransferError(reason, cause=Cause.CANARY)
 
     async def _greet(self, address: str) -> Peer:
-        channel = grpc.aio.insecure_channel(address, options=_CHANNEL)
-        stub = PrefillStub(channel)
+        channel = self._lock.channel(address, _CHANNEL)
+        stub = self._lock.stub(PrefillStub, channel)
         asked_at = time.monotonic()
         try:
             reply = await stub.Hello(
@@ -209,7 +212,10 @@ class Peers:
             await channel.close(grace=0)
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 raise PeerRefusedError(f"{address}: {error.details()}") from None
-            silent = f"{address} does not answer: {error.details()}"
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                refused = f"{address} refuses this node: {error.details()}"
+                raise TransferError(refused, cause=Cause.REFUSED) from None
+            silent = f"{address} does not answer: {self._lock.explain(error)}"
             raise TransferError(silent, cause=Cause.PEER_LOST) from None
         except BaseException:
             await channel.close(grace=0)
@@ -221,11 +227,14 @@ class Peers:
         heads = self._engine.kv_heads(len(reply.ranks))
         if not 0 < reply.lease_seconds < math.inf:  # NaN is not, either
             raise TransferError(f"{address}: lease_seconds is {reply.lease_seconds}, not a time")
+        # Locked as this node is, or open as it is: KV must not pass in the clear by accident.
+        expected = len(reply.ranks) if self._engine.curve_keys else 0
+        check_keys(reply.node.curve_keys, expected, address)
         return Peer(
             address=address,
             node_id=reply.node.node_id,
             epoch=reply.node.epoch,
-            endpoints=endpoints_of(list(reply.ranks), address),
+            endpoints=endpoints_of(reply, address),
             kv_dtype=reply.node.kv_dtype,
             parts=parts_of(self._engine.kv_heads(self._engine.world_size), heads),
             stub=stub,
@@ -244,9 +253,17 @@ class Peers:
             peer.trust.renewed(held.ids, asked_at)
             peer.link.answered(time.monotonic() - asked_at)
 
+    async def _live(self, peer: Peer) -> pb.TransferIds:
+        me = pb.LiveRequest(node_id=self._identity.node_id, epoch=self._identity.epoch)
+        return await peer.stub.Live(me, timeout=HELLO_SECONDS)
+
     async def _free_orphans(self, peer: Peer) -> None:
         with contextlib.suppress(TransferError), calling():
-            orphans = peer.trust.orphans(await self.held(peer))
+            held = await self._live(peer)
+            if held.greet_again:
+                await self.forget(peer)
+                return
+            orphans = peer.trust.orphans(held.ids)
             if orphans:
                 log.warning("%s holds transfers %s that ended here", peer.address, orphans)
                 await peer.stub.Release(self._ids(orphans), timeout=HELLO_SECONDS)

@@ -116,15 +116,16 @@ class _Receiving:
         """The ranks greet their peers, and accept frames for these blocks from now on."""
         sequence, peer, config = self._sequence, self._peer, self._node.config
         for part in peer.parts:
-            bulk, control = peer.endpoints[part.sender]
+            ends = peer.endpoints[part.sender]
             expect = Expect(
                 transfer_id=self._attempt.transfer_id,
                 attempt=self._attempt.attempt,
                 peer_node=peer.node_id,
                 peer_epoch=peer.epoch,
                 peer_rank=part.sender,
-                bulk=bulk,
-                control=control,
+                bulk=ends.bulk,
+                control=ends.control,
+                key=ends.key,
                 block_table=tuple(sequence.block_table),
                 first_token=sequence.computed,
                 end_token=len(sequence.prompt) - 1,

@@ -25,6 +25,7 @@ from ..shared.errors import (
     TransferError,
     UnavailableError,
 )
+from ..shared.handoff.curve import check_keys
 from ..shared.handoff.formats import bytes_of
 from ..shared.handoff.inbox import Inbox
 from ..shared.handoff.lease import LeaseTable, Tenant
@@ -36,6 +37,7 @@ from ..shared.node.metrics import NodeMetrics
 from ..shared.node.transfer_metrics import AttemptRecord
 from ..shared.telemetry import working_on
 from ..shared.tracing import NO_TRACER, Tracer
+from .guests import Guests
 from .sending import Sending
 
 log = logging.getLogger("tandem.prefill")
@@ -63,6 +65,7 @@ class PrefillService(PrefillServicer):
         self._tracer = tracer
         self._leases = LeaseTable(config.lease_seconds, time.monotonic)
         metrics.count_leases = lambda: len(self._leases)
+        self._guests = Guests(inbox, engine.world_size, time.monotonic)
         self._sending: dict[int, Sending] = {}
         self.draining = False
 
@@ -222,6 +225,7 @@ class PrefillService(PrefillServicer):
         reason = refusal(request, mine)
         if reason:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
+        await self._admit(request, context)
         await self._cancel(self._leases.void(_tenant(request)), Cause.PEER_LOST)
         return pb.HelloReply(
             node=mine,
@@ -239,6 +243,20 @@ class PrefillService(PrefillServicer):
             for rank, (bulk, control) in enumerate(self._engine.endpoints)
         ]
 
+    async def _admit(
+        self, request: pb.Introduction, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        """Let the data planes of a decode node in: with their keys, or as anybody, as this is."""
+        ranks = request.tensor_parallel_size if self._engine.curve_keys else 0
+        try:
+            check_keys(request.curve_keys, ranks, request.node_id)
+            if ranks:
+                await self._guests.admit(_tenant(request), request.curve_keys)
+        except PeerRefusedError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except (OverloadedError, TransferError) as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+
     async def Release(
         self, request: pb.TransferIds, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.TransferIds:
@@ -254,7 +272,9 @@ class PrefillService(PrefillServicer):
     async def Live(
         self, request: pb.LiveRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.TransferIds:
-        return pb.TransferIds(ids=self._leases.live(_tenant(request)))
+        tenant = _tenant(request)
+        known = not self._engine.curve_keys or self._guests.heard(tenant)
+        return pb.TransferIds(ids=self._leases.live(tenant), greet_again=not known)
 
     async def Status(
         self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -265,6 +285,8 @@ class PrefillService(PrefillServicer):
         """Runs for ever: frees what a vanished decode node does not renew."""
         while True:
             await asyncio.sleep(self._leases.lease_seconds / 10)
+            for name in self._guests.dismiss_silent():
+                log.info("%s is gone: its keys open the data plane no more", name)
             expired = self._leases.expire()
             if expired:
                 log.warning("transfers %s were not renewed: released", expired)

@@ -492,7 +492,7 @@ class RefusedPeer(_message.Message):
     def __init__(self, address: _Optional[str] = ..., node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., reason: _Optional[str] = ..., cause: _Optional[str] = ...) -> None: ...
 
 class Introduction(_message.Message):
-    __slots__ = ("protocol_version", "capabilities", "node_id", "epoch", "fingerprint", "tensor_parallel_size", "block_size", "kv_dtype", "weight_format")
+    __slots__ = ("protocol_version", "capabilities", "node_id", "epoch", "fingerprint", "tensor_parallel_size", "block_size", "kv_dtype", "weight_format", "curve_keys")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -509,6 +509,7 @@ class Introduction(_message.Message):
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    CURVE_KEYS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     capabilities: int
     node_id: str
@@ -518,7 +519,8 @@ class Introduction(_message.Message):
     block_size: int
     kv_dtype: str
     weight_format: str
-    def __init__(self, protocol_version: _Optional[int] = ..., capabilities: _Optional[int] = ..., node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., tensor_parallel_size: _Optional[int] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., weight_format: _Optional[str] = ...) -> None: ...
+    curve_keys: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol_version: _Optional[int] = ..., capabilities: _Optional[int] = ..., node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., tensor_parallel_size: _Optional[int] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., weight_format: _Optional[str] = ..., curve_keys: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HelloReply(_message.Message):
     __slots__ = ("node", "ranks", "lease_seconds")
@@ -619,14 +621,16 @@ class OpenFailed(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., cause: _Optional[str] = ...) -> None: ...
 
 class TransferIds(_message.Message):
-    __slots__ = ("node_id", "epoch", "ids")
+    __slots__ = ("node_id", "epoch", "ids", "greet_again")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
+    GREET_AGAIN_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     epoch: int
     ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    greet_again: bool
+    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., greet_again: _Optional[bool] = ...) -> None: ...
 
 class LiveRequest(_message.Message):
     __slots__ = ("node_id", "epoch")

@@ -12,8 +12,15 @@ from google.protobuf.json_format import MessageToDict
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import RegistryStub
 from ..shared.errors import RequestError, UnavailableError
+from ..shared.lock import OPEN, Lock
 
 CALL_SECONDS = 5.0
+# The router has answered that it will not.
+_REFUSALS = (
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.UNAUTHENTICATED,
+)
 ROLES: dict[pb.Role, str] = {pb.ROLE_PREFILL: "prefill", pb.ROLE_DECODE: "decode"}
 HEADINGS = (
     "NODE", "ROLE", "STATE", "RUNNING", "WAITING", "QUEUED TOKENS", "FREE BLOCKS", "LINKS",
@@ -21,25 +28,27 @@ HEADINGS = (
 )  # fmt: skip
 
 
-def list_nodes(registry: str) -> list[pb.NodeInfo]:
+def list_nodes(registry: str, lock: Lock = OPEN) -> list[pb.NodeInfo]:
     """The nodes of the router behind ``registry``. Raises ``UnavailableError``."""
     reply: pb.ListReply = _ask(
-        registry, lambda stub: stub.List(pb.ListRequest(), timeout=CALL_SECONDS)
+        registry, lock, lambda stub: stub.List(pb.ListRequest(), timeout=CALL_SECONDS)
     )
     return list(reply.nodes)
 
 
-def drain_node(registry: str, node_id: str) -> None:
+def drain_node(registry: str, node_id: str, lock: Lock = OPEN) -> None:
     """Have a node take no more work, finish what it has, and end.
 
     Raises ``RequestError`` when the router knows no such node or cannot reach it with a command,
     ``UnavailableError`` when no router answers.
     """
     request = pb.DrainRequest(node_id=node_id)
-    _ask(registry, lambda stub: stub.Drain(request, timeout=CALL_SECONDS))
+    _ask(registry, lock, lambda stub: stub.Drain(request, timeout=CALL_SECONDS))
 
 
-def set_role(registry: str, node_id: str, role: str, *, force: bool = False) -> None:
+def set_role(
+    registry: str, node_id: str, role: str, lock: Lock = OPEN, *, force: bool = False
+) -> None:
     """Have a node finish what it has and go on as a ``role`` node.
 
     ``force`` takes the last decode node too. Raises like ``drain_node``, and ``RequestError`` for a
@@ -47,7 +56,7 @@ def set_role(registry: str, node_id: str, role: str, *, force: bool = False) -> 
     """
     wanted = next(number for number, name in ROLES.items() if name == role)
     request = pb.SetRoleRequest(node_id=node_id, role=wanted, force=force)
-    _ask(registry, lambda stub: stub.SetRole(request, timeout=CALL_SECONDS))
+    _ask(registry, lock, lambda stub: stub.SetRole(request, timeout=CALL_SECONDS))
 
 
 def as_table(nodes: Sequence[pb.NodeInfo]) -> str:
@@ -93,15 +102,14 @@ def _state(node: pb.NodeInfo) -> str:
     return "draining" if node.draining else "ready"
 
 
-def _ask(registry: str, call: Callable[[RegistryStub], Any]) -> Any:
-    with grpc.insecure_channel(registry) as channel:
+def _ask(registry: str, lock: Lock, call: Callable[[RegistryStub], Any]) -> Any:
+    with lock.blocking_channel(registry) as channel:
         try:
-            return call(RegistryStub(channel))
+            return call(lock.stub(RegistryStub, channel))
         except grpc.RpcError as error:
-            refused = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION)
-            if error.code() in refused:
+            if error.code() in _REFUSALS:
                 raise RequestError(error.details() or "refused") from None
-            why = (error.details() or error.code().name).partition(";")[0]
             raise UnavailableError(
-                f"no router answers at {registry}: {why}; --router is the address of its registry"
+                f"no router answers at {registry}: {lock.explain(error)}; --router is the address "
+                f"of its registry"
             ) from None

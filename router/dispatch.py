@@ -203,7 +203,11 @@ def _translated(error: grpc.aio.AioRpcError) -> Exception:
             return OverloadedError("The server is overloaded; try again later.")
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineError(_LATE)
-        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
+        case (
+            grpc.StatusCode.UNAVAILABLE
+            | grpc.StatusCode.CANCELLED
+            | grpc.StatusCode.UNAUTHENTICATED
+        ):
             log.info("a decode node is unavailable: %s", details)
             return UnavailableError("The decode node that served this request is unavailable.")
         case code:

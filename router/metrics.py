@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from ..shared.tracing import current
 from .generation import Delta, Done, Generation, Usage
@@ -80,6 +81,10 @@ class Metrics:
             "tandem_request_errors", "Answers with an error, by status.", ("status",), registry=own
         )
         own.register(_NodeSeries(nodes, own))
+
+    def add(self, series: Collector) -> None:
+        """Show what another part of the router counts."""
+        self._registry.register(series)
 
     def render(self) -> bytes:
         return generate_latest(self._registry)

@@ -15,6 +15,7 @@ import grpc
 
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import DecodeStub
+from ..shared.lock import OPEN, Lock
 from ..shared.telemetry import logger
 from ..shared.tracing import Metadata
 from .absent import Absent
@@ -46,7 +47,9 @@ CHANNEL_OPTIONS = (
 class Node:
     """One start of one node. ``lost`` is final."""
 
-    def __init__(self, request: pb.JoinRequest, address: str, now: float) -> None:
+    def __init__(
+        self, request: pb.JoinRequest, address: str, now: float, lock: Lock = OPEN
+    ) -> None:
         self.node_id = request.node_id
         self.epoch = request.epoch
         self.role = request.role
@@ -68,6 +71,7 @@ class Node:
         self._sequences = 0  # of this router's calls
         self._other_sequences = 0  # of others', by the last report
         self._calls: dict[Any, int] = {}  # with the sequences of each
+        self._lock = lock
         self._channel: grpc.aio.Channel | None = None
 
     @property
@@ -128,8 +132,9 @@ class Node:
     def generate(self, request: pb.GenerateRequest, timeout: float, metadata: Metadata) -> Any:
         """Start a call; give it back with ``done``."""
         if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)
-        call = DecodeStub(self._channel).Generate(request, timeout=timeout, metadata=metadata)
+            self._channel = self._lock.channel(self.address, CHANNEL_OPTIONS)
+        stub = self._lock.stub(DecodeStub, self._channel)
+        call = stub.Generate(request, timeout=timeout, metadata=metadata)
         self._calls[call] = max(1, request.sampling.n)
         self._sequences += self._calls[call]
         self.inflight += 1
@@ -171,9 +176,12 @@ class Node:
 class NodeTable:
     """All nodes by id. Time comes from ``clock``, so that tests need not wait."""
 
-    def __init__(self, timeout: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, timeout: float, clock: Callable[[], float] = time.monotonic, lock: Lock = OPEN
+    ) -> None:
         self._timeout = timeout
         self._clock = clock
+        self._lock = lock
         self._nodes: dict[str, Node] = {}
         self.absent = Absent(clock)
         self._lost: list[Node] = []
@@ -204,7 +212,7 @@ class NodeTable:
             node.draining = node.taken_out
             return node
         self._remove(request.node_id, "was replaced by a new start, or role, of it")
-        node = self._nodes[request.node_id] = Node(request, address, self._clock())
+        node = self._nodes[request.node_id] = Node(request, address, self._clock(), self._lock)
         node.report(request.load, request.prefixes)
         role = "prefill" if node.is_prefill else "decode"
         log.info("%s node %s joined from %s", role, node.node_id, address)

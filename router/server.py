@@ -13,6 +13,8 @@ import uvicorn
 
 from ..proto.tandem_pb2_grpc import add_RegistryServicer_to_server
 from ..shared.errors import StartupError
+from ..shared.gate import Gate
+from ..shared.lock import OPEN, Lock, check_exposure
 from ..shared.telemetry import logger
 from ..shared.tracing import NO_TRACER, Tracer
 from .app import App
@@ -43,22 +45,31 @@ class Router:
     ``start``, then ``stop``; the ports are known between.
     """
 
-    def __init__(self, options: RouterOptions, tracer: Tracer = NO_TRACER) -> None:
+    def __init__(
+        self, options: RouterOptions, tracer: Tracer = NO_TRACER, lock: Lock = OPEN
+    ) -> None:
         self.options = options
+        self._lock = lock
         self.http_port = 0
         self.registry_port = 0
-        self.nodes = NodeTable(options.node_timeout)
+        self.nodes = NodeTable(options.node_timeout, lock=lock)
         self.registry = Registry(options, self.nodes)
         self.metrics = Metrics(self.nodes)
         self.app = App(options, self.nodes, self.registry, self.metrics, tracer)
-        self._static = StaticNodes(self.nodes, self.registry, options.prefill_addresses)
+        self._gate = Gate(lock.token, "tandem_registry_calls_refused")
+        self.metrics.add(self._gate.refused)
+        self._static = StaticNodes(self.nodes, self.registry, options.prefill_addresses, lock)
         self._http: _HttpServer | None = None
         self._grpc: grpc.aio.Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._loops: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Listening when it returns. Raises ``StartupError`` when a port is taken."""
+        """Listening when it returns. Raises ``StartupError`` when a port is taken, ``UsageError``
+        when nothing would protect the registry from other machines."""
+        check_exposure(
+            self._lock, self.options.insecure, {"--registry-host": self.options.registry_host}
+        )
         # One text at a time: tokenizers' own thread pool would only cost memory.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         listener = _listen(self.options.host, self.options.port)
@@ -101,17 +112,14 @@ class Router:
     async def _start_registry(self) -> None:
         # Without SO_REUSEPORT a second router on the port is an error, not a silent half share.
         self._grpc = grpc.aio.server(
-            options=(("grpc.so_reuseport", 0),), maximum_concurrent_rpcs=MAX_REGISTRY_CALLS
+            options=(("grpc.so_reuseport", 0),),
+            interceptors=(self._gate,),
+            maximum_concurrent_rpcs=MAX_REGISTRY_CALLS,
         )
         add_RegistryServicer_to_server(self.registry, self._grpc)
-        host = self.options.registry_host
-        address = f"[{host}]" if ":" in host else host
-        try:
-            self.registry_port = self._grpc.add_insecure_port(
-                f"{address}:{self.options.registry_port}"
-            )
-        except RuntimeError:
-            raise _taken(host, self.options.registry_port, "registry") from None
+        self.registry_port = self._lock.bind(
+            self._grpc, self.options.registry_host, self.options.registry_port, "the registry"
+        )
         await self._grpc.start()
 
     async def _start_http(self, listener: socket.socket) -> None:
@@ -143,12 +151,13 @@ async def run_router(
     stop: asyncio.Event,
     on_ready: Callable[[Router], None],
     tracer: Tracer = NO_TRACER,
+    lock: Lock = OPEN,
 ) -> None:
     """Run until ``stop`` is set, then drain. Signals are the caller's: set ``stop`` from them.
 
     Raises ``StartupError``, and whatever ends a part of the router by itself.
     """
-    router = Router(options, tracer)
+    router = Router(options, tracer, lock)
     await router.start()
     log.info("listening on %s:%d", options.host, router.http_port)
     stopped = asyncio.create_task(stop.wait())
@@ -175,10 +184,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        raise _taken(host, port, "HTTP", error.strerror) from error
+        raise StartupError(
+            f"cannot listen on {host}:{port} for HTTP: {error.strerror}; choose another port"
+        ) from error
     return listener
-
-
-def _taken(host: str, port: int, what: str, why: str | None = None) -> StartupError:
-    reason = why or "the port is taken, or the address is not this machine's"
-    return StartupError(f"cannot listen on {host}:{port} for {what}: {reason}; choose another port")

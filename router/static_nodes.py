@@ -13,6 +13,7 @@ import grpc
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import PrefillStub
 from ..shared.errors import PeerRefusedError, RequestError
+from ..shared.lock import Lock
 from ..shared.telemetry import logger
 from .nodes import CHANNEL_OPTIONS, NodeTable
 from .registry import Registry
@@ -26,10 +27,13 @@ CALL_SECONDS = 2.0
 class StaticNodes:
     """Keeps the nodes at fixed addresses in the table for as long as they answer."""
 
-    def __init__(self, nodes: NodeTable, registry: Registry, addresses: tuple[str, ...]) -> None:
+    def __init__(
+        self, nodes: NodeTable, registry: Registry, addresses: tuple[str, ...], lock: Lock
+    ) -> None:
         self._nodes = nodes
         self._registry = registry
         self._addresses = addresses
+        self._lock = lock
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -40,8 +44,8 @@ class StaticNodes:
     async def _follow(self, address: str) -> None:
         """Poll one address. What is wrong with it is logged once, until something changes."""
         told = ""
-        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-            stub = PrefillStub(channel)
+        async with self._lock.channel(address, CHANNEL_OPTIONS) as channel:
+            stub = self._lock.stub(PrefillStub, channel)
             while True:
                 try:
                     status = await stub.Status(pb.StatusRequest(), timeout=CALL_SECONDS)
@@ -50,7 +54,7 @@ class StaticNodes:
                         await self._enter(address, status)
                     problem = ""
                 except grpc.aio.AioRpcError as error:
-                    problem = f"does not answer: {error.details()}"
+                    problem = f"does not answer: {self._lock.explain(error)}"
                 except (PeerRefusedError, RequestError) as error:
                     problem = f"is refused: {error}"
                 if problem and problem != told:

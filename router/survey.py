@@ -19,6 +19,7 @@ import grpc
 
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import DecodeStub, PrefillStub, RegistryStub
+from ..shared.lock import OPEN, Lock
 
 CALL_SECONDS = 3.0
 # Longer than a decode node allows itself for all of its pairs.
@@ -60,17 +61,19 @@ class Survey:
     pairs: dict[str, Answer] = field(default_factory=dict)
 
 
-def survey(url: str, registry: str) -> Survey:
+def survey(url: str, registry: str, lock: Lock = OPEN) -> Survey:
     """Ask the router at ``url`` and ``registry``, then its nodes, all at the same time."""
     health, ready = _get(f"{url}/health"), _get(f"{url}/ready")
-    listed = _call(registry, lambda channel: RegistryStub(channel).List(pb.ListRequest(), **_LIMIT))
+    listed = _call(lock, registry, RegistryStub, lambda s: s.List(pb.ListRequest(), **_LIMIT))
     infos = list(listed.reply.nodes) if listed.reply is not None else []
     with ThreadPoolExecutor(MAX_CALLS) as pool:
-        nodes = list(pool.map(_see, infos))
+        nodes = list(pool.map(lambda info: _see(lock, info), infos))
         prefill = [seen for seen in nodes if seen.info.role == pb.ROLE_PREFILL]
         decode = [seen for seen in nodes if seen.info.role == pb.ROLE_DECODE]
         answering = [seen for seen in decode if seen.status.reply is not None]
-        examined = pool.map(lambda seen: _examine(seen.info, prefill), answering if prefill else [])
+        examined = pool.map(
+            lambda seen: _examine(lock, seen.info, prefill), answering if prefill else []
+        )
         pairs = dict(zip((seen.info.node_id for seen in answering), examined, strict=False))
     return Survey(
         url=url,
@@ -83,13 +86,13 @@ def survey(url: str, registry: str) -> Survey:
     )
 
 
-def _see(info: pb.NodeInfo) -> NodeSeen:
-    stub = PrefillStub if info.role == pb.ROLE_PREFILL else DecodeStub
-    ask = lambda channel: stub(channel).Status(pb.StatusRequest(), **_LIMIT)  # noqa: E731
-    return NodeSeen(info, _call(info.address, ask))
+def _see(lock: Lock, info: pb.NodeInfo) -> NodeSeen:
+    kind = PrefillStub if info.role == pb.ROLE_PREFILL else DecodeStub
+    status = _call(lock, info.address, kind, lambda s: s.Status(pb.StatusRequest(), **_LIMIT))
+    return NodeSeen(info, status)
 
 
-def _examine(decode: pb.NodeInfo, prefill: list[NodeSeen]) -> Answer:
+def _examine(lock: Lock, decode: pb.NodeInfo, prefill: list[NodeSeen]) -> Answer:
     request = pb.ExamineRequest(
         prefill=[
             pb.PrefillCandidate(
@@ -98,23 +101,23 @@ def _examine(decode: pb.NodeInfo, prefill: list[NodeSeen]) -> Answer:
             for seen in prefill
         ]
     )
-    return _call(
-        decode.address,
-        lambda channel: DecodeStub(channel).Examine(request, timeout=EXAMINE_SECONDS),
-    )
+    ask = lambda stub: stub.Examine(request, timeout=EXAMINE_SECONDS)  # noqa: E731
+    return _call(lock, decode.address, DecodeStub, ask)
 
 
 # One call: it waits neither for ever, nor for a server that may come later.
 _LIMIT: dict[str, Any] = {"timeout": CALL_SECONDS}
 
 
-def _call(address: str, ask: Callable[[grpc.Channel], Any]) -> Answer:
+def _call(
+    lock: Lock, address: str, kind: Callable[[grpc.Channel], Any], ask: Callable[[Any], Any]
+) -> Answer:
     begun = time.monotonic()
-    with grpc.insecure_channel(address) as channel:
+    with lock.blocking_channel(address) as channel:
         try:
-            reply = ask(channel)
+            reply = ask(lock.stub(kind, channel))
         except grpc.RpcError as error:
-            details = (error.details() or "").partition(";")[0]
+            details = lock.explain(error).partition(";")[0]
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 details = f"no answer within {time.monotonic() - begun:.0f} s"
             problem = details or error.code().name

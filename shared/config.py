@@ -46,6 +46,62 @@ def _served_model_name() -> Any:
     )
 
 
+def _insecure() -> Any:
+    """Nodes and routers listen for each other: the same flag for both."""
+    return option(
+        False,
+        "--insecure",
+        "Listen for other machines without TLS and a cluster token: the network is trusted.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockConfig:
+    """What keeps strangers off the planes. Raises ``UsageError`` for half a lock."""
+
+    tls_cert: str | None = option(
+        None,
+        "--tls-cert",
+        "PEM file with this process's certificate, and those between it and the authority: the "
+        "control plane uses TLS, and the data plane CURVE.",
+    )
+    tls_key: str | None = option(
+        None, "--tls-key", "PEM file with the private key of --tls-cert, not encrypted."
+    )
+    tls_ca: str | None = option(
+        None,
+        "--tls-ca",
+        "PEM file with the cluster's authorities: both ends of a connection must show one of their "
+        "certificates (default: servers must, by a public authority; clients need none).",
+    )
+    tls_name: str | None = option(
+        None,
+        "--tls-name",
+        "Name that the certificates of others must have (default: the host that is called).",
+    )
+    cluster_token: str | None = option(
+        None,
+        "--cluster-token",
+        "Secret that parts of this cluster show each other; arguments are visible to other users, "
+        "so give it in the environment or as a file.",
+    )
+    cluster_token_file: str | None = option(
+        None, "--cluster-token-file", "File with the cluster token."
+    )
+
+    def __post_init__(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            given, missing = ("--tls-cert", "--tls-key")[:: 1 if self.tls_cert else -1]
+            raise UsageError(f"{given} needs {missing}: a certificate and its key go together")
+        for flag, value in (("--tls-ca", self.tls_ca), ("--tls-name", self.tls_name)):
+            if value is not None and self.tls_cert is None:
+                raise UsageError(f"{flag} {value} needs --tls-cert and --tls-key: there is no TLS")
+        if self.cluster_token is not None and self.cluster_token_file is not None:
+            raise UsageError("--cluster-token and --cluster-token-file: give one of them")
+        if self.cluster_token == "":
+            raise UsageError("--cluster-token is empty, which would let everybody in")
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """What one engine runs and how much it may use."""
@@ -195,12 +251,7 @@ class HandoffConfig:
         "What moves KV between ranks (auto: shared memory on one host, TCP otherwise).",
         choices=("auto", "shared_memory", "tcp"),
     )
-    insecure: bool = option(
-        False,
-        "--insecure",
-        "Allow the handoff, which is neither encrypted nor authenticated yet, on an address that "
-        "other machines reach.",
-    )
+    insecure: bool = _insecure()
     staging_bytes: int = option(
         32 << 20, "--staging-bytes", "Staging memory of a rank.", minimum=1 << 20
     )
@@ -309,6 +360,7 @@ class RouterConfig:
         minimum=0,
         maximum=65535,
     )
+    insecure: bool = _insecure()
     pd_url: str | None = option(
         None, "--pd-url", "Prefill nodes that do not join by themselves: host:port[,host:port]."
     )

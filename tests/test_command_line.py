@@ -20,11 +20,14 @@ import click
 import psutil
 import pytest
 
+from tandem import __main__ as launcher
 from tandem.__main__ import _plain_environment, cli
 from tandem.shared.builtin_model import builtin_model_path
-from tandem.shared.config import EngineConfig, NodeConfig
+from tandem.shared.config import EngineConfig, NodeConfig, ServeConfig
 from tandem.shared.errors import UsageError
+from tandem.shared.lock import OPEN
 from tandem.shared.options import command_options, fill
+from tandem.tests.certificates import issue
 from tandem.tests.end_to_end.cluster import running, until
 
 SURFACE = Path(__file__).with_name("command_line.txt")
@@ -179,6 +182,9 @@ def _left_running(mark: str) -> list[str]:
         (["decode-node", "--config", "none.yaml"], ["none.yaml"]),
         (["decode-node", "--host", "0.0.0.0"], ["--host 0.0.0.0", "--insecure"]),
         (["prefill-node", "--kv-host", "0.0.0.0"], ["--kv-host 0.0.0.0", "--insecure"]),
+        (["router", "--registry-host", "0.0.0.0"], ["--registry-host 0.0.0.0", "--tls-cert"]),
+        (["router", "--tls-cert", "c.pem"], ["--tls-cert needs --tls-key"]),
+        (["nodes", "--tls-ca", "ca.pem"], ["--tls-ca ca.pem needs --tls-cert"]),
         (["router", "--pd-url", "a:b"], ["--pd-url", "'a:b'"]),
         (["router", "--api-key", "secret,"], ["--api-key", "empty"]),
         (["serve", "--api-key", ""], ["--api-key", "empty"]),
@@ -255,6 +261,43 @@ def test_the_parts_do_not_read_the_launchers_environment_again(monkeypatch) -> N
     inherited = _plain_environment()
     assert [n for n in inherited if n.startswith("TANDEM_")] == ["TANDEM_TEST_MARK"]
     assert inherited["PATH"] == os.environ["PATH"]
+
+
+class Started:
+    """What a launcher starts, and nothing comes of it."""
+
+    def __init__(self) -> None:
+        self.arguments: list[list[str]] = []
+        self.environments: list[dict[str, str]] = []
+
+    def start(self, name: str, arguments: list[str], **environment: str) -> None:
+        self.arguments.append(arguments)
+        self.environments.append(environment)
+
+    def wait_ready(self, part: None, deadline: float) -> dict[str, int]:
+        return {"http": 1, "registry": 2}
+
+
+def test_the_launchers_lock_reaches_every_part_and_its_token_no_argument(monkeypatch) -> None:
+    monkeypatch.setattr(launcher, "_await_ready", lambda *_: None)
+    flags = ["--cluster-token=secret", "--tls-cert=c.pem", "--tls-key=k.pem", "--prefill-nodes=1"]
+    values = cli.commands["serve"].make_context("serve", flags).params
+    started: Any = Started()
+    launcher._start_parts(started, fill(ServeConfig, values), values, OPEN, 0.0)
+    assert [arguments[0] for arguments in started.arguments] == [
+        "router",
+        "prefill-node",
+        "decode-node",
+    ]
+    for arguments, environment in zip(started.arguments, started.environments, strict=True):
+        assert {"--tls-cert=c.pem", "--tls-key=k.pem"} <= set(arguments)
+        assert not [argument for argument in arguments if "secret" in argument]
+        assert environment == {"TANDEM_CLUSTER_TOKEN": "secret"}
+
+
+def test_a_certificate_for_other_names_is_known_at_once(tmp_path: Path) -> None:
+    flags = issue(tmp_path / "papers", "tandem.internal").flags
+    fail(["serve", "--port", "0", *flags], tmp_path, 1, "127.0.0.1", "--tls-name")
 
 
 def test_a_node_that_is_told_to_end_while_it_loads(tmp_path: Path) -> None:

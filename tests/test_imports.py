@@ -33,6 +33,8 @@ ALLOWED = {
         "shared.tracing",
         "shared.version",
         "shared.kv.prefix_keys",
+        "shared.lock",
+        "shared.gate",
     ),
 }
 WEB = ("fastapi", "uvicorn", "starlette", "grpc", "prometheus_client")

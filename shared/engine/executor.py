@@ -76,7 +76,8 @@ class RankPool:
         return [RankMemory(*(await self._reply(rank, "loaded"))) for rank in self._ranks]
 
     async def allocate(self, num_blocks: int) -> list[list[str]]:
-        """Give every rank its cache. Returns each rank's data-plane endpoints, if it has any."""
+        """Give every rank its cache. Returns each rank's data-plane endpoints and CURVE key, if it
+        has any."""
         for rank in self._ranks:
             self._send(rank, "allocate", num_blocks)
         endpoints = [await self._reply(rank, "ready") for rank in self._ranks]

@@ -82,7 +82,8 @@ class Rank:
             from .rank_setup import start_data_plane
 
             self._plane = start_data_plane(self._settings, self._runner.cache, self._event)
-            endpoints = [self._plane.endpoints.bulk, self._plane.endpoints.control]
+            ends = self._plane.endpoints
+            endpoints = [ends.bulk, ends.control, ends.key]
         # What is loaded now stays: the collector need not look through it between two steps.
         gc.collect()
         gc.freeze()

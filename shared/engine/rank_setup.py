@@ -111,6 +111,7 @@ def start_data_plane(
         listen_host=values["host"],
         listen_port=values["port"],
         carrier=values["carrier"],
+        curve=values["curve"],
         staging_slots=max(2, values["staging_bytes"] >> 20),
     )
     plane = DataPlane(config, CacheOfPlane(cache), on_event)

@@ -31,10 +31,12 @@ class PeerGoneError(TransferError):
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where a sending rank listens; both empty when it does not."""
+    """Where a sending rank listens; both empty when it does not. ``key``: its public CURVE key, if
+    the data plane is locked."""
 
     bulk: str = ""
     control: str = ""
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,10 @@ class Listener(Carrier, Protocol):
     """The sending rank's end."""
 
     def start(self) -> Endpoints: ...
+
+    def admit(self, keys: Iterable[str]) -> None:
+        """From now on let in dialers with these CURVE keys, and no others, if this end is locked;
+        otherwise anybody may come."""
 
     def send_bulk(self, peer: PeerKey, message: memoryview, offset: int | None = None) -> Departure:
         """Send a frame without copying it; raises PeerGoneError. ``offset``: it lies there in the

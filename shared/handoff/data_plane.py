@@ -21,9 +21,12 @@ from . import frame
 from .cache_port import CachePort
 from .carrier import Carrier, Endpoints, Ends, Joined, Lost, Notice
 from .carrier_names import AUTO, SHARED_MEMORY, TCP, allowed
+from .curve import fresh_keys
 from .frame import HEADER_BYTES, FrameError, Header
 from .greeting import Greeting, PeerKey
 from .messages import (
+    Admit,
+    Admitted,
     CancelExpect,
     CancelSend,
     Command,
@@ -57,7 +60,8 @@ ZEROMQ = Ends(ZmqListener, ZmqDialer)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPlaneConfig:
     """Who this rank is, and what it may use. ``listen_host`` None: it only receives.
-    ``listen_port`` and the next one are listened on; 0: any two that are free."""
+    ``listen_port`` and the next one are listened on; 0: any two that are free. ``curve``: peers are
+    known by keys."""
 
     node_id: str
     epoch: int
@@ -69,6 +73,7 @@ class DataPlaneConfig:
     listen_host: str | None = "127.0.0.1"
     listen_port: int = 0
     carrier: str = AUTO
+    curve: bool = False
     slot_bytes: int = DEFAULT_SLOT_BYTES
     staging_slots: int = 64
     max_commands: int = 65_536
@@ -239,8 +244,9 @@ class PlaneLoop:
         slots = config.staging_slots if self._listens else 2
         self._shared = _shared_ring(config, slots) if self._listens else None
         limit = HEADER_BYTES + config.slot_bytes
+        self._keys = fresh_keys() if config.curve else None
         self._dialer = plane._ends.dialer(
-            context, self._me, max_frame_bytes=limit, timing=config.timing
+            context, self._me, max_frame_bytes=limit, timing=config.timing, keys=self._keys
         )
         self._listener = plane._ends.listener(
             context,
@@ -249,8 +255,9 @@ class PlaneLoop:
             else self._me.with_ring(self._shared.place),
             host=config.listen_host or "",
             port=config.listen_port,
-            max_frame_bytes=limit,
             timing=config.timing,
+            stats=stats,
+            keys=self._keys,
         )
         ring = StagingRing(
             slots=slots,
@@ -265,7 +272,9 @@ class PlaneLoop:
         self._busy = False
 
     def start(self) -> Endpoints:
-        return self._listener.start() if self._listens else Endpoints()
+        if self._listens:
+            return self._listener.start()
+        return Endpoints(key="" if self._keys is None else self._keys.public)
 
     def round(self) -> None:
         """Wait for anything, then deal with it."""
@@ -319,10 +328,15 @@ class PlaneLoop:
             Expect: self._receiver.expect,
             CancelExpect: self._receiver.cancel,
             Compare: self._receiver.compare,
+            Admit: self._admit,
         }
         for _ in range(self._commands.qsize()):
             command = self._commands.get_nowait()
             handlers[type(command)](command)
+
+    def _admit(self, command: Admit) -> None:
+        self._listener.admit(command.keys)
+        self._emit(Admitted(version=command.version))
 
     def _open(self, command: OpenSend) -> None:
         if self._listens:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from .connections import Connections
 from .messages import (
+    Admitted,
     CancelExpect,
     Cancelled,
     CancelSend,
@@ -77,6 +78,8 @@ class Inbox:
         self._attempts: dict[tuple[int, int], Attempt] = {}
         self.stats: dict[int, DataPlaneStats] = {}  # what each rank last reported
         self.connections = Connections()
+        # Rank and version of a list of keys that is in force there.
+        self.on_admitted: Callable[[int, int], None] = lambda rank, version: None
 
     def open(self, transfer_id: int, attempt: int) -> Attempt:
         """Begin to collect events. Raises ``KeyError`` when the attempt is already open."""
@@ -90,11 +93,18 @@ class Inbox:
         attempt.engage(rank, command)
         self._send(rank, to_wire(command))
 
+    def tell(self, rank: int, command: Command) -> None:
+        """A command that belongs to no attempt."""
+        self._send(rank, to_wire(command))
+
     def on_event(self, rank: int, data: bytes) -> None:
         """Called by the executor for each event of a rank."""
         event = from_wire(data)
         if isinstance(event, DataPlaneStats):
             self.stats[rank] = event
+            return
+        if isinstance(event, Admitted):
+            self.on_admitted(rank, event.version)
             return
         if isinstance(event, PlaneFailed):
             self._on_plane_failed(f"the data plane of rank {rank} failed: {event.reason}")

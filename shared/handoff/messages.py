@@ -71,7 +71,8 @@ class Expect:
     """Decode side: blocks are reserved; take [first_token, end_token) from a prefill rank.
 
     ``deadline_seconds`` bounds the whole attempt; ``progress_seconds`` the silence after the first
-    frame (before it, the prefill node may have a queue). ``first_tokens`` as in OpenSend.
+    frame (before it, the prefill node may have a queue). ``first_tokens`` as in OpenSend. ``key``
+    is the peer's public CURVE key.
     """
 
     transfer_id: int
@@ -87,6 +88,7 @@ class Expect:
     first_head: int
     end_head: int
     first_tokens: tuple[int, ...] = ()
+    key: str = ""
     window_bytes: int = DEFAULT_WINDOW_BYTES
     deadline_seconds: float = 300.0
     progress_seconds: float = 15.0
@@ -112,6 +114,22 @@ class Compare:
     first_token: int
     end_token: int
     rounding: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admit:
+    """Prefill side: the CURVE keys of all dialers that may connect from now on. ``version`` counts
+    these lists."""
+
+    version: int
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """The list is in force."""
+
+    version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +235,7 @@ class PlaneFailed:
     reason: str
 
 
-Command = OpenSend | LayerReady | CancelSend | Expect | CancelExpect | Compare
+Command = OpenSend | LayerReady | CancelSend | Expect | CancelExpect | Compare | Admit
 Event = (
     Expecting
     | SendFinished
@@ -226,6 +244,7 @@ Event = (
     | ReceiveFailed
     | Compared
     | Cancelled
+    | Admitted
     | PeerJoined
     | PeerLost
     | PlaneFailed
@@ -252,6 +271,8 @@ _TYPES: tuple[type[Any], ...] = (
     Compared,
     DataPlaneStats,
     PeerJoined,
+    Admit,
+    Admitted,
 )
 _TAGS = {kind: tag for tag, kind in enumerate(_TYPES)}
 
@@ -296,6 +317,8 @@ _HINTS = {kind: get_type_hints(kind) for kind in _TYPES}
 def _fits(hint: Any, value: Any) -> bool:
     if hint == tuple[int, ...]:
         return isinstance(value, tuple) and all(type(item) is int for item in value)
+    if hint == tuple[str, ...]:
+        return isinstance(value, tuple) and all(type(item) is str for item in value)
     if hint is float:
         return type(value) in (float, int)
     if isinstance(hint, type):

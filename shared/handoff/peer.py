@@ -24,6 +24,7 @@ def introduction(engine: NodeEngine, identity: NodeIdentity) -> pb.Introduction:
         block_size=engine.resolved.block_size,
         kv_dtype=engine.kv_dtype,
         weight_format=engine.weight_dtype,
+        curve_keys=engine.curve_keys,
     )
 
 

@@ -97,7 +97,7 @@ class Receiver:
         )
         self._transfers[part_of(command)] = transfer
         self._carrier.connect(
-            transfer.peer, Endpoints(bulk=command.bulk, control=command.control), now
+            transfer.peer, Endpoints(command.bulk, command.control, command.key), now
         )
         self._announce(transfer)
 

@@ -10,7 +10,8 @@ class DataPlaneStats:
     """Written by the data-plane thread alone; others read a copy. Bytes are payload bytes.
 
     ``frames_stale`` were in order, but of an attempt that is over or of a process that is gone;
-    ``frames_refused`` were wrong in themselves.
+    ``frames_refused`` were wrong in themselves. ``strangers`` connected and never became a peer;
+    ``keys_refused`` of their CURVE keys were not announced.
     """
 
     bytes_sent: int = 0
@@ -29,6 +30,8 @@ class DataPlaneStats:
     receives_failed: int = 0
     cancelled: int = 0
     peers_lost: int = 0
+    strangers: int = 0
+    keys_refused: int = 0
     peers_tcp: int = 0
     peers_shared_memory: int = 0
     active_sends: int = 0

@@ -15,6 +15,7 @@ from ..errors import PeerRefusedError
 from . import frame, greeting
 from .carrier import Endpoints, Joined, Lost, Notice, PeerGoneError
 from .carrier_names import SHARED_MEMORY, TCP
+from .curve import OVERHEAD_BYTES, CurveKeys
 from .doorbells import HeardDoorbells, read_doorbell
 from .frame import FrameError, Kind
 from .greeting import Greeting, PeerKey
@@ -86,11 +87,13 @@ class ZmqDialer:
         *,
         max_frame_bytes: int,
         timing: Timing,
+        keys: CurveKeys | None = None,
     ) -> None:
         self._context = context
         self._me = me
         self._max_frame_bytes = max_frame_bytes
         self._timing = timing
+        self._keys = keys
         self._dials: dict[PeerKey, _Dial] = {}
         self._turn: deque[PeerKey] = deque()
         self._notices: list[Notice] = []
@@ -101,8 +104,8 @@ class ZmqDialer:
     def connect(self, peer: PeerKey, endpoints: Endpoints, now: float) -> None:
         if peer in self._dials:
             return
-        bulk = open_socket(self._context, zmq.DEALER, self._max_frame_bytes, self._timing)
-        control = open_socket(self._context, zmq.DEALER, MAX_CONTROL_MESSAGE, self._timing)
+        bulk = self._socket(self._max_frame_bytes)
+        control = self._socket(MAX_CONTROL_MESSAGE)
         bulk.setsockopt(zmq.RCVBUF, BULK_BUFFER_BYTES)
         watches = watch(bulk), watch(control)
         dial = _Dial(peer, secrets.randbits(64), bulk, control, watches, now, now)
@@ -118,10 +121,15 @@ class ZmqDialer:
                 if ":" in endpoint.removeprefix("tcp://").rpartition(":")[0]:
                     socket.setsockopt(zmq.IPV6, 1)
                 socket.setsockopt(zmq.RECONNECT_IVL, -1)
+                if self._keys is not None:
+                    self._keys.dial(socket, endpoints.key)
                 socket.connect(endpoint)
                 socket.send(greeting.encode(hello), zmq.NOBLOCK)
         except zmq.ZMQError as error:
             self._lose(dial, f"cannot connect to {endpoint!r}: {error}")
+
+    def _socket(self, limit: int) -> Socket:
+        return open_socket(self._context, zmq.DEALER, limit + OVERHEAD_BYTES, self._timing)
 
     def sockets(self) -> Iterable[Any]:
         sockets: list[Any] = [

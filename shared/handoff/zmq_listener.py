@@ -14,9 +14,12 @@ from ..errors import PeerRefusedError, StartupError
 from . import frame, greeting
 from .carrier import MAX_SLOTS, Departure, Endpoints, Joined, Lost, Notice, PeerGoneError
 from .carrier_names import SHARED_MEMORY, TCP
+from .curve import OVERHEAD_BYTES, CurveKeys, Door
 from .doorbells import Doorbells, doorbell
 from .frame import FrameError, Kind
 from .greeting import Greeting, PeerKey
+from .stats import DataPlaneStats
+from .strangers import Strangers
 from .zmq_sockets import (
     BULK_BUFFER_BYTES,
     MAX_CONTROL_MESSAGE,
@@ -76,15 +79,19 @@ class ZmqListener:
         *,
         host: str,
         port: int,
-        max_frame_bytes: int,
         timing: Timing,
+        stats: DataPlaneStats,
+        keys: CurveKeys | None = None,
     ) -> None:
         self._context = context
         self._me = me
         self._host = host
         self._port = port
-        self._max_frame_bytes = max_frame_bytes
         self._timing = timing
+        self._stats = stats
+        self._keys = keys
+        self._door: Door | None = None
+        self._strangers = Strangers(timing.silence_seconds)
         self._bulk: Socket | None = None
         self._control: Socket | None = None
         self._halves: dict[int, _Half] = {}
@@ -93,20 +100,35 @@ class ZmqListener:
         self._notices: list[Notice] = []
 
     def start(self) -> Endpoints:
-        self._bulk = self._bind(self._max_frame_bytes)
+        if self._keys is not None:
+            self._door = Door(self._context)
+        self._bulk = self._bind()
         self._bulk.setsockopt(zmq.SNDBUF, BULK_BUFFER_BYTES)
         # Frames in flight are bounded by the staging ring and by credits, which count bytes; a
         # mark that counts messages could only get in their way.
         self._bulk.setsockopt(zmq.SNDHWM, 0)
-        self._control = self._bind(MAX_CONTROL_MESSAGE)
+        self._control = self._bind()
         second = self._port and self._port + 1
         return Endpoints(
-            bulk=self._listen(self._bulk, self._port), control=self._listen(self._control, second)
+            bulk=self._listen(self._bulk, self._port),
+            control=self._listen(self._control, second),
+            key="" if self._keys is None else self._keys.public,
         )
 
-    def _bind(self, limit: int) -> Socket:
+    def admit(self, keys: Iterable[str]) -> None:
+        """From now on let in dialers with these CURVE keys, and no others."""
+        if self._door is not None:
+            self._door.admit(keys)
+
+    def _bind(self) -> Socket:
+        # Only greetings and control frames come in, also on the bulk socket: nobody can make us
+        # take more memory than for one of those.
+        limit = MAX_CONTROL_MESSAGE + OVERHEAD_BYTES
         socket = open_socket(self._context, zmq.ROUTER, limit, self._timing)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        if self._keys is not None:
+            self._keys.serve(socket)
+        self._strangers.watch(socket)
         return socket
 
     def _listen(self, socket: Socket, port: int) -> str:
@@ -123,11 +145,10 @@ class ZmqListener:
         return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def sockets(self) -> Iterable[Any]:
-        sockets: list[Any] = [s for s in (self._bulk, self._control) if s is not None]
-        return sockets + [bells.fileno() for bells in self._all_bells()]
-
-    def _all_bells(self) -> list[Doorbells]:
-        return [link.bells for link in self._by_peer.values() if link.bells is not None]
+        door = None if self._door is None else self._door.socket
+        ours = [s for s in (self._bulk, self._control, door) if s is not None]
+        bells = [link.bells.fileno() for link in self._by_peer.values() if link.bells is not None]
+        return [*ours, *self._strangers.sockets(), *bells]
 
     def is_live(self, peer: PeerKey) -> bool:
         link = self._by_peer.get(peer)
@@ -191,6 +212,8 @@ class ZmqListener:
     def receive_control(self, now: float) -> list[tuple[PeerKey, bytes]]:
         if self._bulk is None or self._control is None:
             return []
+        if self._door is not None:
+            self._door.answer()
         for sender, message in drain(self._bulk):
             self._greeted(message, now, bulk_id=sender)
         taken = []
@@ -276,6 +299,7 @@ class ZmqListener:
             self._lose(old, "the peer connected anew")
         link = _Link(theirs.key, half.control_id, half.bulk_id, now, offered)
         self._by_peer[link.peer] = self._by_control[link.control_id] = link
+        self._strangers.greeted(2)
         if SHARED_MEMORY in offered:
             with suppress(OSError):  # no descriptor is left: then without
                 link.bells = Doorbells(theirs.connection)
@@ -301,13 +325,19 @@ class ZmqListener:
         for connection, half in list(self._halves.items()):
             if now - half.since > silence:
                 del self._halves[connection]
+        self._stats.strangers = self._strangers.count(now)
+        self._stats.keys_refused = 0 if self._door is None else self._door.refused
         taken, self._notices = self._notices, []
         return taken
 
     def close(self) -> None:
         for socket in (self._bulk, self._control):
             if socket is not None:
+                socket.disable_monitor()
                 socket.close(0)
+        self._strangers.close()
+        if self._door is not None:
+            self._door.close()
         self._bulk = self._control = None
         for link in self._by_peer.values():
             _end(link)

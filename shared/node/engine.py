@@ -48,7 +48,8 @@ class NodeEngine:
     fingerprint: dict[str, str]
     weight_dtype: str
     kv_dtype: str
-    endpoints: list[list[str]]
+    endpoints: list[list[str]]  # bulk and control of each rank
+    curve_keys: list[str]  # public, one a rank; empty without CURVE
     world_size: int
 
     def kv_heads(self, ranks: int) -> list[range]:
@@ -68,12 +69,14 @@ async def start_engine(
     *,
     handoff: HandoffConfig | None = None,
     listen: bool = False,
+    curve: bool = False,
     on_event: Callable[[int, bytes], None] = lambda rank, data: None,
     on_lost: Callable[[str], None] = lambda reason: None,
 ) -> NodeEngine:
     """Load the model on its ranks and plan the cache. The caller runs ``core.run()``.
 
-    ``handoff`` gives the ranks a data plane, which accepts connections when ``listen`` is set.
+    ``handoff`` gives the ranks a data plane, which accepts connections when ``listen`` is set, and
+    makes CURVE keys when ``curve`` is.
     Raises ``ModelError`` or ``StartupError``; nothing is left running then.
     """
     folder = await in_thread(lambda: locate_model(config.model))  # it may be a long download
@@ -87,7 +90,7 @@ async def start_engine(
     ranks = RankPool(on_event, on_lost)
     try:
         settings = [
-            _rank_settings(config, kv_dtype, identity, folder, rank, size, handoff, listen)
+            _rank_settings(config, kv_dtype, identity, folder, rank, size, handoff, listen, curve)
             for rank in range(size)
         ]
         _share_rendezvous(settings)
@@ -100,7 +103,7 @@ async def start_engine(
             free_bytes=min(m.free_bytes for m in memory) // (1 if _on_gpu(config) else size),
             on_gpu=_on_gpu(config),
         )
-        endpoints = await ranks.allocate(resolved.num_blocks)
+        ends = await ranks.allocate(resolved.num_blocks)
     except BaseException:
         await ranks.stop()
         raise
@@ -129,7 +132,8 @@ async def start_engine(
         fingerprint=model_fingerprint(spec, folder),
         weight_dtype=weight_dtype,
         kv_dtype=kv_dtype,
-        endpoints=endpoints,
+        endpoints=[end[:2] for end in ends],
+        curve_keys=[key for end in ends for key in end[2:] if key],
         world_size=size,
     )
 
@@ -165,6 +169,7 @@ def _rank_settings(
     size: int,
     handoff: HandoffConfig | None,
     listen: bool,
+    curve: bool,
 ) -> dict[str, Any]:
     ids = config.device_ids
     if ids and config.device == "cpu":
@@ -178,6 +183,7 @@ def _rank_settings(
             "port": handoff.kv_port_of(rank),
             "staging_bytes": handoff.staging_bytes,
             "carrier": handoff.carrier,
+            "curve": curve,
         }
     return {
         "folder": str(folder),

@@ -9,18 +9,20 @@ import grpc
 from ...proto import tandem_pb2 as pb
 from ...proto.tandem_pb2_grpc import PrefillStub, RegistryStub
 from ..errors import PeerRefusedError, UnavailableError
+from ..lock import Lock
 
 CALL_SECONDS = 2.0
 RETRY_SECONDS = 0.2
 
 
-def introduce(address: str, registry: str, deadline: float) -> None:
+def introduce(address: str, registry: str, deadline: float, lock: Lock) -> None:
     """Ask the node behind ``address`` what it is, and the router behind ``registry`` to take it.
 
     Asks until ``deadline``, by the monotonic clock. Raises ``UnavailableError`` when no prefill
-    node answers there, ``PeerRefusedError`` when it runs another model than the router's nodes.
+    node answers there, ``PeerRefusedError`` when it runs another model than the router's nodes, or
+    refuses the cluster token.
     """
-    status = _await_status(address, deadline)
+    status = _await_status(address, deadline, lock)
     request = pb.JoinRequest(
         node_id=status.node_id,
         epoch=status.epoch,
@@ -30,20 +32,23 @@ def introduce(address: str, registry: str, deadline: float) -> None:
         load=status.load,
         version=status.version,
     )
-    with grpc.insecure_channel(registry) as channel:
+    with lock.blocking_channel(registry) as channel:
         try:
-            RegistryStub(channel).Join(request, timeout=CALL_SECONDS)
+            lock.stub(RegistryStub, channel).Join(request, timeout=CALL_SECONDS)
         except grpc.RpcError as error:
-            raise PeerRefusedError(f"{address} is refused: {error.details()}") from None
+            raise PeerRefusedError(f"{address} is refused: {lock.explain(error)}") from None
 
 
-def _await_status(address: str, deadline: float) -> pb.StatusReply:
-    with grpc.insecure_channel(address) as channel:
+def _await_status(address: str, deadline: float, lock: Lock) -> pb.StatusReply:
+    with lock.blocking_channel(address) as channel:
+        stub = lock.stub(PrefillStub, channel)
         while True:
             try:
-                return PrefillStub(channel).Status(pb.StatusRequest(), timeout=CALL_SECONDS)
+                return stub.Status(pb.StatusRequest(), timeout=CALL_SECONDS)
             except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                    raise PeerRefusedError(f"{address} refuses: {error.details()}") from None
                 if time.monotonic() >= deadline:
-                    why = (error.details() or error.code().name).partition(";")[0]
+                    why = lock.explain(error)
                     raise UnavailableError(f"no prefill node answers at {address}: {why}") from None
             time.sleep(RETRY_SECONDS)

@@ -38,6 +38,16 @@ _COUNTERS: _Series = {
         "",
         {"": "peers_lost"},
     ),
+    "tandem_data_plane_strangers": (
+        "Connections that were accepted and never became a peer's.",
+        "",
+        {"": "strangers"},
+    ),
+    "tandem_data_plane_keys_refused": (
+        "CURVE handshakes with a key that the control plane has not announced.",
+        "",
+        {"": "keys_refused"},
+    ),
 }
 _GAUGES: _Series = {
     "tandem_data_plane_credit_bytes": (

@@ -18,9 +18,11 @@ import grpc
 
 from ...proto import tandem_pb2 as pb
 from ..config import EngineConfig, HandoffConfig, NodeConfig
-from ..errors import StartupError, UsageError
+from ..errors import StartupError
+from ..gate import Gate
 from ..handoff.epoch import new_epoch
 from ..handoff.inbox import Inbox
+from ..lock import OPEN, Lock, check_exposure, is_loopback
 from ..tracing import NO_TRACER, Tracer
 from ..version import version
 from .cast import POLL_SECONDS, Cast, NodeRole
@@ -56,6 +58,7 @@ class NodeFrame:
     handoff: HandoffConfig
     status: Callable[[], pb.StatusReply]
     tracer: Tracer
+    lock: Lock = OPEN
 
 
 async def run_node(
@@ -63,6 +66,7 @@ async def run_node(
     engine_config: EngineConfig,
     handoff: HandoffConfig,
     node: NodeConfig,
+    lock: Lock = OPEN,
     *,
     on_ready: Callable[[str], None] = lambda address: None,
     tracer: Tracer = NO_TRACER,
@@ -75,20 +79,26 @@ async def run_node(
     routers = node.routers  # a wrong --join is refused before anything starts
     handoff.kv_advertised(engine_config.world_size - 1)  # and so is a wrong --kv-advertise
     cast = Cast(roles if routers else roles[:1])
-    check_exposure(handoff, cast.listens, node)
+    listens = {"--host": node.host} | ({"--kv-host": handoff.kv_host} if cast.listens else {})
+    check_exposure(lock, handoff.insecure, listens)
     identity = NodeIdentity(named(node, role_name(cast.role)).node_id or "", new_epoch())
     life = _Life()
     catch_signals(life.stop.set)
     # A taken port is known before the model is loaded, and the probes answer meanwhile.
-    server = grpc.aio.server(options=_SERVER_OPTIONS)
-    address = _bind(server, node.host, node.port)
+    gate = Gate(lock.token, "tandem_calls_refused")
+    server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=(gate,))
+    port = lock.bind(server, node.host, node.port, "the control plane")
+    address = f"{_visible(node.host)}:{port}"
     probe = ProbeServer()
     health = await probe.start(node.host, node.health_port)
     try:
-        async with _engine(engine_config, handoff, identity, cast, life) as (engine, inbox):
+        async with _engine(engine_config, handoff, identity, cast, life, lock) as (engine, inbox):
             metrics = NodeMetrics(engine.core, inbox.stats)
+            metrics.registry.register(gate.refused)
             described = _Description(cast, engine, identity, metrics, address, node)
-            frame = NodeFrame(engine, identity, inbox, metrics, handoff, described.status, tracer)
+            frame = NodeFrame(
+                engine, identity, inbox, metrics, handoff, described.status, tracer, lock
+            )
             cast.register(server, frame)
             await server.start()
             registrations = [
@@ -98,6 +108,7 @@ async def run_node(
                     metrics.samples,
                     life.end,
                     life.stop.set,
+                    lock,
                     prefixes=metrics.prefixes,
                     on_role=life.play,
                 )
@@ -213,6 +224,7 @@ async def _engine(
     identity: NodeIdentity,
     cast: Cast,
     life: _Life,
+    lock: Lock,
 ) -> AsyncIterator[tuple[NodeEngine, Inbox]]:
     """The engine and its inbox, which need each other. Raises ``_StoppedError``."""
     # The inbox comes first: a rank's data plane reports as soon as it runs, and is told something
@@ -226,6 +238,7 @@ async def _engine(
             identity,
             handoff=handoff,
             listen=cast.listens,
+            curve=lock.encrypted,
             on_event=inbox.on_event,
             on_lost=life.end,
         ),
@@ -298,30 +311,10 @@ async def _drain(cast: Cast, registrations: list[Registration], seconds: float) 
                 await asyncio.sleep(POLL_SECONDS)
 
 
-def check_exposure(handoff: HandoffConfig, listens: bool, node: NodeConfig) -> None:
-    """Raise ``UsageError`` when unprotected KV would be reachable from other machines unasked."""
-    hosts = [("--host", node.host)] + ([("--kv-host", handoff.kv_host)] if listens else [])
-    for flag, host in hosts:
-        if not _loopback(host) and not handoff.insecure:
-            raise UsageError(
-                f"{flag} {host} is reachable from other machines, and the handoff is neither "
-                f"encrypted nor authenticated; add --insecure if the network is trusted"
-            )
-
-
-def _loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def _bind(server: grpc.aio.Server, host: str, port: int) -> str:
-    try:
-        bound = server.add_insecure_port(f"{host}:{port}")
-    except RuntimeError:
-        bound = 0
-    if not bound:
-        raise StartupError(f"cannot listen on {host}:{port}: is the port taken? Choose another")
+def _visible(host: str) -> str:
+    """What others call a node that listens on ``host``, unless --advertise says it."""
     visible = socket.gethostname() if host in ("0.0.0.0", "::") else host
-    return f"{visible}:{bound}"
+    return f"[{visible}]" if ":" in visible else visible
 
 
 def role_name(role: pb.Role) -> str:
@@ -336,6 +329,6 @@ def named(node: NodeConfig, kind: str) -> NodeConfig:
 
 def with_host(handoff: HandoffConfig, host: str) -> HandoffConfig:
     """The data plane listens where the control plane does, unless it was told otherwise."""
-    if _loopback(handoff.kv_host) and not _loopback(host):
+    if is_loopback(handoff.kv_host) and not is_loopback(host):
         return replace(handoff, kv_host=host)
     return handoff

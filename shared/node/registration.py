@@ -12,13 +12,18 @@ import grpc
 from ...proto import tandem_pb2 as pb
 from ...proto.tandem_pb2_grpc import RegistryStub
 from ..errors import PeerRefusedError
+from ..lock import OPEN, Lock
 
 log = logging.getLogger("tandem.node")
 
 CALL_SECONDS = 2.0
 RETRY_SECONDS = 0.2
 # Asking again would get the same answer.
-_REFUSALS = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT)
+_REFUSALS = (
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNAUTHENTICATED,
+)
 # A router that comes back after an hour must not wait for a backoff that has grown meanwhile.
 _CHANNEL = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1000))
 
@@ -28,8 +33,9 @@ class Registration:
 
     ``describe`` gives a fresh ``JoinRequest``; ``metrics`` the samples of a heartbeat; ``prefixes``
     what has changed in the prefix index since a version of it, if there is one.
-    ``on_refused`` is called when the router serves another model, ``on_drain`` when an operator
-    has told the router that this node is to end, ``on_role`` that it is to take on another role.
+    ``on_refused`` is called when the router will never take this node, ``on_drain`` when an
+    operator has told the router that this node is to end, ``on_role`` that it is to take on another
+    role.
     """
 
     def __init__(
@@ -39,6 +45,7 @@ class Registration:
         metrics: Callable[[], list[pb.Metric]],
         on_refused: Callable[[str], None],
         on_drain: Callable[[], None],
+        lock: Lock = OPEN,
         *,
         prefixes: Callable[[int], pb.Prefixes | None] = lambda version: None,
         on_role: Callable[[pb.Role], None] = lambda role: None,
@@ -50,14 +57,15 @@ class Registration:
         self._on_drain = on_drain
         self._prefixes = prefixes
         self._on_role = on_role
+        self._lock = lock
         self.draining = False
         self.joined = False
         self._trouble = ""
 
     async def run(self) -> None:
         """Until cancelled; then the router is told that the node leaves."""
-        async with grpc.aio.insecure_channel(self._router, options=_CHANNEL) as channel:
-            stub = RegistryStub(channel)
+        async with self._lock.channel(self._router, _CHANNEL) as channel:
+            stub = self._lock.stub(RegistryStub, channel)
             try:
                 while True:
                     try:
@@ -73,7 +81,7 @@ class Registration:
 
     def _note(self, error: grpc.aio.AioRpcError) -> None:
         """The router is away. It is asked often, so the same trouble is logged once."""
-        trouble = error.details() or error.code().name
+        trouble = self._lock.explain(error)
         if self.joined or trouble != self._trouble:
             log.warning("router %s does not answer: %s", self._router, trouble)
         self.joined, self._trouble = False, trouble

@@ -22,6 +22,8 @@ from tandem.shared.handoff.carrier import Endpoints
 from tandem.shared.handoff.data_plane import DataPlane, DataPlaneConfig
 from tandem.shared.handoff.greeting import Greeting
 from tandem.shared.handoff.messages import (
+    Admit,
+    Admitted,
     DataPlaneStats,
     Expect,
     Expecting,
@@ -101,7 +103,14 @@ def greeting(name: str, epoch: int, carrier: str) -> Greeting:
 
 
 def _plane(
-    name: str, epoch: int, tokens: int, carrier: str, *, listen: bool, layers: int = LAYERS
+    name: str,
+    epoch: int,
+    tokens: int,
+    carrier: str,
+    *,
+    listen: bool,
+    layers: int = LAYERS,
+    curve: bool = False,
 ) -> tuple[DataPlane, Queue[Any]]:
     events: Queue[Any] = Queue()
     config = DataPlaneConfig(
@@ -111,6 +120,7 @@ def _plane(
         listen_host="127.0.0.1" if listen else None,
         staging_slots=SLOTS,
         carrier=carrier,
+        curve=curve,
     )
     plane = DataPlane(config, ArrayCache(layers, tokens), events.put)
     plane.start()
@@ -125,17 +135,26 @@ def _await(events: Queue[Any], kind: type) -> Any:
     return event
 
 
-def whole_transfers(carrier: str) -> tuple[Callable[..., None], Callable[..., None]]:
+def whole_transfers(
+    carrier: str, *, curve: bool = False
+) -> tuple[Callable[..., None], Callable[..., None]]:
     """Both sides of pack, checksum, carrier, verify and scatter."""
+    # What the control plane is otherwise: the way of the receiver's key to the sender.
+    told, telling = multiprocessing.get_context("spawn").Pipe(duplex=False)
     return (
-        functools.partial(_full_sender, carrier=carrier),
-        functools.partial(_full_receiver, carrier=carrier),
+        functools.partial(_full_sender, carrier=carrier, told=told if curve else None),
+        functools.partial(_full_receiver, carrier=carrier, telling=telling if curve else None),
     )
 
 
-def _full_sender(pipe: Connection, size: int, rounds: int, carrier: str) -> None:
+def _full_sender(
+    pipe: Connection, size: int, rounds: int, carrier: str, told: Connection | None
+) -> None:
     tokens = size // LAYERS // CELL
-    plane, events = _plane("p", 1, tokens, carrier, listen=True)
+    plane, events = _plane("p", 1, tokens, carrier, listen=True, curve=told is not None)
+    if told is not None:
+        plane.submit(Admit(version=1, keys=(told.recv(),)))
+        _await(events, Admitted)
     pipe.send(plane.endpoints)
     for number in range(rounds):
         pipe.recv()
@@ -146,10 +165,14 @@ def _full_sender(pipe: Connection, size: int, rounds: int, carrier: str) -> None
     plane.stop()
 
 
-def _full_receiver(pipe: Connection, size: int, rounds: int, carrier: str) -> None:
+def _full_receiver(
+    pipe: Connection, size: int, rounds: int, carrier: str, telling: Connection | None
+) -> None:
     tokens = size // LAYERS // CELL
+    plane, events = _plane("d", 2, tokens, carrier, listen=False, curve=telling is not None)
+    if telling is not None:
+        telling.send(plane.endpoints.key)
     endpoints: Endpoints = pipe.recv()
-    plane, events = _plane("d", 2, tokens, carrier, listen=False)
     for number in range(rounds):
         plane.submit(_expect(number, tokens, endpoints))
         _await(events, Expecting)
@@ -172,9 +195,9 @@ def _open_send(number: int, tokens: int) -> OpenSend:
 def _expect(number: int, tokens: int, endpoints: Endpoints) -> Expect:
     return Expect(
         transfer_id=number, attempt=1, peer_node="p", peer_epoch=1, peer_rank=0,
-        bulk=endpoints.bulk, control=endpoints.control, block_table=_shuffled(tokens, 2),
-        first_token=0, end_token=tokens, first_head=0, end_head=HEADS,
-        window_bytes=WINDOW,
+        bulk=endpoints.bulk, control=endpoints.control, key=endpoints.key,
+        block_table=_shuffled(tokens, 2), first_token=0, end_token=tokens, first_head=0,
+        end_head=HEADS, window_bytes=WINDOW,
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from tandem.shared.handoff.carrier_names import SHARED_MEMORY
 from tandem.shared.handoff.greeting import PeerKey
 from tandem.shared.handoff.shared_ring import SharedRing
 from tandem.shared.handoff.staging import Slot, StagingRing
+from tandem.shared.handoff.stats import DataPlaneStats
 from tandem.shared.handoff.zmq_dialer import ZmqDialer
 from tandem.shared.handoff.zmq_listener import ZmqListener
 from tandem.shared.handoff.zmq_sockets import Timing
@@ -81,7 +82,7 @@ def ring_sender(pipe: Connection, size: int, rounds: int) -> None:
     context: zmq.Context[Any] = zmq.Context()
     me = greeting("p", 1, SHARED_MEMORY).with_ring(shared.place)
     listener = ZmqListener(
-        context, me, host="127.0.0.1", port=0, max_frame_bytes=2 * MIB, timing=TIMING
+        context, me, host="127.0.0.1", port=0, timing=TIMING, stats=DataPlaneStats()
     )
     pipe.send(listener.start())
     peer = PeerKey(node_id="d", epoch=2, rank=0)

@@ -3,7 +3,8 @@
     python -m tandem.tests.benchmarks.handoff_tcp
 
 Three variants take turns: a raw socket, the carrier alone (frames straight from the source, read
-and dropped), and whole transfers (pack, checksum, wire, verify, scatter).
+and dropped), and whole transfers (pack, checksum, wire, verify, scatter). ``--curve`` adds whole
+transfers between locked data planes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tandem.shared.handoff import frame
 from tandem.shared.handoff.carrier import Endpoints
 from tandem.shared.handoff.carrier_names import TCP
 from tandem.shared.handoff.greeting import PeerKey
+from tandem.shared.handoff.stats import DataPlaneStats
 from tandem.shared.handoff.zmq_dialer import ZmqDialer
 from tandem.shared.handoff.zmq_listener import ZmqListener
 from tandem.shared.handoff.zmq_sockets import Timing
@@ -83,8 +85,8 @@ def wire_sender(pipe: Connection, size: int, rounds: int) -> None:
         greeting("p", 1, TCP),
         host="127.0.0.1",
         port=0,
-        max_frame_bytes=2 * MIB,
         timing=TIMING,
+        stats=DataPlaneStats(),
     )
     pipe.send(listener.start())
     peer = PeerKey(node_id="d", epoch=2, rank=0)
@@ -143,6 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--curve", action="store_true", help="measure locked planes as well")
     options = parser.parse_args()
     size = options.mib * MIB
     sides = {
@@ -150,11 +153,13 @@ def main() -> None:
         "wire": (wire_sender, wire_receiver),
         "full": whole_transfers(TCP),
     }
+    if options.curve:
+        sides["curve"] = whole_transfers(TCP, curve=True)
     rates = take_turns(
         {name: Variant(*pair, size, options.rounds) for name, pair in sides.items()},
         options.rounds,
     )
-    raw, wire, full = (rates[name] for name in sides)
+    raw, wire, full = (rates[name] for name in ("raw", "wire", "full"))
     rows = [
         {"metric": "raw socket", "value": statistics.median(raw), "unit": "GB/s"},
         row("carrier alone", wire, raw, ">=0.7", AGAINST),
@@ -172,6 +177,8 @@ def main() -> None:
             "goal": "<=3",
         },
     ]
+    if options.curve:
+        rows.append(row("the same, locked", rates["curve"], full, "", "pack + wire + scatter"))
     for each in rows:
         print({key: round(v, 3) if isinstance(v, float) else v for key, v in each.items()})
     print(write("handoff_tcp", rows))

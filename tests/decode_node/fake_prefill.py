@@ -37,6 +37,8 @@ class FakePrefill(PrefillServicer):
         self.script: Script = accepts
         self.refuses = ""
         self.lease_seconds = 10.0
+        self.curve_keys: list[str] = []
+        self.greet_again = False
         self.held: list[int] = []
         self.answers = asyncio.Event()  # clear it, and renewals hang
         self.answers.set()
@@ -55,7 +57,7 @@ class FakePrefill(PrefillServicer):
         if self.refuses:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refuses)
         return pb.HelloReply(
-            node=pb.Introduction(node_id="p", epoch=self.epoch),
+            node=pb.Introduction(node_id="p", epoch=self.epoch, curve_keys=self.curve_keys),
             ranks=[pb.RankEndpoint(rank=i, bulk="tcp://*:1") for i in range(RANKS)],
             lease_seconds=self.lease_seconds,
         )
@@ -71,7 +73,7 @@ class FakePrefill(PrefillServicer):
         return pb.TransferIds(ids=[i for i in request.ids if i in self.held])
 
     async def Live(self, request: pb.LiveRequest, context: Any) -> pb.TransferIds:
-        return pb.TransferIds(ids=self.held)
+        return pb.TransferIds(ids=self.held, greet_again=self.greet_again)
 
     async def Release(self, request: pb.TransferIds, context: Any) -> pb.TransferIds:
         self.released += request.ids

@@ -13,7 +13,9 @@ from tandem.decode_node.peer import Peer
 from tandem.decode_node.peers import Peers
 from tandem.shared.errors import PeerRefusedError, TransferError
 from tandem.tests.decode_node.fake_prefill import prefill
-from tandem.tests.shared.handoff.fake_node import Node, until
+from tandem.tests.shared.handoff.fake_node import RANKS, Node, until
+
+KEY = "HKdmGwHfyOUqeFHhjEcTtgQqORXJJdEZWwwHUP-X"
 
 
 class Vet:
@@ -178,3 +180,35 @@ async def test_what_only_the_peer_holds_is_released(monkeypatch: pytest.MonkeyPa
         peer.trust.begin(1)
         await until(lambda: bool(fake.released))
         assert set(fake.released) == {2}
+
+
+async def test_a_peer_that_has_dismissed_this_node_is_greeted_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "RECONCILE_SECONDS", 0.02)
+    async with met() as (peers, vet, _), prefill() as fake:
+        await peers.meet(fake.candidate)
+        fake.greet_again = True
+        await until(lambda: not peers._peers)
+        fake.greet_again = False
+        await peers.meet(fake.candidate)
+        assert (fake.hellos, vet.calls) == (2, 1)
+
+
+async def test_a_locked_node_dials_with_the_keys_of_the_greeting() -> None:
+    async with met() as (peers, _, node), prefill() as fake:
+        node.engine.curve_keys = ["ours"] * RANKS
+        fake.curve_keys = [KEY, KEY.swapcase()]
+        peer = await peers.meet(fake.candidate)
+        assert [end.key for end in peer.endpoints] == fake.curve_keys
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [([KEY] * RANKS, []), ([], [KEY] * RANKS)])
+async def test_a_peer_that_is_not_locked_as_this_node_is_is_refused(
+    ours: list[str], theirs: list[str]
+) -> None:
+    async with met() as (peers, _, node), prefill() as fake:
+        node.engine.curve_keys, fake.curve_keys = ours, theirs
+        with pytest.raises(PeerRefusedError, match=f"{len(theirs)} CURVE keys, and {len(ours)}"):
+            await peers.meet(fake.candidate)
+        assert peers.refuses(fake.candidate)

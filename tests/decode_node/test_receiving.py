@@ -21,6 +21,7 @@ from tandem.shared.engine.plan import SamplingParams
 from tandem.shared.engine.sequence import Sequence
 from tandem.shared.errors import TransferError
 from tandem.shared.handoff import transfer
+from tandem.shared.handoff.carrier import Endpoints
 from tandem.shared.handoff.lease import LeaseTrust
 from tandem.shared.handoff.messages import CancelExpect, Expect, Received, ReceiveFailed
 from tandem.shared.handoff.parts import parts_of
@@ -85,7 +86,7 @@ async def attempt(
         node.running(),
     ):
         fake.script = script
-        endpoints = (("tcp://127.0.0.1:1", "tcp://127.0.0.1:2"),) * RANKS
+        endpoints = (Endpoints("tcp://127.0.0.1:1", "tcp://127.0.0.1:2"),) * RANKS
         trust = LeaseTrust(lease_seconds, asyncio.get_running_loop().time)
         parts = parts_of(kv_heads(RANKS), kv_heads(RANKS))
         stub = PrefillStub(channel)

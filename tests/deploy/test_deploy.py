@@ -133,11 +133,11 @@ def test_the_readme_speaks_of_flags_that_exist():
 def test_every_part_listens_where_others_reach_it(part: d.Part):
     given = part.parse()
     assert given["host"] == "0.0.0.0"
+    assert given["insecure"], "without it, or a lock, a part refuses to listen there"
     if part.arguments[0] == "router":
         assert given["registry_host"] == "0.0.0.0"
         return
     assert given["advertise"].endswith(f":{given['port']}")
-    assert given["insecure"], "without it a node refuses to listen there"
 
 
 # --- compose
@@ -266,3 +266,35 @@ def test_disruption_budgets_keep_a_node_of_each_kind():
         (workload,) = selected(budget["spec"]["selector"])
         assert budget["spec"]["maxUnavailable"] < workload["spec"]["replicas"]
     assert len(d.objects("PodDisruptionBudget")) == 2
+
+
+# --- the locked variant
+
+
+def test_the_lock_is_set_by_options_that_every_part_has():
+    (generator,) = d.documents(d.LOCKED / "kustomization.yaml")[0]["configMapGenerator"]
+    given = dict(literal.split("=", 1) for literal in generator["literals"])
+    for workload in d.workloads():
+        options = d.cli.commands[d.kubernetes_part(workload).arguments[0]].params
+        assert {*given, "TANDEM_CLUSTER_TOKEN"} <= {option.envvar for option in options}
+    (mount,) = [
+        each["value"]["mountPath"]
+        for each in d.documents(d.LOCKED / "lock.yaml")[0]
+        if each["path"].endswith("/volumeMounts/-")
+    ]
+    files = {name: Path(given[f"TANDEM_TLS_{name}"]) for name in ("CERT", "KEY", "CA")}
+    assert {path.parent for path in files.values()} == {Path(mount)}
+    assert [path.name for path in files.values()] == ["tls.crt", "tls.key", "ca.crt"]
+
+
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="needs kubectl")
+def test_the_lock_reaches_every_workload():
+    built = list(yaml.safe_load_all(run("kubectl", "kustomize", str(d.LOCKED))))
+    workloads = [item for item in built if item["kind"] in ("Deployment", "StatefulSet")]
+    assert len(workloads) == len(d.workloads())
+    for workload in workloads:
+        (container,) = d.pod(workload)["containers"]
+        sources = [name for each in container["envFrom"] for name in each]
+        assert sources == ["configMapRef", "secretRef"]
+        assert "lock" in [mount["name"] for mount in container["volumeMounts"]]
+        assert "lock" in [volume["name"] for volume in d.pod(workload)["volumes"]]

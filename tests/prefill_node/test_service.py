@@ -15,7 +15,7 @@ from tandem.prefill_node.service import PrefillService
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.tandem_pb2_grpc import PrefillStub, add_PrefillServicer_to_server
 from tandem.shared.config import HandoffConfig
-from tandem.shared.handoff.messages import CancelSend, OpenSend, SendFailed, SendFinished
+from tandem.shared.handoff.messages import Admit, CancelSend, OpenSend, SendFailed, SendFinished
 from tandem.shared.handoff.peer import introduction
 from tandem.tests.shared.handoff.fake_node import LAYER, RANKS, Node, served, until
 
@@ -43,8 +43,9 @@ class Served(Node):
 
 
 @asynccontextmanager
-async def prefill_node(**config: Any) -> AsyncIterator[Served]:
+async def prefill_node(*, curve_keys: tuple[str, ...] = (), **config: Any) -> AsyncIterator[Served]:
     node = Served("p", 3)
+    node.engine.curve_keys = list(curve_keys)
     node.service = PrefillService(
         node.engine,
         node.identity,
@@ -165,11 +166,50 @@ async def test_a_new_epoch_voids_what_the_old_one_held() -> None:
 
 async def test_a_greeting_says_where_the_operator_wants_the_ranks_to_be_reached() -> None:
     async with prefill_node(kv_advertise="nat.example:8200") as node:
-        hello = introduction(node.engine, node.identity)
-        reply = await node.stub.Hello(hello)
+        reply = await node.stub.Hello(introduction(node.engine, node.identity))
         told = [(rank.bulk, rank.control) for rank in reply.ranks]
         ports = [(8200 + 2 * rank, 8201 + 2 * rank) for rank in range(RANKS)]
         assert told == [(f"tcp://nat.example:{a}", f"tcp://nat.example:{b}") for a, b in ports]
+
+
+KEY = "HKdmGwHfyOUqeFHhjEcTtgQqORXJJdEZWwwHUP-X"
+
+
+def hello(node: Served, *keys: str) -> pb.Introduction:
+    mine = introduction(node.engine, node.identity)
+    del mine.curve_keys[:]
+    mine.MergeFrom(pb.Introduction(node_id=ME, epoch=EPOCH, curve_keys=keys))
+    return mine
+
+
+async def test_a_locked_node_admits_the_keys_of_who_greets() -> None:
+    keys = (KEY, KEY.swapcase())
+    async with prefill_node(curve_keys=("p0", "p1")) as node:
+        live = pb.LiveRequest(node_id=ME, epoch=EPOCH)
+        assert (await node.stub.Live(live)).greet_again
+        reply = await node.stub.Hello(hello(node, *keys))
+        assert [command.keys for command in node.ranks.of(Admit)] == [keys] * RANKS
+        assert list(reply.node.curve_keys) == ["p0", "p1"]
+        assert not (await node.stub.Live(live)).greet_again
+
+
+@pytest.mark.parametrize(
+    ("locked", "keys", "words"),
+    [
+        (True, (), "announces 0 CURVE keys, and 2 are expected"),
+        (True, (KEY, "short"), "announces 'short', which is no key"),
+        (False, (KEY, KEY), "announces 2 CURVE keys, and 0 are expected"),
+    ],
+)
+async def test_who_is_not_locked_as_this_node_is_cannot_greet(
+    locked: bool, keys: tuple[str, ...], words: str
+) -> None:
+    async with prefill_node(curve_keys=("p0", "p1") if locked else ()) as node:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await node.stub.Hello(hello(node, *keys))
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert words in (caught.value.details() or "")
+        assert node.ranks.of(Admit) == []
 
 
 async def test_a_newer_attempt_takes_over_and_an_older_one_is_refused() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -19,6 +20,7 @@ from tandem.router.registry import _reachable
 from tandem.router.server import Router, run_router
 from tandem.shared.errors import RequestError, StartupError, UnavailableError, UsageError
 from tandem.shared.kv.prefix_keys import chain_keys, short_key
+from tandem.shared.lock import Lock
 from tandem.tests.router.support import FakeNode, cluster, until
 
 
@@ -393,3 +395,33 @@ def test_a_router_starts_light(tmp_path: Path) -> None:
     megabytes, *heavy = made.stdout.split()
     assert not heavy
     assert int(megabytes) < 150
+
+
+async def test_a_router_with_a_token_shows_it_asks_for_it_and_counts_who_lacks_it(
+    tmp_path: Path,
+) -> None:
+    options = RouterOptions(port=0, registry_port=0, drain_timeout=1.0)
+    router = Router(options, Lock(token="of the cluster"))
+    await router.start()
+    try:
+        address = f"127.0.0.1:{router.registry_port}"
+        for token in ("", "wrong"):
+            with pytest.raises(RequestError, match="every part of this cluster needs the same"):
+                await asyncio.to_thread(admin.list_nodes, address, Lock(token=token))
+        assert (
+            await asyncio.to_thread(admin.list_nodes, address, Lock(token="of the cluster")) == []
+        )
+        text = router.metrics.render().decode()
+        for reason in ("no token", "wrong token"):
+            assert f'tandem_registry_calls_refused_total{{reason="{reason}"}} 1.0' in text
+    finally:
+        await router.stop()
+
+
+async def test_a_registry_for_other_machines_needs_a_lock_or_the_operators_word() -> None:
+    options = RouterOptions(port=0, registry_port=0, registry_host="0.0.0.0")
+    with pytest.raises(UsageError, match=r"--registry-host 0.0.0.0 is reachable"):
+        await Router(options).start()
+    trusting = Router(replace(options, insecure=True))
+    await trusting.start()
+    await trusting.stop()

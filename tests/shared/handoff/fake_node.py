@@ -16,6 +16,8 @@ from tandem.shared.engine.scheduler import Scheduler
 from tandem.shared.errors import PeerRefusedError
 from tandem.shared.handoff.inbox import Inbox
 from tandem.shared.handoff.messages import (
+    Admit,
+    Admitted,
     CancelExpect,
     Cancelled,
     CancelSend,
@@ -90,9 +92,11 @@ class Ranks:
         asyncio.get_running_loop().create_task(self._answer(rank, command))
 
     async def _answer(self, rank: int, command: Command) -> None:
-        key = {"transfer_id": command.transfer_id, "attempt": command.attempt}
+        key = {name: getattr(command, name, 0) for name in ("transfer_id", "attempt")}
         if isinstance(command, Expect) and self.greets:
             self.emit(rank, Expecting(**key, peer_rank=command.peer_rank))
+        elif isinstance(command, Admit):
+            self.emit(rank, Admitted(version=command.version))
         elif isinstance(command, CancelSend):
             self.emit(rank, Cancelled(**key, side="send"))
         elif isinstance(command, CancelExpect):
@@ -128,6 +132,7 @@ class Node:
             weight_dtype="float32",
             kv_dtype="float32",
             kv_heads=kv_heads,
+            curve_keys=[],
             endpoints=[["tcp://0.0.0.0:1", "tcp://0.0.0.0:2"]] * RANKS,
         )
 

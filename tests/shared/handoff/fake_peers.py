@@ -48,6 +48,7 @@ class FakeSender:
         def __init__(self, bulk: zmq.Socket, control: zmq.Socket) -> None:
             self.bulk = bulk.getsockopt_string(zmq.LAST_ENDPOINT)
             self.control = control.getsockopt_string(zmq.LAST_ENDPOINT)
+            self.key = ""
 
     def __enter__(self) -> FakeSender:
         return self

@@ -205,6 +205,9 @@ class FaultyListener(_Faulty):
     def start(self) -> Endpoints:
         return self._inner.start()  # type: ignore[no-any-return]
 
+    def admit(self, keys: Iterable[str]) -> None:
+        self._inner.admit(keys)
+
     def slots_for(self, peer: PeerKey) -> int:
         return int(self._inner.slots_for(peer))
 

@@ -151,6 +151,7 @@ def expect(sender: Rank | Any, transfer_id: int, blocks: Iterable[int], **fields
         peer_rank=sender.config.rank,
         bulk=sender.plane.endpoints.bulk,
         control=sender.plane.endpoints.control,
+        key=sender.plane.endpoints.key,
         block_table=tuple(blocks),
         **fields,
     )

@@ -1,4 +1,4 @@
-"""The frame of a node's head process: who may reach it, when it ends, how it drains."""
+"""The frame of a node's head process: where it listens, when it ends, how it drains."""
 
 from __future__ import annotations
 
@@ -8,26 +8,9 @@ from typing import Any
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.shared.config import HandoffConfig, NodeConfig
-from tandem.shared.errors import UsageError
-from tandem.shared.node.process import _drain, _until, check_exposure, with_host
+from tandem.shared.config import HandoffConfig
+from tandem.shared.node.process import _drain, _until, with_host
 from tandem.shared.node.registration import Registration
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "localhost", "::1"])
-def test_loopback_needs_no_permission(host: str) -> None:
-    check_exposure(HandoffConfig(kv_host=host), True, NodeConfig(host=host))
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "node-3"])
-def test_other_machines_are_let_in_only_when_asked_for(host: str) -> None:
-    node, handoff = NodeConfig(host=host), HandoffConfig(kv_host=host)
-    with pytest.raises(UsageError, match=f"--host {host}.*--insecure"):
-        check_exposure(HandoffConfig(), True, node)
-    with pytest.raises(UsageError, match=f"--kv-host {host}.*--insecure"):
-        check_exposure(handoff, True, NodeConfig())
-    check_exposure(handoff, False, NodeConfig())  # a decode node's data plane does not listen
-    check_exposure(HandoffConfig(kv_host=host, insecure=True), True, node)
 
 
 def test_the_data_plane_follows_the_control_plane_unless_told_otherwise() -> None:

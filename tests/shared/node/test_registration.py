@@ -203,6 +203,7 @@ async def test_a_router_that_is_not_there_yet_or_restarts_is_found() -> None:
     [
         (grpc.StatusCode.FAILED_PRECONDITION, True),
         (grpc.StatusCode.INVALID_ARGUMENT, True),
+        (grpc.StatusCode.UNAUTHENTICATED, True),
         (grpc.StatusCode.UNAVAILABLE, False),
     ],
 )

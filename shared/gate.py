@@ -1,0 +1,69 @@
+"""Who may call a server of the control plane: whoever shows the cluster's token."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from prometheus_client import Counter
+
+from .lock import TOKEN_HEADER, TOKEN_PREFIX
+
+log = logging.getLogger("tandem.lock")
+
+# A stranger that knocks all the time must not fill the log.
+QUIET_SECONDS = 10.0
+
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]]
+
+
+class Gate(grpc.aio.ServerInterceptor):
+    """Refuses calls without the token, before their message is read. Without a token it is open.
+
+    ``refused`` counts them, by reason; whoever has a page of metrics registers it.
+    """
+
+    def __init__(self, token: str, series: str) -> None:
+        self._expected = (TOKEN_PREFIX + token).encode() if token else b""
+        self._told = float("-inf")
+        self.refused = Counter(
+            series, "Calls without the cluster's token, by reason.", ["reason"], registry=None
+        )
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler:
+        reason = self._problem(dict(handler_call_details.invocation_metadata or ()))
+        if not reason:
+            return await continuation(handler_call_details)
+        self.refused.labels(reason).inc()
+        method = handler_call_details.method
+
+        async def refuse(messages: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            self._tell(context.peer(), method, reason)
+            await context.abort(
+                grpc.StatusCode.UNAUTHENTICATED,
+                f"{reason}: every part of this cluster needs the same --cluster-token",
+            )
+
+        # As a stream of requests, of which none is read.
+        return grpc.stream_unary_rpc_method_handler(refuse)
+
+    def _problem(self, metadata: dict[str, str | bytes]) -> str:
+        if not self._expected:
+            return ""
+        shown = metadata.get(TOKEN_HEADER, "")
+        if not shown:
+            return "no token"
+        given = shown if isinstance(shown, bytes) else shown.encode()
+        return "" if hmac.compare_digest(given, self._expected) else "wrong token"
+
+    def _tell(self, peer: str, method: str, reason: str) -> None:
+        now = time.monotonic()
+        if now - self._told >= QUIET_SECONDS:
+            self._told = now
+            log.warning("refused %s from %s: %s; more are only counted", method, peer, reason)

@@ -1,0 +1,166 @@
+"""A cluster with TLS on both sides, a token and CURVE: it serves, and strangers stay outside."""
+
+from __future__ import annotations
+
+import random
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+import zmq
+
+from tandem.proto import tandem_pb2 as pb
+from tandem.proto.tandem_pb2_grpc import DecodeStub, PrefillStub
+from tandem.shared.lock import read_lock
+from tandem.tests.certificates import Papers, issue
+from tandem.tests.end_to_end.clients import greedy
+from tandem.tests.end_to_end.cluster import (
+    START_SECONDS,
+    Part,
+    TestCluster,
+    get,
+    metric,
+    node_metric,
+    running,
+    until,
+)
+
+COMMITTED = 'tandem_transfers_total{outcome="committed"}'
+
+
+@dataclass
+class Locked:
+    cluster: TestCluster
+    prefill: Part
+    decode: Part
+    papers: Papers
+    token: Path
+
+    @property
+    def flags(self) -> list[str]:
+        return [*self.papers.flags, f"--cluster-token-file={self.token}"]
+
+    def serves(self, seed: int, want: list[int]) -> None:
+        """Remotely prefilled, with the tokens of an unlocked cluster."""
+        before = node_metric(self.decode, COMMITTED)
+        assert greedy(self.cluster, seed) == want
+        assert node_metric(self.decode, COMMITTED) == before + 1
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Iterator[Locked]:
+    folder = tmp_path_factory.mktemp("locked")
+    papers, token = issue(folder / "papers", "127.0.0.1"), folder / "token"
+    token.write_text("the-token-of-this-cluster\n")
+    flags = [*papers.flags, f"--cluster-token-file={token}"]
+    with running(folder, tiny_model) as cluster:
+        cluster.start_router(*flags)
+        node = ["--no-enable-prefix-caching", "--carrier=tcp", *flags]
+        prefill, decode = cluster.start_nodes(("prefill-node", *node), ("decode-node", *node))
+        cluster.wait_nodes(decode=1, prefill=1)
+        yield Locked(cluster, prefill, decode, papers, token)
+
+
+def test_a_locked_cluster_gives_the_same_tokens(locked: Locked, aggregated: TestCluster) -> None:
+    locked.serves(3, greedy(aggregated, 3))
+
+
+def test_nodes_that_do_not_belong_are_told_why_and_the_cluster_goes_on(
+    locked: Locked, aggregated: TestCluster, tmp_path: Path
+) -> None:
+    wrong = tmp_path / "token"
+    wrong.write_text("of-another-cluster")
+    other = issue(tmp_path / "other", "127.0.0.1")
+    refused, foreign, open_ = (
+        locked.cluster.launch_node("decode-node", *flags)
+        for flags in (
+            [*locked.papers.flags, f"--cluster-token-file={wrong}"],
+            [*other.flags, f"--cluster-token-file={locked.token}"],
+            [],
+        )
+    )
+    assert refused.process.wait(START_SECONDS) == 1
+    last = refused.log.read_text().splitlines()[-1]
+    assert re.search("tandem: router .* wrong token: every part .* the same --cluster-token", last)
+    for part, words in (
+        (foreign, "its certificate is not by an authority of --tls-ca"),
+        (open_, "it may use TLS, which this side does not (--tls-cert)"),
+    ):
+        until(lambda part=part, words=words: words in part.log.read_text(), words, START_SECONDS)
+        assert part.log.read_text().count(words) == 1, "told once, though it tries on"
+        part.kill()
+    assert locked.cluster.router is not None
+    assert "refused /tandem.v1.Registry/Join" in locked.cluster.router.log.read_text()
+    series = 'tandem_registry_calls_refused_total{reason="wrong token"}'
+    assert metric(get(f"{locked.cluster.url}/metrics"), series) >= 1
+    locked.cluster.wait_nodes(decode=1, prefill=1)
+    locked.serves(4, greedy(aggregated, 4))
+
+
+def kv_ports(node: Part) -> list[int]:
+    """What the node's ranks listen on: every port of theirs, as the kernel has it."""
+    import psutil
+
+    (rank,) = psutil.Process(node.process.pid).children()
+    return [c.laddr.port for c in rank.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+
+
+def test_strangers_at_the_data_plane_are_dropped_and_counted(
+    locked: Locked, aggregated: TestCluster
+) -> None:
+    ports = kv_ports(locked.prefill)
+    assert len(ports) == 2
+    context, clients = zmq.Context(), []
+    try:
+        for port in ports:
+            with socket.create_connection(("127.0.0.1", port)) as raw:
+                raw.sendall(random.Random(5).randbytes(1 << 16))
+            for curve in (False, True):
+                client = context.socket(zmq.DEALER)
+                clients.append(client)
+                if curve:  # with keys of its own, as the server's is told to those who belong
+                    client.curve_publickey, client.curve_secretkey = zmq.curve_keypair()
+                    client.curve_serverkey, _ = zmq.curve_keypair()
+                client.reconnect_ivl = -1
+                client.connect(f"tcp://127.0.0.1:{port}")
+                client.send(b"let me in")
+        series = 'tandem_data_plane_strangers_total{rank="0"}'
+        until(lambda: node_metric(locked.prefill, series) == 6, "six strangers to be counted")
+    finally:
+        for client in clients:
+            client.close(0)
+        context.term()
+    locked.serves(5, greedy(aggregated, 5))
+
+
+def test_a_call_to_a_node_needs_the_token_too(locked: Locked) -> None:
+    lock = read_lock(locked.papers.config())
+    for part, stub in ((locked.prefill, PrefillStub), (locked.decode, DecodeStub)):
+        with (
+            lock.blocking_channel(part.details["address"]) as channel,
+            pytest.raises(grpc.RpcError, match="no token: every part of this cluster"),
+        ):
+            stub(channel).Status(pb.StatusRequest(), timeout=10)
+        assert node_metric(part, 'tandem_calls_refused_total{reason="no token"}') == 1
+
+
+def nodes(locked: Locked, *flags: str) -> subprocess.CompletedProcess[str]:
+    assert locked.cluster.router is not None
+    registry = f"127.0.0.1:{locked.cluster.router.details['registry']}"
+    arguments = [sys.executable, "-m", "tandem", "nodes", f"--router={registry}", *flags]
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=START_SECONDS)
+
+
+def test_operators_need_the_lock_too(locked: Locked) -> None:
+    listed = nodes(locked, *locked.flags)
+    assert listed.returncode == 0 and listed.stdout.count(" ready ") == 2
+    without = nodes(locked, *locked.papers.flags)
+    assert without.returncode == 1 and "tandem: no token: every part" in without.stderr
+    outside = nodes(locked)
+    assert outside.returncode == 1 and "it may use TLS" in outside.stderr

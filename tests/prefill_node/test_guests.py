@@ -1,0 +1,82 @@
+"""Whose CURVE keys a prefill node's ranks admit, and until when."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tandem.prefill_node import guests as module
+from tandem.prefill_node.guests import Guests
+from tandem.shared.errors import OverloadedError, TransferError
+from tandem.shared.handoff.inbox import Inbox
+from tandem.shared.handoff.lease import Tenant
+from tandem.shared.handoff.messages import Admit, Admitted, from_wire, to_wire
+
+
+class Ranks:
+    """Two ranks that confirm a list at once, unless ``silent``."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.silent: set[int] = set()
+        self.keys: dict[int, tuple[str, ...]] = {}
+        self.inbox = Inbox(self._take, lambda reason: None)
+        self.guests = Guests(self.inbox, 2, lambda: self.now)
+
+    def _take(self, rank: int, data: bytes) -> None:
+        command = from_wire(data)
+        assert isinstance(command, Admit)
+        self.keys[rank] = command.keys
+        if rank not in self.silent:
+            self.inbox.on_event(rank, to_wire(Admitted(version=command.version)))
+
+
+@pytest.fixture
+def ranks() -> Ranks:
+    return Ranks()
+
+
+async def test_every_rank_has_the_keys_when_the_greeting_is_answered(ranks: Ranks) -> None:
+    await ranks.guests.admit(Tenant("a", 1), ["a0", "a1"])
+    await ranks.guests.admit(Tenant("b", 1), ["b0"])
+    assert ranks.keys == {0: ("a0", "a1", "b0"), 1: ("a0", "a1", "b0")}
+
+
+async def test_a_new_start_of_a_node_takes_the_place_of_the_old(ranks: Ranks) -> None:
+    await ranks.guests.admit(Tenant("a", 1), ["old"])
+    await ranks.guests.admit(Tenant("a", 2), ["new"])
+    assert ranks.keys[0] == ("new",)
+    assert ranks.guests.heard(Tenant("a", 2)) and not ranks.guests.heard(Tenant("a", 1))
+
+
+async def test_who_falls_silent_is_dismissed_and_who_speaks_stays(ranks: Ranks) -> None:
+    for name in ("a", "b"):
+        await ranks.guests.admit(Tenant(name, 1), [name])
+    ranks.now = module.SILENCE_SECONDS
+    assert ranks.guests.heard(Tenant("b", 1))
+    assert ranks.guests.dismiss_silent() == []
+    ranks.now += 1
+    assert ranks.guests.dismiss_silent() == ["a"]
+    assert ranks.keys == {0: ("b",), 1: ("b",)}
+    assert not ranks.guests.heard(Tenant("a", 1))
+
+
+async def test_a_rank_that_does_not_confirm_is_named(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CONFIRM_SECONDS", 0.05)
+    ranks.silent = {1}
+    with pytest.raises(TransferError, match=r"ranks \[1\] have not taken the CURVE keys"):
+        await ranks.guests.admit(Tenant("a", 1), ["a"])
+    ranks.silent = set()
+    await asyncio.gather(*(ranks.guests.admit(Tenant(f"n{i}", 1), [str(i)]) for i in range(5)))
+    assert set(ranks.keys[1]) == {"a", "0", "1", "2", "3", "4"}
+
+
+async def test_there_is_a_limit(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_GUESTS", 1)
+    await ranks.guests.admit(Tenant("a", 1), ["a"])
+    with pytest.raises(OverloadedError, match="1 decode nodes"):
+        await ranks.guests.admit(Tenant("b", 1), ["b"])
+    await ranks.guests.admit(Tenant("a", 2), ["c"])

@@ -1,0 +1,185 @@
+"""Strangers at the ports of a data plane, locked or not: dropped, counted, and no hindrance."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from tandem.shared.errors import PeerRefusedError
+from tandem.shared.handoff.curve import check_keys
+from tandem.shared.handoff.messages import (
+    Admit,
+    Admitted,
+    PeerJoined,
+    Received,
+    ReceiveFailed,
+    SendFinished,
+)
+from tandem.shared.handoff.zmq_sockets import Timing
+
+from .plane_pair import Rank, expect, rows, until
+
+END = 100
+BLOCKS = tuple(range(13))
+
+# ZMTP 3.1: signature, version, mechanism, as server, filler.
+ZMTP = b"\xff" + bytes(8) + b"\x7f\x03\x01%b" + bytes(32)
+NULL, CURVE = (ZMTP % name.ljust(20, b"\0") for name in (b"NULL", b"CURVE"))
+READY = b"\x04\x1a\x05READY\x0bSocket-Type\0\0\0\x06DEALER"
+
+RAW = {
+    "nothing": b"",
+    "garbage": random.Random(7).randbytes(4096),
+    "http": b"GET / HTTP/1.1\r\nhost: kv\r\n\r\n",
+    "pickle": pickle.dumps({"x": list(range(50))}),
+    "another version": b"\xff" + bytes(8) + b"\x7f\x01\x00" + bytes(52),
+    "plain, a pickle": NULL + READY + b"\x00\x40" + pickle.dumps([0] * 20).ljust(64, b"."),
+    "plain, 4 GiB": NULL + READY + b"\x02" + struct.pack(">Q", 1 << 32),
+    "plain, 2^63": NULL + READY + b"\x02" + struct.pack(">Q", 1 << 63),
+    "curve, garbage": CURVE + b"\x04\xc8" + random.Random(8).randbytes(200),
+    "curve, 4 GiB": CURVE + b"\x06" + struct.pack(">Q", 1 << 32),
+    "curve, 2^63": CURVE + b"\x06" + struct.pack(">Q", 1 << 63),
+}
+
+
+@pytest.fixture(params=["locked", "open"])
+def prefill(request: pytest.FixtureRequest) -> Iterator[Rank]:
+    with Rank("p", seed=1, curve=request.param == "locked") as rank:
+        yield rank
+
+
+@pytest.fixture
+def locked(each_carrier: str) -> Iterator[Rank]:
+    with Rank("p", seed=1, curve=True) as rank:
+        yield rank
+
+
+def admit(rank: Rank, *keys: str, version: int = 1) -> None:
+    rank.plane.submit(Admit(version=version, keys=keys))
+    until(lambda: any(event.version == version for event in rank.log.of(Admitted)))
+
+
+def hands_over(prefill: Rank, version: int = 99) -> str:
+    """A decode rank that the control plane has announced gets its KV; the carrier."""
+    with Rank("d", listen_host=None, curve=prefill.config.curve) as decode:
+        admit(prefill, decode.plane.endpoints.key, version=version)
+        decode.expect(prefill, 1, BLOCKS, first_token=0, end_token=END)
+        prefill.open(decode, 1, BLOCKS, first_token=0, end_token=END)
+        prefill.compute(1, 0, END, chunk=33)
+        decode.log.wait(Received, 1)
+        prefill.log.wait(SendFinished, 1)
+        assert rows(decode.cache, BLOCKS, 0, END) == rows(prefill.cache, BLOCKS, 0, END)
+        return decode.log.wait(PeerJoined).carrier
+
+
+def ports(rank: Rank) -> list[int]:
+    ends = rank.plane.endpoints
+    return [int(end.rpartition(":")[2]) for end in (ends.bulk, ends.control)]
+
+
+def test_an_announced_rank_is_let_in(locked: Rank, each_carrier: str) -> None:
+    assert hands_over(locked) == each_carrier
+    assert locked.plane.stats().strangers == locked.plane.stats().keys_refused == 0
+
+
+def test_every_start_has_a_key_of_its_own(locked: Rank) -> None:
+    with Rank("p", curve=True) as other, Rank("q") as plain:
+        keys = {rank.plane.endpoints.key for rank in (locked, other)}
+        assert len(keys) == 2 and all(len(key) == 40 for key in keys)
+        assert plain.plane.endpoints.key == ""
+
+
+def test_a_rank_that_nobody_announced_is_refused_and_counted(locked: Rank) -> None:
+    with Rank("d", listen_host=None, curve=True) as decode:
+        decode.plane.submit(expect(locked, 1, BLOCKS, first_token=0, end_token=END))
+        assert decode.log.wait(ReceiveFailed, 1).retriable
+        until(lambda: locked.plane.stats().keys_refused == 2)
+        until(lambda: locked.plane.stats().strangers == 2)
+    hands_over(locked)
+
+
+def test_a_rank_that_was_dismissed_is_a_stranger_again(locked: Rank) -> None:
+    with Rank("d", listen_host=None, curve=True) as decode:
+        admit(locked, decode.plane.endpoints.key)
+        admit(locked, "", "no key", "\0" * 40, "~" * 40, version=2)
+        decode.plane.submit(expect(locked, 1, BLOCKS, first_token=0, end_token=END))
+        decode.log.wait(ReceiveFailed, 1)
+        assert locked.plane.stats().keys_refused == 2
+
+
+def test_an_unlocked_rank_gets_no_word_out_of_a_locked_one(locked: Rank) -> None:
+    with Rank("d", listen_host=None) as decode:
+        decode.plane.submit(expect(locked, 1, BLOCKS, first_token=0, end_token=END))
+        assert "no answer to the greeting" in decode.log.wait(ReceiveFailed, 1).reason
+        until(lambda: locked.plane.stats().strangers == 2)
+    hands_over(locked)
+
+
+def test_whoever_answers_without_the_announced_key_is_not_believed(locked: Rank) -> None:
+    """Somebody else on the address of a prefill rank."""
+    with Rank("d", listen_host=None, curve=True) as decode, Rank("p", curve=True) as other:
+        admit(locked, decode.plane.endpoints.key)
+        command = expect(locked, 1, BLOCKS, first_token=0, end_token=END)
+        fields = {name: getattr(command, name) for name in command.__slots__}
+        decode.plane.submit(type(command)(**(fields | {"key": other.plane.endpoints.key})))
+        assert "no answer to the greeting" in decode.log.wait(ReceiveFailed, 1).reason
+        assert locked.plane.stats().keys_refused == 0
+
+
+@pytest.mark.parametrize("curve", [True, False])
+@pytest.mark.parametrize("kind", RAW)
+def test_raw_bytes_are_dropped_and_counted(kind: str, curve: bool) -> None:
+    brief = Timing(ping_seconds=0.1, silence_seconds=0.2)
+    with Rank("p", curve=curve, timing=brief) as prefill:
+        for port in ports(prefill):
+            with socket.create_connection(("127.0.0.1", port)) as stranger:
+                stranger.sendall(RAW[kind])
+        until(lambda: prefill.plane.stats().strangers == 2)
+
+
+def test_a_hundred_strangers_are_no_hindrance(prefill: Rank) -> None:
+    held = [socket.create_connection(("127.0.0.1", port)) for port in ports(prefill) * 50]
+    try:
+        for number, each in enumerate(held):
+            each.sendall(list(RAW.values())[number % len(RAW)])
+        hands_over(prefill)
+        until(lambda: prefill.plane.stats().strangers == 100)
+    finally:
+        for each in held:
+            each.close()
+
+
+def test_a_message_beyond_a_greeting_drops_the_connection_of_a_client(prefill: Rank) -> None:
+    """Also on the bulk port, where only the frames that go out are large."""
+    context = zmq.Context()
+    client = context.socket(zmq.DEALER)
+    try:
+        client.setsockopt(zmq.LINGER, 0)
+        client.setsockopt(zmq.RECONNECT_IVL, -1)
+        monitor = client.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        client.connect(prefill.plane.endpoints.bulk)
+        client.send(bytes(5000))
+        assert monitor.poll(10_000)
+        until(lambda: prefill.plane.stats().strangers == 1)
+    finally:
+        client.disable_monitor()
+        context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("keys", [[], ["x"], ["x" * 39 + "~"], ["x" * 40, "x" * 40], ["é" * 40]])
+def test_a_node_without_a_sound_key_for_each_rank_is_refused(keys: list[str]) -> None:
+    with pytest.raises(PeerRefusedError, match="node-3 announces"):
+        check_keys(keys, 1, "node-3")
+
+
+def test_a_locked_node_and_an_open_one_never_hand_over() -> None:
+    public, _ = zmq.curve_keypair()
+    check_keys([public.decode()], 1, "node-3")
+    with pytest.raises(PeerRefusedError, match="1 CURVE keys, and 0 are expected"):
+        check_keys([public.decode()], 0, "node-3")
