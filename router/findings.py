@@ -94,7 +94,8 @@ def _of_node(seen: NodeSeen) -> Iterator[Finding]:
         yield Finding(
             subject,
             f"its last heartbeat is {info.heartbeat_age_seconds:.1f} s old",
-            "the process is stopped or overloaded, or the network loses its calls",
+            "if it stays so, the process is overloaded, or the network loses its calls",
+            wrong=False,  # whether it answers now says more
         )
     if status is None:
         yield Finding(

@@ -80,7 +80,6 @@ SLOTS = "tandem_data_plane_staging_slots"
         (healthy(nodes=[node(PREFILL, "p")], pairs={}), "no decode node", "tandem decode-node"),
         (absent(refused=True, reason="layers is 2"), "refused 0 s ago: layers is 2", "the model"),
         (absent(reason="was silent for 3 s"), "silent for 3 s and was dropped", "stopped"),
-        (with_node(late(node(PREFILL, "p"))), "last heartbeat is 2.5 s old", "overloaded"),
         (with_node(node(PREFILL, "p", epoch=8)), "another process", "--advertise"),
         (
             with_node(NodeSeen(node(PREFILL, "p").info, Answer(3, problem="no answer"))),
@@ -118,6 +117,7 @@ def test_what_is_wrong_is_said_with_what_to_do(seen: Survey, problem: str, remed
     [
         (healthy(nodes=[node(pb.ROLE_DECODE, "d")], pairs={}), "no prefill node"),
         (with_node(node(PREFILL, "p", draining=True)), "drains"),
+        (with_node(late(node(PREFILL, "p"))), "last heartbeat is 2.5 s old"),
         (with_node(node(PREFILL, "p", load=pb.Load(total_blocks=9))), "none of its 9 KV blocks"),
         (healthy(listed=Answer(0, pb.ListReply(version="2"))), "the router runs 2, but: p 1, d 1"),
         (
