@@ -50,13 +50,13 @@ class Context:
 
 
 @cache
+def _kept() -> TemporaryDirectory[str]:
+    return TemporaryDirectory()
+
+
+@cache
 def folder() -> Path:
-    kept = TemporaryDirectory()  # for as long as the process lives: ``cache`` holds it
-    _kept.append(kept)
-    return make_model(Path(kept.name) / "model")
-
-
-_kept: list[TemporaryDirectory[str]] = []
+    return make_model(Path(_kept().name) / "model")
 
 
 def _join(**changes: Any) -> pb.JoinRequest:
