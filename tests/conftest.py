@@ -10,6 +10,6 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile("short", derandomize=True, deadline=None, database=None)
 settings.register_profile(
-    "long", max_examples=20_000, deadline=None, suppress_health_check=list(HealthCheck)
+    "long", max_examples=5_000, deadline=None, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile("short")

@@ -29,7 +29,7 @@ from tandem.router.options import RouterOptions
 from tandem.router.registry import Registry
 from tandem.shared.errors import RequestError
 from tandem.shared.text.tokenizer import Tokenizer
-from tandem.tests.fuzz import changed, cheap, protos, strange
+from tandem.tests.fuzz import FEWER, changed, cheap, protos, strange
 from tandem.tests.router.support import make_model
 
 
@@ -50,13 +50,13 @@ class Context:
 
 
 @cache
+def _kept() -> TemporaryDirectory[str]:
+    return TemporaryDirectory()
+
+
+@cache
 def folder() -> Path:
-    kept = TemporaryDirectory()  # for as long as the process lives: ``cache`` holds it
-    _kept.append(kept)
-    return make_model(Path(kept.name) / "model")
-
-
-_kept: list[TemporaryDirectory[str]] = []
+    return make_model(Path(_kept().name) / "model")
 
 
 def _join(**changes: Any) -> pb.JoinRequest:
@@ -68,6 +68,7 @@ def _join(**changes: Any) -> pb.JoinRequest:
 # ---- nodes ---------------------------------------------------------------------------------------
 
 
+@FEWER
 @given(st.deferred(lambda: changed(_join())), st.data())
 @example(_join(address="h:²"), None)
 @example(_join(address="h:" + "9" * 5000), None)
@@ -94,6 +95,7 @@ async def _visit(request: pb.JoinRequest, data: st.DataObject | None) -> None:
     await nodes.close()
 
 
+@FEWER
 @given(protos(pb.HeartbeatRequest))
 def test_a_heartbeat_of_a_known_node_may_carry_anything(beat: pb.HeartbeatRequest) -> None:
     async def visit() -> None:

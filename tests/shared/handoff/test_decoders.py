@@ -3,10 +3,13 @@ reader's own error; and never more memory than the bytes themselves are worth.""
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import struct
 from dataclasses import asdict, replace
 
 import msgpack
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +28,8 @@ from tandem.shared.handoff.shared_ring import (
 )
 from tandem.shared.handoff.zmq_sockets import about_connection
 from tandem.tests.fuzz import EXTREMES, cheap, strange
+
+from .plane_pair import Rank
 
 LIMIT = 4096
 U64, U32, U16 = (st.integers(0, 2**bits - 1) for bits in (64, 32, 16))
@@ -240,3 +245,26 @@ def test_a_ring_of_exabytes_costs_nothing() -> None:
         for size in (2**40, 2**63, 2**64 - 1):
             with pytest.raises(RingError):
                 MappedRing(RingPlace(1, 1, size, 0))
+
+
+def _zmtp(length: int) -> bytes:
+    """A ZeroMQ peer's greeting, and the announcement of one message."""
+    signature = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00"
+    ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+    head = signature + b"NULL".ljust(20, b"\0") + bytes(32)
+    return head + b"\x04" + bytes([len(ready)]) + ready + b"\x02" + length.to_bytes(8, "big")
+
+
+@pytest.mark.parametrize("length", [1 << 32, (1 << 63) - 1, (1 << 64) - 1])
+def test_a_message_that_is_announced_too_large_ends_the_connection(length: int) -> None:
+    process = psutil.Process()
+    with Rank("p") as rank:
+        for endpoint in (rank.plane.endpoints.bulk, rank.plane.endpoints.control):
+            host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+            before = process.memory_info().rss
+            with socket.create_connection((host, int(port)), timeout=10) as stranger:
+                stranger.sendall(_zmtp(length))
+                with contextlib.suppress(ConnectionResetError):
+                    while stranger.recv(4096):
+                        pass
+            assert process.memory_info().rss - before < 100 << 20

@@ -132,12 +132,13 @@ def _outcomes(decode: HandRank) -> set[int]:
     return {event.transfer_id for event in decode.log.of(Received) + decode.log.of(ReceiveFailed)}
 
 
-@pytest.mark.parametrize("carrier", CARRIERS)
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_campaign_of_random_faults(carrier: str, seed: int) -> None:
-    received, schedule = _campaign(carrier, seed, 60)
-    assert received > 10
-    assert sum(schedule.happened.values()) > 10
+@pytest.mark.parametrize(
+    ("carrier", "transfers"), [("memory", 100), ("tcp", 40), ("shared_memory", 40)]
+)
+def test_a_campaign_of_random_faults(carrier: str, transfers: int) -> None:
+    received, schedule = _campaign(carrier, 1, transfers)
+    assert received > transfers // 4
+    assert sum(schedule.happened.values()) > transfers // 4
 
 
 def test_a_seed_gives_the_same_faults_again() -> None:
