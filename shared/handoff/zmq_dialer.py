@@ -28,6 +28,7 @@ from .zmq_sockets import (
     has_news,
     open_socket,
     to_peer,
+    unwatch,
     watch,
 )
 
@@ -61,8 +62,8 @@ class _Dial:
         return not unread and any(has_news(watch) for watch in self.watches)
 
     def close(self) -> None:
-        for socket in (*self.watches, self.bulk, self.control):
-            socket.close(0)
+        for socket, watched in zip((self.bulk, self.control), self.watches, strict=True):
+            unwatch(socket, watched)
 
 
 class ZmqDialer:
