@@ -30,6 +30,7 @@ from .zmq_sockets import (
     has_news,
     open_socket,
     to_peer,
+    unwatch,
     watch,
 )
 
@@ -67,12 +68,8 @@ class _Dial:
         return not unread and any(has_news(watch) for watch in self.watches)
 
     def close(self) -> None:
-        for socket in (self.bulk, self.control):
-            # ZeroMQ's own thread would wait for ever to tell a watch that is closed already.
-            socket.disable_monitor()
-            socket.close(0)
-        for each in self.watches:
-            each.close(0)
+        for socket, watched in zip((self.bulk, self.control), self.watches, strict=True):
+            unwatch(socket, watched)
         if self.shared is not None:
             self.shared.bells.close()
 

@@ -60,9 +60,17 @@ def open_socket(context: zmq.Context[Socket], kind: int, limit: int, timing: Tim
 
 def watch(socket: Socket) -> Socket:
     """A socket that has something to read once the connection of a dialling one has ended, or could
-    not be made. To be asked before it connects; the caller closes both."""
+    not be made. To be asked before it connects; ended with ``unwatch``."""
     endings = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
     return socket.get_monitor_socket(endings, f"inproc://watch-{secrets.token_hex(8)}")
+
+
+def unwatch(socket: Socket, watch: Socket) -> None:
+    """Close both, in the only safe order: a socket that still reports when nobody can read it stops
+    ZeroMQ's I/O thread for ever."""
+    socket.disable_monitor()
+    watch.close(0)
+    socket.close(0)
 
 
 def has_news(socket: Socket) -> bool:

@@ -170,6 +170,15 @@ def test_one_connection_that_ends_is_noticed_at_once_by_the_receiver(socket: str
         decode.log.wait(PeerLost)
 
 
+def test_a_receiver_meets_others_after_many_connections_have_ended():
+    """Both of a pair end at once, so one while the other's end is dealt with."""
+    with Rank("d", listen_host=None, timing=PATIENT) as decode:
+        for transfer_id in range(30):
+            with FakeSender(Rank("p")) as sender:
+                sender.expected_by(decode, transfer_id, BLOCKS, first_token=0, end_token=END)
+            decode.log.wait(ReceiveFailed, transfer_id)
+
+
 def test_a_port_without_a_listener_is_noticed_at_once():
     with Rank("d", listen_host=None, timing=PATIENT) as decode:
         with FakeSender(Rank("p")) as sender:
