@@ -83,18 +83,7 @@ async def run_node(
                 server, NodeFrame(engine, identity, inbox, metrics, handoff, described.status)
             )
             await server.start()
-            registrations = [
-                Registration(
-                    router,
-                    described.join,
-                    metrics.samples,
-                    life.end,
-                    life.stop.set,
-                    prefixes=metrics.prefixes,
-                    on_role=life.play,
-                )
-                for router in routers
-            ]
+            registrations = _registrations(routers, described, metrics, life)
             loops = [engine.core.run(), *cast.background(), *(r.run() for r in registrations)]
             loops.append(_change_roles(life, cast, described, registrations))
             tasks = [asyncio.create_task(loop) for loop in loops]
@@ -119,6 +108,23 @@ async def run_node(
         await probe.stop()
     if life.lost:
         raise StartupError(life.lost)
+
+
+def _registrations(
+    routers: Sequence[str], described: _Description, metrics: NodeMetrics, life: _Life
+) -> list[Registration]:
+    return [
+        Registration(
+            router,
+            described.join,
+            metrics.samples,
+            life.end,
+            life.stop.set,
+            prefixes=metrics.prefixes,
+            on_role=life.play,
+        )
+        for router in routers
+    ]
 
 
 class _Life:
