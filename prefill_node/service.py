@@ -279,7 +279,9 @@ class PrefillService(PrefillServicer):
     async def Status(
         self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.StatusReply:
-        return self._status()
+        reply = self._status()
+        reply.prefixes.MergeFrom(self._metrics.prefixes(request.prefix_version) or pb.Prefixes())
+        return reply
 
     async def expire_leases(self) -> None:
         """Runs for ever: frees what a vanished decode node does not renew."""

@@ -84,10 +84,9 @@ class _Costs:
         """Of a decode node that prefills the prompt itself."""
         return self._total(node, self._compute(node))
 
-    def helping(self, node: NodeView) -> tuple[float, int, bytes]:
+    def helping(self, node: NodeView) -> tuple[bool, float, int, bytes]:
         """Of a prefill node, whoever it is for."""
-        seconds = self.queue(node) + self._compute(node)
-        return seconds, -node.held_tokens, self._prompt.affinity(node)
+        return self._ranked(node, self.queue(node) + self._compute(node))
 
     def with_help(
         self, node: NodeView, helpers: Sequence[NodeView]
@@ -98,18 +97,17 @@ class _Costs:
 
     def best_first(self, node: NodeView, helpers: Sequence[NodeView]) -> list[NodeView]:
         """Prefill nodes by how soon a decode node would have the prompt from them."""
-        return sorted(
-            helpers,
-            key=lambda p: (self._remote(node, p), -p.held_tokens, self._prompt.affinity(p)),
-        )
+        return sorted(helpers, key=lambda p: self._ranked(p, self._remote(node, p)))
 
     def _total(self, node: NodeView, prefill_seconds: float) -> tuple[bool, float, int, bytes]:
+        load = self.queue(node) + node.sequences * SEQUENCE_TOKENS / self._rate(node)
+        return self._ranked(node, load + prefill_seconds)
+
+    def _ranked(self, node: NodeView, seconds: float) -> tuple[bool, float, int, bytes]:
         """A node without room comes last: nobody knows when others will have left it."""
         missing = self._missing(node)
         full = node.room_tokens is not None and node.room_tokens < missing
-        load = self.queue(node) + node.sequences * SEQUENCE_TOKENS / self._rate(node)
-        home = self._prompt.affinity(node)
-        return full, load + prefill_seconds, missing, home
+        return full, seconds, missing, self._prompt.affinity(node)
 
     def _remote(self, decode: NodeView, prefill: NodeView) -> float:
         link = decode.link_rates.get(prefill.node_id) or LINK_PACES * self._pace

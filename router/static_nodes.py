@@ -44,14 +44,16 @@ class StaticNodes:
     async def _follow(self, address: str) -> None:
         """Poll one address. What is wrong with it is logged once, until something changes."""
         told = ""
+        version = 0
         async with self._lock.channel(address, CHANNEL_OPTIONS) as channel:
             stub = self._lock.stub(PrefillStub, channel)
             while True:
                 try:
-                    status = await stub.Status(pb.StatusRequest(), timeout=CALL_SECONDS)
+                    request = pb.StatusRequest(prefix_version=version)
+                    status = await stub.Status(request, timeout=CALL_SECONDS)
                     # The decode nodes bring the model that the named ones are compared with.
                     if self._nodes.decode_ready():
-                        await self._enter(address, status)
+                        version = await self._enter(address, status)
                     problem = ""
                 except grpc.aio.AioRpcError as error:
                     problem = f"does not answer: {self._lock.explain(error)}"
@@ -62,13 +64,15 @@ class StaticNodes:
                 told = problem
                 await asyncio.sleep(POLL_SECONDS)
 
-    async def _enter(self, address: str, status: pb.StatusReply) -> None:
+    async def _enter(self, address: str, status: pb.StatusReply) -> int:
+        """Returns which version of its prefixes is known here."""
         beat = pb.HeartbeatRequest(
             node_id=status.node_id,
             epoch=status.epoch,
             load=status.load,
             draining=status.draining or not status.ready,
             metrics=status.metrics,
+            prefixes=status.prefixes,
         )
         if not self._nodes.heartbeat(beat):
             join = pb.JoinRequest(
@@ -79,5 +83,8 @@ class StaticNodes:
                 model=status.model,
                 load=status.load,
                 version=status.version,
+                prefixes=status.prefixes,
             )
             await self._registry.enter(join, address)
+        node = self._nodes.get(status.node_id, status.epoch)
+        return node.prefixes.version if node is not None else 0

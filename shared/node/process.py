@@ -101,19 +101,7 @@ async def run_node(
             )
             cast.register(server, frame)
             await server.start()
-            registrations = [
-                Registration(
-                    router,
-                    described.join,
-                    metrics.samples,
-                    life.end,
-                    life.stop.set,
-                    lock,
-                    prefixes=metrics.prefixes,
-                    on_role=life.play,
-                )
-                for router in routers
-            ]
+            registrations = _registrations(routers, described, metrics, life, lock)
             loops = [engine.core.run(), *cast.background(), *(r.run() for r in registrations)]
             loops.append(_change_roles(life, cast, described, registrations))
             tasks = [asyncio.create_task(loop) for loop in loops]
@@ -138,6 +126,28 @@ async def run_node(
         await probe.stop()
     if life.lost:
         raise StartupError(life.lost)
+
+
+def _registrations(
+    routers: Sequence[str],
+    described: _Description,
+    metrics: NodeMetrics,
+    life: _Life,
+    lock: Lock,
+) -> list[Registration]:
+    return [
+        Registration(
+            router,
+            described.join,
+            metrics.samples,
+            life.end,
+            life.stop.set,
+            lock,
+            prefixes=metrics.prefixes,
+            on_role=life.play,
+        )
+        for router in routers
+    ]
 
 
 class _Life:

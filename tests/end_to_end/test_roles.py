@@ -144,7 +144,7 @@ def transfers(cluster: TestCluster, name: str) -> float:
 
 
 def test_a_node_whose_role_changes_finishes_its_streams_first(four: TestCluster) -> None:
-    name, done = "", []
+    done: list[tuple[str, subprocess.CompletedProcess[str]]] = []
 
     def change() -> None:
         running_on = [

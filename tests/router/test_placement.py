@@ -212,6 +212,16 @@ def test_prefill_nodes_come_in_the_order_in_which_they_would_deliver() -> None:
     assert names(placed(nodes).prefill)[0] == "busy"
 
 
+def test_a_full_prefill_node_comes_last() -> None:
+    full = prefill("full", held_tokens=500, room_tokens=400)
+    assert names(
+        placed([decode("d"), full, prefill("slow", queued_prefill_tokens=900)]).prefill
+    ) == [
+        "slow",
+        "full",
+    ]
+
+
 def test_a_burst_of_one_prefix_spreads_when_its_home_is_loaded() -> None:
     """What the router has placed counts at once, so no heartbeat is needed."""
     nodes = {name: decode(name) for name in "abcd"}

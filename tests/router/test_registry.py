@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
+from tandem.proto.tandem_pb2_grpc import PrefillServicer, add_PrefillServicer_to_server
 from tandem.router import admin
 from tandem.router.nodes import NodeTable
 from tandem.router.options import RouterOptions
@@ -20,8 +21,9 @@ from tandem.router.registry import _reachable
 from tandem.router.server import Router, run_router
 from tandem.shared.errors import RequestError, StartupError, UnavailableError, UsageError
 from tandem.shared.kv.prefix_keys import chain_keys, short_key
+from tandem.shared.kv.published import PublishedPrefixes
 from tandem.shared.lock import Lock
-from tandem.tests.router.support import FakeNode, cluster, until
+from tandem.tests.router.support import FakeNode, cluster, make_model, until
 
 
 def refusal(caught: pytest.ExceptionInfo[grpc.aio.AioRpcError]) -> tuple[grpc.StatusCode, str]:
@@ -69,6 +71,48 @@ async def test_a_prefill_node_that_was_named_must_fit_the_decode_nodes_of_today(
             await c.registry.Join(request)
         assert "layers is '2' in the cluster and '3'" in refusal(caught)[1]
         await c.registry.Join(named.join_request(c.model, role=pb.ROLE_PREFILL))
+
+
+async def test_a_prefill_node_that_was_named_tells_what_it_holds_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.router.static_nodes.POLL_SECONDS", 0.02)
+    published = PublishedPrefixes()
+    asked: list[int] = []
+    named = FakeNode("p", [])
+
+    class Named(PrefillServicer):
+        async def Status(self, request: pb.StatusRequest, context: object) -> pb.StatusReply:
+            asked.append(request.prefix_version)
+            changes = published.since(request.prefix_version)
+            me = named.join_request(make_model(tmp_path / "model"), role=pb.ROLE_PREFILL)
+            reply = pb.StatusReply(
+                node_id="p", epoch=1, role=pb.ROLE_PREFILL, ready=True, model=me.model
+            )
+            told = pb.Prefixes(version=changes.version, base=changes.base, block_size=4, stride=1)
+            told.added.extend(changes.added)
+            reply.prefixes.CopyFrom(told)
+            return reply
+
+    server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+    add_PrefillServicer_to_server(Named(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with cluster(tmp_path, pd_url=f"127.0.0.1:{port}") as c:
+            for tokens in (range(12), range(20)):
+                for key in chain_keys(tokens, 4):
+                    published.add(key)
+                await until(
+                    lambda: (
+                        [n.prefixes.version for n in c.router.nodes if n.is_prefill]
+                        == [published.since(0).version]
+                    )
+                )
+                assert [len(n.prefixes) for n in c.router.nodes if n.is_prefill] == [len(published)]
+            await until(lambda: asked[-1] == published.since(0).version)
+    finally:
+        await server.stop(grace=None)
 
 
 async def test_what_a_node_holds_draws_its_prompts_before_and_after_it_tells(

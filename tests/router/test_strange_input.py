@@ -91,7 +91,7 @@ async def _visit(request: pb.JoinRequest, data: st.DataObject | None) -> None:
     await registry.Heartbeat(beat, Context())
     assert len((await registry.List(pb.ListRequest(), Context())).nodes) == 1
     Metrics(nodes).render().decode()
-    assert len(nodes.views()) == 1
+    assert len(nodes) == 1
     await nodes.close()
 
 
