@@ -257,7 +257,12 @@ class ZmqDialer:
     def notices(self, now: float) -> list[Notice]:
         for dial in list(self._dials.values()):
             if dial.ended:
-                self._lose(dial, "the connection ended" if dial.live else "nobody listens there")
+                self._lose(
+                    dial,
+                    "the connection ended"
+                    if dial.live
+                    else "nobody listens there, or the locks differ",
+                )
             elif now - dial.heard > self._timing.silence_seconds:
                 what = "nothing heard" if dial.live else "no answer to the greeting"
                 self._lose(dial, f"{what} for {now - dial.heard:.1f} s")

@@ -15,6 +15,7 @@ from tandem.decode_node.peer import PeerLostError
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.causes import Cause
 from tandem.shared.errors import PeerRefusedError, TransferError
+from tandem.shared.handoff.carrier import Endpoints
 from tandem.shared.handoff.connections import Connections
 from tandem.shared.handoff.messages import PeerJoined
 
@@ -37,7 +38,7 @@ class World:
         self.peer: Any = SimpleNamespace(
             node_id="p",
             epoch=3,
-            endpoints=((endpoint, endpoint),),
+            endpoints=(Endpoints(endpoint, endpoint),),
             link=SimpleNamespace(tokens_per_second=500.0),
         )
         connections = Connections()

@@ -113,6 +113,9 @@ class AbortedError(Exception):
 class Context:
     """A gRPC call."""
 
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
     async def abort(self, code: grpc.StatusCode, details: str) -> None:
         assert code in (
             grpc.StatusCode.INVALID_ARGUMENT,
@@ -163,7 +166,7 @@ def test_a_request_of_any_kind_is_admitted_or_refused(request: pb.GenerateReques
 async def _ask(request: pb.GenerateRequest) -> None:
     node = Node("d", 7)
     transfers: Any = SimpleNamespace(prefill_remotely=_nowhere)
-    service = DecodeService(node.engine, node.identity, transfers, pb.StatusReply)
+    service = DecodeService(node.engine, node.identity, transfers, None, pb.StatusReply)  # type: ignore[arg-type]
     async with node.running():
         events = service.Generate(request, Context())
         with pytest.raises(AbortedError):

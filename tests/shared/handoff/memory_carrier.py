@@ -123,7 +123,7 @@ class _End:
     """What both ends share."""
 
     def __init__(
-        self, network: Network, me: Greeting, *, max_frame_bytes: int, timing: Timing, **_: Any
+        self, network: Network, me: Greeting, *, timing: Timing, max_frame_bytes: int = 0, **_: Any
     ) -> None:
         self._network = network
         self._me = me

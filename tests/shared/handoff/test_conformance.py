@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tandem.shared.handoff.carrier import Departure, Joined, Lost, Notice, PeerGoneError
+from tandem.shared.handoff.curve import OVERHEAD_BYTES
 from tandem.shared.handoff.frame import HEADER_BYTES
 from tandem.shared.handoff.greeting import PeerKey
 from tandem.shared.handoff.messages import (
@@ -38,6 +39,8 @@ from .plane_pair import BLOCK, CELL, LAYERS, expect, rows
 
 END = 100
 BLOCKS = tuple(range(13))
+# Both sides take what CURVE adds to a message, locked or not.
+TOO_LONG = MAX_CONTROL_MESSAGE + OVERHEAD_BYTES + 1
 QUICK = Timing(ping_seconds=0.1, silence_seconds=0.5)
 
 
@@ -254,12 +257,12 @@ def test_pings_alone_keep_a_connection(world: World) -> None:
 def test_a_message_beyond_the_limit_ends_the_connection_unread(world: World, lane: str) -> None:
     pair = Pair(world, timing=QUICK).joined()
     if lane == "bulk":
-        huge = memoryview(bytes(HEADER_BYTES + pair.prefill.config.slot_bytes + 1))
+        huge = memoryview(bytes(HEADER_BYTES + pair.prefill.config.slot_bytes + OVERHEAD_BYTES + 1))
         pair.listener.send_bulk(_key(pair.decode), huge)
     elif lane == "control":
-        pair.listener.send_control(_key(pair.decode), bytes(MAX_CONTROL_MESSAGE + 1))
+        pair.listener.send_control(_key(pair.decode), bytes(TOO_LONG))
     else:
-        pair.dialer.send_control(_key(pair.prefill), bytes(MAX_CONTROL_MESSAGE + 1))
+        pair.dialer.send_control(_key(pair.prefill), bytes(TOO_LONG))
 
     def turn() -> None:
         assert pair.dialer.receive_bulk(world.clock()) is None

@@ -4,6 +4,7 @@ reader's own error; and never more memory than the bytes themselves are worth.""
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import struct
 from dataclasses import asdict, replace
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from tandem.shared.errors import PeerRefusedError
 from tandem.shared.handoff import frame, greeting, messages
+from tandem.shared.handoff.doorbells import Doorbells, HeardDoorbells, doorbell, read_doorbell
 from tandem.shared.handoff.frame import FrameError, Header, Kind
 from tandem.shared.handoff.greeting import Greeting, PeerKey
 from tandem.shared.handoff.shared_ring import (
@@ -23,8 +25,6 @@ from tandem.shared.handoff.shared_ring import (
     RingError,
     RingPlace,
     SharedRing,
-    doorbell,
-    read_doorbell,
 )
 from tandem.shared.handoff.zmq_sockets import about_connection
 from tandem.tests.fuzz import EXTREMES, cheap, strange
@@ -57,12 +57,10 @@ PAYLOADS = {
     Kind.PING: st.just(b""),
     Kind.PONG: st.just(b""),
     Kind.CHOICE: st.text(min_size=1, max_size=50).map(frame.reason_payload),
-    Kind.RELEASE: U32.map(frame.release_payload),
 }
 READERS = {
     Kind.ACK: lambda payload: frame.ack_payload(frame.read_ack(payload)),
     Kind.FIN: lambda payload: frame.fin_payload(frame.read_fin(payload)),
-    Kind.RELEASE: lambda payload: frame.release_payload(frame.read_release(payload)),
 }
 
 
@@ -102,8 +100,8 @@ def test_a_frame_is_what_it_says_or_is_refused(message: bytes, sealed: bool) -> 
 @given(strange(frames()), U64)
 def test_news_of_the_connection_is_some_or_none(message: bytes, epoch: int) -> None:
     peer = PeerKey(node_id="d", epoch=epoch, rank=0)
-    found = about_connection(resealed(message), peer, 1, Kind.PING, Kind.RELEASE, Kind.CHOICE)
-    assert found is None or found[0] in (Kind.PING, Kind.RELEASE, Kind.CHOICE)
+    found = about_connection(resealed(message), peer, 1, Kind.PING, Kind.CHOICE)
+    assert found is None or found[0] in (Kind.PING, Kind.CHOICE)
 
 
 # ---- greetings -----------------------------------------------------------------------------------
@@ -169,8 +167,25 @@ def test_a_greeting_with_any_value_in_any_field(name: str, value: object) -> Non
 
 @given(strange(st.builds(doorbell, U64, U32)))
 def test_a_doorbell_names_a_place_or_is_none(message: bytes) -> None:
-    place = read_doorbell(memoryview(message))
+    place = read_doorbell(message)
     assert place is None or doorbell(*place) == message
+
+
+@given(st.lists(strange(st.binary(max_size=40).map(lambda r: struct.pack("<H", len(r)) + r))))
+def test_any_bytes_in_a_doorbell_are_records_or_nothing_yet(written: list[bytes]) -> None:
+    ours = Doorbells(1)
+    heard = HeardDoorbells(os.getpid(), ours.descriptor, 1)
+    for part in written:
+        os.write(ours._bell, part[:1000])
+    records = list(iter(heard.next, None))
+    sent = b"".join(part[:1000] for part in written)
+    assert b"".join(struct.pack("<H", len(r)) + r for r in records) == sent[: _length(records)]
+    heard.close()
+    ours.close()
+
+
+def _length(records: list[bytes]) -> int:
+    return sum(2 + len(record) for record in records)
 
 
 @given(st.builds(RingPlace, U32, U32, U64 | st.integers(0, 10**6), U64))

@@ -116,7 +116,7 @@ def test_a_rank_that_was_dismissed_is_a_stranger_again(locked: Rank) -> None:
 def test_an_unlocked_rank_gets_no_word_out_of_a_locked_one(locked: Rank) -> None:
     with Rank("d", listen_host=None) as decode:
         decode.plane.submit(expect(locked, 1, BLOCKS, first_token=0, end_token=END))
-        assert "no answer to the greeting" in decode.log.wait(ReceiveFailed, 1).reason
+        assert "the locks differ" in decode.log.wait(ReceiveFailed, 1).reason
         until(lambda: locked.plane.stats().strangers == 2)
     hands_over(locked)
 
@@ -128,7 +128,7 @@ def test_whoever_answers_without_the_announced_key_is_not_believed(locked: Rank)
         command = expect(locked, 1, BLOCKS, first_token=0, end_token=END)
         fields = {name: getattr(command, name) for name in command.__slots__}
         decode.plane.submit(type(command)(**(fields | {"key": other.plane.endpoints.key})))
-        assert "no answer to the greeting" in decode.log.wait(ReceiveFailed, 1).reason
+        assert "the locks differ" in decode.log.wait(ReceiveFailed, 1).reason
         assert locked.plane.stats().keys_refused == 0
 
 
