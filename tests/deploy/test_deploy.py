@@ -276,7 +276,12 @@ def test_the_lock_is_set_by_options_that_every_part_has():
     given = dict(literal.split("=", 1) for literal in generator["literals"])
     for workload in d.workloads():
         options = d.cli.commands[d.kubernetes_part(workload).arguments[0]].params
-        assert {*given, "TANDEM_CLUSTER_TOKEN"} <= {option.envvar for option in options}
+        variables = {
+            name
+            for option in options
+            for name in ([option.envvar] if isinstance(option.envvar, str) else option.envvar or ())
+        }
+        assert {*given, "TANDEM_CLUSTER_TOKEN"} <= variables
     (mount,) = [
         each["value"]["mountPath"]
         for each in d.documents(d.LOCKED / "lock.yaml")[0]

@@ -22,6 +22,7 @@ from pathlib import Path
 import psutil
 
 from tandem.router.placement import NodeView, place
+from tandem.router.policies import POLICIES
 from tandem.tests.end_to_end.baseline import Baseline
 from tandem.tests.end_to_end.clients import open_request, prompt
 from tandem.tests.end_to_end.cluster import Part, TestCluster, node_metric, running
@@ -40,6 +41,9 @@ DETECTION_SECONDS = 6.0
 # A node that failed several times in a row is left alone for up to half a minute.
 RECOVERY_SECONDS = 45.0
 
+# The one by which an idle router of idle nodes sends a prompt to the same ones whatever was before.
+POLICY = "least-loaded"
+PLACEMENT = f"--placement-policy={POLICY}"
 PREFILL_NODES = ("prefill-a", "prefill-b")
 DECODE_NODES = ("decode-a", "decode-b")
 PREFILL, DECODE = PREFILL_NODES[0], DECODE_NODES[0]
@@ -89,7 +93,7 @@ class Campaign:
     # ---- processes -----------------------------------------------------------------------------
 
     def start(self) -> None:
-        self.cluster.start_router()
+        self.cluster.start_router(PLACEMENT)
         for name in (*PREFILL_NODES, *DECODE_NODES):
             self.wires[name] = Wires(self._proxy.wire(), *self._proxy.two_wires())
             self._launch(name)
@@ -124,7 +128,9 @@ class Campaign:
         old = self.cluster.router
         assert old is not None
         old.process.wait(20)
-        self.cluster.start_router(http=old.details["http"], registry=old.details["registry"])
+        self.cluster.start_router(
+            PLACEMENT, http=old.details["http"], registry=old.details["registry"]
+        )
 
     def _launch(self, name: str, *flags: str) -> None:
         wires = self.wires[name]
@@ -227,7 +233,7 @@ def _home(tokens: list[int]) -> tuple[str, str]:
         NodeView(node_id=name, epoch=1, address="", prefill=name in PREFILL_NODES)
         for name in (*PREFILL_NODES, *DECODE_NODES)
     ]
-    placement = place(nodes, tokens)
+    placement = place(nodes, tokens, POLICIES[POLICY])
     assert placement is not None
     return placement.decode.node_id, placement.prefill[0].node_id
 

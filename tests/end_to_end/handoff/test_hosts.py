@@ -62,7 +62,7 @@ class Machines:
 def running_machines(folder: Path, model: str) -> Iterator[Machines]:
     with three_hosts() as (switch, on), running(folder, model) as cluster:
         addresses = [f"--host={ROUTER}", f"--registry-host={ROUTER}"]
-        ports = ["--port=8000", "--registry-port=8001"]
+        ports = ["--port=8000", "--registry-port=8001", "--insecure"]
         cluster.router = cluster.launch(["router", *addresses, *ports], ROUTER, on[ROUTER])
         cluster.router.wait_ready()
         nodes = []
