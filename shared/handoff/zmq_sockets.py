@@ -6,9 +6,10 @@ is never silently re-established (``RECONNECT_IVL=-1``), because ZeroMQ would re
 to whatever process answers there. Liveness is ours: the dialer pings on the control socket, and
 silence of ``silence_seconds`` in either direction loses the peer.
 
-Which carrier a connection uses is settled by its greeting. In shared memory the bulk sockets are
-idle: frames lie in the sender's ring, which the receiver has mapped, and pipes tell of them
-(``doorbells.py``).
+Which carrier a connection uses is settled by its greeting (``outlets.py``, ``inlets.py``). In
+shared memory the bulk sockets are idle: frames lie in the sender's ring, which the receiver has
+mapped, and pipes tell of them (``doorbells.py``). With NIXL the bulk sockets tell of frames in the
+ring, which the receiver reads over the network.
 """
 
 from __future__ import annotations

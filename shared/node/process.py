@@ -20,8 +20,10 @@ import grpc
 from ...proto import tandem_pb2 as pb
 from ..config import EngineConfig, HandoffConfig, NodeConfig
 from ..errors import StartupError, UsageError
+from ..handoff.carrier_names import NIXL
 from ..handoff.epoch import new_epoch
 from ..handoff.inbox import Inbox
+from ..handoff.nixl_agent import check_installed
 from .engine import NodeEngine, NodeIdentity, fingerprint_text, start_engine
 from .metrics import NodeMetrics
 from .probe import ProbeServer
@@ -84,6 +86,7 @@ async def run_node(
     """Run until SIGTERM or SIGINT. Raises ``StartupError`` when it cannot start, or when the ranks
     are lost: a supervisor starts the node again."""
     check_exposure(handoff, role.listens, node)
+    check_carrier(handoff)
     routers = node.routers  # a wrong --join is refused before anything starts
     identity = NodeIdentity(node.node_id or _default_id(role), new_epoch())
     life = _Life()
@@ -276,6 +279,18 @@ def check_exposure(handoff: HandoffConfig, listens: bool, node: NodeConfig) -> N
                 f"{flag} {host} is reachable from other machines, and the handoff is neither "
                 f"encrypted nor authenticated; add --insecure if the network is trusted"
             )
+
+
+def check_carrier(handoff: HandoffConfig) -> None:
+    """Raise before a model is loaded for a carrier that cannot be."""
+    if handoff.carrier != NIXL:
+        return
+    if not handoff.insecure:
+        raise UsageError(
+            "--carrier nixl listens on ports and addresses that the library chooses, and is "
+            "neither encrypted nor authenticated; add --insecure if the network is trusted"
+        )
+    check_installed()
 
 
 def _loopback(host: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from tandem.shared.handoff.data_plane import DataPlane, DataPlaneConfig
 from tandem.shared.handoff.epoch import new_epoch
-from tandem.shared.handoff.messages import Event, Expect, Expecting, OpenSend
+from tandem.shared.handoff.messages import Event, Expect, Expecting, OpenSend, PlaneFailed
 from tandem.shared.handoff.zmq_sockets import Timing
 
 from .memory_cache import MemoryCache
@@ -103,6 +103,7 @@ class Rank:
 
     def __exit__(self, *_: object) -> None:
         self.plane.stop()
+        assert not self.log.of(PlaneFailed)
         stats = self.plane.stats()
         assert stats.free_slots == stats.total_slots
         assert stats.active_sends == stats.active_receives == stats.credit_in_flight == 0

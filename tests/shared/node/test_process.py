@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.config import HandoffConfig, NodeConfig
-from tandem.shared.errors import UsageError
-from tandem.shared.node.process import _drain, _until, check_exposure, with_host
+from tandem.shared.errors import StartupError, UsageError
+from tandem.shared.node.process import _drain, _until, check_carrier, check_exposure, with_host
 from tandem.shared.node.registration import Registration
 
 
@@ -28,6 +29,15 @@ def test_other_machines_are_let_in_only_when_asked_for(host: str) -> None:
         check_exposure(handoff, True, NodeConfig())
     check_exposure(handoff, False, NodeConfig())  # a decode node's data plane does not listen
     check_exposure(HandoffConfig(kv_host=host, insecure=True), True, node)
+
+
+def test_nixl_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_carrier(HandoffConfig(carrier="tcp"))
+    with pytest.raises(UsageError, match=r"--carrier nixl .* --insecure"):
+        check_carrier(HandoffConfig(carrier="nixl"))
+    monkeypatch.setitem(sys.modules, "nixl", None)
+    with pytest.raises(StartupError, match=r"not installed: pip install 'tandem-llm\[nixl\]'"):
+        check_carrier(HandoffConfig(carrier="nixl", insecure=True))
 
 
 def test_the_data_plane_follows_the_control_plane_unless_told_otherwise() -> None:
