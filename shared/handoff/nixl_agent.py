@@ -14,6 +14,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.util
+import logging
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,10 +55,19 @@ def check_installed() -> None:
 def load() -> Any:
     """The library, which takes seconds for the first time. Raises ``StartupError``."""
     check_installed()
+    before = logging.raiseExceptions
     try:
         from nixl import _api
-    except ImportError as error:  # built for another CUDA than torch's, or for none of ours
+    except ImportError as error:  # built for another CUDA than torch's
         raise StartupError(f"--carrier nixl is not possible here: {error}") from error
+    finally:
+        # It sets up logging for the whole process, and its own lines to go to stdout.
+        logging.raiseExceptions = before
+    logger = logging.getLogger("nixl")
+    logger.handlers.clear()
+    logger.propagate = True
+    if not os.environ.get("NIXL_LOG_LEVEL"):
+        logger.setLevel(logging.WARNING)
     return _api
 
 
