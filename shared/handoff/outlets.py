@@ -89,12 +89,15 @@ class TcpOutlet:
     """The frames themselves go over the bulk socket."""
 
     slots = MAX_SLOTS
-    needs_polling = False
 
     def __init__(self, bulk: Socket, bulk_id: bytes) -> None:
         self._bulk = bulk
         self._bulk_id = bulk_id
         self.loans = Loans()
+
+    @property
+    def needs_polling(self) -> bool:
+        return False
 
     def welcome(self, answer: Greeting) -> Greeting:
         return answer
@@ -164,7 +167,7 @@ class NixlOutlet(TcpOutlet):
         self._agent = agent
 
     @property
-    def needs_polling(self) -> bool:  # type: ignore[override]
+    def needs_polling(self) -> bool:
         return len(self.loans) > 0
 
     def send(self, message: memoryview, offset: int | None) -> Departure:
