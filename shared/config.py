@@ -248,8 +248,9 @@ class HandoffConfig:
     carrier: str = option(
         "auto",
         "--carrier",
-        "What moves KV between ranks (auto: shared memory on one host, TCP otherwise).",
-        choices=("auto", "shared_memory", "tcp"),
+        "What moves KV between ranks (auto: shared memory on one host, TCP otherwise). nixl, over "
+        "RDMA where the network has it, is for both sides to ask for.",
+        choices=("auto", "shared_memory", "tcp", "nixl"),
     )
     insecure: bool = _insecure()
     staging_bytes: int = option(

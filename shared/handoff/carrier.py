@@ -2,8 +2,8 @@
 
 A carrier has two ends. The listener belongs to the sending rank: it accepts greetings and gives out
 frames from the staging ring. The dialer belongs to the receiving rank: it connects, greets, and
-hands over each frame as a view: of what came over TCP, or of the sender's ring. CUDA IPC fits
-behind the same methods.
+hands over each frame as a view: of what came over TCP, of the sender's ring, or of what was read
+out of it. CUDA IPC fits behind the same methods.
 
 All methods are called from the data-plane thread and none of them waits.
 """
@@ -73,6 +73,10 @@ class Carrier(Protocol):
 
     def sockets(self) -> Iterable[Any]:
         """What a zmq.Poller can wait for."""
+
+    @property
+    def needs_polling(self) -> bool:
+        """Whether something is under way of whose end none of the ``sockets`` tells."""
 
     def is_live(self, peer: PeerKey) -> bool: ...
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+NIXL = "nixl"
 SHARED_MEMORY = "shared_memory"
 TCP = "tcp"
-BEST_FIRST = (SHARED_MEMORY, TCP)
+BEST_FIRST = (NIXL, SHARED_MEMORY, TCP)
 AUTO = "auto"
+# NIXL opens ports of its own choice and gives peers keys to memory: somebody has to ask for it.
+UNASKED = (SHARED_MEMORY, TCP)
 
 
 def allowed(setting: str) -> str:
-    """What ``--carrier`` allows, in the form of a greeting: all of them, or the one it names."""
-    return ",".join(BEST_FIRST) if setting == AUTO else setting
+    """What ``--carrier`` allows, in the form of a greeting: what needs no asking, or what it
+    names."""
+    return ",".join(UNASKED) if setting == AUTO else setting
+
+
+def allows(setting: str, carrier: str) -> bool:
+    """Whether ``--carrier`` lets a rank use this one."""
+    return carrier in allowed(setting).split(",")

@@ -17,13 +17,14 @@ from dataclasses import dataclass, field, replace
 import zmq
 
 from ..errors import OverloadedError, StartupError, UnavailableError
-from . import frame
+from . import frame, nixl_agent
 from .cache_port import CachePort
 from .carrier import Carrier, Endpoints, Ends, Joined, Lost, Notice
-from .carrier_names import AUTO, SHARED_MEMORY, TCP, allowed
+from .carrier_names import AUTO, NIXL, SHARED_MEMORY, TCP, allowed, allows
 from .curve import fresh_keys
 from .frame import HEADER_BYTES, FrameError, Header
 from .greeting import Greeting, PeerKey
+from .landing import Landing
 from .messages import (
     Admit,
     Admitted,
@@ -40,11 +41,13 @@ from .messages import (
     PlaneFailed,
     SendFailed,
 )
+from .nixl_agent import NixlAgent
 from .plane_end import PlaneEnd
 from .receiver import Receiver
 from .sender import Sender
-from .shared_ring import SharedRing, can_share, host_identity
+from .shared_ring import host_identity
 from .staging import DEFAULT_SLOT_BYTES, StagingRing
+from .staging_memory import StagingMemory
 from .stats import DataPlaneStats
 from .zmq_dialer import ZmqDialer
 from .zmq_listener import ZmqListener
@@ -125,6 +128,8 @@ class DataPlane:
                 f"one token of one layer has {self._cache.layer_bytes_per_token} bytes, a staging "
                 f"slot {self._config.slot_bytes}: raise the slot size"
             )
+        if allows(self._config.carrier, NIXL):
+            nixl_agent.load()  # it may take longer than the rest has time
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
@@ -241,29 +246,35 @@ class PlaneLoop:
         self._emit = plane._on_event
         self._me = _greeting(config, cache)
         self._listens = config.listen_host is not None
-        slots = config.staging_slots if self._listens else 2
-        self._shared = _shared_ring(config, slots) if self._listens else None
+        self._agent = NixlAgent(self._me.key.agent) if allows(config.carrier, NIXL) else None
         limit = HEADER_BYTES + config.slot_bytes
         self._keys = fresh_keys() if config.curve else None
         self._dialer = plane._ends.dialer(
-            context, self._me, max_frame_bytes=limit, timing=config.timing, keys=self._keys
+            context,
+            self._me,
+            max_frame_bytes=limit,
+            timing=config.timing,
+            keys=self._keys,
+            landing=None if self._agent is None else Landing(self._agent, limit),
+        )
+        slots = config.staging_slots if self._listens else 2
+        self._memory = StagingMemory(
+            config.carrier if self._listens else TCP,
+            slots * StagingRing.stride(config.slot_bytes),
+            self._agent if self._listens else None,
         )
         self._listener = plane._ends.listener(
             context,
-            self._me.without_ring()
-            if self._shared is None
-            else self._me.with_ring(self._shared.place),
+            self._memory.introduce(self._me),
             host=config.listen_host or "",
             port=config.listen_port,
             timing=config.timing,
             stats=stats,
             keys=self._keys,
+            agent=self._agent,
         )
-        ring = StagingRing(
-            slots=slots,
-            payload_bytes=config.slot_bytes,
-            memory=None if self._shared is None else self._shared.memory,
-        )
+        self._carriers: tuple[Carrier, ...] = (self._listener, self._dialer)
+        ring = StagingRing(slots=slots, payload_bytes=config.slot_bytes, memory=self._memory.memory)
         end = PlaneEnd(cache=cache, me=self._me, emit=self._emit, stats=stats, clock=self._clock)
         self._sender = Sender(end, self._listener, ring)
         self._receiver = Receiver(end, self._dialer, max_payload=config.slot_bytes)
@@ -310,11 +321,12 @@ class PlaneLoop:
         seconds = TICK_SECONDS
         if self._busy:
             seconds = 0.0
-        elif self._sender.awaits_slots:
-            seconds = SLOT_POLL_SECONDS  # nothing wakes us when ZeroMQ lets go of a slot
+        elif self._sender.awaits_slots or any(each.needs_polling for each in self._carriers):
+            # Nothing wakes us when ZeroMQ lets go of a slot, or a read over the network is over.
+            seconds = SLOT_POLL_SECONDS
         poller = zmq.Poller()
         poller.register(self._plane._wake_out, zmq.POLLIN)
-        for carrier in (self._listener, self._dialer):
+        for carrier in self._carriers:
             for each in carrier.sockets():
                 poller.register(each, zmq.POLLIN)
         poller.poll(int(seconds * 1000))
@@ -393,6 +405,7 @@ class PlaneLoop:
     def _report(self, notice: Notice) -> None:
         live = self._listener.live() + self._dialer.live()
         self._stats.peers_tcp, self._stats.peers_shared_memory = live[TCP], live[SHARED_MEMORY]
+        self._stats.peers_nixl = live[NIXL]
         peer = notice.peer
         if isinstance(notice, Joined):
             self._emit(
@@ -420,25 +433,11 @@ class PlaneLoop:
         give_up = time.monotonic() + 2.0
         while not self._sender.settled and time.monotonic() < give_up:
             time.sleep(SLOT_POLL_SECONDS)
-        if self._shared is not None:
-            self._shared.close()
+        self._memory.close()
+        if self._agent is not None:
+            self._agent.close()
         self._sender.fill(self._stats)
         self._receiver.fill(self._stats)
-
-
-def _shared_ring(config: DataPlaneConfig, slots: int) -> SharedRing | None:
-    """Staging memory that others on this host can map; ``None`` where TCP has to do."""
-    if SHARED_MEMORY not in allowed(config.carrier):
-        return None
-    problem = "this system has no sealed memfd, or no /proc"
-    if can_share():
-        try:
-            return SharedRing(slots * StagingRing.stride(config.slot_bytes))
-        except OSError as error:
-            problem = str(error)
-    if config.carrier == SHARED_MEMORY:
-        raise StartupError(f"--carrier {SHARED_MEMORY} is not possible here: {problem}")
-    return None
 
 
 def _greeting(config: DataPlaneConfig, cache: CachePort) -> Greeting:

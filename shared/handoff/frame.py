@@ -14,6 +14,7 @@ one in a tensor.
     abort  both                 unknown, stale or cancelled transfer: reason
     ping, pong                  liveness of a connection; names no transfer
     choice  receiver -> sender  the carrier of the connection; names no transfer
+    release receiver -> sender  the oldest lent frame has been read; names no transfer
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class Kind(IntEnum):
     PING = 6
     PONG = 7
     CHOICE = 8
+    RELEASE = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +245,7 @@ _PAYLOAD_BYTES = {
     Kind.PING: (0, 0),
     Kind.PONG: (0, 0),
     Kind.CHOICE: (1, MAX_REASON_BYTES),
+    Kind.RELEASE: (0, 0),
 }
 
 

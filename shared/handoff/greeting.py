@@ -14,13 +14,14 @@ import msgpack
 
 from ..errors import PeerRefusedError
 from . import frame
-from .carrier_names import BEST_FIRST, SHARED_MEMORY, TCP
+from .carrier_names import BEST_FIRST, NIXL, SHARED_MEMORY, TCP
 from .formats import bytes_of
 from .frame import FrameError
+from .nixl_agent import MAX_DESCRIPTION_BYTES, NO_PLACE, NixlPlace
 from .shared_ring import NO_RING, RingPlace
 
 MAGIC = b"TDMG"
-MAX_GREETING_BYTES = 4096
+MAX_GREETING_BYTES = 4096 + MAX_DESCRIPTION_BYTES
 MAX_TEXT_BYTES = 256
 
 CAPABILITY_XXH3 = 1
@@ -45,6 +46,11 @@ class PeerKey:
     def __str__(self) -> str:
         return f"{self.node_id} rank {self.rank} (epoch {self.epoch:016x})"
 
+    @property
+    def agent(self) -> str:
+        """The name of its NIXL agent."""
+        return f"{self.node_id}/{self.rank}/{self.epoch:016x}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greeting:
@@ -53,6 +59,7 @@ class Greeting:
     ``carriers`` are those that a rank may use, best first, with commas. ``host`` and the place of
     a ring let two ranks on one host find each other's memory; a ring of no bytes is none.
     ``bell_descriptor`` is the sender's doorbell for this connection, in the process of the ring.
+    ``nixl_description``, address and bytes are those of a ring that is registered with NIXL.
     """
 
     node_id: str
@@ -76,6 +83,9 @@ class Greeting:
     ring_bytes: int = 0
     ring_nonce: int = 0
     bell_descriptor: int = 0
+    nixl_description: bytes = b""
+    nixl_address: int = 0
+    nixl_bytes: int = 0
 
     @property
     def head_values_per_token(self) -> int:
@@ -99,7 +109,27 @@ class Greeting:
 
     def without_ring(self) -> Greeting:
         """The same from a rank whose ring nobody can map."""
-        return replace(self.with_ring(NO_RING), carriers=TCP)
+        return replace(self.with_ring(NO_RING), carriers=self._carriers_but(SHARED_MEMORY))
+
+    @property
+    def nixl(self) -> NixlPlace:
+        return NixlPlace(self.nixl_description, self.nixl_address, self.nixl_bytes)
+
+    def with_nixl(self, place: NixlPlace) -> Greeting:
+        """The same from a rank whose ring can be read by NIXL."""
+        return replace(
+            self,
+            nixl_description=place.description,
+            nixl_address=place.address,
+            nixl_bytes=place.bytes,
+        )
+
+    def without_nixl(self) -> Greeting:
+        """The same to a peer that does not use NIXL, which need not know our keys."""
+        return replace(self.with_nixl(NO_PLACE), carriers=self._carriers_but(NIXL))
+
+    def _carriers_but(self, without: str) -> str:
+        return ",".join(name for name in self.carriers.split(",") if name != without)
 
     @property
     def key(self) -> PeerKey:
@@ -113,6 +143,8 @@ _LIMITS = {
     "capabilities": 2**64,
     "ring_bytes": 2**64,
     "ring_nonce": 2**64,
+    "nixl_address": 2**64,
+    "nixl_bytes": 2**64,
 }
 
 
@@ -134,7 +166,7 @@ def decode(message: memoryview | bytes) -> Greeting:
         values = msgpack.unpackb(
             bytes(message[len(MAGIC) :]),
             max_str_len=2 * MAX_TEXT_BYTES,
-            max_bin_len=0,
+            max_bin_len=MAX_DESCRIPTION_BYTES,
             max_ext_len=0,
             max_array_len=0,
             max_map_len=len(fields(Greeting)),
@@ -200,6 +232,10 @@ def _check_value(name: str, kind: str, value: Any) -> None:
             raise FrameError(f"greeting field {name} must be a short text")
         if not value.isprintable():
             raise FrameError(f"greeting field {name} holds unprintable characters")
+        return
+    if kind == "bytes":
+        if not isinstance(value, bytes):
+            raise FrameError(f"greeting field {name} must be bytes")
         return
     limit = _LIMITS.get(name, 2**32)
     if type(value) is not int or not 0 <= value < limit:

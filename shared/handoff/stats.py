@@ -33,6 +33,7 @@ class DataPlaneStats:
     strangers: int = 0
     keys_refused: int = 0
     peers_tcp: int = 0
+    peers_nixl: int = 0
     peers_shared_memory: int = 0
     active_sends: int = 0
     active_receives: int = 0
@@ -40,6 +41,10 @@ class DataPlaneStats:
     total_slots: int = 0
     credit_in_flight: int = 0
     credit_free: int = 0
+
+    @property
+    def peers(self) -> int:
+        return self.peers_tcp + self.peers_shared_memory + self.peers_nixl
 
     @property
     def held_slots(self) -> int:

@@ -7,19 +7,21 @@ import secrets
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import zmq
 
-from ..errors import PeerRefusedError
+from ..errors import PeerRefusedError, TransferError
 from . import frame, greeting
 from .carrier import Endpoints, Joined, Lost, Notice, PeerGoneError
-from .carrier_names import SHARED_MEMORY, TCP
+from .carrier_names import NIXL, TCP
 from .curve import OVERHEAD_BYTES, CurveKeys
-from .doorbells import HeardDoorbells, read_doorbell
 from .frame import FrameError, Kind
 from .greeting import Greeting, PeerKey
-from .shared_ring import MappedRing, RingError
+from .inlets import Inlet, NixlInlet, RingInlet, TcpInlet
+from .landing import Landing
+from .nixl_agent import NixlError
 from .zmq_sockets import (
     BULK_BUFFER_BYTES,
     CONTROL_BATCH,
@@ -35,14 +37,6 @@ from .zmq_sockets import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Shared:
-    """The peer's ring as this process sees it, and the pipes that go with it."""
-
-    ring: MappedRing
-    bells: HeardDoorbells
-
-
 @dataclass(slots=True)
 class _Dial:
     """One connection to a sending rank."""
@@ -55,11 +49,11 @@ class _Dial:
     heard: float
     next_ping: float
     carrier: str = ""
-    shared: _Shared | None = None
+    inlet: Inlet | None = None
 
     @property
     def live(self) -> bool:
-        return bool(self.carrier)
+        return self.inlet is not None
 
     @property
     def ended(self) -> bool:
@@ -70,8 +64,8 @@ class _Dial:
     def close(self) -> None:
         for socket, watched in zip((self.bulk, self.control), self.watches, strict=True):
             unwatch(socket, watched)
-        if self.shared is not None:
-            self.shared.bells.close()
+        if self.inlet is not None:
+            self.inlet.close()
 
 
 class ZmqDialer:
@@ -85,18 +79,19 @@ class ZmqDialer:
         max_frame_bytes: int,
         timing: Timing,
         keys: CurveKeys | None = None,
+        landing: Landing | None = None,
     ) -> None:
         self._context = context
         self._me = me
         self._max_frame_bytes = max_frame_bytes
         self._timing = timing
         self._keys = keys
+        self._landing = landing
         self._dials: dict[PeerKey, _Dial] = {}
         self._turn: deque[PeerKey] = deque()
         self._notices: list[Notice] = []
-        self._current: zmq.Frame | None = None
-        # Whose ring holds the frame that was given out last.
-        self._reading: _Shared | None = None
+        # Whence the frame came that was given out last.
+        self._reading: Inlet | None = None
 
     def connect(self, peer: PeerKey, endpoints: Endpoints, now: float) -> None:
         if peer in self._dials:
@@ -129,11 +124,15 @@ class ZmqDialer:
         return open_socket(self._context, zmq.DEALER, limit + OVERHEAD_BYTES, self._timing)
 
     def sockets(self) -> Iterable[Any]:
-        sockets: list[Any] = [
-            s for d in self._dials.values() for s in (d.bulk, d.control, *d.watches)
-        ]
-        shared = [d.shared for d in self._dials.values() if d.shared is not None]
-        return sockets + [each.bells.fileno() for each in shared]
+        sockets: list[Any] = [s for d in self._dials.values() for s in (d.control, *d.watches)]
+        return sockets + [each for inlet in self._inlets() for each in inlet.descriptors()]
+
+    def _inlets(self) -> list[Inlet]:
+        return [dial.inlet for dial in self._dials.values() if dial.inlet is not None]
+
+    @property
+    def needs_polling(self) -> bool:
+        return any(inlet.needs_polling for inlet in self._inlets())
 
     def live(self) -> Counter[str]:
         return Counter(dial.carrier for dial in self._dials.values() if dial.live)
@@ -183,64 +182,60 @@ class ZmqDialer:
             self._lose(dial, str(refusal), refused=True)
         except FrameError as error:
             self._lose(dial, f"bad greeting: {error}")
+        except NixlError as error:
+            self._lose(dial, str(error))
 
     def _choose(self, dial: _Dial, theirs: Greeting) -> None:
-        """The best carrier that works. Raises ``PeerRefusedError`` when none does."""
+        """The best carrier that works. Raises ``PeerRefusedError`` when none ever will, and
+        ``NixlError`` when one may work later."""
         possible = greeting.possible_carriers(self._me, theirs)
-        note = ""
-        if SHARED_MEMORY in possible and theirs.ring_bytes:
+        notes = []
+        for name in possible:
             try:
-                dial.shared = _share(dial, theirs)
-            except RingError as error:
-                note = str(error)
-        if dial.shared is None and TCP not in possible:
-            raise PeerRefusedError(f"carrier: shared_memory only, and {note or 'no ring is there'}")
-        dial.carrier = TCP if dial.shared is None else SHARED_MEMORY
-        self._notices.append(Joined(dial.peer, dial.carrier, note))
-        if theirs.ring_bytes:
+                dial.inlet = self._open(name, dial, theirs)
+            except TransferError as error:
+                notes.append(str(error))
+                continue
+            dial.carrier = name
+            break
+        if dial.inlet is None:
+            text = f"carrier: {' or '.join(possible)} only, and {notes[-1]}"
+            raise NixlError(text) if NIXL in possible else PeerRefusedError(text)
+        self._notices.append(Joined(dial.peer, dial.carrier, "; ".join(notes)))
+        if possible != (TCP,):
             self._about(dial, Kind.CHOICE, frame.reason_payload(dial.carrier))
 
+    def _open(self, carrier: str, dial: _Dial, theirs: Greeting) -> Inlet:
+        """Raises ``TransferError`` when it does not work here."""
+        if carrier == TCP:
+            return TcpInlet(dial.bulk)
+        if carrier != NIXL:
+            return RingInlet(replace(theirs, connection=dial.connection), self._max_frame_bytes)
+        assert self._landing is not None
+        give_back = partial(self._about, dial, Kind.RELEASE)
+        return NixlInlet(dial.bulk, self._landing, dial.peer.agent, theirs.nixl, give_back)
+
     def receive_bulk(self, now: float) -> tuple[PeerKey, memoryview] | None:
-        self._current = None
         reading, self._reading = self._reading, None
         if reading is not None:
-            reading.bells.give_back()
+            reading.done()
+        if self._landing is not None:
+            self._landing.reap()
         for _ in range(len(self._turn)):
             self._turn.rotate(-1)
             dial = self._dials[self._turn[0]]
+            if dial.inlet is None:
+                continue
             try:
-                message = self._came(dial) if dial.shared is None else self._rang(dial.shared)
-            except RingError as error:
+                message = dial.inlet.next(now)
+            except TransferError as error:
                 self._lose(dial, str(error))
                 return None
             if message is not None:
                 dial.heard = now
+                self._reading = dial.inlet
                 return dial.peer, message
         return None
-
-    def _came(self, dial: _Dial) -> memoryview | None:
-        """The next frame that came over TCP, read where ZeroMQ put it: its buffer already holds
-        just this frame, and copying it to a slot of ours would cost as much as the scatter."""
-        try:
-            self._current = dial.bulk.recv(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return None
-        return memoryview(self._current.buffer)
-
-    def _rang(self, shared: _Shared) -> memoryview | None:
-        """The next frame that the peer has told of. Raises ``RingError``."""
-        record = shared.bells.next()
-        if record is None:
-            return None
-        place = read_doorbell(record)
-        length = len(record) if place is None else place[1]
-        if length > self._max_frame_bytes:
-            raise RingError(f"a frame of {length} bytes; the limit is {self._max_frame_bytes}")
-        if place is None:
-            return memoryview(record)
-        frame_in_ring = shared.ring.slice(*place)
-        self._reading = shared
-        return frame_in_ring
 
     def _about(self, dial: _Dial, kind: Kind, payload: bytes = b"") -> None:
         """A frame about the connection; that it is gone is told by a notice."""
@@ -273,19 +268,14 @@ class ZmqDialer:
         return taken
 
     def close(self) -> None:
-        self._current = None
         for dial in self._dials.values():
             self._end(dial)
         self._dials.clear()
         self._turn.clear()
+        if self._landing is not None:
+            self._landing.close()
 
     def _end(self, dial: _Dial) -> None:
-        if self._reading is dial.shared:
+        if self._reading is dial.inlet:
             self._reading = None
         dial.close()
-
-
-def _share(dial: _Dial, theirs: Greeting) -> _Shared:
-    """Map the peer's ring and open its doorbells. Raises ``RingError``."""
-    ring = MappedRing(theirs.ring)
-    return _Shared(ring, HeardDoorbells(theirs.ring_pid, theirs.bell_descriptor, dial.connection))

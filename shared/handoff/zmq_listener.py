@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import zmq
 
-from ..errors import PeerRefusedError, StartupError
+from ..errors import PeerRefusedError, StartupError, TransferError
 from . import frame, greeting
 from .carrier import MAX_SLOTS, Departure, Endpoints, Joined, Lost, Notice, PeerGoneError
-from .carrier_names import SHARED_MEMORY, TCP
+from .carrier_names import NIXL, SHARED_MEMORY, TCP
 from .curve import OVERHEAD_BYTES, CurveKeys, Door
-from .doorbells import Doorbells, doorbell
 from .frame import FrameError, Kind
 from .greeting import Greeting, PeerKey
+from .nixl_agent import NixlAgent
+from .outlets import NixlOutlet, Outlet, RingOutlet, TcpOutlet
 from .stats import DataPlaneStats
 from .strangers import Strangers
 from .zmq_sockets import (
@@ -32,31 +34,21 @@ from .zmq_sockets import (
 )
 
 MAX_PEERS = 1024
-# Frames that a peer may have in our ring at once. With more, they have left the cache when it reads
-# them: two Zen 3 cores move 10 GB/s with 4 to 6 frames of 1 MiB, and 6 GB/s with 32.
-LENT_FRAMES = 6
-
-
-@dataclass(slots=True)
-class _Lent:
-    """A frame that the peer reads in our ring."""
-
-    done: bool = False
 
 
 @dataclass(slots=True)
 class _Link:
-    """A greeted connection. ``carrier`` is empty until the peer has chosen among ``offered``;
-    ``lent`` are the frames in the ring that it has not given back yet, oldest first."""
+    """A greeted connection. ``carrier`` is empty until the peer has chosen among ``offered``."""
 
     peer: PeerKey
     control_id: bytes
-    bulk_id: bytes
     heard: float
-    offered: tuple[str, ...]
+    offered: dict[str, Outlet]
     carrier: str = ""
-    bells: Doorbells | None = None
-    lent: deque[_Lent] = field(default_factory=deque)
+
+    @property
+    def outlet(self) -> Outlet | None:
+        return self.offered.get(self.carrier)
 
 
 @dataclass(slots=True)
@@ -82,6 +74,7 @@ class ZmqListener:
         timing: Timing,
         stats: DataPlaneStats,
         keys: CurveKeys | None = None,
+        agent: NixlAgent | None = None,
     ) -> None:
         self._context = context
         self._me = me
@@ -92,6 +85,7 @@ class ZmqListener:
         self._keys = keys
         self._door: Door | None = None
         self._strangers = Strangers(timing.silence_seconds)
+        self._agent = agent
         self._bulk: Socket | None = None
         self._control: Socket | None = None
         self._halves: dict[int, _Half] = {}
@@ -147,8 +141,15 @@ class ZmqListener:
     def sockets(self) -> Iterable[Any]:
         door = None if self._door is None else self._door.socket
         ours = [s for s in (self._bulk, self._control, door) if s is not None]
-        bells = [link.bells.fileno() for link in self._by_peer.values() if link.bells is not None]
-        return [*ours, *self._strangers.sockets(), *bells]
+        lent = [each for outlet in self._outlets() for each in outlet.descriptors()]
+        return [*ours, *self._strangers.sockets(), *lent]
+
+    def _outlets(self) -> list[Outlet]:
+        return [link.outlet for link in self._by_peer.values() if link.outlet is not None]
+
+    @property
+    def needs_polling(self) -> bool:
+        return any(outlet.needs_polling for outlet in self._outlets())
 
     def is_live(self, peer: PeerKey) -> bool:
         link = self._by_peer.get(peer)
@@ -159,35 +160,17 @@ class ZmqListener:
 
     def send_bulk(self, peer: PeerKey, message: memoryview, offset: int | None = None) -> Departure:
         link = self._link(peer)
-        if not link.carrier:
+        if link.outlet is None:
             raise PeerGoneError(f"{peer} has not chosen a carrier")
-        send = self._send_bytes if link.bells is None else self._send_place
         try:
-            return send(link, message, offset)
+            return link.outlet.send(message, offset)
         except (zmq.ZMQError, OSError) as error:
             self._lose(link, f"bulk connection is gone: {error}")
             raise PeerGoneError(f"{peer} is gone: {error}") from None
 
-    def _send_bytes(self, link: _Link, message: memoryview, offset: int | None) -> Departure:
-        assert self._bulk is not None
-        self._bulk.send(link.bulk_id, zmq.SNDMORE | zmq.NOBLOCK)
-        tracker = self._bulk.send(message, zmq.NOBLOCK, copy=False, track=True)
-        assert tracker is not None
-        return tracker
-
-    @staticmethod
-    def _send_place(link: _Link, message: memoryview, offset: int | None) -> Departure:
-        assert link.bells is not None
-        if offset is None:
-            link.bells.ring(message)
-            return _Lent(done=True)
-        link.bells.ring(doorbell(offset, len(message)))
-        link.lent.append(_Lent())
-        return link.lent[-1]
-
     def slots_for(self, peer: PeerKey) -> int:
         link = self._by_peer.get(peer)
-        return LENT_FRAMES if link is not None and link.bells is not None else MAX_SLOTS
+        return MAX_SLOTS if link is None or link.outlet is None else link.outlet.slots
 
     def send_control(self, peer: PeerKey, message: bytes) -> None:
         link = self._link(peer)
@@ -226,45 +209,42 @@ class ZmqListener:
             if not self._took(link, message):
                 taken.append((link.peer, message))
         for link in list(self._by_peer.values()):
-            if link.bells is not None and link.carrier:
-                self._take_back(link, link.bells)
+            if link.outlet is not None:
+                self._take_back(link, link.outlet.poll)
         return taken
 
-    def _take_back(self, link: _Link, bells: Doorbells) -> None:
+    def _take_back(self, link: _Link, give_back: Callable[[], None]) -> None:
         try:
-            frames = bells.given_back()
-        except (EOFError, OSError) as error:
-            self._lose(link, f"doorbells: {error}")
-            return
-        if frames > len(link.lent):
-            self._lose(link, f"it gave back {frames} frames of {len(link.lent)}")
-            return
-        for _ in range(frames):
-            link.lent.popleft().done = True
+            give_back()
+        except (EOFError, OSError, TransferError) as error:
+            self._lose(link, str(error))
 
     def _took(self, link: _Link, message: bytes) -> bool:
         """Whether the message was about the connection itself, and is dealt with."""
-        found = about_connection(message, link.peer, self._me.epoch, Kind.PING, Kind.CHOICE)
+        found = about_connection(
+            message, link.peer, self._me.epoch, Kind.PING, Kind.CHOICE, Kind.RELEASE
+        )
         if found is None:
             return False
         kind, payload = found
         if kind is Kind.PING:
             self._reply(link.control_id, to_peer(Kind.PONG, self._me.epoch, link.peer))
+        elif kind is Kind.RELEASE:
+            if link.outlet is not None:
+                self._take_back(link, partial(link.outlet.loans.give_back, 1))
         else:
             self._chosen(link, frame.read_reason(payload))
         return True
 
     def _chosen(self, link: _Link, carrier: str) -> None:
         if link.carrier or carrier not in link.offered:
-            self._lose(link, f"it chose the carrier {carrier!r}, offered were {link.offered}")
+            offered = ", ".join(link.offered)
+            self._lose(link, f"it chose the carrier {carrier!r}, offered were {offered}")
             return
         link.carrier = carrier
-        if link.bells is not None:
-            if carrier == SHARED_MEMORY:
-                link.bells.opened()
-            else:
-                link.bells.close()
-                link.bells = None
+        for name in link.offered.keys() - {carrier}:
+            link.offered.pop(name).close()
+        link.offered[carrier].chosen()
         self._notices.append(Joined(link.peer, carrier))
 
     def _greeted(
@@ -289,7 +269,7 @@ class ZmqListener:
         try:
             greeting.check_epoch(theirs.peer_epoch, self._me.epoch, self._me.node_id)
             greeting.check(self._me, theirs)
-            offered = greeting.possible_carriers(self._me, theirs)
+            possible = greeting.possible_carriers(self._me, theirs)
         except PeerRefusedError as refusal:
             text = greeting.refusal_text(refusal)
             self._reply(half.control_id, greeting.encode(replace(answer, refused=text)))
@@ -297,18 +277,33 @@ class ZmqListener:
         old = self._by_peer.get(theirs.key)
         if old is not None:
             self._lose(old, "the peer connected anew")
-        link = _Link(theirs.key, half.control_id, half.bulk_id, now, offered)
+        offered = self._offer(possible, half, theirs.connection)
+        link = _Link(theirs.key, half.control_id, now, offered)
         self._by_peer[link.peer] = self._by_control[link.control_id] = link
         self._strangers.greeted(2)
-        if SHARED_MEMORY in offered:
-            with suppress(OSError):  # no descriptor is left: then without
-                link.bells = Doorbells(theirs.connection)
-        if link.bells is None:
+        if SHARED_MEMORY not in offered:
             answer = answer.without_ring()
+        if NIXL not in offered:
+            answer = answer.without_nixl()
+        for outlet in offered.values():
+            answer = outlet.welcome(answer)
+        if offered.keys() <= {TCP}:
             self._chosen(link, TCP)
-        else:
-            answer = replace(answer, bell_descriptor=link.bells.descriptor)
         self._reply(link.control_id, greeting.encode(answer))
+
+    def _offer(self, possible: Iterable[str], half: _Half, connection: int) -> dict[str, Outlet]:
+        assert self._bulk is not None
+        offered: dict[str, Outlet] = {}
+        for name in possible:
+            if name == TCP:
+                offered[name] = TcpOutlet(self._bulk, half.bulk_id)
+            elif name == NIXL:
+                assert self._agent is not None
+                offered[name] = NixlOutlet(self._bulk, half.bulk_id, self._agent)
+            else:
+                with suppress(OSError):  # no descriptor is left: then without
+                    offered[name] = RingOutlet(connection)
+        return offered
 
     def _lose(self, link: _Link, reason: str) -> None:
         if self._by_peer.get(link.peer) is link:
@@ -347,11 +342,6 @@ class ZmqListener:
 
 
 def _end(link: _Link) -> None:
-    """Take back what a lost peer had borrowed. It may still be reading: then its checksums fail,
-    and the transfer, which has failed here, can never be confirmed there."""
-    if link.bells is not None:
-        link.bells.close()
-        link.bells = None
-    for lent in link.lent:
-        lent.done = True
-    link.lent.clear()
+    for outlet in link.offered.values():
+        outlet.close()
+    link.offered.clear()

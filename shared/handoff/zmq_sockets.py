@@ -7,9 +7,10 @@ to whatever process answers there. A connection that ends is noticed by the dial
 that only falls silent liveness is ours: the dialer pings on the control socket, and silence of
 ``silence_seconds`` in either direction loses the peer.
 
-Which carrier a connection uses is settled by its greeting. In shared memory the bulk sockets are
-idle: frames lie in the sender's ring, which the receiver has mapped, and pipes tell of them
-(``doorbells.py``).
+Which carrier a connection uses is settled by its greeting (``outlets.py``, ``inlets.py``). In
+shared memory the bulk sockets are idle: frames lie in the sender's ring, which the receiver has
+mapped, and pipes tell of them (``doorbells.py``). With NIXL the bulk sockets tell of frames in the
+ring, which the receiver reads over the network.
 """
 
 from __future__ import annotations

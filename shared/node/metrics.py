@@ -97,7 +97,7 @@ class NodeMetrics:
             reserved_blocks=counts.reserved,
             cached_blocks=counts.cached,
             owned_blocks=counts.owned,
-            links=sum(p.peers_tcp + p.peers_shared_memory for p in self._planes.values()),
+            links=sum(p.peers for p in self._planes.values()),
             leases=self.count_leases(),
             block_size=scheduler.pool.block_size,
             link_rates=self.link_rates(),

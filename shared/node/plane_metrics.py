@@ -63,7 +63,7 @@ _GAUGES: _Series = {
     "tandem_data_plane_peers": (
         "Live connections to other ranks, by what carries their KV.",
         "carrier",
-        {"tcp": "peers_tcp", "shared_memory": "peers_shared_memory"},
+        {"tcp": "peers_tcp", "shared_memory": "peers_shared_memory", "nixl": "peers_nixl"},
     ),
     "tandem_data_plane_transfers": (
         "Transfers under way.",

@@ -18,10 +18,12 @@ import grpc
 
 from ...proto import tandem_pb2 as pb
 from ..config import EngineConfig, HandoffConfig, NodeConfig
-from ..errors import StartupError
+from ..errors import StartupError, UsageError
 from ..gate import Gate
+from ..handoff.carrier_names import NIXL
 from ..handoff.epoch import new_epoch
 from ..handoff.inbox import Inbox
+from ..handoff.nixl_agent import check_installed
 from ..lock import OPEN, Lock, check_exposure, is_loopback
 from ..tracing import NO_TRACER, Tracer
 from ..version import version
@@ -76,6 +78,7 @@ async def run_node(
     Raises ``StartupError`` when it cannot start, or when the ranks are lost: a supervisor starts
     the node again.
     """
+    check_carrier(handoff)
     routers = node.routers  # a wrong --join is refused before anything starts
     handoff.kv_advertised(engine_config.world_size - 1)  # and so is a wrong --kv-advertise
     cast = Cast(roles if routers else roles[:1])
@@ -319,6 +322,18 @@ async def _drain(cast: Cast, registrations: list[Registration], seconds: float) 
         async with asyncio.timeout(seconds):
             while cast.busy:  # noqa: ASYNC110 - requests end in many places, drains are rare
                 await asyncio.sleep(POLL_SECONDS)
+
+
+def check_carrier(handoff: HandoffConfig) -> None:
+    """Raise before a model is loaded for a carrier that cannot be."""
+    if handoff.carrier != NIXL:
+        return
+    if not handoff.insecure:
+        raise UsageError(
+            "--carrier nixl listens on ports and addresses that the library chooses, and is "
+            "neither encrypted nor authenticated; add --insecure if the network is trusted"
+        )
+    check_installed()
 
 
 def _visible(host: str) -> str:

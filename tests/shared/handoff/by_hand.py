@@ -52,8 +52,7 @@ class HandRank(Rank):
         self.alive = False
         for end in (self.loop._listener, self.loop._dialer):
             end.close()
-        if self.loop._shared is not None:
-            self.loop._shared.close()
+        self.loop._memory.close()
         self._context.destroy(linger=0)
 
     def __exit__(self, *_: object) -> None:

@@ -111,6 +111,10 @@ class _Faulty:
     def sockets(self) -> Iterable[Any]:
         return self._inner.sockets()  # type: ignore[no-any-return]
 
+    @property
+    def needs_polling(self) -> bool:
+        return bool(self._inner.needs_polling)
+
     def is_live(self, peer: PeerKey) -> bool:
         return bool(self._inner.is_live(peer))
 

@@ -122,6 +122,8 @@ class Link:
 class _End:
     """What both ends share."""
 
+    needs_polling = False
+
     def __init__(
         self, network: Network, me: Greeting, *, timing: Timing, max_frame_bytes: int = 0, **_: Any
     ) -> None:

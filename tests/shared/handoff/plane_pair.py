@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from tandem.shared.handoff.carrier import Ends
 from tandem.shared.handoff.data_plane import ZEROMQ, DataPlane, DataPlaneConfig
 from tandem.shared.handoff.epoch import new_epoch
-from tandem.shared.handoff.messages import Event, Expect, Expecting, OpenSend
+from tandem.shared.handoff.messages import Event, Expect, Expecting, OpenSend, PlaneFailed
 from tandem.shared.handoff.zmq_sockets import Timing
 
 from .memory_cache import MemoryCache
@@ -106,6 +106,7 @@ class Rank:
 
     def __exit__(self, *_: object) -> None:
         self.plane.stop()
+        assert not self.log.of(PlaneFailed)
         self.check_books()
 
     def check_books(self) -> None:

@@ -13,7 +13,7 @@ from tandem.shared.handoff.messages import Received, SendFinished
 
 from .plane_pair import BLOCK, CELL, LAYERS, Rank, rows
 
-pytestmark = pytest.mark.usefixtures("each_carrier")
+pytestmark = pytest.mark.usefixtures("every_carrier")
 
 
 def _table(source: random.Random, tokens: int, blocks: int = 64) -> tuple[int, ...]:

@@ -57,6 +57,7 @@ PAYLOADS = {
     Kind.PING: st.just(b""),
     Kind.PONG: st.just(b""),
     Kind.CHOICE: st.text(min_size=1, max_size=50).map(frame.reason_payload),
+    Kind.RELEASE: st.just(b""),
 }
 READERS = {
     Kind.ACK: lambda payload: frame.ack_payload(frame.read_ack(payload)),

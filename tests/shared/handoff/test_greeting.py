@@ -11,6 +11,7 @@ from tandem.shared.errors import PeerRefusedError
 from tandem.shared.handoff import greeting
 from tandem.shared.handoff.frame import FrameError
 from tandem.shared.handoff.greeting import Greeting
+from tandem.shared.handoff.nixl_agent import MAX_DESCRIPTION_BYTES
 
 ME = Greeting(
     node_id="p",
@@ -68,6 +69,8 @@ def test_garbage_is_refused(garbage):
         {"node_id": "a\nb"},
         {"dtype": None},
         {"extra": 1},
+        {"nixl_description": "text"},
+        {"nixl_description": bytes(MAX_DESCRIPTION_BYTES + 1)},
         {"dtype": msgpack.ExtType(1, b"x")},
         {"dtype": {"a": {}}},
     ],
@@ -79,8 +82,8 @@ def test_a_field_of_the_wrong_kind_is_refused(change):
 
 
 def test_a_long_greeting_is_refused_unread():
-    with pytest.raises(FrameError, match="limit is 4096"):
-        greeting.decode(greeting.encode(ME) + bytes(5000))
+    with pytest.raises(FrameError, match=f"limit is {greeting.MAX_GREETING_BYTES}"):
+        greeting.decode(greeting.encode(ME) + bytes(greeting.MAX_GREETING_BYTES))
 
 
 def test_a_refusal_in_any_script_fits_into_the_answer():

@@ -17,7 +17,7 @@ from .plane_pair import BLOCK, HEAD_BYTES, LAYERS, Rank, make_cache, until
 
 END = 50
 BLOCKS = tuple(range(-(-END // BLOCK)))
-pytestmark = pytest.mark.usefixtures("each_carrier")
+pytestmark = pytest.mark.usefixtures("every_carrier")
 
 
 def held(kv_heads: int, ranks: int) -> list[range]:

@@ -99,7 +99,7 @@ def test_a_receiver_that_grants_no_credit_does_not_slow_another():
             _run(prefill, decode, i)
             prefill.log.wait(SendFinished, i)
         # Exactly the window has left, and nothing more.
-        assert prefill.plane.stats().credit_in_flight <= 2 * 2048
+        until(lambda: prefill.plane.stats().credit_in_flight <= 2 * 2048)
         assert not prefill.log.of(SendFailed)
         prefill.plane.submit(CancelSend(transfer_id=1, attempt=1))
         prefill.log.wait(Cancelled, 1)

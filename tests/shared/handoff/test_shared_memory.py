@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tandem.shared.errors import StartupError
-from tandem.shared.handoff import data_plane, frame, greeting, zmq_dialer
+from tandem.shared.handoff import data_plane, frame, greeting, inlets, staging_memory
 from tandem.shared.handoff.frame import Kind
 from tandem.shared.handoff.messages import (
     Expecting,
@@ -95,7 +95,7 @@ def test_a_ring_that_cannot_be_mapped_is_done_without(monkeypatch: pytest.Monkey
     def refuse(place: object) -> None:
         raise RingError("cannot map it")
 
-    monkeypatch.setattr(zmq_dialer, "MappedRing", refuse)
+    monkeypatch.setattr(inlets, "MappedRing", refuse)
     with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
         _transfer(prefill, decode)
         joined = decode.log.wait(PeerJoined)
@@ -104,7 +104,7 @@ def test_a_ring_that_cannot_be_mapped_is_done_without(monkeypatch: pytest.Monkey
 
 
 def test_a_system_without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_plane, "can_share", lambda: False)
+    monkeypatch.setattr(staging_memory, "can_share", lambda: False)
     with pytest.raises(StartupError, match="--carrier shared_memory is not possible here"):
         Rank("p", carrier="shared_memory").plane.start()
     with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.config import HandoffConfig
-from tandem.shared.node.process import _drain, _until, with_host
+from tandem.shared.errors import StartupError, UsageError
+from tandem.shared.node.process import _drain, _until, check_carrier, with_host
 from tandem.shared.node.registration import Registration
+
+
+def test_nixl_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_carrier(HandoffConfig(carrier="tcp"))
+    with pytest.raises(UsageError, match=r"--carrier nixl .* --insecure"):
+        check_carrier(HandoffConfig(carrier="nixl"))
+    monkeypatch.setitem(sys.modules, "nixl", None)
+    with pytest.raises(StartupError, match=r"not installed: pip install 'tandem-llm\[nixl\]'"):
+        check_carrier(HandoffConfig(carrier="nixl", insecure=True))
 
 
 def test_the_data_plane_follows_the_control_plane_unless_told_otherwise() -> None:

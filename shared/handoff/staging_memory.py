@@ -1,0 +1,52 @@
+"""The memory under a rank's staging ring, shared as far as the carriers allow."""
+
+from __future__ import annotations
+
+import mmap
+
+from ..errors import StartupError
+from .carrier_names import SHARED_MEMORY, allows
+from .greeting import Greeting
+from .nixl_agent import NixlAgent
+from .shared_ring import SharedRing, can_share
+
+
+class StagingMemory:
+    """``memory`` is as large as was asked for. Processes of this host can map it where ``setting``
+    (of ``--carrier``) and the system allow that; peers of the ``agent`` can read it."""
+
+    def __init__(self, setting: str, size: int, agent: NixlAgent | None) -> None:
+        """Raises ``StartupError``."""
+        self._shared = _shared_ring(setting, size)
+        if self._shared is not None:
+            self.memory = self._shared.memory
+        else:
+            self.memory = memoryview(mmap.mmap(-1, size))
+        self._registered = None if agent is None else agent.register(self.memory)
+
+    def introduce(self, me: Greeting) -> Greeting:
+        """The greeting of a rank that has this memory."""
+        me = me.without_ring() if self._shared is None else me.with_ring(self._shared.place)
+        if self._registered is None:
+            return me.without_nixl()
+        return me.with_nixl(self._registered.place)
+
+    def close(self) -> None:
+        """Nobody can map it any more."""
+        if self._shared is not None:
+            self._shared.close()
+
+
+def _shared_ring(setting: str, size: int) -> SharedRing | None:
+    """``None`` where another carrier has to do."""
+    if not allows(setting, SHARED_MEMORY):
+        return None
+    problem = "this system has no sealed memfd, or no /proc"
+    if can_share():
+        try:
+            return SharedRing(size)
+        except OSError as error:
+            problem = str(error)
+    if setting == SHARED_MEMORY:
+        raise StartupError(f"--carrier {SHARED_MEMORY} is not possible here: {problem}")
+    return None

@@ -1,0 +1,16 @@
+"""How fast KV moves between two processes of one host by NIXL, against a memcpy.
+
+    python -m tandem.tests.benchmarks.handoff_nixl
+
+On one host the library copies from one process into the other (CMA) where the system lets it;
+``UCX_TLS=tcp`` makes it use TCP. It says nothing of RDMA, which has its own hardware.
+"""
+
+from __future__ import annotations
+
+from tandem.shared.handoff.carrier_names import NIXL
+
+from .handoff_ring import compare
+
+if __name__ == "__main__":
+    compare("handoff_nixl", NIXL, "")

@@ -1,0 +1,198 @@
+"""How fast KV moves by a carrier whose receiver reads the sender's ring, against a memcpy.
+
+Three variants take turns: a memcpy of the cold source in one process, the carrier alone (copied
+into the sender's ring, and out of where it arrives by the receiver), and whole transfers (pack,
+checksum, carrier, verify, scatter).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections import deque
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import zmq
+
+from tandem.shared.handoff.carrier import Carrier, Departure, Endpoints
+from tandem.shared.handoff.carrier_names import NIXL
+from tandem.shared.handoff.frame import HEADER_BYTES
+from tandem.shared.handoff.greeting import Greeting, PeerKey
+from tandem.shared.handoff.landing import Landing
+from tandem.shared.handoff.nixl_agent import NixlAgent
+from tandem.shared.handoff.staging import Slot, StagingRing
+from tandem.shared.handoff.staging_memory import StagingMemory
+from tandem.shared.handoff.zmq_dialer import ZmqDialer
+from tandem.shared.handoff.zmq_listener import ZmqListener
+from tandem.shared.handoff.zmq_sockets import Timing
+
+from .handoff_pair import (
+    MIB,
+    SLOTS,
+    Variant,
+    control_overhead,
+    greeting,
+    row,
+    take_turns,
+    whole_transfers,
+)
+from .report import write
+
+AGAINST = "memcpy, same cold source, same run"
+TIMING = Timing(silence_seconds=60.0)
+FRAME = HEADER_BYTES + MIB
+
+
+# ---- a memcpy ----------------------------------------------------------------------------------
+
+
+def idle_sender(pipe: Connection, size: int, rounds: int) -> None:
+    pipe.send(None)
+    for _ in range(rounds + 1):
+        pipe.recv()
+
+
+def copier(pipe: Connection, size: int, rounds: int) -> None:
+    pipe.recv()
+    source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
+    pipe.send(None)
+    for _ in range(rounds):
+        pipe.recv()
+        np.copyto(target, source)
+        pipe.send(None)
+
+
+class Memcpy(Variant):
+    """One process copies; the other one only lets the benchmark speak to both alike."""
+
+    def move(self) -> float:
+        self.receiving.send(None)
+        return super().move()
+
+
+# ---- the carrier alone -------------------------------------------------------------------------
+
+
+def _agent(me: Greeting) -> NixlAgent | None:
+    return NixlAgent(me.key.agent) if me.carriers == NIXL else None
+
+
+def _await(carrier: Carrier, poller: zmq.Poller) -> None:
+    """Until there may be something to do; not for ever, as some carriers have to be asked."""
+    poller.poll(1 if carrier.needs_polling else 1000)
+
+
+def ring_sender(pipe: Connection, size: int, rounds: int, carrier: str) -> None:
+    source = np.ones(size, np.uint8).data
+    me = greeting("p", 1, carrier)
+    agent = _agent(me)
+    memory = StagingMemory(carrier, SLOTS * StagingRing.stride(MIB), agent)
+    ring = StagingRing(slots=SLOTS, payload_bytes=MIB, memory=memory.memory)
+    context: zmq.Context[Any] = zmq.Context()
+    listener = ZmqListener(
+        context,
+        memory.introduce(me),
+        host="127.0.0.1",
+        port=0,
+        max_frame_bytes=FRAME,
+        timing=TIMING,
+        agent=agent,
+    )
+    pipe.send(listener.start())
+    peer = PeerKey(node_id="d", epoch=2, rank=0)
+    while not listener.is_live(peer):
+        listener.receive_control(time.monotonic())
+    poller = zmq.Poller()
+    for each in listener.sockets():
+        poller.register(each, zmq.POLLIN)
+    lent: deque[tuple[Slot, Departure]] = deque()
+
+    def lend_at_most(frames: int) -> None:
+        while len(lent) > frames:
+            _await(listener, poller)
+            listener.receive_control(time.monotonic())
+            while lent and lent[0][1].done:
+                ring.release(lent.popleft()[0])
+
+    for _ in range(rounds):
+        pipe.recv()
+        for at in range(0, size, MIB):
+            lend_at_most(listener.slots_for(peer) - 1)
+            slot = ring.acquire()
+            assert slot is not None
+            slot.payload[:] = source[at : at + MIB]
+            lent.append((slot, listener.send_bulk(peer, slot.buffer, slot.offset)))
+        lend_at_most(0)
+    pipe.recv()
+    listener.close()
+    context.destroy(linger=0)
+
+
+def ring_receiver(pipe: Connection, size: int, rounds: int, carrier: str) -> None:
+    endpoints: Endpoints = pipe.recv()
+    target = np.ones(size, np.uint8).data
+    context: zmq.Context[Any] = zmq.Context()
+    me = greeting("d", 2, carrier)
+    agent = _agent(me)
+    landing = None if agent is None else Landing(agent, FRAME)
+    dialer = ZmqDialer(context, me, max_frame_bytes=FRAME, timing=TIMING, landing=landing)
+    peer = PeerKey(node_id="p", epoch=1, rank=0)
+    dialer.connect(peer, endpoints, time.monotonic())
+    while not dialer.is_live(peer):
+        dialer.receive_control(time.monotonic())
+    poller = zmq.Poller()
+    for each in dialer.sockets():
+        poller.register(each, zmq.POLLIN)
+    pipe.send(None)
+    for _ in range(rounds):
+        at = 0
+        while at < size:
+            _await(dialer, poller)
+            while taken := dialer.receive_bulk(time.monotonic()):
+                target[at : at + MIB] = taken[1][-MIB:]
+                at += MIB
+        pipe.send(None)
+    dialer.close()
+    context.destroy(linger=0)
+
+
+# ---- the run -----------------------------------------------------------------------------------
+
+
+def compare(name: str, carrier: str, goal: str) -> None:
+    """The benchmark of this name; ``goal`` is that of the carrier alone."""
+    parser = argparse.ArgumentParser(name, description=__doc__)
+    parser.add_argument("--mib", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    size = options.mib * MIB
+    variants = {
+        "memcpy": Memcpy(idle_sender, copier, size, options.rounds),
+        "carrier": Variant(
+            partial(ring_sender, carrier=carrier),
+            partial(ring_receiver, carrier=carrier),
+            size,
+            options.rounds,
+        ),
+        "full": Variant(*whole_transfers(carrier), size, options.rounds),
+    }
+    rates = take_turns(variants, options.rounds)
+    memcpy, alone, full = (rates[name] for name in variants)
+    rows = [
+        {"metric": "memcpy", "value": statistics.median(memcpy), "unit": "GB/s"},
+        row("carrier alone: into the ring and out of it", alone, memcpy, goal, AGAINST),
+        row("pack + carrier + scatter", full, memcpy, "", AGAINST),
+        {
+            "metric": "control overhead of a transfer, median",
+            "value": control_overhead(carrier),
+            "unit": "ms",
+            "goal": "<=3",
+        },
+    ]
+    for each in rows:
+        print({key: round(v, 3) if isinstance(v, float) else v for key, v in each.items()})
+    print(write(name, rows))
