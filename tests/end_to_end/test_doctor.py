@@ -123,6 +123,7 @@ async def test_a_doctor_tells_a_healthy_cluster_from_one_that_is_not(
             node_id="stranger", epoch=4, role=pb.ROLE_PREFILL, address="127.0.0.1:9", model=card
         )
         stranger.model.fingerprint = card.fingerprint.replace("10000.0", "5000.0")
+        stranger.model.name = "another"  # under the same name it would be a new version
         with (
             grpc.insecure_channel(f"127.0.0.1:{router.details['registry']}") as channel,
             contextlib.suppress(grpc.RpcError),

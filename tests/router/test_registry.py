@@ -445,7 +445,7 @@ async def test_a_router_with_a_token_shows_it_asks_for_it_and_counts_who_lacks_i
     tmp_path: Path,
 ) -> None:
     options = RouterOptions(port=0, registry_port=0, drain_timeout=1.0)
-    router = Router(options, Lock(token="of the cluster"))
+    router = Router(options, lock=Lock(token="of the cluster"))
     await router.start()
     try:
         address = f"127.0.0.1:{router.registry_port}"

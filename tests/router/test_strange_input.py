@@ -152,7 +152,6 @@ def model() -> ServedModel:
     tokenizer = Tokenizer.load(folder())
     return ServedModel(
         name="m",
-        fingerprint="f",
         max_model_len=64,
         vocab_size=tokenizer.vocab_size,
         created=0,

@@ -7,16 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from tandem.tests.end_to_end.handoff.campaign import Campaign, running_campaign
-from tandem.tests.end_to_end.handoff.extent import FULL
 
 
-@pytest.fixture(scope="package", params=["tcp", "shared_memory"] if FULL else ["tcp"])
-def warm_campaign(
-    tmp_path_factory: pytest.TempPathFactory, tiny_model: str, request: pytest.FixtureRequest
-) -> Iterator[Campaign]:
-    """In shared memory the bulk wire has the places of frames; the rest is the same."""
+@pytest.fixture(scope="package")
+def warm_campaign(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Iterator[Campaign]:
+    """Over TCP: in shared memory no frame passes a wire."""
     folder = tmp_path_factory.mktemp("campaign")
-    with running_campaign(folder, tiny_model, f"--carrier={request.param}") as campaign:
+    with running_campaign(folder, tiny_model, "--carrier=tcp") as campaign:
         yield campaign
 
 
