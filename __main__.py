@@ -25,6 +25,7 @@ from .shared.config import (
     RouterConfig,
     ServeConfig,
     TelemetryConfig,
+    prefill_addresses,
     split_addresses,
 )
 from .shared.errors import (
@@ -34,6 +35,7 @@ from .shared.errors import (
     UnavailableError,
     UsageError,
 )
+from .shared.meeting import folder_of, meeting_place
 from .shared.options import command_options, fill, to_arguments
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 
 Values = dict[str, Any]
 
+# Where --pd-server listens and --pd-client looks, when neither says where.
+SAME_HOST = "127.0.0.1:8100"
 # How long --pd-client waits for a prefill node, when everything else serves.
 PREFILL_SECONDS = 5.0
 
@@ -167,13 +171,16 @@ def serve(values: Values) -> None:
 
 def _serve_prefill(values: Values) -> None:
     """``--pd-server``: one prefill node, in this process."""
-    url = values["pd_url"] or "127.0.0.1:8100"
-    addresses = split_addresses("--pd-url", url)
+    url = values["pd_url"] or SAME_HOST
+    addresses = prefill_addresses(url)
     if len(addresses) != 1:
         raise UsageError(f"--pd-url {url!r}: a prefill node listens on one address")
-    host, _, port = addresses[0].rpartition(":")
+    host, port = addresses[0], "0"
+    if not folder_of(host):
+        host, _, port = host.rpartition(":")
     node = NodeConfig(host=host, port=int(port), drain_timeout=values["drain_timeout"])
-    _run_node("prefill", values | vars(node))
+    with meeting_place(host):
+        _run_node("prefill", values | vars(node))
 
 
 def _serve_cluster(config: ServeConfig, values: Values) -> None:
@@ -181,12 +188,12 @@ def _serve_cluster(config: ServeConfig, values: Values) -> None:
     from .shared.lock import read_lock
     from .shared.node.launch import Cluster
 
+    if config.pd_client:
+        values = values | {"pd_url": values["pd_url"] or SAME_HOST}
     front = fill(RouterOptions, values)
     if values["kv_advertise"] is not None:
         raise UsageError("--kv-advertise is for one prefill node; it needs --pd-server")
     lock = read_lock(fill(LockConfig, values))
-    if config.pd_client and not front.prefill_addresses:
-        raise UsageError("--pd-client needs --pd-url host:port of at least one prefill node")
     if front.prefill_addresses and not config.pd_client:
         raise UsageError("--pd-url needs --pd-client or --pd-server")
     signal.signal(signal.SIGTERM, _interrupt)

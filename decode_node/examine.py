@@ -79,11 +79,14 @@ async def _connect(peer: Peer) -> None:
         address = urlsplit(endpoint)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                _, writer = await asyncio.open_connection(address.hostname, address.port)
+                if address.scheme == "ipc":
+                    _, writer = await asyncio.open_unix_connection(address.path)
+                else:
+                    _, writer = await asyncio.open_connection(address.hostname, address.port)
         except (OSError, TimeoutError) as error:
             why = getattr(error, "strerror", None) or f"no answer within {CONNECT_SECONDS:g} s"
             raise TransferError(
-                f"its data port {address.netloc} cannot be reached: {why}",
+                f"its data port {address.netloc or address.path} cannot be reached: {why}",
                 cause=Cause.TIMEOUT_GREET,
             ) from None
         writer.close()

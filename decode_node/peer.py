@@ -17,6 +17,7 @@ from ..shared.errors import TransferError
 from ..shared.handoff.carrier import Endpoints
 from ..shared.handoff.lease import LeaseTrust
 from ..shared.handoff.parts import Part
+from ..shared.meeting import folder_of, kv_endpoint_of
 from .link import Link
 
 
@@ -73,24 +74,32 @@ def calling() -> Iterator[None]:
 
 
 def endpoints_of(reply: pb.HelloReply, address: str) -> tuple[Endpoints, ...]:
-    """Where the ranks of the node at ``address`` (host:port of its control plane) listen.
+    """Where the ranks of the node at ``address`` (of its control plane) listen.
 
     Raises ``TransferError`` for what is no endpoint.
     """
-    host = address.rpartition(":")[0]
     keys = list(reply.node.curve_keys) or [""] * len(reply.ranks)
     try:
         return tuple(
-            Endpoints(reachable(rank.bulk, host), reachable(rank.control, host), key)
+            Endpoints(reachable(rank.bulk, address), reachable(rank.control, address), key)
             for rank, key in zip(reply.ranks, keys, strict=True)
         )
     except ValueError as error:
         raise TransferError(f"{address} names an endpoint that is none: {error}") from None
 
 
-def reachable(endpoint: str, host: str) -> str:
-    """A wildcard address means: the host that the control plane was reached at."""
+def reachable(endpoint: str, address: str) -> str:
+    """An endpoint that the node at ``address`` has told, as it is reached from here: a wildcard
+    means the host of that address. Raises ``ValueError``.
+
+    A node must not point us at local sockets, but for one that we meet in a folder.
+    """
+    folder = folder_of(address)
+    if folder:
+        return kv_endpoint_of(endpoint, folder)
     parts = urlsplit(endpoint)
+    if parts.scheme != "tcp" or parts.port is None:
+        raise ValueError(f"{endpoint[:100]!r} is not tcp://host:port")
     if parts.hostname in ("0.0.0.0", "*", None, "::"):
-        return f"tcp://{host}:{parts.port}"
+        return f"tcp://{address.rpartition(':')[0]}:{parts.port}"
     return endpoint

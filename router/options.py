@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..shared.config import RouterConfig, split_addresses
+from ..shared.config import RouterConfig, prefill_addresses
 from ..shared.errors import UsageError
 
 
@@ -37,7 +37,7 @@ class RouterOptions(RouterConfig):
 
     def __post_init__(self) -> None:
         """A wrong flag is refused before anything starts. Raises ``UsageError``."""
-        split_addresses("--pd-url", self.pd_url)
+        prefill_addresses(self.pd_url)
         if not all(self.api_keys):
             raise UsageError("--api-key has an empty key, which would let everybody in")
 
@@ -49,4 +49,4 @@ class RouterOptions(RouterConfig):
     @property
     def prefill_addresses(self) -> tuple[str, ...]:
         """Prefill nodes that do not join by themselves."""
-        return split_addresses("--pd-url", self.pd_url)
+        return prefill_addresses(self.pd_url)

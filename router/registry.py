@@ -174,7 +174,10 @@ class Registry(RegistryServicer):
         if request.role not in (pb.ROLE_PREFILL, pb.ROLE_DECODE):
             return "role must be prefill or decode"
         host, _, port = request.address.rpartition(":")
-        if not PORT.fullmatch(port) or not 0 < int(port) < 65536 or len(host) > MAX_NAME:
+        named = request.address in self._options.prefill_addresses
+        if not named and (
+            not PORT.fullmatch(port) or not 0 < int(port) < 65536 or len(host) > MAX_NAME
+        ):
             return f"address must be host:port, not {request.address[:MAX_NAME]!r}"
         if request.role == pb.ROLE_DECODE and not request.model.max_model_len:
             return "a decode node's model card needs max_model_len"

@@ -12,6 +12,7 @@ from typing import Any
 
 from .errors import StartupError, UsageError
 from .kv.formats import AUTO, SPELLINGS
+from .meeting import SCHEME, meeting_address
 
 
 def option(
@@ -363,7 +364,10 @@ class RouterConfig:
     )
     insecure: bool = _insecure()
     pd_url: str | None = option(
-        None, "--pd-url", "Prefill nodes that do not join by themselves: host:port[,host:port]."
+        None,
+        "--pd-url",
+        "Prefill nodes that do not join by themselves: host:port[,host:port], or file:///folder of "
+        "their sockets.",
     )
     api_key: str | None = option(
         None, "--api-key", "Keys that clients must show, separated by commas (default: none)."
@@ -383,6 +387,17 @@ class RouterConfig:
     )
     drain_timeout: float = option(
         30.0, "--drain-timeout", "Seconds that SIGTERM leaves running requests.", minimum=0.0
+    )
+
+
+def prefill_addresses(value: str | None) -> tuple[str, ...]:
+    """The nodes of ``--pd-url``, as gRPC calls them. Raises ``UsageError``."""
+    parts = () if value is None else [part.strip() for part in value.split(",")]
+    return tuple(
+        meeting_address("--pd-url", part)
+        if part.startswith(SCHEME)
+        else split_addresses("--pd-url", part)[0]
+        for part in parts
     )
 
 

@@ -18,6 +18,7 @@ import grpc
 
 from .config import LockConfig
 from .errors import StartupError, UsageError
+from .meeting import UNIX
 
 log = logging.getLogger("tandem.lock")
 
@@ -95,7 +96,7 @@ class Lock:
 
     def bind(self, server: grpc.aio.Server, host: str, port: int, what: str) -> int:
         """Have ``server`` listen; returns the port. Raises ``StartupError`` when it cannot."""
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = _listening(host, port)
         try:
             if self.encrypted:
                 bound = server.add_secure_port(address, self._as_server())
@@ -186,7 +187,13 @@ def check_exposure(lock: Lock, insecure: bool, hosts: dict[str, str]) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
+    return host in ("localhost", "::1") or host.startswith(("127.", UNIX))
+
+
+def _listening(host: str, port: int) -> str:
+    if host.startswith(UNIX):
+        return host
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _token(config: LockConfig) -> str:

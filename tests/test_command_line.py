@@ -169,7 +169,8 @@ def _left_running(mark: str) -> list[str]:
     ("arguments", "words"),
     [
         (["serve", "--pd-server", "--pd-client"], ["--pd-server", "--pd-client"]),
-        (["serve", "--pd-client"], ["--pd-url"]),
+        (["serve", "--pd-server", "--pd-url", "file://run"], ["file:///folder"]),
+        (["router", "--pd-url", "file:///" + "d" * 100], ["too long for Unix sockets"]),
         (["serve", "--pd-client", "--pd-url", "host"], ["--pd-url", "'host'", "host:port"]),
         (["serve", "--pd-server", "--pd-url", "host:99999"], ["host:99999"]),
         (["serve", "builtin", "--model", "builtin"], ["twice"]),

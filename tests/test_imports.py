@@ -34,6 +34,7 @@ ALLOWED = {
         "shared.version",
         "shared.kv.prefix_keys",
         "shared.lock",
+        "shared.meeting",
         "shared.gate",
     ),
 }

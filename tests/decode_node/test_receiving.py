@@ -293,6 +293,6 @@ async def test_cancelling_in_any_state_frees_everything(state: str) -> None:
 
 
 def test_a_wildcard_endpoint_is_reached_where_the_control_plane_is() -> None:
-    assert reachable("tcp://0.0.0.0:5", "10.1.2.3") == "tcp://10.1.2.3:5"
-    assert reachable("tcp://*:5", "10.1.2.3") == "tcp://10.1.2.3:5"
-    assert reachable("tcp://10.9.9.9:5", "10.1.2.3") == "tcp://10.9.9.9:5"
+    assert reachable("tcp://0.0.0.0:5", "10.1.2.3:1") == "tcp://10.1.2.3:5"
+    assert reachable("tcp://*:5", "10.1.2.3:1") == "tcp://10.1.2.3:5"
+    assert reachable("tcp://10.9.9.9:5", "10.1.2.3:1") == "tcp://10.9.9.9:5"

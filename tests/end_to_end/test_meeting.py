@@ -1,0 +1,53 @@
+"""A prefill node and a decode node that share a folder and no port: ``--pd-url file:///folder``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tandem.tests.end_to_end.clients import prompt
+from tandem.tests.end_to_end.cluster import (
+    BLOCK,
+    CONTEXT,
+    Part,
+    TestCluster,
+    node_metric,
+    running,
+)
+
+LENGTH = 20 * BLOCK
+COMMITTED = 'tandem_transfers_total{outcome="committed"}'
+
+
+@pytest.mark.parametrize("carrier", ["auto", "tcp"])
+def test_nodes_meet_in_a_folder(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, tiny_model: str, carrier: str
+) -> None:
+    folder = tmp_path_factory.mktemp("m")  # its path is short
+    server = ["serve", tiny_model, "--pd-server", f"--pd-url=file://{folder}", "--dtype=float32"]
+    server += ["--threads=1", f"--max-model-len={CONTEXT}", f"--carrier={carrier}"]
+    with running(tmp_path, tiny_model) as cluster:
+        cluster.start_router(f"--pd-url=file://{folder}/")
+        prefill = cluster.start(server)
+        second = cluster.launch(server)
+        assert second.process.wait(60) == 1
+        assert "another prefill node listens in" in second.log.read_text()
+        decode = cluster.start_node("decode-node", f"--carrier={carrier}")
+        cluster.wait_nodes(decode=1, prefill=1)
+        _is_prefilled_there(cluster, decode, 1)
+        # A process that was killed leaves its sockets; the next one takes their places.
+        prefill.kill()
+        prefill = cluster.start(server)
+        cluster.wait_nodes(decode=1, prefill=1)
+        _is_prefilled_there(cluster, decode, 2)
+        prefill.process.terminate()
+        assert prefill.process.wait(30) == 0
+        assert [entry.name for entry in folder.iterdir()] == ["prefill.lock"]
+
+
+def _is_prefilled_there(cluster: TestCluster, decode: Part, seed: int) -> None:
+    before = node_metric(decode, COMMITTED)
+    body = cluster.complete(prompt(seed, LENGTH), max_tokens=4, temperature=0)
+    assert body["usage"]["completion_tokens"] == 4
+    assert node_metric(decode, COMMITTED) == before + 1
