@@ -58,7 +58,9 @@ class FakePrefill(PrefillServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refuses)
         return pb.HelloReply(
             node=pb.Introduction(node_id="p", epoch=self.epoch, curve_keys=self.curve_keys),
-            ranks=[pb.RankEndpoint(rank=i, bulk="tcp://*:1") for i in range(RANKS)],
+            ranks=[
+                pb.RankEndpoint(rank=i, bulk="tcp://*:1", control="tcp://*:2") for i in range(RANKS)
+            ],
             lease_seconds=self.lease_seconds,
         )
 
