@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tandem.tests.end_to_end.cluster import (
     TestCluster,
     node_metric,
     running,
+    until,
 )
 
 LENGTH = 20 * BLOCK
@@ -35,19 +37,19 @@ def test_nodes_meet_in_a_folder(
         assert "another prefill node listens in" in second.log.read_text()
         decode = cluster.start_node("decode-node", f"--carrier={carrier}")
         cluster.wait_nodes(decode=1, prefill=1)
-        _is_prefilled_there(cluster, decode, 1)
+        seeds = itertools.count(1)  # the first greeting may take longer than a request waits
+        until(lambda: _prefilled_there(cluster, decode, next(seeds)), "the node to be used")
         # A process that was killed leaves its sockets; the next one takes their places.
         prefill.kill()
         prefill = cluster.start(server)
-        cluster.wait_nodes(decode=1, prefill=1)
-        _is_prefilled_there(cluster, decode, 2)
+        until(lambda: _prefilled_there(cluster, decode, next(seeds)), "the new node to be used")
         prefill.process.terminate()
         assert prefill.process.wait(30) == 0
         assert [entry.name for entry in folder.iterdir()] == ["prefill.lock"]
 
 
-def _is_prefilled_there(cluster: TestCluster, decode: Part, seed: int) -> None:
+def _prefilled_there(cluster: TestCluster, decode: Part, seed: int) -> bool:
     before = node_metric(decode, COMMITTED)
     body = cluster.complete(prompt(seed, LENGTH), max_tokens=4, temperature=0)
     assert body["usage"]["completion_tokens"] == 4
-    assert node_metric(decode, COMMITTED) == before + 1
+    return node_metric(decode, COMMITTED) == before + 1

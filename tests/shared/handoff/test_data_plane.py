@@ -72,5 +72,5 @@ def test_ports_can_be_fixed_for_a_firewall():
 
 
 def test_an_address_of_another_machine_is_refused_with_the_remedy():
-    with pytest.raises(StartupError, match=r"192\.0\.2\.1:0 for KV.*--kv-host"):
+    with pytest.raises(StartupError, match=r"192\.0\.2\.1:\* for KV.*--kv-host"):
         Rank("p", listen_host="192.0.2.1").plane.start()
