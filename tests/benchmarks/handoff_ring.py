@@ -26,6 +26,7 @@ from tandem.shared.handoff.landing import Landing
 from tandem.shared.handoff.nixl_agent import NixlAgent
 from tandem.shared.handoff.staging import Slot, StagingRing
 from tandem.shared.handoff.staging_memory import StagingMemory
+from tandem.shared.handoff.stats import DataPlaneStats
 from tandem.shared.handoff.zmq_dialer import ZmqDialer
 from tandem.shared.handoff.zmq_listener import ZmqListener
 from tandem.shared.handoff.zmq_sockets import Timing
@@ -98,14 +99,15 @@ def ring_sender(pipe: Connection, size: int, rounds: int, carrier: str) -> None:
         memory.introduce(me),
         host="127.0.0.1",
         port=0,
-        max_frame_bytes=FRAME,
         timing=TIMING,
+        stats=DataPlaneStats(),
         agent=agent,
     )
     pipe.send(listener.start())
     peer = PeerKey(node_id="d", epoch=2, rank=0)
     while not listener.is_live(peer):
         listener.receive_control(time.monotonic())
+    listener.notices(time.monotonic())  # read by every loop; unread, they would wake this one
     poller = zmq.Poller()
     for each in listener.sockets():
         poller.register(each, zmq.POLLIN)
