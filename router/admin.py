@@ -13,6 +13,7 @@ from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import RegistryStub
 from ..shared.errors import RequestError, UnavailableError
 from ..shared.lock import OPEN, Lock
+from ..shared.roles import ROLES, role_name
 
 CALL_SECONDS = 5.0
 # The router has answered that it will not.
@@ -21,7 +22,6 @@ _REFUSALS = (
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.UNAUTHENTICATED,
 )
-ROLES: dict[pb.Role, str] = {pb.ROLE_PREFILL: "prefill", pb.ROLE_DECODE: "decode"}
 HEADINGS = (
     "NODE", "ROLE", "STATE", "RUNNING", "WAITING", "QUEUED TOKENS", "FREE BLOCKS", "LINKS",
     "LEASES", "ADDRESS",
@@ -84,7 +84,7 @@ def _row(node: pb.NodeInfo) -> tuple[str, ...]:
     load = node.load
     return (
         node.node_id,
-        ROLES.get(node.role, "?"),
+        role_name(node.role),
         _state(node),
         str(load.running),
         str(load.waiting),
@@ -98,7 +98,7 @@ def _row(node: pb.NodeInfo) -> tuple[str, ...]:
 
 def _state(node: pb.NodeInfo) -> str:
     if node.next_role in ROLES:
-        return f"to {ROLES[node.next_role]}"
+        return f"to {role_name(node.next_role)}"
     return "draining" if node.draining else "ready"
 
 

@@ -14,7 +14,8 @@ from rich.table import Table
 
 from ..proto import tandem_pb2 as pb
 from ..shared.errors import UsageError
-from .findings import ROLES, Finding
+from ..shared.roles import role_name
+from .findings import Finding
 from .survey import NodeSeen, Survey
 
 WIDTH = 200
@@ -88,7 +89,7 @@ def _nodes(survey: Survey) -> Table:
         info, load = seen.info, seen.info.load
         table.add_row(
             escape(info.node_id),
-            ROLES.get(info.role, "?"),
+            role_name(info.role),
             _state(seen),
             escape(info.version),
             escape(info.address),

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from ..proto import tandem_pb2 as pb
 from ..shared.causes import Cause
+from ..shared.roles import role_name
 from .survey import NodeSeen, Survey
 
 # Nodes send a heartbeat a second, and are dropped after three.
 LATE_SECONDS = 2.0
-ROLES = {pb.ROLE_PREFILL: "prefill", pb.ROLE_DECODE: "decode"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def _of_router(survey: Survey) -> Iterator[Finding]:
 def _of_absent(survey: Survey) -> Iterator[Finding]:
     absent = survey.listed.reply.absent if survey.listed.reply is not None else ()
     for node in absent:
-        subject = f"{ROLES.get(node.role, '?')} node {node.node_id}"
+        subject = f"{role_name(node.role)} node {node.node_id}"
         if node.refused:
             yield Finding(
                 subject,
@@ -89,7 +89,7 @@ def _of_absent(survey: Survey) -> Iterator[Finding]:
 
 def _of_node(seen: NodeSeen) -> Iterator[Finding]:
     info, status = seen.info, seen.status.reply
-    subject = f"{ROLES.get(info.role, '?')} node {info.node_id}"
+    subject = f"{role_name(info.role)} node {info.node_id}"
     if info.heartbeat_age_seconds > LATE_SECONDS:
         yield Finding(
             subject,
@@ -154,7 +154,7 @@ def _of_models(nodes: list[NodeSeen]) -> Iterator[Finding]:
         first = known[0]
         if seen.status.reply.model.fingerprint != first.status.reply.model.fingerprint:
             yield Finding(
-                f"{ROLES.get(seen.info.role, '?')} node {seen.info.node_id}",
+                f"{role_name(seen.info.role)} node {seen.info.node_id}",
                 f"runs another model than {first.info.node_id}",
                 "start both with the same model and options",
             )

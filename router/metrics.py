@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from ..shared.roles import role_name
 from ..shared.tracing import current
 from .generation import Delta, Done, Generation, Usage
 from .nodes import Node, NodeTable
@@ -151,7 +152,7 @@ class _NodeSeries:
         yield from families.values()
 
     def _add_load(self, families: dict[str, Metric], node: Node) -> None:
-        labels = {"node": node.node_id, "role": "prefill" if node.is_prefill else "decode"}
+        labels = {"node": node.node_id, "role": role_name(node.role)}
         for field in LOAD_FIELDS:
             name = f"tandem_node_{field}"
             family = families.setdefault(name, Metric(name, "From the last heartbeat.", "gauge"))

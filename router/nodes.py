@@ -16,6 +16,7 @@ import grpc
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import DecodeStub
 from ..shared.lock import OPEN, Lock
+from ..shared.roles import role_name
 from ..shared.telemetry import logger
 from ..shared.tracing import Metadata
 from .absent import Absent
@@ -214,8 +215,7 @@ class NodeTable:
         self._remove(request.node_id, "was replaced by a new start, or role, of it")
         node = self._nodes[request.node_id] = Node(request, address, self._clock(), self._lock)
         node.report(request.load, request.prefixes)
-        role = "prefill" if node.is_prefill else "decode"
-        log.info("%s node %s joined from %s", role, node.node_id, address)
+        log.info("%s node %s joined from %s", role_name(node.role), node.node_id, address)
         self.absent.came(node.node_id)
         return node
 

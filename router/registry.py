@@ -15,6 +15,7 @@ import grpc
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import RegistryServicer
 from ..shared.errors import ModelError, PeerRefusedError, RequestError, UnavailableError
+from ..shared.roles import role_name
 from ..shared.telemetry import logger
 from ..shared.version import version
 from .groups import conflict, difference, text_of
@@ -143,7 +144,7 @@ class Registry(RegistryServicer):
     def _role_problem(self, node: Node, request: pb.SetRoleRequest) -> str:
         if request.role not in (pb.ROLE_PREFILL, pb.ROLE_DECODE):
             return "a node's role is prefill or decode"
-        wanted = "prefill" if request.role == pb.ROLE_PREFILL else "decode"
+        wanted = role_name(request.role)
         if node.draining:
             return f"node {node.node_id} is draining; ask again when it has joined anew"
         if node.role == request.role:

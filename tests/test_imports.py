@@ -35,6 +35,7 @@ ALLOWED = {
         "shared.kv.prefix_keys",
         "shared.lock",
         "shared.meeting",
+        "shared.roles",
         "shared.gate",
     ),
 }

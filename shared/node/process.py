@@ -26,6 +26,7 @@ from ..handoff.inbox import Inbox
 from ..handoff.nixl_agent import check_installed
 from ..lock import OPEN, Lock, check_exposure, is_loopback
 from ..meeting import UNIX, folder_of
+from ..roles import role_name
 from ..tracing import NO_TRACER, Tracer
 from ..version import version
 from .cast import POLL_SECONDS, Cast, NodeRole
@@ -342,10 +343,6 @@ def _visible(host: str) -> str:
     """What others call a node that listens on ``host``, unless --advertise says it."""
     visible = socket.gethostname() if host in ("0.0.0.0", "::") else host
     return f"[{visible}]" if ":" in visible else visible
-
-
-def role_name(role: pb.Role) -> str:
-    return "prefill" if role == pb.ROLE_PREFILL else "decode"
 
 
 def named(node: NodeConfig, kind: str) -> NodeConfig:
