@@ -37,6 +37,19 @@ def _greeted(world: World, prefill: HandRank, decode: HandRank) -> None:
     prefill.open(decode, 1, BLOCKS, **fields)
 
 
+def _on_first_frame(world: World, prefill: HandRank, schedule: Schedule, fault: Fault) -> None:
+    """The prefill rank turns alone, so its first message is the first frame; it can leave when the
+    word for which carrier the peer has chosen is here."""
+    schedule.planned.append(fault)
+    prefill.compute(1, 0, END, chunk=END)
+
+    def turn() -> None:
+        prefill.turn()
+        world.pass_time()
+
+    world.until(lambda: schedule.happened[fault] == 1, turn)
+
+
 def _settle(world: World, prefill: HandRank, decode: HandRank) -> None:
     """Until both sides have said how it ended, and every slot is back."""
     world.until(lambda: bool(prefill.log.of(SendFinished) or prefill.log.of(SendFailed)))
@@ -61,11 +74,7 @@ def test_a_fault_on_the_first_frame_fails_the_attempt_by_name(
     with World(carrier, schedule) as world:
         prefill, decode = _pair(world)
         _greeted(world, prefill, decode)
-        # The prefill rank turns alone, so its first message is the first frame.
-        schedule.planned.append(fault)
-        prefill.compute(1, 0, END, chunk=END)
-        prefill.turn()
-        assert schedule.happened[fault] == 1
+        _on_first_frame(world, prefill, schedule, fault)
         _settle(world, prefill, decode)
         assert reason in decode.log.of(ReceiveFailed)[0].reason
         assert decode.log.of(ReceiveFailed)[0].retriable
@@ -79,9 +88,7 @@ def test_a_damaged_frame_is_never_taken(carrier: str, fault: Fault) -> None:
         prefill, decode = _pair(world)
         before = [bytes(layer) for layer in decode.cache.layers]
         _greeted(world, prefill, decode)
-        schedule.planned.append(fault)
-        prefill.compute(1, 0, END, chunk=END)
-        prefill.turn()
+        _on_first_frame(world, prefill, schedule, fault)
         _settle(world, prefill, decode)
         assert not decode.log.of(Received)
         assert [bytes(layer) for layer in decode.cache.layers] == before

@@ -182,6 +182,10 @@ def test_a_frame_that_is_taken_back_while_it_is_read_is_not_believed() -> None:
             world.until(lambda decode=decode: bool(decode.log.of(Expecting)))  # type: ignore[misc]
         scatter = slow.cache.scatter
 
+        def turn() -> None:
+            prefill.turn()
+            other.turn()
+
         def stand_still(*of: object) -> None:
             """Just before the bytes are read, their slots go to another transfer."""
             del slow.cache.scatter  # type: ignore[method-assign]
@@ -189,9 +193,7 @@ def test_a_frame_that_is_taken_back_while_it_is_read_is_not_believed() -> None:
             reset(listener, next(peer for peer in listener._by_peer if peer.node_id == "slow"))
             prefill.open(other, 1, BLOCKS, **long)
             prefill.compute(1, 0, END, chunk=END)
-            for _ in range(1000):
-                prefill.turn()
-                other.turn()
+            world.until(lambda: bool(other.log.of(Received)), turn)
             scatter(*of)  # type: ignore[arg-type]
 
         slow.cache.scatter = stand_still  # type: ignore[method-assign]
