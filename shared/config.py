@@ -274,7 +274,7 @@ class HandoffConfig:
         120.0, "--transfer-timeout", "Seconds that one attempt at a transfer may take.", minimum=0.1
     )
     progress_timeout: float = option(
-        3.0,
+        2.5,
         "--progress-timeout",
         "Seconds without a sign of life that end an attempt.",
         minimum=0.1,

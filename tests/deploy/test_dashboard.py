@@ -1,0 +1,97 @@
+"""The dashboard asks for series that a router's ``/metrics`` has, by labels that they have."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tandem.router.metrics import Metrics
+from tandem.router.nodes import NodeTable
+from tandem.shared.gate import Gate
+from tandem.shared.handoff.stats import DataPlaneStats
+from tandem.tests.shared.handoff.fake_node import Node
+
+from .deployment import DEPLOY
+
+DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana" / "tandem.json").read_text())
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+SERIES = re.compile(r"((?:vllm:|tandem_)\w+)(?:\{([^}]*)\})?")
+BY = re.compile(r"by \(([^)]*)\)")
+WIDTH = 24
+
+
+def registries() -> Iterator[tuple[CollectorRegistry, set[str]]]:
+    """With the labels that the router adds."""
+    yield Metrics(NodeTable(1.0))._registry, set()
+    node = Node("d", 1)
+    node.ranks.inbox.stats[0] = DataPlaneStats()
+    node.metrics.registry.register(Gate("", "tandem_calls_refused").refused)
+    yield node.metrics.registry, {"node"}
+
+
+def known() -> dict[str, set[str]]:
+    """Every series by name, with its labels."""
+    found: dict[str, set[str]] = {}
+    for registry, added in registries():
+        declared = {
+            name: set(getattr(collector, "_labelnames", ()))
+            for name, collector in registry._names_to_collectors.items()
+        }
+        for name, labels in declared.items():
+            found[name] = labels | added | ({"le"} if name.endswith("_bucket") else set())
+        for family in registry.collect():
+            for sample in family.samples:
+                found[sample.name] = found.get(sample.name, set()) | set(sample.labels) | added
+    return found
+
+
+@pytest.fixture(scope="module")
+def series() -> dict[str, set[str]]:
+    return known()
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=[panel["title"] for panel in PANELS])
+def test_a_panel_asks_for_what_there_is(panel: dict[str, Any], series: dict[str, set[str]]) -> None:
+    assert panel["description"] and panel["fieldConfig"]["defaults"]["unit"]
+    for target in panel["targets"]:
+        expression = target["expr"]
+        asked = SERIES.findall(expression)
+        assert asked, f"no series of ours in {expression}"
+        for name, selector in asked:
+            assert name in series, f"{name} is not in /metrics"
+            selected = set(re.findall(r"(\w+)\s*[=!]~?", selector))
+            grouped = {label.strip() for by in BY.findall(expression) for label in by.split(",")}
+            assert selected | grouped <= series[name], f"{name} has no such label: {expression}"
+        shown = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+        assert shown <= {label.strip() for by in BY.findall(expression) for label in by.split(",")}
+
+
+def test_variables_are_declared_and_ask_for_what_there_is(series: dict[str, set[str]]) -> None:
+    declared = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps(DASHBOARD["panels"])))
+    assert used - {"__rate_interval"} == declared.keys()
+    for variable in declared.values():
+        if variable["type"] == "query":
+            name, label = re.fullmatch(
+                r"label_values\((\S+), (\w+)\)", variable["definition"]
+            ).groups()
+            assert label in series[name]
+
+
+def test_panels_lie_side_by_side() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert not cells & taken and max(x for x, _ in cells) < WIDTH, panel["title"]
+        taken |= cells
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
