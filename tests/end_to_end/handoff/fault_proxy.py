@@ -66,9 +66,10 @@ class _Lane:
 
     async def carry(self, piece: bytes, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(self.delay + len(piece) / self.rate)
+        # Counted first: whoever has received them may ask at once.
+        self.passed += len(piece)
         writer.write(self._spoil(piece))
         await writer.drain()
-        self.passed += len(piece)
 
     def _spoil(self, piece: bytes) -> bytes:
         if self.flips:

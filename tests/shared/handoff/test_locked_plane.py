@@ -99,8 +99,9 @@ def test_a_rank_that_nobody_announced_is_refused_and_counted(locked: Rank) -> No
     with Rank("d", listen_host=None, curve=True) as decode:
         decode.plane.submit(expect(locked, 1, BLOCKS, first_token=0, end_token=END))
         assert decode.log.wait(ReceiveFailed, 1).retriable
-        until(lambda: locked.plane.stats().keys_refused == 2)
-        until(lambda: locked.plane.stats().strangers == 2)
+        # Of its two sockets the second is given up when the first one is refused.
+        until(lambda: locked.plane.stats().keys_refused in (1, 2))
+        until(lambda: locked.plane.stats().strangers in (1, 2))
     hands_over(locked)
 
 
@@ -110,7 +111,6 @@ def test_a_rank_that_was_dismissed_is_a_stranger_again(locked: Rank) -> None:
         admit(locked, "", "no key", "\0" * 40, "~" * 40, version=2)
         decode.plane.submit(expect(locked, 1, BLOCKS, first_token=0, end_token=END))
         decode.log.wait(ReceiveFailed, 1)
-        # Of its two sockets the second is given up when the first one is refused.
         until(lambda: locked.plane.stats().keys_refused in (1, 2))
 
 
@@ -118,7 +118,7 @@ def test_an_unlocked_rank_gets_no_word_out_of_a_locked_one(locked: Rank) -> None
     with Rank("d", listen_host=None) as decode:
         decode.plane.submit(expect(locked, 1, BLOCKS, first_token=0, end_token=END))
         assert "the locks differ" in decode.log.wait(ReceiveFailed, 1).reason
-        until(lambda: locked.plane.stats().strangers == 2)
+        until(lambda: locked.plane.stats().strangers in (1, 2))
     hands_over(locked)
 
 
