@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import multiprocessing
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -204,17 +205,31 @@ def _expect(number: int, tokens: int, endpoints: Endpoints) -> Expect:
 # ---- the run -----------------------------------------------------------------------------------
 
 
-class Variant:
-    """Two processes that move the source once for each ``move``."""
+def _on_core(core: int | None, side: Callable, *args: Any) -> None:
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    side(*args)
 
-    def __init__(self, sender: Callable, receiver: Callable, size: int, rounds: int) -> None:
+
+class Variant:
+    """Two processes that move the source once for each ``move``; each on a core of its own where
+    ``cores`` are given."""
+
+    def __init__(
+        self,
+        sender: Callable,
+        receiver: Callable,
+        size: int,
+        rounds: int,
+        cores: Sequence[int | None] = (None, None),
+    ) -> None:
         spawn = multiprocessing.get_context("spawn")
         self.size = size
         pairs = [spawn.Pipe() for _ in range(2)]
         self.sending, self.receiving = pairs[0][0], pairs[1][0]
         self.processes = [
-            spawn.Process(target=side, args=(pair[1], size, rounds), daemon=True)
-            for side, pair in zip((sender, receiver), pairs, strict=True)
+            spawn.Process(target=_on_core, args=(core, side, pair[1], size, rounds), daemon=True)
+            for core, side, pair in zip(cores, (sender, receiver), pairs, strict=True)
         ]
         for process in self.processes:
             process.start()
