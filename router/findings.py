@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from ..proto import tandem_pb2 as pb
 from ..shared.causes import Cause
+from ..shared.handoff.carrier_names import TCP
+from ..shared.lock import is_loopback
+from ..shared.meeting import UNIX
 from ..shared.roles import role_name
 from .survey import NodeSeen, Survey
 
@@ -33,6 +36,8 @@ def findings(survey: Survey) -> list[Finding]:
         *_of_models(survey.nodes),
         *_of_versions(survey),
         *_of_pairs(survey),
+        *_of_carriers(survey),
+        *_of_exposure(survey),
     ]
     return sorted(found, key=lambda finding: not finding.wrong)
 
@@ -193,6 +198,37 @@ def _of_pairs(survey: Survey) -> Iterator[Finding]:
                     f"KV cannot move: {pair.problem}",
                     _REMEDIES.get(pair.cause, "look at the logs of both nodes"),
                 )
+
+
+def _of_carriers(survey: Survey) -> Iterator[Finding]:
+    """A way that works, and is several times slower than it could be, shows nowhere else."""
+    hosts = {seen.info.node_id: _host(seen.info.address) for seen in survey.nodes}
+    for decode, answer in survey.pairs.items():
+        for pair in answer.reply.pairs if answer.reply is not None else ():
+            if pair.carrier == TCP and hosts.get(decode) == _host(pair.address):
+                yield Finding(
+                    f"{pair.node_id} to {decode}",
+                    "KV goes over TCP, although both nodes are on one host",
+                    "if --carrier does not ask for it: run both as the same user, with the same "
+                    "view of processes (in containers, one PID namespace)",
+                    wrong=False,
+                )
+
+
+def _of_exposure(survey: Survey) -> Iterator[Finding]:
+    reachable = [s.info.address for s in survey.nodes if not is_loopback(_host(s.info.address))]
+    if reachable and not survey.encrypted:
+        yield Finding(
+            "cluster",
+            f"other machines can reach nodes that use no TLS: {', '.join(reachable[:4])}",
+            "trust the network, or give all parts --tls-cert, --tls-key, --tls-ca and "
+            "--cluster-token-file",
+            wrong=False,
+        )
+
+
+def _host(address: str) -> str:
+    return address if address.startswith(UNIX) else address.rpartition(":")[0].strip("[]")
 
 
 _REMEDIES: dict[str, str] = {

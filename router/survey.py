@@ -50,7 +50,7 @@ class NodeSeen:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
     """Everything that was found out. ``pairs`` has the examinations by decode node
-    (``pb.ExamineReply``)."""
+    (``pb.ExamineReply``). ``encrypted``: all of it was asked under TLS."""
 
     url: str
     registry: str
@@ -59,6 +59,7 @@ class Survey:
     listed: Answer
     nodes: list[NodeSeen] = field(default_factory=list)
     pairs: dict[str, Answer] = field(default_factory=dict)
+    encrypted: bool = False
 
 
 def survey(url: str, registry: str, lock: Lock = OPEN) -> Survey:
@@ -83,6 +84,7 @@ def survey(url: str, registry: str, lock: Lock = OPEN) -> Survey:
         listed=listed,
         nodes=nodes,
         pairs=pairs,
+        encrypted=lock.encrypted,
     )
 
 

@@ -29,6 +29,7 @@ ALLOWED = {
         "shared.config",
         "shared.causes",
         "shared.errors",
+        "shared.handoff.carrier_names",
         "shared.telemetry",
         "shared.tracing",
         "shared.version",

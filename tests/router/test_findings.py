@@ -40,6 +40,7 @@ def healthy(**changes: Any) -> Survey:
         listed=Answer(0.01, pb.ListReply(version="1")),
         nodes=[node(pb.ROLE_PREFILL, "p"), node(pb.ROLE_DECODE, "d")],
         pairs=examined(carrier="tcp", canary_seconds=0.02),
+        encrypted=True,
     )
     return replace(well, **changes)
 
@@ -54,6 +55,13 @@ def late(seen: NodeSeen) -> NodeSeen:
     return seen
 
 
+def at_one_host(carrier: str) -> Survey:
+    seen = healthy(pairs=examined(carrier=carrier))
+    for each in seen.nodes:
+        each.info.address = f"p:{each.info.role}"
+    return seen
+
+
 def absent(**fields: Any) -> Survey:
     gone = pb.AbsentNode(node_id="gone", role=pb.ROLE_PREFILL, address="g:1", **fields)
     return healthy(listed=Answer(0.01, pb.ListReply(version="1", absent=[gone])))
@@ -65,6 +73,7 @@ def metric(name: str, value: float, **labels: str) -> pb.Metric:
 
 def test_a_healthy_cluster_has_no_findings() -> None:
     assert findings(healthy()) == []
+    assert findings(at_one_host("shared_memory")) == []
 
 
 PREFILL = pb.ROLE_PREFILL
@@ -140,6 +149,8 @@ def test_what_is_wrong_is_said_with_what_to_do(seen: Survey, problem: str, remed
             ),
             "all 8 slots",
         ),
+        (healthy(encrypted=False), "no TLS: p:1, d:1"),
+        (at_one_host("tcp"), "over TCP, although both"),
     ],
 )
 def test_what_is_good_to_know_makes_nothing_unhealthy(seen: Survey, problem: str) -> None:
