@@ -89,6 +89,8 @@ class App:
             return
         except Exception as error:
             await self._fail(exchange, error)
+        finally:
+            exchange.close()
 
     def abort(self) -> None:
         """The drain is over: every request that still runs gets its error now."""

@@ -37,6 +37,9 @@ class Exchange:
         self.request_id = given or uuid.uuid4().hex
         self.started = False
         self.streaming = False
+        self._writing_since: float | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._cut = False
 
     def header(self, name: bytes) -> bytes:
         return next((value for key, value in self._scope["headers"] if key == name), b"")
@@ -119,18 +122,40 @@ class Exchange:
 
     async def _write(self, data: bytes, *, more: bool) -> None:
         """Waits while the client is slow, but not for ever: then the connection is cut."""
+        loop = asyncio.get_running_loop()
+        self._writing_since = loop.time()
+        if self._watch is None:
+            self._watch = loop.call_later(self._options.send_timeout, self._look)
         try:
-            async with asyncio.timeout(self._options.send_timeout):
-                await self._send({"type": "http.response.body", "body": data, "more_body": more})
-        except TimeoutError:
-            abort = self._scope.get("state", {}).get("abort")
-            if abort is not None:
-                abort()
-            raise ClientGoneError from None
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        finally:
+            self._writing_since = None
+        if self._cut:
+            raise ClientGoneError
+
+    def _look(self) -> None:
+        """Whether a write takes too long. One timer watches all of them: setting one up for each
+        would take an eighth of the router's time."""
+        loop, limit = asyncio.get_running_loop(), self._options.send_timeout
+        waited = 0.0 if self._writing_since is None else loop.time() - self._writing_since
+        if waited < limit:
+            self._watch = loop.call_later(limit - waited, self._look)
+            return
+        self._cut = True
+        self._scope["state"]["abort"]()
+
+    def close(self) -> None:
+        """Nothing is written any more."""
+        if self._watch is not None:
+            self._watch.cancel()
+
+
+# Made once: ``json.dumps`` with options makes one each time.
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def dump(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return _encode(value).encode()
 
 
 def parse_json(body: bytes) -> Any:
