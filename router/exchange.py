@@ -134,8 +134,7 @@ class Exchange:
             raise ClientGoneError
 
     def _look(self) -> None:
-        """Whether a write takes too long. One timer watches all of them: setting one up for each
-        would take an eighth of the router's time."""
+        """Whether a write takes too long. One timer watches all of them: a stream has thousands."""
         loop, limit = asyncio.get_running_loop(), self._options.send_timeout
         waited = 0.0 if self._writing_since is None else loop.time() - self._writing_since
         if waited < limit:
