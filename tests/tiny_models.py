@@ -35,6 +35,12 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+}
 # Name: (class prefix, config, options of this builder).
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
@@ -43,6 +49,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Llama",
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}},
     ),
+    "llama_yarn": ("Llama", {"rope_parameters": _YARN}),
     "qwen2": ("Qwen2", {"num_key_value_heads": 4}),
     "qwen3": ("Qwen3", {}),
     "qwen3_tied": ("Qwen3", {"tie_word_embeddings": True, "num_key_value_heads": 8}),
