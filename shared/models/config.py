@@ -74,6 +74,10 @@ class Config:
             raise self.refusal(key, value, "a positive integer")
         return value
 
+    def count(self, key: str) -> int:
+        """An integer that may be zero."""
+        return 0 if self.get(key) == 0 else self.integer(key)
+
     def number(self, key: str, default: float | None = None) -> float:
         """A positive number."""
         value = self.get(key, default)

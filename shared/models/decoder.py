@@ -13,10 +13,19 @@ from .attention import Angles, Attention, LayerKV
 from .batch import ForwardBatch
 from .ffn import DenseMLP
 from .mla import LatentAttention
+from .moe import MoE
 from .norm import RMSNorm
 from .parallel import Placement, Slot
 from .rope import Rope
-from .spec import AttentionSpec, DecoderSpec, LayerSpec, MLASpec, tensor_parallel_problem
+from .spec import (
+    AttentionSpec,
+    DecoderSpec,
+    DenseSpec,
+    LayerSpec,
+    MLASpec,
+    MoESpec,
+    tensor_parallel_problem,
+)
 
 OnLayer = Callable[[int], None]
 
@@ -72,7 +81,7 @@ class Layer:
         self.attention_norm = RMSNorm(place, hidden, eps)
         self.attention = _attention(place, spec.attention, hidden, eps)
         self.mlp_norm = RMSNorm(place, hidden, eps)
-        self.mlp = DenseMLP(place, spec.mlp, hidden)
+        self.mlp = _feed_forward(place, spec.mlp, hidden)
 
     def write(
         self, x: torch.Tensor, batch: ForwardBatch, angles: Angles, cache: LayerKV
@@ -105,6 +114,14 @@ def _attention(
             return Attention(place, spec, hidden, eps)
         case MLASpec():
             return LatentAttention(place, spec, hidden)
+
+
+def _feed_forward(place: Placement, spec: DenseSpec | MoESpec, hidden: int) -> DenseMLP | MoE:
+    match spec:
+        case DenseSpec():
+            return DenseMLP(place, spec, hidden)
+        case MoESpec():
+            return MoE(place, spec, hidden)
 
 
 class Decoder:

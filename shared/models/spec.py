@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,11 +163,45 @@ class DenseSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RouterSpec:
+    """Which ``chosen`` of the experts compute a token: those with the best scores.
+
+    With ``groups`` of neighbouring experts, only those in the best ``open_groups``; a group is as
+    good as its ``group_best`` best scores together. With ``correction``, each expert has a bias
+    that counts for the choice alone. What an expert computes is weighted with its score, as a part
+    of all chosen ones' if ``normalise``, times ``scale``.
+    """
+
+    experts: int
+    chosen: int
+    scoring: Literal["softmax", "sigmoid"]
+    groups: int
+    open_groups: int
+    group_best: int
+    correction: bool
+    normalise: bool
+    scale: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoESpec:
+    """A feed-forward that every token goes through, and experts of which a router picks a few."""
+
+    router: RouterSpec
+    expert: DenseSpec
+    shared: DenseSpec
+
+    def split_problem(self, size: int) -> str | None:
+        """Why this cannot be split over ``size`` ranks, or ``None`` if it can."""
+        return self.expert.split_problem(size) or self.shared.split_problem(size)
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerSpec:
     """One pre-norm layer."""
 
     attention: AttentionSpec | MLASpec
-    mlp: DenseSpec
+    mlp: DenseSpec | MoESpec
 
 
 @dataclass(frozen=True, kw_only=True)
