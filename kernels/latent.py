@@ -7,7 +7,7 @@ There are two ways to attend, with the same result:
 - Absorbed: queries are multiplied with ``k_up`` and sums with ``v_up`` instead. Nothing is computed
   for a token of the context, but scores and sums are as wide as a latent.
 - Expanded: keys and values of the context are multiplied out. That costs as much for a few rows as
-  for many, whose scores and sums are then as wide as a head.
+  for many, whose scores and sums are then only as wide as a head.
 
 Shapes: T rows of a step, H heads, N numbers of a query or key without position, V of a value, D the
 wider of N + R and V, L tokens of context.
@@ -112,9 +112,14 @@ def _pays_to_expand(
     context: Context, q_THD: torch.Tensor, k_up_HNC: torch.Tensor, v_up_HVC: torch.Tensor
 ) -> bool:
     """Whether what the narrower heads save, over all pairs of a row and a token that it sees, is
-    more than what it costs to multiply the context out."""
+    more than what it costs to multiply the earlier context out. For the rows' own tokens both ways
+    take the same products, of the queries and sums or of the keys and values.
+
+    Measured on a Zen 3 core with 16 heads of 128 + 64 and latents of 512, after 2,000 tokens: about
+    the same for 128 rows, half the time or less for 512.
+    """
     nope, width = k_up_HNC.shape[1:]
     value_dim, key_dim = v_up_HVC.shape[1], q_THD.shape[-1]
     saved = 2 * (width + key_dim - nope) - 2 * max(key_dim, value_dim)
     pairs = context.count * (context.start + context.end) // 2
-    return pairs * saved > context.end * (nope + value_dim) * width
+    return pairs * saved > context.start * (nope + value_dim) * width

@@ -42,7 +42,7 @@ _YARN = {
     "original_max_position_embeddings": 64,
 }
 _YARN_MLA = {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.5}
-# A chunk of 50 tokens is attended in the expanded form, one of 7 in the absorbed.
+# Short chunks are attended in the absorbed form, but for the first of a prompt.
 _LATENT: dict[str, Any] = {
     "num_key_value_heads": 8,
     "head_dim": 8,

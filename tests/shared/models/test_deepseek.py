@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 
 from tandem.shared.errors import ModelError
+from tandem.shared.handoff.parts import parts_of
 from tandem.shared.models.config import Config
 from tandem.shared.models.memory import bytes_per_block
 from tandem.shared.models.registry import family_of
@@ -151,11 +153,18 @@ def test_the_third_generation() -> None:
 
 
 def test_a_token_takes_a_latent_a_layer_on_every_rank() -> None:
+    """And each rank gets it from one other, in turn."""
     spec = spec_of(V3)
     for size in (1, 2, 8):
         assert bytes_per_block(spec, 16, "bfloat16", size, size - 1) == 16 * 61 * 576 * 2
         assert kv_heads_by_rank(spec, size) == [range(1)] * size
         assert tensor_parallel_problem(spec, size) is None
+    for receivers, senders in itertools.product((1, 2, 4), repeat=2):
+        parts = parts_of(kv_heads_by_rank(spec, receivers), kv_heads_by_rank(spec, senders))
+        assert [(part.receiver, part.heads) for part in parts] == [
+            (rank, range(1)) for rank in range(receivers)
+        ]
+        assert len({part.sender for part in parts}) == min(receivers, senders)
     assert "128 query heads" in (tensor_parallel_problem(spec, 3) or "")
     odd = spec_of(V3, moe_intermediate_size=2049)
     assert "feed-forward width 2049" in (tensor_parallel_problem(odd, 2) or "")
