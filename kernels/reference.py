@@ -6,6 +6,7 @@ head, D head dimension, N slots of the cache, L tokens of context.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -149,20 +150,28 @@ def write_kv(
     v_TKD: torch.Tensor,
 ) -> None:
     """Put the step's K and V into their slots, in the cache's dtype."""
-    for cached_KND, x_TKD in ((keys_KND, k_TKD), (values_KND, v_TKD)):
-        dtype = cached_KND.dtype
-        x_KTD = castable(x_TKD, dtype).to(dtype).transpose(0, 1)
-        indexable(cached_KND).index_copy_(1, slots_T, indexable(x_KTD))
+    write(keys_KND, slots_T, k_TKD)
+    write(values_KND, slots_T, v_TKD)
+
+
+def write(cached_KND: torch.Tensor, slots_T: torch.Tensor, x_TKD: torch.Tensor) -> None:
+    """Put one side of what the step caches into its slots, in the cache's dtype."""
+    dtype = cached_KND.dtype
+    x_KTD = castable(x_TKD, dtype).to(dtype).transpose(0, 1)
+    indexable(cached_KND).index_copy_(1, slots_T, indexable(x_KTD))
 
 
 def paged_attention(
     q_THD: torch.Tensor,
     keys_KND: torch.Tensor,
     values_KND: torch.Tensor,
-    contexts: list[Context],
+    contexts: Sequence[Context],
     window: int | None,
+    scale: float | None = None,
 ) -> torch.Tensor:
     """Each row attends to its own sequence, up to itself; [T, H, D] in q's dtype.
+
+    ``scale`` is 1 / sqrt(D) by default. Keys may be their own values: one tensor, read once.
 
     The products are taken in the cache's dtype, or in q's where the cache is fp8; but not in fp16
     on a CPU, where torch takes two to five times as long as in fp32.
@@ -173,7 +182,7 @@ def paged_attention(
     q_THD = q_THD.to(torch.float32 if narrow else dtype)
     for context in contexts:
         attend = _decode if context.count == 1 else _chunk
-        attend(q_THD, keys_KND, values_KND, context, window, out)
+        attend(q_THD, keys_KND, values_KND, context, window, scale, out)
     return out
 
 
@@ -182,6 +191,18 @@ def _read(
 ) -> torch.Tensor:
     """Tokens first to end of the cache, [K, end - first, D], in the type of the products."""
     return castable(context.gather(cache_KND, first, end), dtype).to(dtype)
+
+
+def _read_both(
+    context: Context,
+    keys_KND: torch.Tensor,
+    values_KND: torch.Tensor,
+    first: int,
+    end: int,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    k = _read(context, keys_KND, first, end, dtype)
+    return k, k if values_KND is keys_KND else _read(context, values_KND, first, end, dtype)
 
 
 def _first_visible(position: int, window: int | None) -> int:
@@ -194,16 +215,16 @@ def _decode(
     values_KND: torch.Tensor,
     context: Context,
     window: int | None,
+    scale: float | None,
     out: torch.Tensor,
 ) -> None:
     """The G query heads of a KV head are taken as G rows, so that K and V are not repeated."""
     heads, dim = keys_KND.shape[0], keys_KND.shape[2]
     first = _first_visible(context.start, window)
-    k = _read(context, keys_KND, first, context.end, q_THD.dtype)
-    v = _read(context, values_KND, first, context.end, q_THD.dtype)
+    k, v = _read_both(context, keys_KND, values_KND, first, context.end, q_THD.dtype)
     row = context.rows.start
     q_KGD = q_THD[row].view(heads, -1, dim)
-    attended = F.scaled_dot_product_attention(q_KGD[None], k[None], v[None])
+    attended = F.scaled_dot_product_attention(q_KGD[None], k[None], v[None], scale=scale)
     out[row] = attended.view(-1, dim)
 
 
@@ -213,26 +234,30 @@ def _chunk(
     values_KND: torch.Tensor,
     context: Context,
     window: int | None,
+    scale: float | None,
     out: torch.Tensor,
 ) -> None:
     rows, start = context.rows, context.start
     if start == 0 and (window is None or context.end <= window):
-        k = _read(context, keys_KND, 0, context.end, q_THD.dtype)
-        v = _read(context, values_KND, 0, context.end, q_THD.dtype)
-        out[rows] = _sdpa(q_THD[rows], k, v, None)
+        k, v = _read_both(context, keys_KND, values_KND, 0, context.end, q_THD.dtype)
+        out[rows] = _sdpa(q_THD[rows], k, v, None, scale)
         return
     for offset in range(0, context.count, _TILE):
         tile = slice(rows.start + offset, min(rows.start + offset + _TILE, rows.stop))
         position, count = start + offset, tile.stop - tile.start
         first = _first_visible(position, window)
-        k = _read(context, keys_KND, first, position + count, q_THD.dtype)
-        v = _read(context, values_KND, first, position + count, q_THD.dtype)
+        end = position + count
+        k, v = _read_both(context, keys_KND, values_KND, first, end, q_THD.dtype)
         mask = context.mask(position, count, first, window, q_THD.device)
-        out[tile] = _sdpa(q_THD[tile], k, v, mask)
+        out[tile] = _sdpa(q_THD[tile], k, v, mask, scale)
 
 
 def _sdpa(
-    q_THD: torch.Tensor, k_KLD: torch.Tensor, v_KLD: torch.Tensor, mask: torch.Tensor | None
+    q_THD: torch.Tensor,
+    k_KLD: torch.Tensor,
+    v_KLD: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float | None,
 ) -> torch.Tensor:
     attended = F.scaled_dot_product_attention(
         q_THD.transpose(0, 1)[None],
@@ -241,5 +266,6 @@ def _sdpa(
         attn_mask=mask,
         is_causal=mask is None,
         enable_gqa=q_THD.shape[1] != k_KLD.shape[0],
+        scale=scale,
     )
     return attended[0].transpose(0, 1)

@@ -35,6 +35,30 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+}
+_YARN_MLA = {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.5}
+# Short chunks are attended in the absorbed form, but for the first of a prompt.
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 8,
+    "head_dim": 8,
+    "kv_lora_rank": 48,
+    "q_lora_rank": 40,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 12,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "routed_scaling_factor": 1.5,
+}
+_GROUPS = {"n_group": 4, "topk_group": 2}
 # Name: (class prefix, config, options of this builder).
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
@@ -43,10 +67,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Llama",
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}},
     ),
+    "llama_yarn": ("Llama", {"rope_parameters": _YARN}),
     "qwen2": ("Qwen2", {"num_key_value_heads": 4}),
     "qwen3": ("Qwen3", {}),
     "qwen3_tied": ("Qwen3", {"tie_word_embeddings": True, "num_key_value_heads": 8}),
     "mistral": ("Mistral", {"sliding_window": 24}),
+    "deepseek_v2": ("DeepseekV2", _LATENT | {"q_lora_rank": None, "rope_parameters": _YARN_MLA}),
+    "deepseek_v2_groups": (
+        "DeepseekV2",
+        _LATENT | _GROUPS | {"topk_method": "group_limited_greedy", "first_k_dense_replace": 0},
+    ),
+    "deepseek_v3": ("DeepseekV3", _LATENT | _GROUPS | {"rope_parameters": _YARN_MLA}),
+    "deepseek_v3_dense": (
+        "DeepseekV3",
+        _LATENT | _GROUPS | {"first_k_dense_replace": 3, "rope_interleave": False},
+    ),
 }
 SHARDED = frozenset({"qwen2"})
 
@@ -101,7 +136,10 @@ def _randomise(model: Any, seed: int) -> None:
                 parameter.copy_(0.5 * noise)
             else:
                 # The layers must outweigh the embedding, or a tied model repeats its input.
-                parameter.copy_(1.5 * noise * parameter.shape[1] ** -0.5)
+                parameter.copy_(1.5 * noise * parameter.shape[-1] ** -0.5)
+        for name, buffer in model.named_buffers():
+            if "correction" in name:
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
 
 
 def write_tokenizer(folder: Path) -> None:

@@ -125,10 +125,10 @@ class CacheOfPlane:
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
         self.num_layers = len(cache.layers)
-        sizes = {cache.packed_bytes(layer, 1) for layer in range(self.num_layers)}
-        if len(sizes) != 1:
-            raise StartupError(f"layers with KV of different sizes {sizes} cannot be handed over")
-        self.layer_bytes_per_token = sizes.pop()
+        shapes = {(sides, cache.packed_bytes(layer, 1)) for layer, sides in enumerate(cache.sides)}
+        if len(shapes) != 1:
+            raise StartupError(f"layers with KV of different shapes {shapes} cannot be handed over")
+        self.sides, self.layer_bytes_per_token = shapes.pop()
 
     def pack(
         self,

@@ -2,8 +2,8 @@
 
 The plane's own thread is the only caller. It never learns the block size or the tensor's layout:
 tokens are named by their index in the sequence, heads by their number in the whole model, and
-bytes are always canonical, ``[layer][K|V][head][token][dim]``: of some of this rank's heads, or of
-all where ``heads`` is left out.
+bytes are always canonical, ``[layer][side][head][token][dim]``: of some of this rank's heads, or of
+all where ``heads`` is left out. The sides are K and V, or one latent that both are computed from.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ class CachePort(Protocol):
     def num_layers(self) -> int: ...
 
     @property
+    def sides(self) -> tuple[str, ...]:
+        """What each layer keeps, by name, in the order of the bytes."""
+
+    @property
     def layer_bytes_per_token(self) -> int:
-        """Bytes of K and V of this rank's heads for one token in one layer."""
+        """Bytes of all sides of this rank's heads for one token in one layer."""
 
     def pack(
         self,
@@ -38,7 +42,7 @@ class CachePort(Protocol):
         heads: range | None = None,
         dtype: str | None = None,
     ) -> None:
-        """Write ``[K|V][head][token][dim]`` of the tokens to ``out``, which has just their size in
+        """Write ``[side][head][token][dim]`` of the tokens to ``out``, which has just their size in
         the format ``dtype`` (the cache's own by default)."""
 
     def scatter(
@@ -50,4 +54,4 @@ class CachePort(Protocol):
         data: memoryview,
         heads: range | None = None,
     ) -> None:
-        """Read ``[K|V][head][token][dim]`` of the tokens from ``data`` into the blocks."""
+        """Read ``[side][head][token][dim]`` of the tokens from ``data`` into the blocks."""

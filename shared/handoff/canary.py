@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -41,10 +40,11 @@ _SMALLEST = 1e-30
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where one layer's K or V differ most. Both numbers are in units of the values."""
+    """Where one side of a layer (its K, its V, its latent) differs most. Both numbers are in units
+    of the values."""
 
     layer: int
-    side: Literal["K", "V"]
+    side: str
     largest: float
     allowed: float
 
@@ -93,16 +93,17 @@ def worst_difference(
     for layer in range(cache.num_layers):
         for table, buffer in zip((ours, theirs), buffers, strict=True):
             cache.pack(layer, table, first_token, end_token, buffer, dtype="float32")
-        # The canonical layout has all of K before all of V.
-        mine, other = (np.frombuffer(buffer, np.float32).reshape(2, -1) for buffer in buffers)
+        # The canonical layout has all of one side before all of the next.
+        shape = len(cache.sides), -1
+        mine, other = (np.frombuffer(buffer, np.float32).reshape(shape) for buffer in buffers)
         part = tolerance(rounding, layer)
-        found.append(_difference(layer, "K", mine[0], other[0], part))
-        found.append(_difference(layer, "V", mine[1], other[1], part))
+        for side, one, another in zip(cache.sides, mine, other, strict=True):
+            found.append(_difference(layer, side, one, another, part))
     return max(found, key=lambda difference: difference.ratio)
 
 
 def _difference(
-    layer: int, side: Literal["K", "V"], ours: np.ndarray, theirs: np.ndarray, part: float
+    layer: int, side: str, ours: np.ndarray, theirs: np.ndarray, part: float
 ) -> Difference:
     largest = float(np.abs(ours - theirs).max())
     return Difference(layer, side, largest, max(part * float(np.abs(ours).max()), _SMALLEST))

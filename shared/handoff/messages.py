@@ -193,7 +193,7 @@ class Compared:
     transfer_id: int
     attempt: int
     layer: int
-    side: Literal["K", "V"]
+    side: str
     largest: float
     allowed: float
 

@@ -1,8 +1,9 @@
 """The cache tensors of one rank, and how KV leaves and enters them for a handoff.
 
-Head-major: each layer's K and V are [kv_heads, slots, head_dim]. A sequence with consecutive
-blocks is attended through a view, each head's context is one contiguous run, and the wire's
-canonical [K|V][head][token][dim] is copied in long runs.
+What a layer keeps is its ``KVSpec``: K and V, or one latent for both. Head-major: each of these
+sides is [heads, slots, dim]. A sequence with consecutive blocks is attended through a view, each
+head's context is one contiguous run, and the wire's canonical [side][head][token][dim] is copied in
+long runs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Buffer = Any
 
 
 class KVCache:
-    """K and V of every layer for ``num_blocks`` blocks: this rank's heads only."""
+    """What every layer keeps, for ``num_blocks`` blocks: this rank's heads only."""
 
     def __init__(
         self,
@@ -45,12 +46,13 @@ class KVCache:
         self.block_size = block_size
         self.dtype = dtype
         self.device = torch.device(device)
-        attention = [layer.attention for layer in spec.layers]
-        # Global numbers of the KV heads that this rank holds, by layer.
-        self.heads = [a.kv_heads_of(tp_rank, tp_size) for a in attention]
+        kept = [layer.attention.kv for layer in spec.layers]
+        self.sides = [kv.sides for kv in kept]
+        # Global numbers of the heads that this rank holds, by layer.
+        self.heads = [kv.heads_of(tp_rank, tp_size) for kv in kept]
         self.layers = [
-            (self._empty(len(heads), a.head_dim), self._empty(len(heads), a.head_dim))
-            for heads, a in zip(self.heads, attention, strict=True)
+            tuple(self._empty(len(heads), kv.dim) for _ in kv.sides)
+            for heads, kv in zip(self.heads, kept, strict=True)
         ]
 
     def _empty(self, heads: int, dim: int) -> torch.Tensor:
@@ -65,9 +67,9 @@ class KVCache:
 
     def packed_bytes(self, layer: int, tokens: int, heads: range | None = None) -> int:
         """The size of ``tokens`` tokens of one layer in the canonical layout."""
-        keys = self.layers[layer][0]
+        sides = self.layers[layer]
         count = len(self._local(layer, heads))
-        return 2 * count * tokens * keys.shape[2] * self.dtype.itemsize
+        return len(sides) * count * tokens * sides[0].shape[2] * self.dtype.itemsize
 
     def pack(
         self,
@@ -79,7 +81,7 @@ class KVCache:
         heads: range | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Copy tokens first to end into ``out`` as [K|V][head][token][dim], converted to ``dtype``
+        """Copy tokens first to end into ``out`` as [side][head][token][dim], converted to ``dtype``
         (what e4m3 cannot hold becomes its largest value).
 
         ``heads`` are global head numbers among those held here; all of them by default, and the
@@ -128,17 +130,17 @@ class KVCache:
         buffer: Buffer,
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """The buffer seen as [2, heads, tokens, dim]."""
+        """The buffer seen as [sides, heads, tokens, dim]."""
         dtype = dtype or self.dtype
-        dim = self.layers[layer][0].shape[2]
+        sides, dim = len(self.layers[layer]), self.layers[layer][0].shape[2]
         raw = buffer if isinstance(buffer, torch.Tensor) else _as_tensor(buffer)
         raw = raw.view(-1).view(torch.uint8)
-        wanted = 2 * heads * tokens * dim * dtype.itemsize
+        wanted = sides * heads * tokens * dim * dtype.itemsize
         if raw.numel() != wanted:
             raise ValueError(
                 f"{raw.numel()} bytes for {tokens} tokens of layer {layer}; it takes {wanted}"
             )
-        return raw.view(dtype).view(2, heads, tokens, dim)
+        return raw.view(dtype).view(sides, heads, tokens, dim)
 
     def _runs(
         self, table: Sequence[int], first: int, end: int

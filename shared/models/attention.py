@@ -12,7 +12,8 @@ from .parallel import Placement, Slot
 from .spec import AttentionSpec
 
 Angles = tuple[torch.Tensor, torch.Tensor]
-LayerKV = tuple[torch.Tensor, torch.Tensor]
+# What a layer has in the cache, a tensor for each side of its ``KVSpec``.
+LayerKV = tuple[torch.Tensor, ...]
 
 
 class Attention:
@@ -21,8 +22,8 @@ class Attention:
 
     def __init__(self, place: Placement, spec: AttentionSpec, hidden: int, eps: float) -> None:
         tp, dim = place.tp, spec.head_dim
-        query = spec.query_heads_of(tp.rank, tp.size)
-        kv = spec.kv_heads_of(tp.rank, tp.size)
+        query = tp.share(spec.num_heads)
+        kv = spec.kv.heads_of(tp.rank, tp.size)
         query_rows = range(query.start * dim, query.stop * dim)
         kv_part = (spec.num_kv_heads * dim, range(kv.start * dim, kv.stop * dim))
         parts = {"q": (spec.num_heads * dim, query_rows), "k": kv_part, "v": kv_part}
@@ -44,12 +45,14 @@ class Attention:
             turned = self.norm(turned)
         turned = reference.rotary(turned, *angles)
         q, k = turned.split([self.heads, self.kv_heads], dim=1)
-        reference.write_kv(*cache, batch.slots, k, v)
+        keys, values = cache
+        reference.write_kv(keys, values, batch.slots, k, v)
         return q
 
     def attend(self, q: torch.Tensor, batch: ForwardBatch, cache: LayerKV) -> torch.Tensor:
         """Attention and the output projection."""
-        attended = reference.paged_attention(q, *cache, batch.contexts, self.window)
+        keys, values = cache
+        attended = reference.paged_attention(q, keys, values, batch.contexts, self.window)
         return self.o(attended.view(q.shape[0], -1))
 
     def slots(self, prefix: str) -> dict[str, Slot]:

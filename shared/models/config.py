@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..errors import ModelError
-from .spec import LinearScaling, Llama3Scaling, RopeScaling, RopeSpec
+from .spec import LinearScaling, Llama3Scaling, RopeScaling, RopeSpec, YarnScaling
 
 # Bookkeeping, defaults of text generation, and training knobs: none changes the forward pass.
 NO_EFFECT = frozenset(
@@ -72,6 +73,10 @@ class Config:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.refusal(key, value, "a positive integer")
         return value
+
+    def count(self, key: str) -> int:
+        """An integer that may be zero."""
+        return 0 if self.get(key) == 0 else self.integer(key)
 
     def number(self, key: str, default: float | None = None) -> float:
         """A positive number."""
@@ -148,7 +153,33 @@ def _scaling(rope: Config, max_position: int) -> RopeScaling | None:
             high_freq_factor=rope.number("high_freq_factor"),
             original_max_position=rope.integer("original_max_position_embeddings", max_position),
         )
-    raise rope.refusal("rope_type", kind, "'default', 'linear' or 'llama3'")
+    if kind == "yarn":
+        return _yarn(rope, max_position)
+    raise rope.refusal("rope_type", kind, "'default', 'linear', 'llama3' or 'yarn'")
+
+
+def _yarn(rope: Config, max_position: int) -> YarnScaling:
+    """The attention factor is a quotient of two only where the config gives both weights."""
+    factor = rope.number("factor")
+    if factor < 1:
+        raise rope.refusal("factor", factor, "1 or more")
+    over, under = (_mscale(rope, factor, key) for key in ("mscale", "mscale_all_dim"))
+    default = over / under if over and under else 0.1 * math.log(factor) + 1.0
+    return YarnScaling(
+        factor=factor,
+        original_max_position=rope.integer("original_max_position_embeddings", max_position),
+        beta_fast=rope.number("beta_fast", 32.0),
+        beta_slow=rope.number("beta_slow", 1.0),
+        truncate=rope.flag("truncate", True),
+        attention_factor=rope.number("attention_factor", default),
+        score_factor=under**2 if under else 1.0,
+    )
+
+
+def _mscale(rope: Config, factor: float, key: str) -> float | None:
+    """How much larger queries or keys become with a context stretched by a factor, if the config
+    gives that a weight (zero is none)."""
+    return 0.1 * rope.number(key) * math.log(factor) + 1.0 if rope.get(key) else None
 
 
 def read_windows(config: Config, layers: int, default: tuple[int | None, ...]) -> list[int | None]:

@@ -12,10 +12,20 @@ from ..errors import StartupError
 from .attention import Angles, Attention, LayerKV
 from .batch import ForwardBatch
 from .ffn import DenseMLP
+from .mla import LatentAttention
+from .moe import MoE
 from .norm import RMSNorm
 from .parallel import Placement, Slot
 from .rope import Rope
-from .spec import DecoderSpec, LayerSpec, tensor_parallel_problem
+from .spec import (
+    AttentionSpec,
+    DecoderSpec,
+    DenseSpec,
+    LayerSpec,
+    MLASpec,
+    MoESpec,
+    tensor_parallel_problem,
+)
 
 OnLayer = Callable[[int], None]
 
@@ -69,9 +79,9 @@ class Layer:
 
     def __init__(self, place: Placement, spec: LayerSpec, hidden: int, eps: float) -> None:
         self.attention_norm = RMSNorm(place, hidden, eps)
-        self.attention = Attention(place, spec.attention, hidden, eps)
+        self.attention = _attention(place, spec.attention, hidden, eps)
         self.mlp_norm = RMSNorm(place, hidden, eps)
-        self.mlp = DenseMLP(place, spec.mlp, hidden)
+        self.mlp = _feed_forward(place, spec.mlp, hidden)
 
     def write(
         self, x: torch.Tensor, batch: ForwardBatch, angles: Angles, cache: LayerKV
@@ -94,6 +104,24 @@ class Layer:
             **self.mlp_norm.slots(f"{prefix}.mlp_norm"),
             **self.mlp.slots(f"{prefix}.mlp"),
         }
+
+
+def _attention(
+    place: Placement, spec: AttentionSpec | MLASpec, hidden: int, eps: float
+) -> Attention | LatentAttention:
+    match spec:
+        case AttentionSpec():
+            return Attention(place, spec, hidden, eps)
+        case MLASpec():
+            return LatentAttention(place, spec, hidden)
+
+
+def _feed_forward(place: Placement, spec: DenseSpec | MoESpec, hidden: int) -> DenseMLP | MoE:
+    match spec:
+        case DenseSpec():
+            return DenseMLP(place, spec, hidden)
+        case MoESpec():
+            return MoE(place, spec, hidden)
 
 
 class Decoder:

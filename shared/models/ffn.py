@@ -23,6 +23,10 @@ class DenseMLP:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(reference.silu_and_mul(self.gate_up(x)))
 
+    def partial(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's summand; there must be no bias."""
+        return self.down.partial(reference.silu_and_mul(self.gate_up(x)))
+
     def slots(self, prefix: str) -> dict[str, Slot]:
         """The parameters by name, for the loader."""
         return self.gate_up.slots(prefix) | self.down.slots(prefix)

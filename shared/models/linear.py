@@ -64,10 +64,14 @@ class RowParallel:
         self._product: Product | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        assert self._product is not None, "finish() comes first"
-        out = self.tp.all_reduce(self._product(x))
+        out = self.tp.all_reduce(self.partial(x))
         # Added after the sum, so that it counts once.
         return out if self.bias is None else out + self.bias
+
+    def partial(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's summand, for a caller that has more to add before the sum over ranks."""
+        assert self._product is not None, "finish() comes first"
+        return self._product(x)
 
     def slots(self, prefix: str) -> dict[str, Slot]:
         """The parameters by name, for the loader."""

@@ -10,15 +10,14 @@ from .spec import DecoderSpec
 def bytes_per_block(
     spec: DecoderSpec, block_size: int, dtype: object, tp_size: int = 1, tp_rank: int = 0
 ) -> int:
-    """Bytes that one block takes on one rank, over all layers, K and V.
+    """Bytes that one block takes on one rank, over all that every layer keeps.
 
     ``dtype`` is a torch dtype or its name.
     """
     per_token = 0
     for layer in spec.layers:
-        attention = layer.attention
-        heads = attention.kv_heads_of(tp_rank, tp_size)
-        per_token += 2 * len(heads) * attention.head_dim
+        kv = layer.attention.kv
+        per_token += len(kv.sides) * len(kv.heads_of(tp_rank, tp_size)) * kv.dim
     return per_token * block_size * BYTES[str(dtype).removeprefix("torch.")]
 
 

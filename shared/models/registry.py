@@ -11,25 +11,34 @@ from typing import Any
 
 from ..errors import ModelError
 from .config import Config
-from .families import llama, mistral, qwen2, qwen3
+from .families import deepseek, llama, mistral, qwen2, qwen3
 from .spec import DecoderSpec
 
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of checkpoint: config in, spec and weight names out."""
+    """One kind of checkpoint: config in, spec and weight names out.
+
+    ``more_layers``: a checkpoint may have layers after the config's last, which are not for
+    generating token by token.
+    """
 
     read: Callable[[Config], DecoderSpec]
     weights: dict[str, str | None]
+    more_layers: bool = False
 
 
 FAMILIES = {
+    "DeepseekV2ForCausalLM": Family(deepseek.read_v2, deepseek.WEIGHTS),
+    "DeepseekV3ForCausalLM": Family(deepseek.read_v3, deepseek.WEIGHTS, more_layers=True),
     "LlamaForCausalLM": Family(llama.read, llama.WEIGHTS),
     "MistralForCausalLM": Family(mistral.read, mistral.WEIGHTS),
     "Qwen2ForCausalLM": Family(qwen2.read, qwen2.WEIGHTS),
     "Qwen3ForCausalLM": Family(qwen3.read, qwen3.WEIGHTS),
 }
 _BY_MODEL_TYPE = {
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from .spec import LinearScaling, Llama3Scaling, RopeSpec
+from .spec import LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
 
 
 def inverse_frequencies(spec: RopeSpec) -> torch.Tensor:
@@ -20,6 +20,8 @@ def inverse_frequencies(spec: RopeSpec) -> torch.Tensor:
             return frequencies / factor
         case Llama3Scaling() as scaling:
             return _llama3(frequencies, scaling)
+        case YarnScaling() as scaling:
+            return _yarn(frequencies, spec, scaling)
 
 
 def _llama3(frequencies: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
@@ -30,14 +32,36 @@ def _llama3(frequencies: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
     return (1 - kept) * frequencies / scaling.factor + kept * frequencies
 
 
+def _yarn(frequencies: torch.Tensor, spec: RopeSpec, scaling: YarnScaling) -> torch.Tensor:
+    """A frequency's number says how often it turns, so the ramp is one over these numbers."""
+    low = _number_that_turns(scaling.beta_fast, spec, scaling)
+    high = _number_that_turns(scaling.beta_slow, spec, scaling)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, spec.head_dim - 1)
+    numbers = torch.arange(len(frequencies), dtype=torch.float32)
+    stretched = ((numbers - low) / (high - low or 0.001)).clamp(0.0, 1.0)
+    return (1 - stretched) * frequencies + stretched * frequencies / scaling.factor
+
+
+def _number_that_turns(times: float, spec: RopeSpec, scaling: YarnScaling) -> float:
+    """Which frequency, counted from the fastest, turns so many times in the original context."""
+    longest = scaling.original_max_position / (2 * math.pi * times)
+    return spec.head_dim * math.log(longest) / (2 * math.log(spec.theta))
+
+
 class Rope:
     """Angles are computed once a step and serve all layers: no table as long as the context."""
 
     def __init__(self, spec: RopeSpec, device: torch.device) -> None:
         self.frequencies = inverse_frequencies(spec).to(device)
+        scaling = spec.scaling
+        self.gain = scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
 
     def angles(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin, [T, 1, head_dim] in fp32, as ``rotary`` takes them."""
         angles = (positions_T.float()[:, None] * self.frequencies)[:, None]
         cos, sin = angles.cos(), angles.sin()
+        if self.gain != 1.0:
+            cos, sin = cos * self.gain, sin * self.gain
         return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)

@@ -11,7 +11,7 @@ import torch
 from ..errors import ModelError
 from ..models.decoder import Decoder
 from ..models.parallel import Placement, Slot, TensorParallel
-from ..models.registry import family_of, read_json, read_spec
+from ..models.registry import Family, family_of, read_json, read_spec
 from ..models.spec import DecoderSpec
 from .checkpoint import Checkpoint
 
@@ -45,18 +45,20 @@ def load_model(
         fill_random(model, seed)
     elif load_format == "auto":
         with Checkpoint(folder) as checkpoint:
-            fill(model, checkpoint, family_of(read_json(Path(folder) / "config.json")).weights)
+            fill(model, checkpoint, family_of(read_json(Path(folder) / "config.json")))
     else:
         raise ModelError(f"load format {load_format!r}; supported: {', '.join(LOAD_FORMATS)}")
     model.finish()
     return model
 
 
-def fill(model: Decoder, checkpoint: Checkpoint, names: dict[str, str | None]) -> None:
+def fill(model: Decoder, checkpoint: Checkpoint, family: Family) -> None:
     """Copy the checkpoint's tensors into the model, checking both ways."""
     slots = model.slots()
     for theirs in checkpoint.names():
-        ours = _our_name(theirs, names, checkpoint.folder)
+        if family.more_layers and _layer_of(theirs) >= len(model.spec.layers):
+            continue
+        ours = _our_name(theirs, family.weights, checkpoint.folder)
         if ours is None or (ours == "head.weight" and model.spec.tie_embeddings):
             continue  # a tied head is the embedding, whatever was saved beside it
         slot = slots.pop(ours, None)
@@ -75,19 +77,28 @@ def fill(model: Decoder, checkpoint: Checkpoint, names: dict[str, str | None]) -
         raise ModelError(f"{checkpoint.folder} lacks {len(slots)} weights ({missing}): {_REMEDY}")
 
 
+# A part of a tensor's name that is a number.
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _REMEDY = "config.json and the weights do not belong together, download both again"
 
 
 def _our_name(theirs: str, names: dict[str, str | None], folder: Path) -> str | None:
-    """Our name for a tensor; the number in it, if any, is the layer's."""
-    layer = re.search(r"\.(\d+)\.", theirs)
-    pattern = theirs if layer is None else theirs.replace(layer[0], ".{i}.", 1)
+    """Our name for a tensor; the numbers in it, if any, are the layer's and the expert's."""
+    numbers = _NUMBER.findall(theirs)
+    letters = iter("ij")
+    pattern = _NUMBER.sub(lambda number: f"{{{next(letters, '')}}}", theirs)
     if pattern not in names:
         raise ModelError(
             f"{folder}: tensor {theirs} is not known for this model, and it may matter"
         )
     ours = names[pattern]
-    return ours if ours is None or layer is None else ours.replace("{i}", layer[1])
+    return None if ours is None else ours.format(**dict(zip("ij", numbers, strict=False)))
+
+
+def _layer_of(theirs: str) -> int:
+    """The layer that a tensor belongs to, -1 if to none."""
+    number = _NUMBER.search(theirs)
+    return -1 if number is None else int(number[0])
 
 
 # Random weights repeat with this (prime) period, so that rows differ and filling is a copy.

@@ -48,6 +48,7 @@ class ArrayCache:
 
     def __init__(self, layers: int, tokens: int) -> None:
         self.num_layers = layers
+        self.sides = ("K", "V")
         self.layer_bytes_per_token = CELL
         shape = (layers, 2 * HEADS, tokens // BLOCK, BLOCK * DIM_BYTES)
         self.data = np.empty(shape, dtype=np.uint8)

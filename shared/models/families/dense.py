@@ -80,13 +80,18 @@ def read_dense(
         )
         for window in windows
     )
+    return read_decoder(config, layers, rope_dim=head_dim)
+
+
+def read_decoder(config: Config, layers: tuple[LayerSpec, ...], *, rope_dim: int) -> DecoderSpec:
+    """What is around the layers. It is read last: what nobody has read by now is refused."""
     bos = config.token_ids("bos_token_id")
     spec = DecoderSpec(
         vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden,
+        hidden_size=config.integer("hidden_size"),
         layers=layers,
         norm_eps=config.number("rms_norm_eps", 1e-6),
-        rope=read_rope(config, head_dim),
+        rope=read_rope(config, rope_dim),
         tie_embeddings=config.flag("tie_word_embeddings"),
         max_position=config.integer("max_position_embeddings"),
         eos_token_ids=config.token_ids("eos_token_id"),

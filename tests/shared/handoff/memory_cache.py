@@ -25,6 +25,7 @@ class MemoryCache:
         self.block_size = block_size
         self.heads = range(first_head, first_head + num_heads)
         self.head_bytes = head_bytes
+        self.sides = ("K", "V")
         self.layer_bytes_per_token = 2 * num_heads * head_bytes
         size = num_blocks * block_size * self.layer_bytes_per_token
         self.layers = [bytearray(size) for _ in range(num_layers)]

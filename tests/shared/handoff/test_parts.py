@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("every_carrier")
 
 
 def held(kv_heads: int, ranks: int) -> list[range]:
-    attention = AttentionSpec(num_heads=16, num_kv_heads=kv_heads, head_dim=8)
-    return [attention.kv_heads_of(rank, ranks) for rank in range(ranks)]
+    kv = AttentionSpec(num_heads=16, num_kv_heads=kv_heads, head_dim=8).kv
+    return [kv.heads_of(rank, ranks) for rank in range(ranks)]
 
 
 SIZES = st.sampled_from([1, 2, 4, 8])

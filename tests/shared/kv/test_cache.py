@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -11,7 +12,14 @@ import torch
 from tandem.shared.errors import StartupError
 from tandem.shared.kv.cache import KVCache, bytes_per_block, plan_num_blocks
 from tandem.shared.kv.formats import BYTES
-from tandem.shared.models.spec import AttentionSpec, DecoderSpec, DenseSpec, LayerSpec, RopeSpec
+from tandem.shared.models.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    DenseSpec,
+    LayerSpec,
+    MLASpec,
+    RopeSpec,
+)
 
 KV_HEADS, DIM, BLOCKS, BLOCK = 4, 6, 40, 5
 SPEC = DecoderSpec(
@@ -29,6 +37,27 @@ SPEC = DecoderSpec(
     tie_embeddings=True,
     max_position=1000,
 )
+LATENT = replace(
+    SPEC,
+    layers=(
+        LayerSpec(
+            attention=MLASpec(
+                num_heads=8,
+                q_lora_rank=None,
+                kv_lora_rank=7,
+                nope_dim=3,
+                rope_dim=2,
+                v_dim=5,
+                softmax_scale=0.4,
+                norm_eps=1e-6,
+                rope_interleaved=True,
+            ),
+            mlp=DenseSpec(intermediate=8),
+        ),
+    )
+    * 2,
+)
+SPECS = {"K and V": SPEC, "latent": LATENT}
 TABLES = {
     "consecutive": list(range(3, 33)),
     "one gap": [*range(10), *range(15, 35)],
@@ -37,8 +66,13 @@ TABLES = {
 SPANS = [(0, 1), (4, 6), (3, 19), (0, 99), (17, 150), (5, 5), (149, 150)]
 
 
-def cache_of(dtype: torch.dtype = torch.float32, block_size: int = BLOCK, **tp: int) -> KVCache:
-    return KVCache(SPEC, num_blocks=BLOCKS, block_size=block_size, dtype=dtype, **tp)
+def cache_of(
+    dtype: torch.dtype = torch.float32,
+    block_size: int = BLOCK,
+    spec: DecoderSpec = SPEC,
+    **tp: int,
+) -> KVCache:
+    return KVCache(spec, num_blocks=BLOCKS, block_size=block_size, dtype=dtype, **tp)
 
 
 def fill(cache: KVCache, scale: float = 1.0) -> None:
@@ -48,7 +82,7 @@ def fill(cache: KVCache, scale: float = 1.0) -> None:
 
 
 def values_of(cache: KVCache, table: list[int], first: int, end: int, layer: int = 1) -> Any:
-    """Token by token, [K|V][head][token][dim]."""
+    """Token by token, [side][head][token][dim]."""
     slots = [table[t // cache.block_size] * cache.block_size + t % cache.block_size
              for t in range(first, end)]  # fmt: skip
     return torch.stack([side[:, slots] for side in cache.layers[layer]]).contiguous()
@@ -63,21 +97,22 @@ def token_by_token(cache: KVCache, layer: int, table: list[int], first: int, end
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 @pytest.mark.parametrize("span", SPANS, ids=str)
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_pack_then_scatter_elsewhere(
-    table: list[int], span: tuple[int, int], dtype: torch.dtype
+    spec: DecoderSpec, table: list[int], span: tuple[int, int], dtype: torch.dtype
 ) -> None:
-    cache, (first, end) = cache_of(dtype), span
+    cache, (first, end) = cache_of(dtype, spec=spec), span
     fill(cache)
     out = bytearray(b"\xff" * cache.packed_bytes(1, end - first))
     cache.pack(1, table, first, end, out)
     assert bytes(out) == token_by_token(cache, 1, table, first, end)
     # The receiver has another block size, other blocks, and data that it may only read.
-    other = cache_of(dtype, block_size=7)
+    other = cache_of(dtype, block_size=7, spec=spec)
     elsewhere = [(11 * i + 2) % BLOCKS for i in range(25)]
     other.scatter(1, elsewhere, first, end, bytes(out))
     assert token_by_token(other, 1, elsewhere, first, end) == bytes(out)
     written = sum(int(side.any(dim=-1).any(dim=0).sum()) for side in other.layers[1])
-    assert written == 2 * (end - first)
+    assert written == len(other.sides[1]) * (end - first)
     assert not any(side.any() for side in other.layers[0])
 
 
@@ -123,6 +158,21 @@ def test_two_ranks_fill_one_and_one_fills_two() -> None:
     assert token_by_token(again, 0, table, 2, 42) == token_by_token(whole, 0, table, 2, 42)
 
 
+def test_a_latent_is_one_head_that_every_rank_holds_alone() -> None:
+    """No rank has a part of it or an expansion to heads, and none keeps a V beside it."""
+    whole, table = cache_of(spec=LATENT), TABLES["one gap"]
+    fill(whole)
+    packed = whole.packed_bytes(0, 40)
+    assert packed == 40 * (7 + 2) * 4
+    for size in (2, 4):
+        rank = cache_of(spec=LATENT, tp_rank=size - 1, tp_size=size)
+        assert rank.heads == [range(1)] * 2 and rank.packed_bytes(0, 40) == packed
+        data = torch.empty(packed, dtype=torch.uint8)
+        whole.pack(0, table, 2, 42, data, range(1))
+        rank.scatter(0, table, 2, 42, data, range(1))
+        assert token_by_token(rank, 0, table, 2, 42) == token_by_token(whole, 0, table, 2, 42)
+
+
 def test_a_buffer_of_the_wrong_size_is_refused() -> None:
     cache = cache_of()
     with pytest.raises(ValueError, match="takes 384"):
@@ -131,18 +181,21 @@ def test_a_buffer_of_the_wrong_size_is_refused() -> None:
         cache_of(tp_rank=1, tp_size=2).pack(0, [1], 0, 1, bytearray(9), range(2))
 
 
-def test_bytes_per_block_is_what_the_tensors_take() -> None:
+@pytest.mark.parametrize(
+    ("spec", "values"), [(SPEC, 2 * KV_HEADS * DIM), (LATENT, 7 + 2)], ids=SPECS
+)
+def test_bytes_per_block_is_what_the_tensors_take(spec: DecoderSpec, values: int) -> None:
     for size in (1, 2, 4, 8):
-        cache = cache_of(torch.bfloat16, tp_rank=size - 1, tp_size=size)
+        cache = cache_of(torch.bfloat16, spec=spec, tp_rank=size - 1, tp_size=size)
         taken = sum(side.nbytes for layer in cache.layers for side in layer)
-        assert taken == BLOCKS * bytes_per_block(SPEC, BLOCK, torch.bfloat16, size, size - 1)
+        assert taken == BLOCKS * bytes_per_block(spec, BLOCK, torch.bfloat16, size, size - 1)
     for name, width in BYTES.items():
-        cache = cache_of(getattr(torch, name))
+        cache = cache_of(getattr(torch, name), spec=spec)
         taken = sum(side.nbytes for layer in cache.layers for side in layer)
         assert (
             taken
-            == BLOCKS * bytes_per_block(SPEC, BLOCK, name)
-            == 2 * 2 * BLOCKS * width * (BLOCK * KV_HEADS * DIM)
+            == BLOCKS * bytes_per_block(spec, BLOCK, name)
+            == 2 * BLOCKS * width * (BLOCK * values)
         )
 
 

@@ -13,6 +13,7 @@ from tandem.shared.models.spec import (
     DecoderSpec,
     LinearScaling,
     Llama3Scaling,
+    YarnScaling,
     fingerprint_fields,
     tensor_parallel_problem,
 )
@@ -67,6 +68,31 @@ def test_both_spellings_of_rope_scaling() -> None:
     assert oldest.rope.scaling == LinearScaling(factor=2.0)
 
 
+def test_yarn_is_resolved_when_it_is_read() -> None:
+    """The attention factor is the config's own, a quotient, or what the stretch alone asks for."""
+    table = {"type": "yarn", "factor": 40.0, "original_max_position_embeddings": 64}
+    alone, both, own = (
+        spec_of(rope_scaling={**table, **more}).rope.scaling
+        for more in (
+            {"beta_fast": 16},
+            {"mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False},
+            {"attention_factor": 1.5},
+        )
+    )
+    assert alone == YarnScaling(
+        factor=40.0,
+        original_max_position=64,
+        beta_fast=16.0,
+        beta_slow=1.0,
+        truncate=True,
+        attention_factor=pytest.approx(1.3689, abs=1e-4),
+        score_factor=1.0,
+    )
+    assert both is not None and both.attention_factor == pytest.approx(1.3689 / 1.1844, abs=1e-3)
+    assert both.score_factor == pytest.approx(1.1844**2, abs=1e-3)
+    assert own is not None and own.attention_factor == 1.5
+
+
 def test_windows_of_mistral_and_qwen() -> None:
     mistral = {"architectures": ["MistralForCausalLM"]}
     assert windows(spec_of(**mistral, sliding_window=8)) == [8] * 4
@@ -85,9 +111,11 @@ def test_the_family_is_found_by_model_type_too() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["GptOssForCausalLM"]}, "GptOssForCausalLM.*supported: Llama"),
+        ({"architectures": ["GptOssForCausalLM"]}, "GptOssForCausalLM.*supported: .*Llama"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: 'silu'"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type is 'yarn'; supported"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope_type is 'dynamic'; supp"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 0.5}}, "factor is 0.5; supported: 1 or"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4, "mscale": "1"}}, "mscale is '1'"),
         ({"rope_scaling": {"rope_type": "linear", "factor": -1}}, "factor is -1"),
         ({"rope_parameters": {"full": {"rope_theta": 1.0}}}, "one flat table"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
@@ -113,12 +141,13 @@ def test_a_fingerprint_names_the_field_that_differs() -> None:
     other = fingerprint_fields(
         spec_of(architectures=["MistralForCausalLM"], sliding_window=8, rope_theta=1e6)
     )
-    assert {key for key in one if one[key] != other[key]} == {"rope_theta", "sliding_window"}
+    differing = {key for key in one if one[key] != other[key]}
+    assert differing == {"rope_theta", "attention.sliding_window"}
 
 
 def test_heads_are_split_or_held_twice() -> None:
-    attention = spec_of().layers[0].attention
-    assert [attention.kv_heads_of(rank, 2) for rank in range(2)] == [range(1), range(1, 2)]
-    assert [attention.kv_heads_of(rank, 4).start for rank in range(4)] == [0, 0, 1, 1]
+    kv = spec_of().layers[0].attention.kv
+    assert [kv.heads_of(rank, 2) for rank in range(2)] == [range(1), range(1, 2)]
+    assert [kv.heads_of(rank, 4).start for rank in range(4)] == [0, 0, 1, 1]
     assert tensor_parallel_problem(spec_of(), 4) is None
     assert "query heads" in (tensor_parallel_problem(spec_of(), 3) or "")

@@ -73,7 +73,7 @@ def logits(runner: ModelRunner, tokens: list[int], start: int, table: list[int])
 
 
 @pytest.mark.parametrize("spelling", ATOL)
-@pytest.mark.parametrize("name", ["qwen3", "mistral"])
+@pytest.mark.parametrize("name", ["qwen3", "mistral", "deepseek_v3_dense"])
 def test_logits_are_those_of_a_reference_with_kv_of_that_format(
     model_root: Path, name: str, spelling: str
 ) -> None:
@@ -132,11 +132,12 @@ def test_fp8_in_chunks_and_over_scattered_blocks_gives_the_same_tokens(model_roo
 
 @pytest.mark.parametrize("there", ATOL)
 @pytest.mark.parametrize("here", ATOL)
+@pytest.mark.parametrize("name", ["qwen3", "deepseek_v3_dense"])
 def test_every_pair_of_formats_passes_the_canary_and_decodes(
-    model_root: Path, there: str, here: str
+    model_root: Path, name: str, there: str, here: str
 ) -> None:
     """The first token's logits are as far from those of a local prefill as rounding moves them."""
-    folder = tiny_models.cached("qwen3", model_root)
+    folder = tiny_models.cached(name, model_root)
     sender, receiver = (
         build_runner(folder, dtype="float32", kv_dtype=spelling, block_size=size, num_blocks=24)
         for spelling, size in ((there, 8), (here, 4))

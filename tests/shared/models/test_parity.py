@@ -142,7 +142,7 @@ def test_greedy_is_the_same_in_a_mixed_batch(folder: Path) -> None:
 
 
 def test_a_chunk_longer_than_a_tile_matches(model_root: Path) -> None:
-    for name in ("qwen3", "mistral"):
+    for name in ("qwen3", "mistral", "deepseek_v3_dense"):
         folder = tiny_models.cached(name, model_root)
         runner = runner_for(folder, num_blocks=700)
         expected, _ = reference_run(folder, 1100)

@@ -18,9 +18,9 @@ RANK = Path(__file__).with_name("tensor_parallel_rank.py")
 @pytest.mark.parametrize(
     ("size", "names"),
     [
-        (2, ["qwen3", "qwen2", "llama", "llama_bias"]),
-        # Two KV heads: each is held by two ranks.
-        (4, ["qwen3", "odd_vocabulary"]),
+        (2, ["qwen3", "qwen2", "llama", "llama_bias", "deepseek_v2", "deepseek_v3"]),
+        # Two KV heads: each is held by two ranks. A latent is held by all.
+        (4, ["qwen3", "odd_vocabulary", "deepseek_v2_groups", "deepseek_v3_dense"]),
     ],
 )
 def test_ranks_agree_with_one(

@@ -12,9 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tandem.shared.errors import ModelError
-from tandem.shared.models.parallel import TensorParallel
-from tandem.shared.models.registry import read_spec
-from tandem.shared.weights.load import load_model, resolve_dtype
+from tandem.shared.models.decoder import Decoder
+from tandem.shared.models.parallel import Placement, Slot, TensorParallel
+from tandem.shared.models.registry import family_of, read_json, read_spec
+from tandem.shared.weights.checkpoint import Checkpoint
+from tandem.shared.weights.load import fill, load_model, resolve_dtype
 
 from ... import tiny_models
 
@@ -128,20 +130,18 @@ def test_a_tied_head_that_was_saved_too_is_ignored(root: Path, tmp_path: Path) -
     assert model.embed.weight.any()
 
 
-def test_ranks_hold_slices(root: Path) -> None:
-    folder = tiny_models.cached("qwen3", root)
-    file = load_file(folder / "model.safetensors")
-    from tandem.shared.models.decoder import Decoder
-    from tandem.shared.models.parallel import Placement
-    from tandem.shared.models.registry import FAMILIES
-    from tandem.shared.weights.checkpoint import Checkpoint
-    from tandem.shared.weights.load import fill
-
+def second_of_two(folder: Path) -> tuple[dict[str, Slot], dict[str, torch.Tensor]]:
+    """What the second of two ranks holds, and the file."""
     place = Placement(torch.float32, torch.device("cpu"), TensorParallel(1, 2))
     model = Decoder(read_spec(folder), place)
     slots = model.slots()
     with Checkpoint(folder) as checkpoint:
-        fill(model, checkpoint, FAMILIES["Qwen3ForCausalLM"].weights)
+        fill(model, checkpoint, family_of(read_json(folder / "config.json")))
+    return slots, load_file(folder / "model.safetensors")
+
+
+def test_ranks_hold_slices(root: Path) -> None:
+    slots, file = second_of_two(tiny_models.cached("qwen3", root))
     up = file["model.layers.0.mlp.up_proj.weight"]
     down = file["model.layers.0.mlp.down_proj.weight"]
     key = file["model.layers.0.self_attn.k_proj.weight"]
@@ -149,6 +149,47 @@ def test_ranks_hold_slices(root: Path) -> None:
     assert torch.equal(slots["layers.0.mlp.down.weight"].target, down[:, 48:])
     assert torch.equal(slots["layers.0.attention.k.weight"].target, key[16:])
     assert torch.equal(slots["embed.weight"].target, file["model.embed_tokens.weight"][256:])
+
+
+def test_ranks_hold_slices_of_every_expert_and_the_whole_router(root: Path) -> None:
+    slots, file = second_of_two(tiny_models.cached("deepseek_v3", root))
+    for number in (0, 7, 11):
+        theirs, ours = f"model.layers.1.mlp.experts.{number}", f"layers.1.mlp.experts.{number}"
+        up, down = (file[f"{theirs}.{part}_proj.weight"] for part in ("up", "down"))
+        assert torch.equal(slots[f"{ours}.up.weight"].target, up[12:])
+        assert torch.equal(slots[f"{ours}.down.weight"].target, down[:, 12:])
+    for theirs, ours in (("gate.weight", "weight"), ("gate.e_score_correction_bias", "bias")):
+        whole = file[f"model.layers.2.mlp.{theirs}"]
+        assert whole.any() and torch.equal(slots[f"layers.2.mlp.router.{ours}"].target, whole)
+    kv_b = file["model.layers.0.self_attn.kv_b_proj.weight"]
+    assert torch.equal(slots["layers.0.attention.kv_b.weight"].target, kv_b[4 * 28 :])
+
+
+def test_an_expert_that_is_missing_is_named(root: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_models.cached("deepseek_v3", root), tmp_path / "model"))
+    change_weights(folder, drop="model.layers.2.mlp.experts.10.up_proj.weight")
+    assert "lacks 1 weights (layers.2.mlp.experts.10.up.weight)" in refusal(folder)
+
+
+def test_layers_after_the_last_are_skipped_in_the_family_that_has_them(
+    root: Path, tmp_path: Path
+) -> None:
+    """Three layers, and one that would predict a second token."""
+    more = {
+        "model.layers.3.eh_proj.weight": torch.ones(64, 128),
+        "model.layers.3.mlp.experts.3.up_proj.weight": torch.ones(24, 64),
+    }
+    for name in ("deepseek_v3", "deepseek_v2"):
+        folder = Path(shutil.copytree(tiny_models.cached(name, root), tmp_path / name))
+        change_weights(folder, **more)
+    load_model(tmp_path / "deepseek_v3")
+    assert "layers.3" in refusal(tmp_path / "deepseek_v2")
+
+
+def test_dummy_experts_need_the_config_alone(root: Path, tmp_path: Path) -> None:
+    config = tiny_models.cached("deepseek_v3", root) / "config.json"
+    shutil.copy(config, tmp_path / "config.json")
+    load_model(tmp_path, load_format="dummy", tp=TensorParallel(1, 2))
 
 
 def test_dtypes(root: Path) -> None:

@@ -1,0 +1,171 @@
+"""DeepSeek's second and third generation: latent attention, and experts after the first layers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..config import Config, read_rope
+from ..spec import (
+    DecoderSpec,
+    DenseSpec,
+    LayerSpec,
+    MLASpec,
+    MoESpec,
+    RouterSpec,
+    YarnScaling,
+)
+from .dense import DENSE_WEIGHTS, read_decoder
+
+_ATTENTION: dict[str, str | None] = {
+    f"model.layers.{{i}}.self_attn.{theirs}.weight": f"layers.{{i}}.attention.{ours}.weight"
+    for theirs, ours in {
+        "q_a_proj": "q_a",
+        "q_a_layernorm": "q_a_norm",
+        "q_b_proj": "q_b",
+        "kv_a_proj_with_mqa": "kv_a",
+        "kv_a_layernorm": "kv_a_norm",
+        "kv_b_proj": "kv_b",
+    }.items()
+}
+_EXPERTS: dict[str, str | None] = {
+    f"model.layers.{{i}}.mlp.{theirs}.{part}_proj.weight": f"layers.{{i}}.mlp.{ours}.{part}.weight"
+    for theirs, ours in {"experts.{j}": "experts.{j}", "shared_experts": "shared"}.items()
+    for part in ("gate", "up", "down")
+}
+_ROUTER: dict[str, str | None] = {
+    "model.layers.{i}.mlp.gate.weight": "layers.{i}.mlp.router.weight",
+    "model.layers.{i}.mlp.gate.e_score_correction_bias": "layers.{i}.mlp.router.bias",
+}
+WEIGHTS = DENSE_WEIGHTS | _ATTENTION | _EXPERTS | _ROUTER
+
+# Of training, of distributing experts, of layers that predict further tokens; or said by others.
+_NO_EFFECT = (
+    "aux_loss_alpha",
+    "ep_size",
+    "n_group",
+    "num_mtp_layers",
+    "num_nextn_predict_layers",
+    "output_router_logits",
+    "qk_head_dim",
+    "seq_aux",
+    "topk_group",
+)
+# Of the norms inside attention; the config's own is of the others.
+_LATENT_EPS = 1e-6
+
+
+def read_v2(config: Config) -> DecoderSpec:
+    """Scores are a softmax, and groups count with ``group_limited_greedy`` alone."""
+    methods = ("greedy", "group_limited_greedy")
+    grouped = config.one_of("topk_method", methods, methods[0]) == methods[1]
+    config.one_of("scoring_func", ("softmax",), "softmax")
+    config.one_of("norm_topk_prob", (False,), False)
+    router = _read_router(config, "softmax", grouped=grouped)
+    return _read(config, router, rope_interleaved=True)
+
+
+def read_v3(config: Config) -> DecoderSpec:
+    """Scores are sigmoids, and the choice has a bias that balanced the experts in training."""
+    config.one_of("topk_method", ("noaux_tc",), "noaux_tc")
+    config.one_of("scoring_func", ("sigmoid",), "sigmoid")
+    router = _read_router(
+        config,
+        "sigmoid",
+        group_best=2,
+        correction=True,
+        normalise=config.flag("norm_topk_prob", default=True),
+    )
+    return _read(config, router, rope_interleaved=config.flag("rope_interleave", default=True))
+
+
+def _read(config: Config, router: RouterSpec, *, rope_interleaved: bool) -> DecoderSpec:
+    if method := config.get("quantization_config"):
+        raise config.refusal("quantization_config", method, "none; convert the weights to bfloat16")
+    for key in ("attention_bias", "mlp_bias"):
+        config.one_of(key, (False,), False)
+    for key in _NO_EFFECT:
+        config.get(key)
+    attention = _read_attention(config, rope_interleaved)
+    dense = DenseSpec(
+        intermediate=config.integer("intermediate_size"),
+        activation=config.one_of("hidden_act", ("silu",), "silu"),
+    )
+    experts = _read_experts(config, router, dense.activation)
+    first = config.count("first_k_dense_replace")
+    config.one_of("moe_layer_freq", (1,), 1)
+    layers = tuple(
+        LayerSpec(attention=attention, mlp=dense if index < first else experts)
+        for index in range(config.integer("num_hidden_layers"))
+    )
+    return read_decoder(config, layers, rope_dim=attention.rope_dim)
+
+
+def _read_attention(config: Config, rope_interleaved: bool) -> MLASpec:
+    heads = config.integer("num_attention_heads")
+    config.one_of("num_key_value_heads", (heads,), heads)
+    nope_dim = config.integer("qk_nope_head_dim")
+    rope_dim = config.integer("qk_rope_head_dim")
+    if rope_dim % 2:
+        raise config.refusal("qk_rope_head_dim", rope_dim, "an even number")
+    config.one_of("head_dim", (rope_dim,), rope_dim)
+    scaling = read_rope(config, rope_dim).scaling
+    stretch = scaling.score_factor if isinstance(scaling, YarnScaling) else 1.0
+    return MLASpec(
+        num_heads=heads,
+        q_lora_rank=config.integer("q_lora_rank") if config.get("q_lora_rank") else None,
+        kv_lora_rank=config.integer("kv_lora_rank"),
+        nope_dim=nope_dim,
+        rope_dim=rope_dim,
+        v_dim=config.integer("v_head_dim"),
+        softmax_scale=stretch * (nope_dim + rope_dim) ** -0.5,
+        norm_eps=_LATENT_EPS,
+        rope_interleaved=rope_interleaved,
+    )
+
+
+def _read_experts(config: Config, router: RouterSpec, activation: str) -> MoESpec:
+    width = config.integer("moe_intermediate_size")
+    shared = config.integer("n_shared_experts")
+    return MoESpec(
+        router=router,
+        expert=DenseSpec(intermediate=width, activation=activation),
+        shared=DenseSpec(intermediate=shared * width, activation=activation),
+    )
+
+
+def _read_router(
+    config: Config,
+    scoring: Literal["softmax", "sigmoid"],
+    *,
+    grouped: bool = True,
+    group_best: int = 1,
+    correction: bool = False,
+    normalise: bool = False,
+) -> RouterSpec:
+    experts = config.integer("n_routed_experts")
+    groups, opened = _read_groups(config, experts, group_best) if grouped else (1, 1)
+    chosen = config.integer("num_experts_per_tok")
+    most = experts // groups * opened
+    if chosen > most:
+        raise config.refusal("num_experts_per_tok", chosen, f"up to {most}")
+    return RouterSpec(
+        experts=experts,
+        chosen=chosen,
+        scoring=scoring,
+        groups=groups,
+        open_groups=opened,
+        group_best=group_best,
+        correction=correction,
+        normalise=normalise,
+        scale=config.number("routed_scaling_factor", 1.0),
+    )
+
+
+def _read_groups(config: Config, experts: int, least: int) -> tuple[int, int]:
+    """How many, and to how many of them a token may go. Each has ``least`` experts or more."""
+    groups, opened = config.integer("n_group"), config.integer("topk_group")
+    if experts % groups or experts // groups < least:
+        raise config.refusal("n_group", groups, f"a divisor of {experts} up to {experts // least}")
+    if opened > groups:
+        raise config.refusal("topk_group", opened, f"up to {groups}")
+    return groups, opened
