@@ -20,8 +20,10 @@ from ..errors import OverloadedError, StartupError, UnavailableError
 from . import frame, nixl_agent
 from .cache_port import CachePort
 from .carrier import Carrier, Endpoints, Ends, Joined, Lost, Notice
-from .carrier_names import AUTO, NIXL, SHARED_MEMORY, TCP, allowed, allows
+from .carrier_names import AUTO, CUDA_IPC, NIXL, SHARED_MEMORY, TCP, allowed, allows
 from .curve import fresh_keys
+from .device import DEVICE_SLOT_BYTES, DEVICE_SLOTS, Device
+from .device_ring import on_device
 from .frame import HEADER_BYTES, FrameError, Header
 from .greeting import Greeting, PeerKey
 from .landing import Landing
@@ -79,6 +81,8 @@ class DataPlaneConfig:
     curve: bool = False
     slot_bytes: int = DEFAULT_SLOT_BYTES
     staging_slots: int = 64
+    device_slot_bytes: int = DEVICE_SLOT_BYTES
+    device_slots: int = DEVICE_SLOTS
     max_commands: int = 65_536
     timing: Timing = field(default_factory=Timing)
 
@@ -94,7 +98,10 @@ class DataPlane:
         *,
         clock: Callable[[], float] = time.monotonic,
         ends: Ends = ZEROMQ,
+        device: Device | None = None,
     ) -> None:
+        """``device``: what the cache lives on, if that is a GPU."""
+        self._device = device
         self._config = config
         self._cache = cache
         self._on_event = on_event
@@ -244,8 +251,17 @@ class PlaneLoop:
         self._clock = plane._clock
         self._stats = stats
         self._emit = plane._on_event
-        self._me = _greeting(config, cache)
         self._listens = config.listen_host is not None
+        self._device = device = plane._device
+        if device is not None:
+            device.enter()
+        self._on_device = on_device(
+            config.carrier,
+            device,
+            slots=config.device_slots if self._listens else 0,
+            payload_bytes=config.device_slot_bytes,
+        )
+        self._me = _greeting(config, cache, on_device=self._on_device is not None)
         self._agent = NixlAgent(self._me.key.agent) if allows(config.carrier, NIXL) else None
         limit = HEADER_BYTES + config.slot_bytes
         self._keys = fresh_keys() if config.curve else None
@@ -256,16 +272,18 @@ class PlaneLoop:
             timing=config.timing,
             keys=self._keys,
             landing=None if self._agent is None else Landing(self._agent, limit),
+            device_landing=None if self._on_device is None else self._on_device.landing,
         )
         slots = config.staging_slots if self._listens else 2
         self._memory = StagingMemory(
             config.carrier if self._listens else TCP,
             slots * StagingRing.stride(config.slot_bytes),
             self._agent if self._listens else None,
+            device.driver if self._listens and device is not None else None,
         )
         self._listener = plane._ends.listener(
             context,
-            self._memory.introduce(self._me),
+            self._introduced(),
             host=config.listen_host or "",
             port=config.listen_port,
             timing=config.timing,
@@ -276,11 +294,18 @@ class PlaneLoop:
         self._carriers: tuple[Carrier, ...] = (self._listener, self._dialer)
         ring = StagingRing(slots=slots, payload_bytes=config.slot_bytes, memory=self._memory.memory)
         end = PlaneEnd(cache=cache, me=self._me, emit=self._emit, stats=stats, clock=self._clock)
-        self._sender = Sender(end, self._listener, ring)
-        self._receiver = Receiver(end, self._dialer, max_payload=config.slot_bytes)
+        device_ring = None if self._on_device is None else self._on_device.ring
+        self._sender = Sender(end, self._listener, ring, device_ring)
+        most = config.slot_bytes if self._on_device is None else config.device_slot_bytes
+        self._receiver = Receiver(end, self._dialer, max_payload=max(config.slot_bytes, most))
         self._next_tick = self._next_report = 0.0
         self._reported = DataPlaneStats()
         self._busy = False
+
+    def _introduced(self) -> Greeting:
+        """The greeting of a rank with these rings."""
+        me = self._memory.introduce(self._me)
+        return me if self._on_device is None else self._on_device.introduce(me)
 
     def start(self) -> Endpoints:
         if self._listens:
@@ -405,7 +430,7 @@ class PlaneLoop:
     def _report(self, notice: Notice) -> None:
         live = self._listener.live() + self._dialer.live()
         self._stats.peers_tcp, self._stats.peers_shared_memory = live[TCP], live[SHARED_MEMORY]
-        self._stats.peers_nixl = live[NIXL]
+        self._stats.peers_nixl, self._stats.peers_cuda_ipc = live[NIXL], live[CUDA_IPC]
         peer = notice.peer
         if isinstance(notice, Joined):
             self._emit(
@@ -434,14 +459,18 @@ class PlaneLoop:
         while not self._sender.settled and time.monotonic() < give_up:
             time.sleep(SLOT_POLL_SECONDS)
         self._memory.close()
+        if self._on_device is not None:
+            self._on_device.close()
+        if self._device is not None:
+            self._device.leave()
         if self._agent is not None:
             self._agent.close()
         self._sender.fill(self._stats)
         self._receiver.fill(self._stats)
 
 
-def _greeting(config: DataPlaneConfig, cache: CachePort) -> Greeting:
-    return Greeting(
+def _greeting(config: DataPlaneConfig, cache: CachePort, *, on_device: bool = False) -> Greeting:
+    me = Greeting(
         node_id=config.node_id,
         epoch=config.epoch,
         rank=config.rank,
@@ -454,3 +483,4 @@ def _greeting(config: DataPlaneConfig, cache: CachePort) -> Greeting:
         carriers=allowed(config.carrier),
         host=host_identity(),
     )
+    return me if on_device else me.without_device()

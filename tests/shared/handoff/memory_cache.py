@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tandem.shared.handoff.cache_port import Buffer
+
+from .fake_driver import as_memory
+
 
 class MemoryCache:
     """``CachePort`` over one bytearray a layer.
@@ -48,10 +52,11 @@ class MemoryCache:
         block_table: Sequence[int],
         first_token: int,
         end_token: int,
-        out: memoryview,
+        out: Buffer,
         heads: range | None = None,
         dtype: str | None = None,
     ) -> None:
+        out = as_memory(out)
         count, width = end_token - first_token, self.head_bytes
         planes = self._planes(heads)
         for index in range(count):
@@ -66,9 +71,10 @@ class MemoryCache:
         block_table: Sequence[int],
         first_token: int,
         end_token: int,
-        data: memoryview,
+        data: Buffer,
         heads: range | None = None,
     ) -> None:
+        data = as_memory(data)
         count, width = end_token - first_token, self.head_bytes
         planes = self._planes(heads)
         for index in range(count):
