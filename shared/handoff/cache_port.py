@@ -21,7 +21,7 @@ class CachePort(Protocol):
 
     Both methods must have finished with ``out``, ``data`` and the blocks when they return: the
     plane reuses the buffer at once, and the head may free the blocks on the next event. A layer is
-    packed only after it was announced, and on a GPU after it is computed (see ``Announced``).
+    packed only after it was announced, and on a GPU after it is computed (see ``computing.py``).
     ``block_table[i]`` holds the tokens ``[i * block_size, (i + 1) * block_size)``.
     """
 

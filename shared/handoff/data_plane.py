@@ -21,6 +21,7 @@ from . import frame, nixl_agent
 from .cache_port import CachePort
 from .carrier import Carrier, Endpoints, Ends, Joined, Lost, Notice
 from .carrier_names import AUTO, CUDA_IPC, NIXL, SHARED_MEMORY, TCP, allowed, allows
+from .computing import Announced, Computing
 from .curve import fresh_keys
 from .device import DEVICE_SLOT_BYTES, DEVICE_SLOTS, Device
 from .device_ring import on_device
@@ -107,7 +108,7 @@ class DataPlane:
         self._on_event = on_event
         self._clock = clock
         self._ends = ends
-        self._commands: queue.Queue[Command] = queue.Queue(config.max_commands)
+        self._commands: queue.Queue[Command | Announced] = queue.Queue(config.max_commands)
         self._wake_in: socket.socket | None = None
         self._wake_out: socket.socket | None = None
         self._woken = False
@@ -149,7 +150,7 @@ class DataPlane:
             raise StartupError(f"the data plane cannot start: {self._failure}")
         return self._endpoints
 
-    def submit(self, command: Command) -> None:
+    def submit(self, command: Command | Announced) -> None:
         """Queue a command; never waits for the plane.
 
         Raises OverloadedError when the queue is full, UnavailableError when the plane has ended.
@@ -297,6 +298,7 @@ class PlaneLoop:
         device_ring = None if self._on_device is None else self._on_device.ring
         self._sender = Sender(end, self._listener, ring, device_ring)
         most = config.slot_bytes if self._on_device is None else config.device_slot_bytes
+        self._computing = Computing(self._sender.ready)
         self._receiver = Receiver(end, self._dialer, max_payload=max(config.slot_bytes, most))
         self._next_tick = self._next_report = 0.0
         self._reported = DataPlaneStats()
@@ -320,6 +322,7 @@ class PlaneLoop:
     def turn(self) -> None:
         """A bounded amount of everything."""
         self._take_commands()
+        self._computing.let_through()
         now = self._clock()
         self._take_control(self._listener, self._sender.on_control, now)
         self._take_control(self._dialer, self._receiver.on_control, now)
@@ -346,8 +349,13 @@ class PlaneLoop:
         seconds = TICK_SECONDS
         if self._busy:
             seconds = 0.0
-        elif self._sender.awaits_slots or any(each.needs_polling for each in self._carriers):
-            # Nothing wakes us when ZeroMQ lets go of a slot, or a read over the network is over.
+        elif (
+            self._sender.awaits_slots
+            or self._computing.under_way
+            or any(each.needs_polling for each in self._carriers)
+        ):
+            # Nothing wakes us when ZeroMQ lets go of a slot, a GPU has computed a layer, or a read
+            # over the network is over.
             seconds = SLOT_POLL_SECONDS
         poller = zmq.Poller()
         poller.register(self._plane._wake_out, zmq.POLLIN)
@@ -361,6 +369,7 @@ class PlaneLoop:
         handlers: dict[type, Callable[..., None]] = {
             OpenSend: self._open,
             LayerReady: self._sender.ready,
+            Announced: self._computing.add,
             CancelSend: self._sender.cancel,
             Expect: self._receiver.expect,
             CancelExpect: self._receiver.cancel,

@@ -18,6 +18,8 @@ from .cache_port import Buffer
 DEVICE_SLOT_BYTES = 16 << 20
 DEVICE_SLOTS = 8
 DEVICE_WINDOW_BYTES = 4 * DEVICE_SLOT_BYTES
+# What a data plane takes of a device: the ring, a slot to receive into, and the products of a sum.
+DEVICE_BYTES = (DEVICE_SLOTS + 3) * DEVICE_SLOT_BYTES
 
 
 class DeviceError(TransferError):

@@ -22,6 +22,8 @@ from .staging import Ring
 # What copies of any width like, and more than the sums of a frame need.
 _ALIGNMENT = 512
 
+NO_GPU = "the KV cache is not on a CUDA device; use --device cuda, or --carrier auto"
+
 log = logging.getLogger("tandem.handoff")
 
 
@@ -177,7 +179,7 @@ def on_device(
 
     Raises ``StartupError`` where none other may.
     """
-    problem = "the KV cache is not on a CUDA device; use --device cuda, or --carrier auto"
+    problem = NO_GPU
     if device is not None and allows(setting, CUDA_IPC):
         try:
             return OnDevice(device, slots=slots, payload_bytes=payload_bytes)
@@ -185,5 +187,9 @@ def on_device(
             problem = str(error)
             log.warning("KV cannot move from GPU to GPU by CUDA IPC: %s", problem)
     if setting == CUDA_IPC:
-        raise StartupError(f"--carrier {CUDA_IPC} is not possible here: {problem}")
+        raise not_possible(problem)
     return None
+
+
+def not_possible(problem: str) -> StartupError:
+    return StartupError(f"--carrier {CUDA_IPC} is not possible here: {problem}")
