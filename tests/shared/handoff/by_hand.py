@@ -55,6 +55,8 @@ class HandRank(Rank):
         self.loop._memory.close()
         if self.loop._on_device is not None:
             self.loop._on_device.close()
+            driver = self.device.driver
+            assert not driver.owned and not driver.opened, "each is given back once"
         self._context.destroy(linger=0)
 
     def __exit__(self, *_: object) -> None:

@@ -15,9 +15,11 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from tandem.shared.handoff.cache_port import Buffer
+from tandem.shared.handoff.cuda_driver import CudaDriver
 from tandem.shared.handoff.device import DeviceError
 from tandem.shared.handoff.gpu import Gpu
 
@@ -151,6 +153,22 @@ class FakeDevice(Gpu):
 
     def __init__(self, driver: FakeDriver | None = None) -> None:
         super().__init__(driver or FakeDriver(), torch.device("cpu"))
+
+
+FAKE, REAL = "fake", "cuda"
+DEVICES = [
+    FAKE,
+    pytest.param(
+        REAL, marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+    ),
+]
+
+
+def device_named(name: str) -> Gpu:
+    """One that is the CPU, or the first GPU of this machine."""
+    if name == FAKE:
+        return FakeDevice()
+    return Gpu(CudaDriver(0), torch.device("cuda", 0))
 
 
 def as_memory(buffer: Buffer) -> memoryview:

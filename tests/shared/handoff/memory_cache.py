@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from tandem.shared.handoff.cache_port import Buffer
 
 from .fake_driver import as_memory
+
+
+def _is_elsewhere(buffer: Buffer) -> bool:
+    return isinstance(buffer, torch.Tensor) and buffer.device.type != "cpu"
 
 
 class MemoryCache:
@@ -56,6 +62,11 @@ class MemoryCache:
         heads: range | None = None,
         dtype: str | None = None,
     ) -> None:
+        if _is_elsewhere(out):
+            packed = bytearray(len(out))
+            self.pack(layer, block_table, first_token, end_token, packed, heads, dtype)
+            out.copy_(torch.frombuffer(packed, dtype=torch.uint8))
+            return
         out = as_memory(out)
         count, width = end_token - first_token, self.head_bytes
         planes = self._planes(heads)
@@ -74,7 +85,7 @@ class MemoryCache:
         data: Buffer,
         heads: range | None = None,
     ) -> None:
-        data = as_memory(data)
+        data = as_memory(data.cpu() if _is_elsewhere(data) else data)
         count, width = end_token - first_token, self.head_bytes
         planes = self._planes(heads)
         for index in range(count):

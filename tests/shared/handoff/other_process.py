@@ -1,7 +1,7 @@
 """A rank in a process of its own, for tests that kill it in the middle of a transfer.
 
-    python -m tandem.tests.shared.handoff.other_process CARRIER send EPOCH PEER_EPOCH
-    python -m tandem.tests.shared.handoff.other_process CARRIER receive EPOCH PEER_EPOCH ENDPOINTS
+    python -m tandem.tests.shared.handoff.other_process CARRIER DEVICE send EPOCH PEER_EPOCH
+    python -m tandem.tests.shared.handoff.other_process CARRIER DEVICE receive EPOCH PEER_EPOCH ENDS
 
 The transfer has the number of the process's epoch. A sender writes its endpoints as a line of JSON,
 and begins to send slowly when it reads a line. A receiver writes a line when it is ready for its
@@ -22,20 +22,23 @@ from types import SimpleNamespace
 from typing import Any
 
 from tandem.shared.handoff.carrier import Endpoints
+from tandem.shared.handoff.gpu import Gpu
 from tandem.shared.handoff.messages import Received
 
+from .fake_driver import device_named
 from .memory_cache import MemoryCache
 from .plane_pair import BLOCK, Rank, rows
 
+NONE = "none"
 END = 400
 BLOCKS = range(END // BLOCK)
 
 
 @contextmanager
-def other(carrier: str, role: str, *of: object) -> Iterator[Popen[str]]:
+def other(carrier: str, *of: object, device: str = NONE) -> Iterator[Popen[str]]:
     """Such a process, which is killed in the end."""
-    command = [sys.executable, "-m", f"tandem.{__name__.removeprefix('tandem.')}", carrier, role]
-    command += map(str, of)
+    module = f"tandem.{__name__.removeprefix('tandem.')}"
+    command = [sys.executable, "-m", module, carrier, device, *map(str, of)]
     with Popen(command, stdin=PIPE, stdout=PIPE, text=True) as process:
         try:
             yield process
@@ -68,8 +71,12 @@ def contents(cache: MemoryCache) -> list[str]:
     return [hashlib.sha256(b"".join(rows(cache, BLOCKS, 0, END))).hexdigest()]
 
 
-def _send(carrier: str, epoch: int, peer_epoch: int) -> None:
-    with Rank("p", seed=1, epoch=epoch, carrier=carrier) as prefill:
+def _device(name: str) -> Gpu | None:
+    return None if name == NONE else device_named(name)
+
+
+def _send(carrier: str, device: str, epoch: int, peer_epoch: int) -> None:
+    with Rank("p", seed=1, epoch=epoch, carrier=carrier, device=_device(device)) as prefill:
         print(json.dumps(asdict(prefill.plane.endpoints)), flush=True)
         sys.stdin.readline()
         fields = {"first_token": 0, "end_token": END, "progress_seconds": 60.0}
@@ -80,8 +87,9 @@ def _send(carrier: str, epoch: int, peer_epoch: int) -> None:
         sys.stdin.readline()
 
 
-def _receive(carrier: str, epoch: int, peer_epoch: int, endpoints: str) -> None:
-    with Rank("d", epoch=epoch, carrier=carrier, listen_host=None) as decode:
+def _receive(carrier: str, device: str, epoch: int, peer_epoch: int, endpoints: str) -> None:
+    fields = {"carrier": carrier, "device": _device(device)}
+    with Rank("d", epoch=epoch, listen_host=None, **fields) as decode:
         sender = peer("p", peer_epoch, endpoints)
         decode.expect(sender, epoch, BLOCKS, first_token=0, end_token=END)
         print("[]", flush=True)
@@ -91,5 +99,6 @@ def _receive(carrier: str, epoch: int, peer_epoch: int, endpoints: str) -> None:
 
 
 if __name__ == "__main__":
-    carrier, role, epoch, peer_epoch, *rest = sys.argv[1:]
-    {"send": _send, "receive": _receive}[role](carrier, int(epoch), int(peer_epoch), *rest)
+    carrier, device, role, epoch, peer_epoch, *rest = sys.argv[1:]
+    run = {"send": _send, "receive": _receive}[role]
+    run(carrier, device, int(epoch), int(peer_epoch), *rest)

@@ -12,6 +12,7 @@ from tandem.shared.handoff.carrier import Ends
 from tandem.shared.handoff.carrier_names import CUDA_IPC
 from tandem.shared.handoff.data_plane import ZEROMQ, DataPlane, DataPlaneConfig
 from tandem.shared.handoff.epoch import new_epoch
+from tandem.shared.handoff.gpu import Gpu
 from tandem.shared.handoff.messages import Event, Expect, Expecting, OpenSend, PlaneFailed
 from tandem.shared.handoff.zmq_sockets import Timing
 
@@ -91,7 +92,7 @@ class Rank:
         epoch: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         ends: Ends = ZEROMQ,
-        device: FakeDevice | None = None,
+        device: Gpu | None = None,
         **config,
     ) -> None:
         self.cache = cache or make_cache(seed=seed)
@@ -125,7 +126,7 @@ class Rank:
         assert stats.free_slots == stats.total_slots
         assert stats.active_sends == stats.active_receives == stats.credit_in_flight == 0
         assert stats.bytes_sent == stats.bytes_acknowledged + stats.bytes_written_off
-        if self.device is not None:
+        if isinstance(self.device, FakeDevice):
             self.device.driver.check_books()
 
     def expect(self, sender: Rank | Any, transfer_id: int, blocks: Iterable[int], **fields) -> None:

@@ -27,7 +27,7 @@ from tandem.shared.handoff.messages import (
 
 from . import other_process
 from .by_hand import HandRank, World
-from .fake_driver import FakeDevice, FakeDriver, as_memory
+from .fake_driver import DEVICES, FakeDevice, FakeDriver, as_memory, device_named
 from .fake_peers import FakeSender
 from .other_process import contents, go, other, peer, said
 from .plane_pair import BLOCK, CELL, LAYERS, Rank, expect, make_cache, rows, until
@@ -363,36 +363,41 @@ def test_what_a_sender_does_after_a_frame_was_read_changes_nothing() -> None:
 # ---- two processes -----------------------------------------------------------------------------
 
 
-def test_a_killed_sender_fails_the_attempt_and_its_memory_is_let_go(decode: Rank) -> None:
-    with other("cuda_ipc", "send", 77, decode.config.epoch) as process:
-        sender = peer("p", 77, said(process))
-        decode.expect(sender, 77, other_process.BLOCKS, first_token=0, end_token=other_process.END)
-        go(process)
-        until(lambda: decode.plane.stats().frames_received > 3)
-    assert decode.log.wait(ReceiveFailed, 77, seconds=3).retriable
-    calls = decode.device.driver.calls
-    until(lambda: not decode.device.driver.opened)
-    assert calls["copy"] > 3 and calls["open"] == calls["close"] == 1
-    with Rank("p", seed=1, carrier="cuda_ipc") as again:
-        _transfer(again, decode)
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_killed_sender_fails_the_attempt_and_its_memory_is_let_go(name: str) -> None:
+    device = device_named(name)
+    with Rank("d", listen_host=None, carrier="cuda_ipc", device=device) as decode:
+        with other("cuda_ipc", "send", 77, decode.config.epoch, device=name) as process:
+            sender = peer("p", 77, said(process))
+            fields = {"first_token": 0, "end_token": other_process.END}
+            decode.expect(sender, 77, other_process.BLOCKS, **fields)
+            go(process)
+            until(lambda: decode.plane.stats().frames_received > 3)
+        assert decode.log.wait(ReceiveFailed, 77, seconds=3).retriable
+        if isinstance(device, FakeDevice):
+            until(lambda: not device.driver.opened)
+            calls = device.driver.calls
+            assert calls["copy"] > 3 and calls["open"] == calls["close"] == 1
+            with Rank("p", seed=1, carrier="cuda_ipc") as again:
+                _transfer(again, decode)
 
 
-def test_a_killed_receiver_holds_nothing_and_the_next_one_gets_all() -> None:
-    with Rank("p", seed=1, carrier="cuda_ipc") as prefill:
-        endpoints = json.dumps(asdict(prefill.plane.endpoints))
-        fields = {"first_token": 0, "end_token": other_process.END}
-        for epoch in (88, 89):
-            receiver = other("cuda_ipc", "receive", epoch, prefill.config.epoch, endpoints)
-            with receiver as process:
-                assert said(process) == "[]\n"
-                prefill.open(peer("d", epoch), epoch, other_process.BLOCKS, **fields)
-                end = other_process.END - (epoch == 88)  # the first waits for the last token
-                prefill.compute(epoch, 0, end, chunk=end)
-                if epoch == 88:
-                    until(lambda: prefill.plane.stats().frames_sent > 3)
-                    process.kill()
-                    assert "lost d rank 0" in prefill.log.wait(SendFailed, epoch).reason
-                    until(lambda: prefill.plane.stats().held_slots == 0)
-                else:
-                    assert json.loads(said(process)) == contents(prefill.cache)
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_killed_receiver_holds_nothing_and_the_next_one_gets_all(name: str) -> None:
+    fields = {"first_token": 0, "end_token": other_process.END}
+    with Rank("p", seed=1, carrier="cuda_ipc", device=device_named(name)) as prefill:
+        end = prefill.config.epoch, json.dumps(asdict(prefill.plane.endpoints))
+        with other("cuda_ipc", "receive", 88, *end, device=name) as process:
+            assert said(process) == "[]\n"
+            prefill.open(peer("d", 88), 88, other_process.BLOCKS, **fields)
+            computed = other_process.END - 1  # it waits for the last token
+            prefill.compute(88, 0, computed, chunk=computed)
+            until(lambda: prefill.plane.stats().frames_sent > 3)
+        assert "lost d rank 0" in prefill.log.wait(SendFailed, 88).reason
+        until(lambda: prefill.plane.stats().held_slots == 0)
+        with other("cuda_ipc", "receive", 89, *end, device=name) as process:
+            assert said(process) == "[]\n"
+            prefill.open(peer("d", 89), 89, other_process.BLOCKS, **fields)
+            prefill.compute(89, 0, other_process.END, chunk=other_process.END)
+            assert json.loads(said(process)) == contents(prefill.cache)
         prefill.log.wait(SendFinished, 89)
