@@ -27,7 +27,13 @@ from ..shared.config import HandoffConfig
 from ..shared.engine.sequence import Sequence
 from ..shared.errors import TransferError
 from ..shared.handoff.inbox import Inbox
-from ..shared.handoff.messages import Expect, Expecting, Received, ReceiveFailed
+from ..shared.handoff.messages import (
+    WINDOW_OF_CARRIER,
+    Expect,
+    Expecting,
+    Received,
+    ReceiveFailed,
+)
 from ..shared.handoff.transfer import DecodeState, decode_life
 from ..shared.handoff.uninterrupted import uninterrupted
 from ..shared.handoff.windows import first_tokens
@@ -132,7 +138,7 @@ class _Receiving:
                 first_tokens=self._first_tokens,
                 first_head=part.heads.start,
                 end_head=part.heads.stop,
-                window_bytes=config.window_bytes,
+                window_bytes=config.window_bytes or WINDOW_OF_CARRIER,
                 deadline_seconds=config.transfer_timeout,
                 # A chunk may compute for a while between frames; the control plane notices sooner
                 # when the node itself is gone.
@@ -154,7 +160,7 @@ class _Receiving:
             priority=sequence.priority,
             cache_salt=sequence.salt,
             deadline_seconds=config.transfer_timeout,
-            window_bytes=config.window_bytes,
+            window_bytes=config.window_bytes or WINDOW_OF_CARRIER,
             private=sequence.private,
             ranks=self._node.engine.world_size,
             kv_dtype=self._node.engine.kv_dtype,

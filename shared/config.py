@@ -249,16 +249,19 @@ class HandoffConfig:
     carrier: str = option(
         "auto",
         "--carrier",
-        "What moves KV between ranks (auto: shared memory on one host, TCP otherwise). nixl, over "
-        "RDMA where the network has it, is for both sides to ask for.",
-        choices=("auto", "shared_memory", "tcp", "nixl"),
+        "What moves KV between ranks (auto: on one host CUDA IPC between GPUs, else shared memory; "
+        "TCP otherwise). nixl, over RDMA where the network has it, is for both sides to ask for.",
+        choices=("auto", "cuda_ipc", "shared_memory", "tcp", "nixl"),
     )
     insecure: bool = _insecure()
     staging_bytes: int = option(
         32 << 20, "--staging-bytes", "Staging memory of a rank.", minimum=1 << 20
     )
-    window_bytes: int = option(
-        8 << 20, "--window-bytes", "Bytes of one transfer that may be on the way.", minimum=1 << 16
+    window_bytes: int | None = option(
+        None,
+        "--window-bytes",
+        "Bytes of one transfer that may be on the way (default: 8 MiB; 64 MiB from GPU to GPU).",
+        minimum=1 << 16,
     )
     prefill_threshold: int | None = option(
         None,

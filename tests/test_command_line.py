@@ -230,6 +230,12 @@ def test_no_memory_for_a_single_block(tmp_path: Path) -> None:
     fail(["decode-node", "--kv-fraction", "0"], tmp_path, 1, "one KV block", "--kv-fraction")
 
 
+def test_cuda_ipc_without_a_gpu(tmp_path: Path) -> None:
+    arguments = ["decode-node", "--device", "cpu", "--carrier", "cuda_ipc"]
+    wanted = "--carrier cuda_ipc is not possible here: the KV cache is not on a CUDA device"
+    fail(arguments, tmp_path, 1, wanted, "use --device cuda, or --carrier auto")
+
+
 def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
     folder = broken_model(tmp_path / "m", vocab_size=512)
     arguments = ["serve", str(folder), "--load-format", "dummy", "--port", "0"]

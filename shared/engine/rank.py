@@ -38,6 +38,7 @@ class Rank:
         self._loaded: Any = None
         self._runner: ModelRunner | None = None
         self._plane: DataPlane | None = None
+        self._mark: Callable[[], Callable[[], bool]] | None = None
 
     def serve(self) -> None:
         """Answer until the head is gone; that ends the process from the reader thread."""
@@ -68,20 +69,22 @@ class Rank:
         os._exit(0)  # the main thread may be deep in a forward pass; nothing here needs saving
 
     def _load(self, settings: dict[str, Any]) -> None:
-        from .rank_setup import free_memory, load_model
+        from .rank_setup import free_memory, load_model, taken_by_data_plane
 
         self._settings = settings
         self._loaded = load_model(settings)
-        free = free_memory(self._loaded.device)
+        device = self._loaded.device
+        free = max(0, free_memory(device) - taken_by_data_plane(settings, device))
         self._channel.send("loaded", [free, self._loaded.bytes_per_block])
 
     def _allocate(self, num_blocks: int) -> None:
         self._runner = self._loaded.runner(num_blocks)
         endpoints: list[str] = []
         if self._settings["data_plane"] is not None:
-            from .rank_setup import start_data_plane
+            from .rank_setup import layer_marker, start_data_plane
 
             self._plane = start_data_plane(self._settings, self._runner.cache, self._event)
+            self._mark = layer_marker(self._runner.cache.device)
             ends = self._plane.endpoints
             endpoints = [ends.bulk, ends.control, ends.key]
         # What is loaded now stays: the collector need not look through it between two steps.
@@ -115,23 +118,24 @@ class Rank:
             for row in plan.sequences
             if row.sequence_id in streams
         ]
-        plane = self._plane
+        plane, mark = self._plane, self._mark
         if not rows or plane is None:
             return None
+        from ..handoff.computing import Announced
         from ..handoff.messages import LayerReady
 
         def computed(layer: int) -> None:
+            is_computed = None if mark is None else mark()
             for (transfer, attempt), first, end in rows:
-                plane.submit(
-                    LayerReady(
-                        transfer_id=transfer,
-                        attempt=attempt,
-                        first_layer=layer,
-                        end_layer=layer + 1,
-                        first_token=first,
-                        end_token=end,
-                    )
+                ready = LayerReady(
+                    transfer_id=transfer,
+                    attempt=attempt,
+                    first_layer=layer,
+                    end_layer=layer + 1,
+                    first_token=first,
+                    end_token=end,
                 )
+                plane.submit(ready if is_computed is None else Announced(ready, is_computed))
 
         return computed
 

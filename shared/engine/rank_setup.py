@@ -6,6 +6,7 @@ Everything heavy is imported here, so that a rank that is told to stop at once n
 from __future__ import annotations
 
 import datetime
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,13 @@ from typing import Any
 import torch
 
 from ..errors import StartupError
+from ..handoff.cache_port import Buffer
+from ..handoff.carrier_names import CUDA_IPC, allows
+from ..handoff.cuda_driver import CudaDriver
 from ..handoff.data_plane import DataPlane, DataPlaneConfig
+from ..handoff.device import DEVICE_BYTES, DeviceError
+from ..handoff.device_ring import NO_GPU, not_possible
+from ..handoff.gpu import Gpu, marker
 from ..kv.cache import KVCache, bytes_per_block
 from ..models.decoder import Decoder
 from ..models.parallel import TensorParallel
@@ -23,6 +30,8 @@ from .runner import ModelRunner
 from .sampler import Sampler
 
 RENDEZVOUS_SECONDS = 60
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,8 @@ class LoadedModel:
 def load_model(settings: dict[str, Any]) -> LoadedModel:
     """Place this rank's part of the model, having met the other ranks if there are any."""
     device = _device(settings["device"], settings["device_index"])
+    if device.type == "cpu" and _carrier(settings) == CUDA_IPC:
+        raise not_possible(NO_GPU)
     torch.set_num_threads(settings["threads"])
     tp = _meet(settings, device)
     model = load.load_model(
@@ -94,6 +105,22 @@ def free_memory(device: torch.device) -> int:
     return free
 
 
+def taken_by_data_plane(settings: dict[str, Any], device: torch.device) -> int:
+    """Bytes of a GPU that ``free_memory`` counts and the cache must leave."""
+    return DEVICE_BYTES if device.type == "cuda" and allows(_carrier(settings), CUDA_IPC) else 0
+
+
+def _carrier(settings: dict[str, Any]) -> str:
+    """What ``--carrier`` says; nothing where KV is not handed over."""
+    values = settings["data_plane"]
+    return "" if values is None else str(values["carrier"])
+
+
+def layer_marker(device: torch.device) -> Callable[[], Callable[[], bool]] | None:
+    """See ``Announced``; ``None`` where a layer that was announced is computed."""
+    return marker(device) if device.type == "cuda" else None
+
+
 def start_data_plane(
     settings: dict[str, Any], cache: KVCache, on_event: Callable[[Any], None]
 ) -> DataPlane:
@@ -114,9 +141,23 @@ def start_data_plane(
         curve=values["curve"],
         staging_slots=max(2, values["staging_bytes"] >> 20),
     )
-    plane = DataPlane(config, CacheOfPlane(cache), on_event)
+    device = _gpu(cache.device, config.carrier)
+    plane = DataPlane(config, CacheOfPlane(cache), on_event, device=device)
     plane.start()
     return plane
+
+
+def _gpu(device: torch.device, carrier: str) -> Gpu | None:
+    """What the data plane does on this device. Raises ``StartupError``."""
+    if device.type != "cuda":
+        return None
+    try:
+        return Gpu(CudaDriver(device.index or 0), device)
+    except DeviceError as error:  # a GPU of another make, which torch calls cuda as well
+        if carrier == CUDA_IPC:
+            raise not_possible(str(error)) from None
+        log.warning("KV leaves this GPU through the host: %s", error)
+        return None
 
 
 class CacheOfPlane:
@@ -136,7 +177,7 @@ class CacheOfPlane:
         block_table: Sequence[int],
         first_token: int,
         end_token: int,
-        out: memoryview,
+        out: Buffer,
         heads: range | None = None,
         dtype: str | None = None,
     ) -> None:
@@ -144,6 +185,7 @@ class CacheOfPlane:
         with torch.inference_mode():
             into = None if dtype is None else getattr(torch, dtype)
             self._cache.pack(layer, block_table, first_token, end_token, out, heads, into)
+            self._finish()
 
     def scatter(
         self,
@@ -151,11 +193,16 @@ class CacheOfPlane:
         block_table: Sequence[int],
         first_token: int,
         end_token: int,
-        data: memoryview,
+        data: Buffer,
         heads: range | None = None,
     ) -> None:
         with torch.inference_mode():
             self._cache.scatter(layer, block_table, first_token, end_token, data, heads)
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._cache.device.type == "cuda":
+            torch.cuda.current_stream(self._cache.device).synchronize()
 
 
 def _device(name: str, index: int) -> torch.device:

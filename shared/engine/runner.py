@@ -45,6 +45,7 @@ class ModelRunner:
         result = StepResult(plan.step, [])
         if plan.sequences:
             self._run(plan.sequences, on_layer, result)
+            self._finish()
         return StepResult(
             plan.step,
             result.sampled,
@@ -52,6 +53,12 @@ class ModelRunner:
             result.failed,
             time.perf_counter() - begun,
         )
+
+    def _finish(self) -> None:
+        """The head takes a result to say that blocks are computed, and may be freed and written by
+        others; a GPU may have only begun."""
+        if self.cache.device.type == "cuda":
+            torch.cuda.current_stream(self.cache.device).synchronize()
 
     def _run(
         self,

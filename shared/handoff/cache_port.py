@@ -4,20 +4,24 @@ The plane's own thread is the only caller. It never learns the block size or the
 tokens are named by their index in the sequence, heads by their number in the whole model, and
 bytes are always canonical, ``[layer][side][head][token][dim]``: of some of this rank's heads, or of
 all where ``heads`` is left out. The sides are K and V, or one latent that both are computed from.
+
+A buffer is a memoryview or, where frames lie in a device's memory, a tensor of bytes on it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
+
+Buffer: TypeAlias = Any
 
 
 class CachePort(Protocol):
     """One rank's slice of the KV cache, seen from its data plane.
 
     Both methods must have finished with ``out``, ``data`` and the blocks when they return: the
-    plane reuses the buffer at once, and the head may free the blocks on the next event. ``pack``
-    must also wait until a layer that was announced as computed really is (a stream event on GPUs).
+    plane reuses the buffer at once, and the head may free the blocks on the next event. A layer is
+    packed only after it was announced, and on a GPU after it is computed (see ``computing.py``).
     ``block_table[i]`` holds the tokens ``[i * block_size, (i + 1) * block_size)``.
     """
 
@@ -38,7 +42,7 @@ class CachePort(Protocol):
         block_table: Sequence[int],
         first_token: int,
         end_token: int,
-        out: memoryview,
+        out: Buffer,
         heads: range | None = None,
         dtype: str | None = None,
     ) -> None:
@@ -51,7 +55,7 @@ class CachePort(Protocol):
         block_table: Sequence[int],
         first_token: int,
         end_token: int,
-        data: memoryview,
+        data: Buffer,
         heads: range | None = None,
     ) -> None:
         """Read ``[side][head][token][dim]`` of the tokens from ``data`` into the blocks."""

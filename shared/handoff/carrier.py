@@ -3,7 +3,7 @@
 A carrier has two ends. The listener belongs to the sending rank: it accepts greetings and gives out
 frames from the staging ring. The dialer belongs to the receiving rank: it connects, greets, and
 hands over each frame as a view: of what came over TCP, of the sender's ring, or of what was read
-out of it. CUDA IPC fits behind the same methods.
+out of it into memory here, which may be a device's.
 
 All methods are called from the data-plane thread and none of them waits.
 """
@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from ..causes import Cause
 from ..errors import TransferError
+from .frame import Message
 from .greeting import PeerKey
 
 # More than any ring has.
@@ -80,6 +81,9 @@ class Carrier(Protocol):
 
     def is_live(self, peer: PeerKey) -> bool: ...
 
+    def on_device(self, peer: PeerKey) -> bool:
+        """Whether its frames move from one device's memory to another's."""
+
     def live(self) -> Counter[str]:
         """How many live connections use each carrier."""
 
@@ -104,9 +108,10 @@ class Listener(Carrier, Protocol):
         """From now on let in dialers with these CURVE keys, and no others, if this end is locked;
         otherwise anybody may come."""
 
-    def send_bulk(self, peer: PeerKey, message: memoryview, offset: int | None = None) -> Departure:
+    def send_bulk(self, peer: PeerKey, message: Message, offset: int | None = None) -> Departure:
         """Send a frame without copying it; raises PeerGoneError. ``offset``: it lies there in the
-        staging ring, which the peer may have mapped."""
+        staging ring, which the peer may have mapped. Data goes to a peer ``on_device`` out of the
+        ring in our device's memory."""
 
     def slots_for(self, peer: PeerKey) -> int:
         """How many slots of the ring frames for this peer may hold at once; whoever waits for one
@@ -119,7 +124,7 @@ class Dialer(Carrier, Protocol):
     def connect(self, peer: PeerKey, endpoints: Endpoints, now: float) -> None:
         """Begin to connect and greet, unless that is done or under way."""
 
-    def receive_bulk(self, now: float) -> tuple[PeerKey, memoryview] | None:
+    def receive_bulk(self, now: float) -> tuple[PeerKey, Message] | None:
         """The next frame, fair among peers; the view is valid until the next call."""
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+CUDA_IPC = "cuda_ipc"
 NIXL = "nixl"
 SHARED_MEMORY = "shared_memory"
 TCP = "tcp"
-BEST_FIRST = (NIXL, SHARED_MEMORY, TCP)
+BEST_FIRST = (NIXL, CUDA_IPC, SHARED_MEMORY, TCP)
 AUTO = "auto"
 # NIXL opens ports of its own choice and gives peers keys to memory: somebody has to ask for it.
-UNASKED = (SHARED_MEMORY, TCP)
+UNASKED = (CUDA_IPC, SHARED_MEMORY, TCP)
+# Both ranks must be processes of one host.
+ON_ONE_HOST = (CUDA_IPC, SHARED_MEMORY)
 
 
 def allowed(setting: str) -> str:

@@ -20,8 +20,11 @@ from ..errors import OverloadedError, StartupError, UnavailableError
 from . import frame, nixl_agent
 from .cache_port import CachePort
 from .carrier import Carrier, Endpoints, Ends, Joined, Lost, Notice
-from .carrier_names import AUTO, NIXL, SHARED_MEMORY, TCP, allowed, allows
+from .carrier_names import AUTO, CUDA_IPC, NIXL, SHARED_MEMORY, TCP, allowed, allows
+from .computing import Announced, Computing
 from .curve import fresh_keys
+from .device import DEVICE_SLOT_BYTES, DEVICE_SLOTS, Device
+from .device_ring import on_device
 from .frame import HEADER_BYTES, FrameError, Header
 from .greeting import Greeting, PeerKey
 from .landing import Landing
@@ -79,6 +82,8 @@ class DataPlaneConfig:
     curve: bool = False
     slot_bytes: int = DEFAULT_SLOT_BYTES
     staging_slots: int = 64
+    device_slot_bytes: int = DEVICE_SLOT_BYTES
+    device_slots: int = DEVICE_SLOTS
     max_commands: int = 65_536
     timing: Timing = field(default_factory=Timing)
 
@@ -94,13 +99,16 @@ class DataPlane:
         *,
         clock: Callable[[], float] = time.monotonic,
         ends: Ends = ZEROMQ,
+        device: Device | None = None,
     ) -> None:
+        """``device``: what the cache lives on, if that is a GPU."""
+        self._device = device
         self._config = config
         self._cache = cache
         self._on_event = on_event
         self._clock = clock
         self._ends = ends
-        self._commands: queue.Queue[Command] = queue.Queue(config.max_commands)
+        self._commands: queue.Queue[Command | Announced] = queue.Queue(config.max_commands)
         self._wake_in: socket.socket | None = None
         self._wake_out: socket.socket | None = None
         self._woken = False
@@ -142,7 +150,7 @@ class DataPlane:
             raise StartupError(f"the data plane cannot start: {self._failure}")
         return self._endpoints
 
-    def submit(self, command: Command) -> None:
+    def submit(self, command: Command | Announced) -> None:
         """Queue a command; never waits for the plane.
 
         Raises OverloadedError when the queue is full, UnavailableError when the plane has ended.
@@ -244,8 +252,17 @@ class PlaneLoop:
         self._clock = plane._clock
         self._stats = stats
         self._emit = plane._on_event
-        self._me = _greeting(config, cache)
         self._listens = config.listen_host is not None
+        self._device = device = plane._device
+        if device is not None:
+            device.enter()
+        self._on_device = on_device(
+            config.carrier,
+            device,
+            slots=config.device_slots if self._listens else 0,
+            payload_bytes=config.device_slot_bytes,
+        )
+        self._me = _greeting(config, cache, on_device=self._on_device is not None)
         self._agent = NixlAgent(self._me.key.agent) if allows(config.carrier, NIXL) else None
         limit = HEADER_BYTES + config.slot_bytes
         self._keys = fresh_keys() if config.curve else None
@@ -256,16 +273,18 @@ class PlaneLoop:
             timing=config.timing,
             keys=self._keys,
             landing=None if self._agent is None else Landing(self._agent, limit),
+            device_landing=None if self._on_device is None else self._on_device.landing,
         )
         slots = config.staging_slots if self._listens else 2
         self._memory = StagingMemory(
             config.carrier if self._listens else TCP,
             slots * StagingRing.stride(config.slot_bytes),
             self._agent if self._listens else None,
+            device.driver if self._listens and device is not None else None,
         )
         self._listener = plane._ends.listener(
             context,
-            self._memory.introduce(self._me),
+            self._introduced(),
             host=config.listen_host or "",
             port=config.listen_port,
             timing=config.timing,
@@ -276,11 +295,19 @@ class PlaneLoop:
         self._carriers: tuple[Carrier, ...] = (self._listener, self._dialer)
         ring = StagingRing(slots=slots, payload_bytes=config.slot_bytes, memory=self._memory.memory)
         end = PlaneEnd(cache=cache, me=self._me, emit=self._emit, stats=stats, clock=self._clock)
-        self._sender = Sender(end, self._listener, ring)
-        self._receiver = Receiver(end, self._dialer, max_payload=config.slot_bytes)
+        device_ring = None if self._on_device is None else self._on_device.ring
+        self._sender = Sender(end, self._listener, ring, device_ring)
+        most = config.slot_bytes if self._on_device is None else config.device_slot_bytes
+        self._computing = Computing(self._sender.ready)
+        self._receiver = Receiver(end, self._dialer, max_payload=max(config.slot_bytes, most))
         self._next_tick = self._next_report = 0.0
         self._reported = DataPlaneStats()
         self._busy = False
+
+    def _introduced(self) -> Greeting:
+        """The greeting of a rank with these rings."""
+        me = self._memory.introduce(self._me)
+        return me if self._on_device is None else self._on_device.introduce(me)
 
     def start(self) -> Endpoints:
         if self._listens:
@@ -295,6 +322,7 @@ class PlaneLoop:
     def turn(self) -> None:
         """A bounded amount of everything."""
         self._take_commands()
+        self._computing.let_through()
         now = self._clock()
         self._take_control(self._listener, self._sender.on_control, now)
         self._take_control(self._dialer, self._receiver.on_control, now)
@@ -321,8 +349,13 @@ class PlaneLoop:
         seconds = TICK_SECONDS
         if self._busy:
             seconds = 0.0
-        elif self._sender.awaits_slots or any(each.needs_polling for each in self._carriers):
-            # Nothing wakes us when ZeroMQ lets go of a slot, or a read over the network is over.
+        elif (
+            self._sender.awaits_slots
+            or self._computing.under_way
+            or any(each.needs_polling for each in self._carriers)
+        ):
+            # Nothing wakes us when ZeroMQ lets go of a slot, a GPU has computed a layer, or a read
+            # over the network is over.
             seconds = SLOT_POLL_SECONDS
         poller = zmq.Poller()
         poller.register(self._plane._wake_out, zmq.POLLIN)
@@ -336,6 +369,7 @@ class PlaneLoop:
         handlers: dict[type, Callable[..., None]] = {
             OpenSend: self._open,
             LayerReady: self._sender.ready,
+            Announced: self._computing.add,
             CancelSend: self._sender.cancel,
             Expect: self._receiver.expect,
             CancelExpect: self._receiver.cancel,
@@ -405,7 +439,7 @@ class PlaneLoop:
     def _report(self, notice: Notice) -> None:
         live = self._listener.live() + self._dialer.live()
         self._stats.peers_tcp, self._stats.peers_shared_memory = live[TCP], live[SHARED_MEMORY]
-        self._stats.peers_nixl = live[NIXL]
+        self._stats.peers_nixl, self._stats.peers_cuda_ipc = live[NIXL], live[CUDA_IPC]
         peer = notice.peer
         if isinstance(notice, Joined):
             self._emit(
@@ -434,14 +468,18 @@ class PlaneLoop:
         while not self._sender.settled and time.monotonic() < give_up:
             time.sleep(SLOT_POLL_SECONDS)
         self._memory.close()
+        if self._on_device is not None:
+            self._on_device.close()
+        if self._device is not None:
+            self._device.leave()
         if self._agent is not None:
             self._agent.close()
         self._sender.fill(self._stats)
         self._receiver.fill(self._stats)
 
 
-def _greeting(config: DataPlaneConfig, cache: CachePort) -> Greeting:
-    return Greeting(
+def _greeting(config: DataPlaneConfig, cache: CachePort, *, on_device: bool = False) -> Greeting:
+    me = Greeting(
         node_id=config.node_id,
         epoch=config.epoch,
         rank=config.rank,
@@ -454,3 +492,4 @@ def _greeting(config: DataPlaneConfig, cache: CachePort) -> Greeting:
         carriers=allowed(config.carrier),
         host=host_identity(),
     )
+    return me if on_device else me.without_device()

@@ -30,6 +30,7 @@ _FIRST = struct.Struct("<4sQI")
 _FIRST_MAGIC = b"TDMP"
 _PLACE = struct.Struct("<4sQI")
 _PLACE_MAGIC = b"TDMS"
+_PAYLOAD_MAGIC = b"TDMD"
 
 
 def doorbell(offset: int, length: int) -> bytes:
@@ -43,6 +44,19 @@ def read_doorbell(record: bytes) -> tuple[int, int] | None:
         return None
     magic, offset, length = _PLACE.unpack(record)
     return (offset, length) if magic == _PLACE_MAGIC else None
+
+
+def payload_doorbell(offset: int, length: int, head: memoryview) -> bytes:
+    """Says that the payload of a frame with this header lies in a device's ring, and where."""
+    return _PLACE.pack(_PAYLOAD_MAGIC, offset, length) + head
+
+
+def read_payload_doorbell(record: bytes) -> tuple[int, int, bytes] | None:
+    """Offset, length and header; ``None`` for a record that is a frame itself."""
+    if len(record) < _PLACE.size:
+        return None
+    magic, offset, length = _PLACE.unpack_from(record)
+    return (offset, length, record[_PLACE.size :]) if magic == _PAYLOAD_MAGIC else None
 
 
 class Doorbells:

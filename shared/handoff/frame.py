@@ -20,13 +20,16 @@ one in a tensor.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TypeAlias
 
 import xxhash
 
 from ..causes import Cause
 from ..errors import TransferError
+from .cache_port import Buffer
 
 VERSION = 1
 MAGIC = b"TDMF"
@@ -94,10 +97,35 @@ class Fin:
     digest: int
 
 
-def seal(buffer: memoryview, header: Header, length: int) -> int:
-    """Write the header before ``length`` payload bytes already in place; return the checksum."""
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceFrame:
+    """A frame of which the header lies here and the payload in a device's memory, where ``sums``
+    adds it up (see ``Device``)."""
+
+    head: memoryview
+    payload: Buffer
+    sums: Callable[[Buffer], bytes]
+
+    def __len__(self) -> int:
+        return len(self.head) + len(self.payload)
+
+
+Message: TypeAlias = memoryview | bytes | DeviceFrame
+
+
+def parts_of(message: Message) -> tuple[memoryview, Buffer]:
+    """Header and payload; the header of what is no frame may be too short."""
+    if isinstance(message, DeviceFrame):
+        return message.head, message.payload
+    view = memoryview(message).cast("B")
+    return view[:HEADER_BYTES], view[HEADER_BYTES:]
+
+
+def seal(message: Message, header: Header) -> int:
+    """Write the header of a message whose payload is in place; return the checksum."""
+    head, payload = parts_of(message)
     _FIELDS.pack_into(
-        buffer,
+        head,
         0,
         MAGIC,
         VERSION,
@@ -114,10 +142,10 @@ def seal(buffer: memoryview, header: Header, length: int) -> int:
         header.end_token,
         header.first_head,
         header.end_head,
-        length,
+        len(payload),
     )
-    checksum = checksum_of(buffer[: HEADER_BYTES + length])
-    _CHECKSUM.pack_into(buffer, _FIELDS.size, checksum)
+    checksum = checksum_of(message)
+    _CHECKSUM.pack_into(head, _FIELDS.size, checksum)
     return checksum
 
 
@@ -125,19 +153,19 @@ def encode(header: Header, payload: bytes = b"") -> bytes:
     """A whole frame, for what is small."""
     buffer = bytearray(HEADER_BYTES + len(payload))
     buffer[HEADER_BYTES:] = payload
-    seal(memoryview(buffer), header, len(payload))
+    seal(memoryview(buffer), header)
     return bytes(buffer)
 
 
-def parse(message: memoryview | bytes, max_payload: int) -> tuple[Header, memoryview]:
+def parse(message: Message, max_payload: int) -> tuple[Header, Buffer]:
     """Header and payload of a message, structurally valid but not yet checked for corruption."""
-    view = memoryview(message).cast("B")
-    if len(view) < HEADER_BYTES:
-        raise FrameError(f"{len(view)} bytes are no frame: a header alone has {HEADER_BYTES}")
+    head, payload = parts_of(message)
+    if len(head) < HEADER_BYTES:
+        raise FrameError(f"{len(head)} bytes are no frame: a header alone has {HEADER_BYTES}")
     (
         magic, version, kind, flags, transfer_id, attempt, sequence, sender_epoch, receiver_epoch,
         first_layer, end_layer, first_token, end_token, first_head, end_head, length,
-    ) = _FIELDS.unpack_from(view)  # fmt: skip
+    ) = _FIELDS.unpack_from(head)  # fmt: skip
     if magic != MAGIC:
         raise FrameError(f"a frame begins with {MAGIC!r}, this message with {magic!r}")
     if version != VERSION:
@@ -146,8 +174,8 @@ def parse(message: memoryview | bytes, max_payload: int) -> tuple[Header, memory
         raise FrameError(f"frame flags {flags:#x}; none is defined in version {VERSION}")
     if length > max_payload:
         raise FrameError(f"payload of {length} bytes; the limit is {max_payload}")
-    if length != len(view) - HEADER_BYTES:
-        raise FrameError(f"header says {length} payload bytes, {len(view) - HEADER_BYTES} came")
+    if length != len(payload):
+        raise FrameError(f"header says {length} payload bytes, {len(payload)} came")
     header = Header(
         kind=_kind(kind),
         transfer_id=transfer_id,
@@ -163,30 +191,32 @@ def parse(message: memoryview | bytes, max_payload: int) -> tuple[Header, memory
         end_head=end_head,
     )
     _check_shape(header, length)
-    return header, view[HEADER_BYTES:]
+    return header, payload
 
 
-def verify(message: memoryview | bytes) -> int:
+def verify(message: Message) -> int:
     """The checksum of a parsed message; raises when the bytes do not match it."""
-    view = memoryview(message).cast("B")
-    (stated,) = _CHECKSUM.unpack_from(view, _FIELDS.size)
-    found = checksum_of(view)
+    (stated,) = _CHECKSUM.unpack_from(parts_of(message)[0], _FIELDS.size)
+    found = checksum_of(message)
     if stated != found:
         raise ChecksumError(f"checksum {found:#018x}, the frame says {stated:#018x}")
     return int(stated)
 
 
-def decode(message: memoryview | bytes, max_payload: int) -> tuple[Header, memoryview]:
+def decode(message: memoryview | bytes, max_payload: int) -> tuple[Header, Buffer]:
     """Parse and verify in one go."""
     parsed = parse(message, max_payload)
     verify(message)
     return parsed
 
 
-def checksum_of(message: memoryview) -> int:
-    """xxh3 over the payload, seeded with xxh3 over the header's fields."""
-    seed = xxhash.xxh3_64_intdigest(message[: _FIELDS.size])
-    return xxhash.xxh3_64_intdigest(message[HEADER_BYTES:], seed)
+def checksum_of(message: Message) -> int:
+    """xxh3 over the payload, or what a device's sums of it are, seeded with xxh3 over the header's
+    fields."""
+    head, payload = parts_of(message)
+    seed = xxhash.xxh3_64_intdigest(head[: _FIELDS.size])
+    summed = message.sums(payload) if isinstance(message, DeviceFrame) else payload
+    return xxhash.xxh3_64_intdigest(summed, seed)
 
 
 class Digest:

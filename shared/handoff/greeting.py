@@ -14,7 +14,8 @@ import msgpack
 
 from ..errors import PeerRefusedError
 from . import frame
-from .carrier_names import BEST_FIRST, NIXL, SHARED_MEMORY, TCP
+from .carrier_names import BEST_FIRST, CUDA_IPC, NIXL, ON_ONE_HOST, SHARED_MEMORY, TCP
+from .device import NO_DEVICE_PLACE, DevicePlace
 from .formats import bytes_of
 from .frame import FrameError
 from .nixl_agent import MAX_DESCRIPTION_BYTES, NO_PLACE, NixlPlace
@@ -25,7 +26,9 @@ MAX_GREETING_BYTES = 4096 + MAX_DESCRIPTION_BYTES
 MAX_TEXT_BYTES = 256
 
 CAPABILITY_XXH3 = 1
-CAPABILITIES = CAPABILITY_XXH3
+# Of a payload in a device's memory: xxh3 over its row sums (``kernels/row_sums.py``).
+CAPABILITY_ROW_SUMS = 2
+CAPABILITIES = CAPABILITY_XXH3 | CAPABILITY_ROW_SUMS
 
 # A peer that differs here can never hand over to this rank.
 MUST_AGREE = (
@@ -60,6 +63,8 @@ class Greeting:
     a ring let two ranks on one host find each other's memory; a ring of no bytes is none.
     ``bell_descriptor`` is the sender's doorbell for this connection, in the process of the ring.
     ``nixl_description``, address and bytes are those of a ring that is registered with NIXL.
+    ``device_handle`` and bytes are those of a ring in the memory of the GPU ``device``, and
+    ``device_bell`` is its doorbell for this connection, in the process ``device_pid``.
     """
 
     node_id: str
@@ -86,6 +91,11 @@ class Greeting:
     nixl_description: bytes = b""
     nixl_address: int = 0
     nixl_bytes: int = 0
+    device: str = ""
+    device_handle: bytes = b""
+    device_bytes: int = 0
+    device_pid: int = 0
+    device_bell: int = 0
 
     @property
     def head_values_per_token(self) -> int:
@@ -128,6 +138,21 @@ class Greeting:
         """The same to a peer that does not use NIXL, which need not know our keys."""
         return replace(self.with_nixl(NO_PLACE), carriers=self._carriers_but(NIXL))
 
+    @property
+    def device_place(self) -> DevicePlace:
+        return DevicePlace(self.device, self.device_handle, self.device_bytes)
+
+    def with_device(self, place: DevicePlace) -> Greeting:
+        """The same from a rank with a ring in a device's memory."""
+        return replace(
+            self, device=place.device, device_handle=place.handle, device_bytes=place.bytes
+        )
+
+    def without_device(self) -> Greeting:
+        """The same from a rank whose KV does not move from device to device."""
+        none = self.with_device(NO_DEVICE_PLACE)
+        return replace(none, carriers=self._carriers_but(CUDA_IPC))
+
     def _carriers_but(self, without: str) -> str:
         return ",".join(name for name in self.carriers.split(",") if name != without)
 
@@ -145,6 +170,7 @@ _LIMITS = {
     "ring_nonce": 2**64,
     "nixl_address": 2**64,
     "nixl_bytes": 2**64,
+    "device_bytes": 2**64,
 }
 
 
@@ -205,13 +231,25 @@ def possible_carriers(mine: Greeting, theirs: Greeting) -> tuple[str, ...]:
     ours, others = mine.carriers.split(","), theirs.carriers.split(",")
     both = [name for name in BEST_FIRST if name in ours and name in others]
     if not mine.host or mine.host != theirs.host:
-        both = [name for name in both if name != SHARED_MEMORY]
+        both = [name for name in both if name not in ON_ONE_HOST]
+    elif both == [CUDA_IPC]:
+        _check_row_sums(mine, theirs)
+    if not mine.capabilities & theirs.capabilities & CAPABILITY_ROW_SUMS:
+        both = [name for name in both if name != CUDA_IPC]
     if not both:
         where = "one host" if mine.host and mine.host == theirs.host else "two hosts"
         raise PeerRefusedError(
             f"carrier: here {mine.carriers}, at {theirs.node_id} {theirs.carriers}, on {where}"
         )
     return tuple(both)
+
+
+def _check_row_sums(mine: Greeting, theirs: Greeting) -> None:
+    if not mine.capabilities & theirs.capabilities & CAPABILITY_ROW_SUMS:
+        raise PeerRefusedError(
+            f"capabilities: here {mine.capabilities:#x}, at {theirs.node_id} "
+            f"{theirs.capabilities:#x}; {CUDA_IPC} requires the checksum of row sums"
+        )
 
 
 def _checked(values: Any) -> Greeting:

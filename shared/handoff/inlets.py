@@ -9,7 +9,10 @@ from typing import Any, Protocol
 
 import zmq
 
-from .doorbells import HeardDoorbells, read_doorbell
+from ..errors import TransferError
+from .device_ring import DeviceLanding
+from .doorbells import HeardDoorbells, read_doorbell, read_payload_doorbell
+from .frame import Message
 from .greeting import Greeting
 from .landing import Landed, Landing
 from .nixl_agent import NixlError, NixlPlace
@@ -32,7 +35,7 @@ class Inlet(Protocol):
     def needs_polling(self) -> bool:
         """Whether something may come of which no descriptor tells."""
 
-    def next(self, now: float) -> memoryview | None:
+    def next(self, now: float) -> Message | None:
         """The next frame, if it is here; valid until ``done``."""
 
     def done(self) -> None:
@@ -89,8 +92,7 @@ class RingInlet:
             return None
         place = read_doorbell(record)
         length = len(record) if place is None else place[1]
-        if length > self._limit:
-            raise RingError(f"a frame of {length} bytes; the limit is {self._limit}")
+        _check_length(length, self._limit)
         if place is None:
             return memoryview(record)
         frame = self._ring.slice(*place)
@@ -104,6 +106,50 @@ class RingInlet:
 
     def close(self) -> None:
         self._bells.close()
+
+
+def _check_length(length: int, limit: int) -> None:
+    if length > limit:
+        raise RingError(f"a frame of {length} bytes; the limit is {limit}")
+
+
+class DeviceInlet:
+    """Frames are copied out of the ring in the memory of the peer's device."""
+
+    needs_polling = False
+
+    def __init__(self, theirs: Greeting, landing: DeviceLanding, max_frame_bytes: int) -> None:
+        """Raises ``DeviceError`` or ``RingError``. ``max_frame_bytes`` are those of the host."""
+        self._limit = max_frame_bytes
+        self._landing = landing
+        self._bells = HeardDoorbells(theirs.device_pid, theirs.device_bell, theirs.connection)
+        try:
+            self._ring = landing.open(theirs.device_place)
+        except TransferError:
+            self._bells.close()
+            raise
+
+    def descriptors(self) -> list[Any]:
+        return [self._bells.fileno()]
+
+    def next(self, now: float) -> Message | None:
+        record = self._bells.next()
+        if record is None:
+            return None
+        told = read_payload_doorbell(record)
+        if told is None:
+            _check_length(len(record), self._limit)
+            return memoryview(record)
+        frame = self._landing.take(self._ring, *told)
+        self._bells.give_back()
+        return frame
+
+    def done(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._bells.close()
+        self._ring.close()
 
 
 @dataclass(slots=True)

@@ -21,7 +21,8 @@ from .frame import FrameError
 from .stats import DataPlaneStats
 
 MAX_MESSAGE_BYTES = 16 << 20
-DEFAULT_WINDOW_BYTES = 16 << 20
+# As many bytes on the way as suit what carries them.
+WINDOW_OF_CARRIER = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class OpenSend:
     end_head: int
     dtype: str
     first_tokens: tuple[int, ...] = ()
-    window_bytes: int = DEFAULT_WINDOW_BYTES
+    window_bytes: int = WINDOW_OF_CARRIER
     progress_seconds: float = 10.0
 
 
@@ -89,7 +90,7 @@ class Expect:
     end_head: int
     first_tokens: tuple[int, ...] = ()
     key: str = ""
-    window_bytes: int = DEFAULT_WINDOW_BYTES
+    window_bytes: int = WINDOW_OF_CARRIER
     deadline_seconds: float = 300.0
     progress_seconds: float = 15.0
 

@@ -6,6 +6,7 @@ told of them, that it has read them.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -14,7 +15,8 @@ import zmq
 
 from ..errors import TransferError
 from .carrier import MAX_SLOTS, Departure
-from .doorbells import Doorbells, doorbell
+from .doorbells import Doorbells, doorbell, payload_doorbell
+from .frame import DeviceFrame, Message
 from .greeting import Greeting
 from .nixl_agent import NixlAgent
 from .zmq_sockets import Socket
@@ -76,7 +78,7 @@ class Outlet(Protocol):
     def needs_polling(self) -> bool:
         """Whether ``poll`` may have something to do of which no descriptor tells."""
 
-    def send(self, message: memoryview, offset: int | None) -> Departure:
+    def send(self, message: Message, offset: int | None) -> Departure:
         """Raises ``ZMQError`` or ``OSError`` when the connection is gone."""
 
     def poll(self) -> None:
@@ -108,7 +110,8 @@ class TcpOutlet:
     def descriptors(self) -> list[int]:
         return []
 
-    def send(self, message: memoryview, offset: int | None) -> Departure:
+    def send(self, message: Message, offset: int | None) -> Departure:
+        assert not isinstance(message, DeviceFrame)
         self._bulk.send(self._bulk_id, zmq.SNDMORE | zmq.NOBLOCK)
         tracker = self._bulk.send(message, zmq.NOBLOCK, copy=False, track=True)
         assert tracker is not None
@@ -141,7 +144,8 @@ class RingOutlet:
     def descriptors(self) -> list[int]:
         return [self._bells.fileno()]
 
-    def send(self, message: memoryview, offset: int | None) -> Departure:
+    def send(self, message: Message, offset: int | None) -> Departure:
+        assert not isinstance(message, DeviceFrame)
         if offset is None:
             self._bells.ring(message)
             return _Lent(done=True)
@@ -154,6 +158,21 @@ class RingOutlet:
     def close(self) -> None:
         self._bells.close()
         self.loans.call_in()
+
+
+class DeviceOutlet(RingOutlet):
+    """The peer copies payloads out of the ring in our device's memory; pipes tell of them, and
+    carry the headers."""
+
+    def welcome(self, answer: Greeting) -> Greeting:
+        return replace(answer, device_pid=os.getpid(), device_bell=self._bells.descriptor)
+
+    def send(self, message: Message, offset: int | None) -> Departure:
+        if not isinstance(message, DeviceFrame):
+            return super().send(message, None)
+        assert offset is not None
+        self._bells.ring(payload_doorbell(offset, len(message.payload), message.head))
+        return self.loans.lend()
 
 
 class NixlOutlet(TcpOutlet):
@@ -170,7 +189,7 @@ class NixlOutlet(TcpOutlet):
     def needs_polling(self) -> bool:
         return len(self.loans) > 0
 
-    def send(self, message: memoryview, offset: int | None) -> Departure:
+    def send(self, message: Message, offset: int | None) -> Departure:
         if offset is None:
             return super().send(message, offset)
         self._bulk.send(self._bulk_id, zmq.SNDMORE | zmq.NOBLOCK)

@@ -9,6 +9,7 @@ from . import frame
 from .cache_port import CachePort
 from .carrier import Carrier, PeerGoneError
 from .closed import ClosedAttempts
+from .device import DEVICE_WINDOW_BYTES
 from .formats import bytes_of
 from .frame import Header, Kind
 from .greeting import Greeting, PeerKey
@@ -52,6 +53,8 @@ class PlaneEnd:
         return True
 
 
+HOST_WINDOW_BYTES = 8 << 20
+
 # One part of a transfer on one rank: the transfer, and the peer's rank.
 PartKey = tuple[int, int]
 
@@ -62,6 +65,11 @@ def part_of(command: Expect | OpenSend) -> PartKey:
 
 def heads_of(command: Expect | OpenSend) -> range:
     return range(command.first_head, command.end_head)
+
+
+def window_of(command: Expect | OpenSend, *, on_device: bool) -> int:
+    """Bytes of this part that may be on the way. Both ends know what carries them."""
+    return command.window_bytes or (DEVICE_WINDOW_BYTES if on_device else HOST_WINDOW_BYTES)
 
 
 def why_not(

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from ..causes import Cause
 from ..errors import TransferError
 from . import frame
+from .cache_port import Buffer
 from .canary import worst_difference
 from .carrier import Dialer, Endpoints, PeerGoneError
 from .closed import ClosedAttempts
 from .coverage import Coverage, OverlapError
-from .frame import ChecksumError, Digest, FrameError, Header, Kind
+from .frame import ChecksumError, Digest, FrameError, Header, Kind, Message
 from .greeting import PeerKey
 from .messages import (
     CancelExpect,
@@ -29,7 +30,7 @@ from .messages import (
     Received,
     ReceiveFailed,
 )
-from .plane_end import PartKey, PlaneEnd, heads_of, part_of, why_not
+from .plane_end import PartKey, PlaneEnd, heads_of, part_of, why_not, window_of
 from .stats import DataPlaneStats
 
 
@@ -160,9 +161,10 @@ class Receiver:
 
     # ---- the wire ----------------------------------------------------------------------------
 
-    def on_bulk(self, peer: PeerKey, message: memoryview) -> None:
+    def on_bulk(self, peer: PeerKey, message: Message) -> None:
         """One frame from the bulk socket; whatever is wrong with it is dealt with here."""
-        seen = bytes(message[: frame.HEADER_BYTES])
+        head, _ = frame.parts_of(message)
+        seen = bytes(head)
         try:
             header, payload = frame.parse(message, self._max_payload)
         except FrameError:
@@ -178,7 +180,7 @@ class Receiver:
             self._take(transfer, header, payload, frame.verify(message))
             # In shared memory a sender that takes us for dead may have packed another frame into
             # the slot while we read it.
-            if message[: frame.HEADER_BYTES] != seen:
+            if head != seen:
                 raise FrameError("the frame changed while it was read; its sender took it back")
         except TransferError as error:
             self._stats.frames_refused += 1
@@ -209,7 +211,7 @@ class Receiver:
         if self._end.tell(self._carrier, peer, answer, "not expecting this attempt"):
             self._stats.aborts_sent += 1
 
-    def _take(self, transfer: Incoming, header: Header, payload: memoryview, checksum: int) -> None:
+    def _take(self, transfer: Incoming, header: Header, payload: Buffer, checksum: int) -> None:
         if header.sequence != transfer.sequence:
             raise FrameError(f"frame {header.sequence} came where {transfer.sequence} is next")
         if header.kind is Kind.DATA:
@@ -219,8 +221,9 @@ class Receiver:
         else:
             raise FrameError(f"a {header.kind.name.lower()} frame on the bulk connection")
 
-    def _data(self, transfer: Incoming, header: Header, payload: memoryview, checksum: int) -> None:
-        self._check_data(transfer, header, len(payload))
+    def _data(self, transfer: Incoming, header: Header, payload: Buffer, checksum: int) -> None:
+        window = window_of(transfer.command, on_device=self._carrier.on_device(transfer.peer))
+        self._check_data(transfer, header, len(payload), window)
         tokens = header.end_token - header.first_token
         step = tokens * transfer.cell_bytes
         for index, layer in enumerate(range(header.first_layer, header.end_layer)):
@@ -238,10 +241,10 @@ class Receiver:
         transfer.frame_at = self._clock()
         self._stats.frames_received += 1
         self._stats.bytes_received += len(payload)
-        if 4 * (transfer.received - transfer.acknowledged) >= transfer.command.window_bytes:
+        if 4 * (transfer.received - transfer.acknowledged) >= window:
             self._acknowledge(transfer)
 
-    def _check_data(self, transfer: Incoming, header: Header, length: int) -> None:
+    def _check_data(self, transfer: Incoming, header: Header, length: int, window: int) -> None:
         heads = range(header.first_head, header.end_head)
         wanted = heads_of(transfer.command)
         if heads != wanted:
@@ -256,10 +259,8 @@ class Receiver:
         if length != cells * transfer.cell_bytes:
             raise FrameError(f"{length} bytes for {cells} cells of {transfer.cell_bytes}")
         outstanding = transfer.received + length - transfer.acknowledged
-        if outstanding > transfer.command.window_bytes:
-            raise FrameError(
-                f"{outstanding} bytes without credit; the window is {transfer.command.window_bytes}"
-            )
+        if outstanding > window:
+            raise FrameError(f"{outstanding} bytes without credit; the window is {window}")
 
     def _fin(self, transfer: Incoming, fin: frame.Fin) -> None:
         mine = frame.Fin(transfer.sequence, transfer.received, transfer.digest.value)

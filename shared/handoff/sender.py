@@ -10,17 +10,19 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..causes import Cause
 from ..errors import PeerRefusedError
 from . import frame
+from .cache_port import Buffer
 from .carrier import Departure, Listener, PeerGoneError
 from .closed import ClosedAttempts
-from .frame import HEADER_BYTES, Digest, Fin, Header, Kind
+from .frame import Digest, Fin, Header, Kind
 from .greeting import PeerKey
 from .messages import Cancelled, CancelSend, LayerReady, OpenSend, SendFailed, SendFinished
-from .plane_end import PartKey, PlaneEnd, heads_of, part_of, why_not
-from .staging import Slot, StagingRing
+from .plane_end import HOST_WINDOW_BYTES, PartKey, PlaneEnd, heads_of, part_of, why_not, window_of
+from .staging import AnySlot, Ring
 from .stats import DataPlaneStats
 from .work_list import Piece, WorkList
 
@@ -36,7 +38,6 @@ class Outgoing:
     peer: PeerKey
     work: WorkList
     cell_bytes: int
-    frame_cells: int
     progress_at: float
     computed_at: float = 0.0
     sequence: int = 0
@@ -55,19 +56,31 @@ class Outgoing:
         return self.in_flight > 0 or self.fin_sent or not self.work.empty
 
 
+# Frames for a peer leave a ring in order: that of the host, or that of the device.
+Lane = tuple[PeerKey, bool]
+
+
 class Sender:
     """All outgoing transfers of one rank."""
 
-    def __init__(self, end: PlaneEnd, carrier: Listener, ring: StagingRing) -> None:
+    def __init__(
+        self,
+        end: PlaneEnd,
+        carrier: Listener,
+        ring: Ring[Any],
+        device_ring: Ring[Any] | None = None,
+    ) -> None:
+        """``device_ring`` is for peers ``on_device``."""
         self._end = end
         self._cache, self._stats, self._clock = end.cache, end.stats, end.clock
         self._emit = end.emit
         self._carrier = carrier
         self._ring = ring
+        self._rings = {False: ring} if device_ring is None else {False: ring, True: device_ring}
         self._transfers: dict[PartKey, Outgoing] = {}
         self._turn: deque[PartKey] = deque()
-        self._departing: dict[PeerKey, deque[tuple[Slot, Departure]]] = {}
-        self._held: Counter[PeerKey] = Counter()
+        self._departing: dict[Lane, deque[tuple[AnySlot, Departure]]] = {}
+        self._held: Counter[Lane] = Counter()
         self._closed = ClosedAttempts()
         # Whether the last pump could have sent more, had a slot been free.
         self.awaits_slots = False
@@ -84,8 +97,6 @@ class Sender:
             return
         if known is not None:
             self._fail(known, f"attempt {command.attempt} took its place", Cause.SUPERSEDED)
-        frame_bytes = min(self._ring.payload_bytes, command.window_bytes // 2)
-        cell_bytes = self._end.cell_bytes(command, command.dtype)
         self._transfers[part_of(command)] = Outgoing(
             command=command,
             peer=PeerKey(
@@ -97,8 +108,7 @@ class Sender:
                 command.end_token,
                 command.first_tokens,
             ),
-            cell_bytes=cell_bytes,
-            frame_cells=frame_bytes // cell_bytes,
+            cell_bytes=self._end.cell_bytes(command, command.dtype),
             progress_at=self._clock(),
         )
         self._turn.append(part_of(command))
@@ -112,8 +122,9 @@ class Sender:
             cell = self._end.cell_bytes(command, command.dtype)
         except PeerRefusedError as error:
             return str(error)
-        if command.window_bytes < 2 * cell:
-            return f"a window of {command.window_bytes} bytes; two tokens need {2 * cell}"
+        window = command.window_bytes or HOST_WINDOW_BYTES
+        if window < 2 * cell:
+            return f"a window of {window} bytes; two tokens need {2 * cell}"
         if cell > self._ring.payload_bytes:
             return f"one token has {cell} bytes, a staging slot {self._ring.payload_bytes}"
         return ""
@@ -181,33 +192,35 @@ class Sender:
         return False
 
     def _send_piece(self, transfer: Outgoing) -> bool:
-        piece = transfer.work.peek(transfer.frame_cells)
+        lane = transfer.peer, self._carrier.on_device(transfer.peer)
+        ring = self._rings[lane[1]]
+        window = window_of(transfer.command, on_device=lane[1])
+        piece = transfer.work.peek(min(ring.payload_bytes, window // 2) // transfer.cell_bytes)
         assert piece is not None
         length = piece.cells * transfer.cell_bytes
-        if transfer.in_flight + length > transfer.command.window_bytes:
+        if transfer.in_flight + length > window:
             return False
-        held = self._held[transfer.peer]
+        held = self._held[lane]
         if held >= self._carrier.slots_for(transfer.peer):
             return False
-        slot = self._ring.acquire() if held < self._ring.free else None
+        slot = ring.acquire() if held < ring.free else None
         if slot is None:
             self.awaits_slots = True
             return False
         try:
+            message = slot.message(length)
             self._pack(transfer, piece, slot.payload[:length])
-            checksum = frame.seal(slot.buffer, self._data_header(transfer, piece), length)
-            departure = self._carrier.send_bulk(
-                transfer.peer, slot.buffer[: HEADER_BYTES + length], slot.offset
-            )
+            checksum = frame.seal(message, self._data_header(transfer, piece))
+            departure = self._carrier.send_bulk(transfer.peer, message, slot.offset)
         except BaseException:
-            self._ring.release(slot)
+            ring.release(slot)
             raise
-        self._departing.setdefault(transfer.peer, deque()).append((slot, departure))
-        self._held[transfer.peer] += 1
+        self._departing.setdefault(lane, deque()).append((slot, departure))
+        self._held[lane] += 1
         self._count(transfer, piece, length, checksum)
         return True
 
-    def _pack(self, transfer: Outgoing, piece: Piece, out: memoryview) -> None:
+    def _pack(self, transfer: Outgoing, piece: Piece, out: Buffer) -> None:
         tokens = piece.end_token - piece.first_token
         step = tokens * transfer.cell_bytes
         for index, layer in enumerate(range(piece.first_layer, piece.end_layer)):
@@ -347,13 +360,13 @@ class Sender:
 
     def _reap(self) -> None:
         """Take back the slots whose frames have left; a connection's leave in order."""
-        for peer, queue in list(self._departing.items()):
+        for lane, queue in list(self._departing.items()):
             while queue and queue[0][1].done:
-                self._ring.release(queue.popleft()[0])
-                self._held[peer] -= 1
+                self._rings[lane[1]].release(queue.popleft()[0])
+                self._held[lane] -= 1
             if not queue:
-                del self._departing[peer]
-                del self._held[peer]
+                del self._departing[lane]
+                del self._held[lane]
 
     def close(self) -> None:
         """Fail everything; the slots come back as the carrier lets go of them (``settled``)."""
@@ -365,13 +378,17 @@ class Sender:
     def settled(self) -> bool:
         """Whether every slot is free again; raises when the books do not balance."""
         self._reap()
-        self._ring.check_conserved(sum(self._held.values()))
-        return self._ring.free == self._ring.total
+        for on_device, ring in self._rings.items():
+            ring.check_conserved(sum(n for lane, n in self._held.items() if lane[1] == on_device))
+        return all(ring.free == ring.total for ring in self._rings.values())
 
     def fill(self, stats: DataPlaneStats) -> None:
         stats.active_sends = len(self._transfers)
         stats.credit_in_flight = sum(t.in_flight for t in self._transfers.values())
-        granted = sum(t.command.window_bytes for t in self._transfers.values())
+        granted = sum(
+            window_of(t.command, on_device=self._carrier.on_device(t.peer))
+            for t in self._transfers.values()
+        )
         stats.credit_free = granted - stats.credit_in_flight
-        stats.free_slots = self._ring.free
-        stats.total_slots = self._ring.total
+        stats.free_slots = sum(ring.free for ring in self._rings.values())
+        stats.total_slots = sum(ring.total for ring in self._rings.values())

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import mmap
 
 from ..errors import StartupError
 from .carrier_names import SHARED_MEMORY, allows
+from .device import DeviceDriver, DeviceError
 from .greeting import Greeting
 from .nixl_agent import NixlAgent
 from .shared_ring import SharedRing, can_share
 
+log = logging.getLogger("tandem.handoff")
+
 
 class StagingMemory:
     """``memory`` is as large as was asked for. Processes of this host can map it where ``setting``
-    (of ``--carrier``) and the system allow that; peers of the ``agent`` can read it."""
+    (of ``--carrier``) and the system allow that; peers of the ``agent`` can read it, and a GPU can
+    by itself where there is a ``driver`` of one."""
 
-    def __init__(self, setting: str, size: int, agent: NixlAgent | None) -> None:
+    def __init__(
+        self,
+        setting: str,
+        size: int,
+        agent: NixlAgent | None,
+        driver: DeviceDriver | None = None,
+    ) -> None:
         """Raises ``StartupError``."""
         self._shared = _shared_ring(setting, size)
         if self._shared is not None:
@@ -23,6 +35,7 @@ class StagingMemory:
         else:
             self.memory = memoryview(mmap.mmap(-1, size))
         self._registered = None if agent is None else agent.register(self.memory)
+        self._pinned = None if driver is None else _Pinned.of(driver, self.memory)
 
     def introduce(self, me: Greeting) -> Greeting:
         """The greeting of a rank that has this memory."""
@@ -33,8 +46,36 @@ class StagingMemory:
 
     def close(self) -> None:
         """Nobody can map it any more."""
+        if self._pinned is not None:
+            self._pinned.close()
+            self._pinned = None
         if self._shared is not None:
             self._shared.close()
+
+
+class _Pinned:
+    """Memory that a GPU copies to and from by itself, which is several times as fast."""
+
+    def __init__(self, driver: DeviceDriver, memory: memoryview) -> None:
+        """Raises ``DeviceError``."""
+        self._driver = driver
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        driver.pin(self._address, len(memory))
+
+    @classmethod
+    def of(cls, driver: DeviceDriver, memory: memoryview) -> _Pinned | None:
+        """``None`` where it cannot be: slower, but no less right."""
+        try:
+            return cls(driver, memory)
+        except DeviceError as error:
+            log.warning("the staging ring is not pinned (%s): KV leaves the GPU slower", error)
+            return None
+
+    def close(self) -> None:
+        try:
+            self._driver.unpin(self._address)
+        except DeviceError as error:
+            log.warning("the staging ring stays pinned: %s", error)
 
 
 def _shared_ring(setting: str, size: int) -> SharedRing | None:

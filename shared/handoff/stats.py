@@ -11,7 +11,7 @@ class DataPlaneStats:
 
     ``frames_stale`` were in order, but of an attempt that is over or of a process that is gone;
     ``frames_refused`` were wrong in themselves. ``strangers`` connected and never became a peer;
-    ``keys_refused`` of their CURVE keys were not announced.
+    ``keys_refused`` of their CURVE keys were not announced. Slots are those of all staging rings.
     """
 
     bytes_sent: int = 0
@@ -35,6 +35,7 @@ class DataPlaneStats:
     peers_tcp: int = 0
     peers_nixl: int = 0
     peers_shared_memory: int = 0
+    peers_cuda_ipc: int = 0
     active_sends: int = 0
     active_receives: int = 0
     free_slots: int = 0
@@ -44,7 +45,7 @@ class DataPlaneStats:
 
     @property
     def peers(self) -> int:
-        return self.peers_tcp + self.peers_shared_memory + self.peers_nixl
+        return self.peers_tcp + self.peers_shared_memory + self.peers_nixl + self.peers_cuda_ipc
 
     @property
     def held_slots(self) -> int:

@@ -15,11 +15,12 @@ import zmq
 from ..errors import PeerRefusedError, TransferError
 from . import frame, greeting
 from .carrier import Endpoints, Joined, Lost, Notice, PeerGoneError
-from .carrier_names import NIXL, TCP
+from .carrier_names import CUDA_IPC, NIXL, TCP
 from .curve import OVERHEAD_BYTES, CurveKeys
-from .frame import FrameError, Kind
+from .device_ring import DeviceLanding
+from .frame import FrameError, Kind, Message
 from .greeting import Greeting, PeerKey
-from .inlets import Inlet, NixlInlet, RingInlet, TcpInlet
+from .inlets import DeviceInlet, Inlet, NixlInlet, RingInlet, TcpInlet
 from .landing import Landing
 from .nixl_agent import NixlError
 from .zmq_sockets import (
@@ -80,6 +81,7 @@ class ZmqDialer:
         timing: Timing,
         keys: CurveKeys | None = None,
         landing: Landing | None = None,
+        device_landing: DeviceLanding | None = None,
     ) -> None:
         self._context = context
         self._me = me
@@ -87,6 +89,7 @@ class ZmqDialer:
         self._timing = timing
         self._keys = keys
         self._landing = landing
+        self._device_landing = device_landing
         self._dials: dict[PeerKey, _Dial] = {}
         self._turn: deque[PeerKey] = deque()
         self._notices: list[Notice] = []
@@ -140,6 +143,10 @@ class ZmqDialer:
     def is_live(self, peer: PeerKey) -> bool:
         dial = self._dials.get(peer)
         return dial is not None and dial.live
+
+    def on_device(self, peer: PeerKey) -> bool:
+        dial = self._dials.get(peer)
+        return dial is not None and dial.carrier == CUDA_IPC
 
     def send_control(self, peer: PeerKey, message: bytes) -> None:
         dial = self._dials.get(peer)
@@ -209,13 +216,17 @@ class ZmqDialer:
         """Raises ``TransferError`` when it does not work here."""
         if carrier == TCP:
             return TcpInlet(dial.bulk)
+        theirs = replace(theirs, connection=dial.connection)
+        if carrier == CUDA_IPC:
+            assert self._device_landing is not None
+            return DeviceInlet(theirs, self._device_landing, self._max_frame_bytes)
         if carrier != NIXL:
-            return RingInlet(replace(theirs, connection=dial.connection), self._max_frame_bytes)
+            return RingInlet(theirs, self._max_frame_bytes)
         assert self._landing is not None
         give_back = partial(self._about, dial, Kind.RELEASE)
         return NixlInlet(dial.bulk, self._landing, dial.peer.agent, theirs.nixl, give_back)
 
-    def receive_bulk(self, now: float) -> tuple[PeerKey, memoryview] | None:
+    def receive_bulk(self, now: float) -> tuple[PeerKey, Message] | None:
         reading, self._reading = self._reading, None
         if reading is not None:
             reading.done()

@@ -15,12 +15,12 @@ from ..errors import PeerRefusedError, StartupError, TransferError
 from ..meeting import UNIX, kv_endpoint
 from . import frame, greeting
 from .carrier import MAX_SLOTS, Departure, Endpoints, Joined, Lost, Notice, PeerGoneError
-from .carrier_names import NIXL, SHARED_MEMORY, TCP
+from .carrier_names import CUDA_IPC, NIXL, SHARED_MEMORY, TCP
 from .curve import OVERHEAD_BYTES, CurveKeys, Door
-from .frame import FrameError, Kind
+from .frame import FrameError, Kind, Message
 from .greeting import Greeting, PeerKey
 from .nixl_agent import NixlAgent
-from .outlets import NixlOutlet, Outlet, RingOutlet, TcpOutlet
+from .outlets import DeviceOutlet, NixlOutlet, Outlet, RingOutlet, TcpOutlet
 from .stats import DataPlaneStats
 from .strangers import Strangers
 from .zmq_sockets import (
@@ -163,7 +163,7 @@ class ZmqListener:
     def live(self) -> Counter[str]:
         return Counter(link.carrier for link in self._by_peer.values() if link.carrier)
 
-    def send_bulk(self, peer: PeerKey, message: memoryview, offset: int | None = None) -> Departure:
+    def send_bulk(self, peer: PeerKey, message: Message, offset: int | None = None) -> Departure:
         link = self._link(peer)
         if link.outlet is None:
             raise PeerGoneError(f"{peer} has not chosen a carrier")
@@ -172,6 +172,10 @@ class ZmqListener:
         except (zmq.ZMQError, OSError) as error:
             self._lose(link, f"bulk connection is gone: {error}")
             raise PeerGoneError(f"{peer} is gone: {error}") from None
+
+    def on_device(self, peer: PeerKey) -> bool:
+        link = self._by_peer.get(peer)
+        return link is not None and link.carrier == CUDA_IPC
 
     def slots_for(self, peer: PeerKey) -> int:
         link = self._by_peer.get(peer)
@@ -288,6 +292,8 @@ class ZmqListener:
         self._strangers.greeted(2)
         if SHARED_MEMORY not in offered:
             answer = answer.without_ring()
+        if CUDA_IPC not in offered:
+            answer = answer.without_device()
         if NIXL not in offered:
             answer = answer.without_nixl()
         for outlet in offered.values():
@@ -306,8 +312,9 @@ class ZmqListener:
                 assert self._agent is not None
                 offered[name] = NixlOutlet(self._bulk, half.bulk_id, self._agent)
             else:
+                lends = DeviceOutlet if name == CUDA_IPC else RingOutlet
                 with suppress(OSError):  # no descriptor is left: then without
-                    offered[name] = RingOutlet(connection)
+                    offered[name] = lends(connection)
         return offered
 
     def _lose(self, link: _Link, reason: str) -> None:

@@ -63,7 +63,12 @@ _GAUGES: _Series = {
     "tandem_data_plane_peers": (
         "Live connections to other ranks, by what carries their KV.",
         "carrier",
-        {"tcp": "peers_tcp", "shared_memory": "peers_shared_memory", "nixl": "peers_nixl"},
+        {
+            "tcp": "peers_tcp",
+            "shared_memory": "peers_shared_memory",
+            "nixl": "peers_nixl",
+            "cuda_ipc": "peers_cuda_ipc",
+        },
     ),
     "tandem_data_plane_transfers": (
         "Transfers under way.",

@@ -13,14 +13,17 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from queue import Queue
 from typing import Any
 
 import numpy as np
 
+from tandem.shared.handoff.cache_port import CachePort
 from tandem.shared.handoff.carrier import Endpoints
 from tandem.shared.handoff.data_plane import DataPlane, DataPlaneConfig
+from tandem.shared.handoff.device import Device
 from tandem.shared.handoff.greeting import Greeting
 from tandem.shared.handoff.messages import (
     Admit,
@@ -101,6 +104,21 @@ def greeting(name: str, epoch: int, carrier: str) -> Greeting:
     )  # fmt: skip
 
 
+def _on_host(layers: int, tokens: int) -> tuple[CachePort, None]:
+    return ArrayCache(layers, tokens), None
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """What the ranks of a pair are: a cache of layers and tokens, and the device under it."""
+
+    make: Callable[[int, int], tuple[CachePort, Device | None]] = _on_host
+    window: int = WINDOW
+
+
+ON_HOST = Ranks()
+
+
 # ---- whole transfers ---------------------------------------------------------------------------
 
 
@@ -111,6 +129,7 @@ def _plane(
     carrier: str,
     *,
     listen: bool,
+    ranks: Ranks,
     layers: int = LAYERS,
     curve: bool = False,
 ) -> tuple[DataPlane, Queue[Any]]:
@@ -124,7 +143,8 @@ def _plane(
         carrier=carrier,
         curve=curve,
     )
-    plane = DataPlane(config, ArrayCache(layers, tokens), events.put)
+    cache, device = ranks.make(layers, tokens)
+    plane = DataPlane(config, cache, events.put, device=device)
     plane.start()
     return plane, events
 
@@ -138,29 +158,37 @@ def _await(events: Queue[Any], kind: type) -> Any:
 
 
 def whole_transfers(
-    carrier: str, *, curve: bool = False
+    carrier: str, *, curve: bool = False, ranks: Ranks = ON_HOST
 ) -> tuple[Callable[..., None], Callable[..., None]]:
     """Both sides of pack, checksum, carrier, verify and scatter."""
     # What the control plane is otherwise: the way of the receiver's key to the sender.
     told, telling = multiprocessing.get_context("spawn").Pipe(duplex=False)
     return (
-        functools.partial(_full_sender, carrier=carrier, told=told if curve else None),
-        functools.partial(_full_receiver, carrier=carrier, telling=telling if curve else None),
+        functools.partial(_full_sender, carrier=carrier, ranks=ranks, told=told if curve else None),
+        functools.partial(
+            _full_receiver, carrier=carrier, ranks=ranks, telling=telling if curve else None
+        ),
     )
 
 
 def _full_sender(
-    pipe: Connection, size: int, rounds: int, carrier: str, told: Connection | None
+    pipe: Connection,
+    size: int,
+    rounds: int,
+    carrier: str,
+    ranks: Ranks,
+    told: Connection | None,
 ) -> None:
     tokens = size // LAYERS // CELL
-    plane, events = _plane("p", 1, tokens, carrier, listen=True, curve=told is not None)
+    curve = told is not None
+    plane, events = _plane("p", 1, tokens, carrier, listen=True, ranks=ranks, curve=curve)
     if told is not None:
         plane.submit(Admit(version=1, keys=(told.recv(),)))
         _await(events, Admitted)
     pipe.send(plane.endpoints)
     for number in range(rounds):
         pipe.recv()
-        plane.submit(_open_send(number, tokens))
+        plane.submit(_open_send(number, tokens, ranks.window))
         plane.layer_ready(number, 1, 0, 0, tokens, LAYERS)
         _await(events, SendFinished)
     pipe.recv()
@@ -168,15 +196,21 @@ def _full_sender(
 
 
 def _full_receiver(
-    pipe: Connection, size: int, rounds: int, carrier: str, telling: Connection | None
+    pipe: Connection,
+    size: int,
+    rounds: int,
+    carrier: str,
+    ranks: Ranks,
+    telling: Connection | None,
 ) -> None:
     tokens = size // LAYERS // CELL
-    plane, events = _plane("d", 2, tokens, carrier, listen=False, curve=telling is not None)
+    curve = telling is not None
+    plane, events = _plane("d", 2, tokens, carrier, listen=False, ranks=ranks, curve=curve)
     if telling is not None:
         telling.send(plane.endpoints.key)
     endpoints: Endpoints = pipe.recv()
     for number in range(rounds):
-        plane.submit(_expect(number, tokens, endpoints))
+        plane.submit(_expect(number, tokens, endpoints, ranks.window))
         _await(events, Expecting)
         pipe.send(None)
         _await(events, Received)
@@ -186,20 +220,20 @@ def _full_receiver(
     plane.stop()
 
 
-def _open_send(number: int, tokens: int) -> OpenSend:
+def _open_send(number: int, tokens: int, window: int = WINDOW) -> OpenSend:
     return OpenSend(
         transfer_id=number, attempt=1, peer_node="d", peer_epoch=2, peer_rank=0,
         block_table=_shuffled(tokens, 1), first_token=0, end_token=tokens, first_head=0,
-        end_head=HEADS, window_bytes=WINDOW, dtype="bfloat16",
+        end_head=HEADS, window_bytes=window, dtype="bfloat16",
     )  # fmt: skip
 
 
-def _expect(number: int, tokens: int, endpoints: Endpoints) -> Expect:
+def _expect(number: int, tokens: int, endpoints: Endpoints, window: int = WINDOW) -> Expect:
     return Expect(
         transfer_id=number, attempt=1, peer_node="p", peer_epoch=1, peer_rank=0,
         bulk=endpoints.bulk, control=endpoints.control, key=endpoints.key,
         block_table=_shuffled(tokens, 2), first_token=0, end_token=tokens, first_head=0,
-        end_head=HEADS, window_bytes=WINDOW,
+        end_head=HEADS, window_bytes=window,
     )  # fmt: skip
 
 
@@ -255,8 +289,9 @@ class Variant:
 
 def control_overhead(carrier: str, count: int = 200) -> float:
     """Milliseconds at the median from Expect to Received, for one block of one layer."""
-    sender, sent = _plane("p", 1, 4 * BLOCK, carrier, listen=True, layers=1)
-    receiver, received = _plane("d", 2, 4 * BLOCK, carrier, listen=False, layers=1)
+    of = {"ranks": ON_HOST, "layers": 1}
+    sender, sent = _plane("p", 1, 4 * BLOCK, carrier, listen=True, **of)
+    receiver, received = _plane("d", 2, 4 * BLOCK, carrier, listen=False, **of)
     times = []
     for number in range(count):
         began = time.perf_counter()

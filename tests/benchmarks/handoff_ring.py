@@ -15,6 +15,7 @@ import os
 import statistics
 import time
 from collections import deque
+from collections.abc import Iterator
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -28,7 +29,7 @@ from tandem.shared.handoff.frame import HEADER_BYTES
 from tandem.shared.handoff.greeting import Greeting, PeerKey
 from tandem.shared.handoff.landing import Landing
 from tandem.shared.handoff.nixl_agent import NixlAgent
-from tandem.shared.handoff.staging import Slot, StagingRing
+from tandem.shared.handoff.staging import AnySlot, Ring, StagingRing
 from tandem.shared.handoff.staging_memory import StagingMemory
 from tandem.shared.handoff.stats import DataPlaneStats
 from tandem.shared.handoff.zmq_dialer import ZmqDialer
@@ -86,9 +87,86 @@ def _agent(me: Greeting) -> NixlAgent | None:
     return NixlAgent(me.key.agent) if me.carriers == NIXL else None
 
 
-def _await(carrier: Carrier, poller: zmq.Poller) -> None:
+def _await(carrier: Carrier) -> None:
     """Until there may be something to do; not for ever, as some carriers have to be asked."""
+    poller = zmq.Poller()
+    for each in carrier.sockets():
+        poller.register(each, zmq.POLLIN)
     poller.poll(1 if carrier.needs_polling else 1000)
+
+
+class Sending:
+    """A sending end with one peer, and the frames that are lent to it."""
+
+    def __init__(self, me: Greeting, ring: Ring[Any], agent: NixlAgent | None = None) -> None:
+        self._ring = ring
+        self._peer = PeerKey(node_id="d", epoch=2, rank=0)
+        self._lent: deque[tuple[AnySlot, Departure]] = deque()
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._listener = ZmqListener(
+            self._context,
+            me,
+            host="127.0.0.1",
+            port=0,
+            timing=TIMING,
+            stats=DataPlaneStats(),
+            agent=agent,
+        )
+
+    def start(self) -> Endpoints:
+        return self._listener.start()
+
+    def meet(self) -> None:
+        """Until the peer is there."""
+        while not self._listener.is_live(self._peer):
+            self._listener.receive_control(time.monotonic())
+        # Read by every loop; unread, they would wake this one.
+        self._listener.notices(time.monotonic())
+
+    def slot(self) -> Any:
+        """A slot that may be written."""
+        self.lend_at_most(self._listener.slots_for(self._peer) - 1)
+        slot = self._ring.acquire()
+        assert slot is not None
+        return slot
+
+    def lend(self, slot: AnySlot) -> None:
+        message = slot.message(self._ring.payload_bytes)
+        self._lent.append((slot, self._listener.send_bulk(self._peer, message, slot.offset)))
+
+    def lend_at_most(self, frames: int) -> None:
+        """Until no more are with the peer."""
+        while len(self._lent) > frames:
+            _await(self._listener)
+            self._listener.receive_control(time.monotonic())
+            while self._lent and self._lent[0][1].done:
+                self._ring.release(self._lent.popleft()[0])
+
+    def close(self) -> None:
+        self._listener.close()
+        self._context.destroy(linger=0)
+
+
+class Receiving:
+    """A receiving end, which has joined its one peer. ``of`` is what a ``ZmqDialer`` takes."""
+
+    def __init__(self, me: Greeting, endpoints: Endpoints, **of: Any) -> None:
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._dialer = ZmqDialer(self._context, me, max_frame_bytes=FRAME, timing=TIMING, **of)
+        peer = PeerKey(node_id="p", epoch=1, rank=0)
+        self._dialer.connect(peer, endpoints, time.monotonic())
+        while not self._dialer.is_live(peer):
+            self._dialer.receive_control(time.monotonic())
+
+    def messages(self) -> Iterator[Any]:
+        while True:
+            _await(self._dialer)
+            while taken := self._dialer.receive_bulk(time.monotonic()):
+                yield taken[1]
+
+    def close(self) -> None:
+        self._dialer.close()
+        self._context.destroy(linger=0)
 
 
 def ring_sender(pipe: Connection, size: int, rounds: int, carrier: str) -> None:
@@ -97,73 +175,34 @@ def ring_sender(pipe: Connection, size: int, rounds: int, carrier: str) -> None:
     agent = _agent(me)
     memory = StagingMemory(carrier, SLOTS * StagingRing.stride(MIB), agent)
     ring = StagingRing(slots=SLOTS, payload_bytes=MIB, memory=memory.memory)
-    context: zmq.Context[Any] = zmq.Context()
-    listener = ZmqListener(
-        context,
-        memory.introduce(me),
-        host="127.0.0.1",
-        port=0,
-        timing=TIMING,
-        stats=DataPlaneStats(),
-        agent=agent,
-    )
-    pipe.send(listener.start())
-    peer = PeerKey(node_id="d", epoch=2, rank=0)
-    while not listener.is_live(peer):
-        listener.receive_control(time.monotonic())
-    listener.notices(time.monotonic())  # read by every loop; unread, they would wake this one
-    poller = zmq.Poller()
-    for each in listener.sockets():
-        poller.register(each, zmq.POLLIN)
-    lent: deque[tuple[Slot, Departure]] = deque()
-
-    def lend_at_most(frames: int) -> None:
-        while len(lent) > frames:
-            _await(listener, poller)
-            listener.receive_control(time.monotonic())
-            while lent and lent[0][1].done:
-                ring.release(lent.popleft()[0])
-
+    sending = Sending(memory.introduce(me), ring, agent)
+    pipe.send(sending.start())
+    sending.meet()
     for _ in range(rounds):
         pipe.recv()
         for at in range(0, size, MIB):
-            lend_at_most(listener.slots_for(peer) - 1)
-            slot = ring.acquire()
-            assert slot is not None
+            slot = sending.slot()
             slot.payload[:] = source[at : at + MIB]
-            lent.append((slot, listener.send_bulk(peer, slot.buffer, slot.offset)))
-        lend_at_most(0)
+            sending.lend(slot)
+        sending.lend_at_most(0)
     pipe.recv()
-    listener.close()
-    context.destroy(linger=0)
+    sending.close()
 
 
 def ring_receiver(pipe: Connection, size: int, rounds: int, carrier: str) -> None:
     endpoints: Endpoints = pipe.recv()
     target = np.ones(size, np.uint8).data
-    context: zmq.Context[Any] = zmq.Context()
     me = greeting("d", 2, carrier)
     agent = _agent(me)
     landing = None if agent is None else Landing(agent, FRAME)
-    dialer = ZmqDialer(context, me, max_frame_bytes=FRAME, timing=TIMING, landing=landing)
-    peer = PeerKey(node_id="p", epoch=1, rank=0)
-    dialer.connect(peer, endpoints, time.monotonic())
-    while not dialer.is_live(peer):
-        dialer.receive_control(time.monotonic())
-    poller = zmq.Poller()
-    for each in dialer.sockets():
-        poller.register(each, zmq.POLLIN)
+    receiving = Receiving(me, endpoints, landing=landing)
+    messages = receiving.messages()
     pipe.send(None)
     for _ in range(rounds):
-        at = 0
-        while at < size:
-            _await(dialer, poller)
-            while taken := dialer.receive_bulk(time.monotonic()):
-                target[at : at + MIB] = taken[1][-MIB:]
-                at += MIB
+        for at in range(0, size, MIB):
+            target[at : at + MIB] = next(messages)[-MIB:]
         pipe.send(None)
-    dialer.close()
-    context.destroy(linger=0)
+    receiving.close()
 
 
 # ---- the run -----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from .faults import Schedule, faulty
 from .memory_carrier import MEMORY, Network
 from .plane_pair import WAIT_SECONDS, Rank, expect
 
-CARRIERS = [MEMORY, "tcp", "shared_memory"]
+CARRIERS = [MEMORY, "tcp", "shared_memory", "cuda_ipc"]
 TURN_SECONDS = 0.001
 
 
@@ -53,6 +53,10 @@ class HandRank(Rank):
         for end in (self.loop._listener, self.loop._dialer):
             end.close()
         self.loop._memory.close()
+        if self.loop._on_device is not None:
+            self.loop._on_device.close()
+            driver = self.device.driver
+            assert not driver.owned and not driver.opened, "each is given back once"
         self._context.destroy(linger=0)
 
     def __exit__(self, *_: object) -> None:

@@ -10,7 +10,7 @@ import pytest
 from .plane_pair import Rank
 
 # Fake peers speak TCP, so ranks may fall back to it.
-CARRIERS = {"tcp": "tcp", "shared_memory": "auto"}
+CARRIERS = {"tcp": "tcp", "shared_memory": "auto", "cuda_ipc": "cuda_ipc,tcp"}
 WITH_NIXL = CARRIERS | ({"nixl": "nixl,tcp"} if importlib.util.find_spec("nixl") else {})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import select
 from dataclasses import replace
@@ -9,8 +10,16 @@ from dataclasses import replace
 import zmq
 
 from tandem.shared.handoff import frame, greeting
+from tandem.shared.handoff.carrier_names import CUDA_IPC
 from tandem.shared.handoff.data_plane import _greeting
-from tandem.shared.handoff.doorbells import Doorbells, HeardDoorbells, doorbell, read_doorbell
+from tandem.shared.handoff.device import DevicePlace
+from tandem.shared.handoff.doorbells import (
+    Doorbells,
+    HeardDoorbells,
+    doorbell,
+    payload_doorbell,
+    read_doorbell,
+)
 from tandem.shared.handoff.frame import Header, Kind
 from tandem.shared.handoff.messages import Expecting
 from tandem.shared.handoff.shared_ring import MappedRing, SharedRing
@@ -58,8 +67,11 @@ class FakeSender:
         if self.bells is not None:
             self.bells.close()
 
-    def accept(self, ring: SharedRing | None = None, **changed) -> None:
-        """Answer one dialer's greeting, with fields changed; with a ring, in shared memory."""
+    def accept(
+        self, ring: SharedRing | None = None, device_ring: DevicePlace | None = None, **changed
+    ) -> None:
+        """Answer one dialer's greeting, with fields changed; with a ring, in shared memory or in a
+        device's."""
         self.bulk_id, _ = self.bulk.recv_multipart()
         self.control_id, message = self.control.recv_multipart()
         theirs = greeting.decode(message)
@@ -69,6 +81,10 @@ class FakeSender:
             self.bells = Doorbells(theirs.connection)
             answer = answer.with_ring(ring.place)
             answer = replace(answer, bell_descriptor=self.bells.descriptor)
+        if device_ring is not None:
+            self.bells = Doorbells(theirs.connection)
+            bell = {"device_pid": os.getpid(), "device_bell": self.bells.descriptor}
+            answer = replace(answer.with_device(device_ring), carriers=CUDA_IPC, **bell)
         answer = replace(answer, **changed)
         self.control.send_multipart([self.control_id, greeting.encode(answer)])
 
@@ -115,6 +131,11 @@ class FakeSender:
         """Say that a frame is in the ring."""
         assert self.bells is not None
         self.bells.ring(doorbell(offset, length))
+
+    def tell(self, offset: int, length: int, head: bytes = bytes(frame.HEADER_BYTES)) -> None:
+        """Say that a frame with this header is in the device's ring."""
+        assert self.bells is not None
+        self.bells.ring(payload_doorbell(offset, length, memoryview(head)))
 
     def send_control(self, message: bytes) -> None:
         self.control.send_multipart([self.control_id, message])

@@ -11,11 +11,12 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 from tandem.shared.handoff.carrier import Departure, Endpoints, Ends, Lost, Notice, PeerGoneError
+from tandem.shared.handoff.frame import DeviceFrame, Message
 from tandem.shared.handoff.greeting import PeerKey
 from tandem.shared.handoff.zmq_dialer import ZmqDialer
 from tandem.shared.handoff.zmq_listener import ZmqListener
@@ -71,7 +72,7 @@ class Schedule:
 class Leaving:
     """A message that waits in a lane; it is its own departure."""
 
-    message: memoryview
+    message: Message
     offset: int | None
     inner: Departure | None = None
     over: bool = False
@@ -99,6 +100,13 @@ class Lane:
         self.held = None
 
 
+def _copy_of(leaving: Leaving) -> Leaving:
+    """The same once more; what lies in a device's memory is told of twice."""
+    if isinstance(leaving.message, DeviceFrame):
+        return Leaving(leaving.message, leaving.offset)
+    return Leaving(memoryview(bytes(leaving.message)), None)
+
+
 class _Faulty:
     """What both decorated ends share. ``inner`` is the real one."""
 
@@ -117,6 +125,9 @@ class _Faulty:
 
     def is_live(self, peer: PeerKey) -> bool:
         return bool(self._inner.is_live(peer))
+
+    def on_device(self, peer: PeerKey) -> bool:
+        return bool(self._inner.on_device(peer))
 
     def live(self) -> Counter[str]:
         return self._inner.live()  # type: ignore[no-any-return]
@@ -171,11 +182,15 @@ class _Faulty:
         elif fault in (Fault.FLIP, Fault.TRUNCATE):
             self._damage(leaving, fault)
         elif fault is Fault.DUPLICATE:
-            lane.waiting.append(Leaving(memoryview(bytes(leaving.message)), None))
+            lane.waiting.append(_copy_of(leaving))
         lane.let_go()
 
     def _damage(self, leaving: Leaving, fault: Fault) -> None:
-        """What leaves is a copy, so the slot itself is free at once."""
+        """What leaves is a copy, so the slot itself is free at once; but in a device's memory it
+        is the slot that is damaged."""
+        if isinstance(leaving.message, DeviceFrame):
+            self._damage_payload(leaving, leaving.message, fault)
+            return
         damaged = bytearray(leaving.message)
         at = self._schedule.random.randrange(len(damaged))
         if fault is Fault.FLIP:
@@ -183,6 +198,13 @@ class _Faulty:
         else:
             del damaged[at:]
         leaving.message, leaving.offset = memoryview(bytes(damaged)), None
+
+    def _damage_payload(self, leaving: Leaving, frame: DeviceFrame, fault: Fault) -> None:
+        at = self._schedule.random.randrange(len(frame.payload))
+        if fault is Fault.FLIP:
+            frame.payload[at] ^= 1 << self._schedule.random.randrange(8)
+        else:
+            leaving.message = replace(frame, payload=frame.payload[:at])
 
     def _flush(self, peer: PeerKey, name: str, lane: Lane) -> None:
         """Let leave what may leave now."""
@@ -200,6 +222,7 @@ class _Faulty:
         if name == "bulk":
             leaving.inner = self._inner.send_bulk(peer, leaving.message, leaving.offset)
         else:
+            assert not isinstance(leaving.message, DeviceFrame)
             self._inner.send_control(peer, bytes(leaving.message))
 
 
@@ -215,7 +238,7 @@ class FaultyListener(_Faulty):
     def slots_for(self, peer: PeerKey) -> int:
         return int(self._inner.slots_for(peer))
 
-    def send_bulk(self, peer: PeerKey, message: memoryview, offset: int | None = None) -> Departure:
+    def send_bulk(self, peer: PeerKey, message: Message, offset: int | None = None) -> Departure:
         leaving = Leaving(message, offset)
         self._send(peer, "bulk", leaving)
         return leaving

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
+from tandem.shared.handoff.cache_port import Buffer
+
+from .fake_driver import as_memory
+
+
+def _is_elsewhere(buffer: Buffer) -> bool:
+    return isinstance(buffer, torch.Tensor) and buffer.device.type != "cpu"
+
 
 class MemoryCache:
     """``CachePort`` over one bytearray a layer.
@@ -49,10 +59,16 @@ class MemoryCache:
         block_table: Sequence[int],
         first_token: int,
         end_token: int,
-        out: memoryview,
+        out: Buffer,
         heads: range | None = None,
         dtype: str | None = None,
     ) -> None:
+        if _is_elsewhere(out):
+            packed = bytearray(len(out))
+            self.pack(layer, block_table, first_token, end_token, packed, heads, dtype)
+            out.copy_(torch.frombuffer(packed, dtype=torch.uint8))
+            return
+        out = as_memory(out)
         count, width = end_token - first_token, self.head_bytes
         planes = self._planes(heads)
         for index in range(count):
@@ -67,9 +83,10 @@ class MemoryCache:
         block_table: Sequence[int],
         first_token: int,
         end_token: int,
-        data: memoryview,
+        data: Buffer,
         heads: range | None = None,
     ) -> None:
+        data = as_memory(data.cpu() if _is_elsewhere(data) else data)
         count, width = end_token - first_token, self.head_bytes
         planes = self._planes(heads)
         for index in range(count):

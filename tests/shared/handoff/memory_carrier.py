@@ -140,6 +140,9 @@ class _End:
     def is_live(self, peer: PeerKey) -> bool:
         return peer in self._links and self._links[peer].live
 
+    def on_device(self, peer: PeerKey) -> bool:
+        return False
+
     def live(self) -> Counter[str]:
         return Counter({MEMORY: sum(link.live for link in self._links.values())})
 

@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from tandem.shared.handoff.carrier import Ends
+from tandem.shared.handoff.carrier_names import CUDA_IPC
 from tandem.shared.handoff.data_plane import ZEROMQ, DataPlane, DataPlaneConfig
 from tandem.shared.handoff.epoch import new_epoch
+from tandem.shared.handoff.gpu import Gpu
 from tandem.shared.handoff.messages import Event, Expect, Expecting, OpenSend, PlaneFailed
 from tandem.shared.handoff.zmq_sockets import Timing
 
+from .fake_driver import FakeDevice
 from .memory_cache import MemoryCache
 
 E = TypeVar("E", bound=Event)
@@ -75,7 +78,8 @@ class EventLog:
 
 class Rank:
     """One data plane with its cache and its log. ``carrier`` is what those use that are not told;
-    the fixture ``each_carrier`` sets it."""
+    the fixture ``each_carrier`` sets it. Who is to use CUDA IPC by name gets a device that is none.
+    """
 
     carrier = "auto"
 
@@ -88,6 +92,7 @@ class Rank:
         epoch: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         ends: Ends = ZEROMQ,
+        device: Gpu | None = None,
         **config,
     ) -> None:
         self.cache = cache or make_cache(seed=seed)
@@ -97,8 +102,14 @@ class Rank:
         config.setdefault("timing", Timing(ping_seconds=0.2, silence_seconds=1.0))
         config.setdefault("end_head", HEADS)
         config.setdefault("carrier", Rank.carrier)
+        config.setdefault("device_slot_bytes", config["slot_bytes"])
         self.config = DataPlaneConfig(node_id=name, epoch=epoch or new_epoch(), **config)
-        self.plane = DataPlane(self.config, self.cache, self.log, clock=clock, ends=ends)
+        if device is None and CUDA_IPC in self.config.carrier:
+            device = FakeDevice()
+        self.device = device
+        self.plane = DataPlane(
+            self.config, self.cache, self.log, clock=clock, ends=ends, device=device
+        )
 
     def __enter__(self) -> Rank:
         self.plane.start()
@@ -115,6 +126,8 @@ class Rank:
         assert stats.free_slots == stats.total_slots
         assert stats.active_sends == stats.active_receives == stats.credit_in_flight == 0
         assert stats.bytes_sent == stats.bytes_acknowledged + stats.bytes_written_off
+        if isinstance(self.device, FakeDevice):
+            self.device.driver.check_books()
 
     def expect(self, sender: Rank | Any, transfer_id: int, blocks: Iterable[int], **fields) -> None:
         """Reserve on this rank and wait until the sender has been greeted."""

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from tandem.shared.handoff.carrier import Departure, Joined, Lost, Notice, PeerGoneError
+from tandem.shared.handoff.carrier_names import CUDA_IPC
 from tandem.shared.handoff.curve import OVERHEAD_BYTES
-from tandem.shared.handoff.frame import HEADER_BYTES
+from tandem.shared.handoff.frame import HEADER_BYTES, Message, parts_of
 from tandem.shared.handoff.greeting import PeerKey
 from tandem.shared.handoff.messages import (
     CancelExpect,
@@ -31,10 +32,11 @@ from tandem.shared.handoff.messages import (
     SendFailed,
     SendFinished,
 )
-from tandem.shared.handoff.staging import Slot
+from tandem.shared.handoff.staging import AnySlot
 from tandem.shared.handoff.zmq_sockets import MAX_CONTROL_MESSAGE, Timing
 
 from .by_hand import CARRIERS, HandRank, World
+from .fake_driver import as_memory
 from .plane_pair import BLOCK, CELL, LAYERS, expect, rows
 
 END = 100
@@ -57,6 +59,16 @@ def _key(rank: HandRank) -> PeerKey:
     return PeerKey(node_id=rank.config.node_id, epoch=rank.config.epoch, rank=rank.config.rank)
 
 
+def paint(slot: AnySlot, fill: bytes) -> None:
+    """The same byte everywhere in a slot."""
+    for part in (slot.head, as_memory(slot.payload)):
+        part[:] = fill * len(part)
+
+
+def whole(message: Message) -> bytes:
+    return b"".join(bytes(as_memory(part)) for part in parts_of(message))
+
+
 class Pair:
     """A listener and a dialer that only do what they are told."""
 
@@ -65,8 +77,8 @@ class Pair:
         self.prefill = world.rank("p", **config)
         self.decode = world.rank("d", listen_host=None, **config)
         self.listener, self.dialer = self.prefill.loop._listener, self.decode.loop._dialer
-        self.ring = self.prefill.loop._sender._ring
-        self.held: list[Slot] = []
+        self.ring = self.prefill.loop._sender._rings[world.carrier == CUDA_IPC]
+        self.held: list[AnySlot] = []
         world.stack.callback(self.release)
         self.at_listener: list[Notice] = []
         self.at_dialer: list[Notice] = []
@@ -98,13 +110,14 @@ class Pair:
         self.turn()
         return self
 
-    def send(self, fill: bytes) -> tuple[Slot, Departure]:
+    def send(self, fill: bytes) -> tuple[AnySlot, Departure]:
         """One full frame out of a slot of the ring."""
         slot = self.ring.acquire()
         assert slot is not None
         self.held.append(slot)
-        slot.buffer[:] = fill * len(slot.buffer)
-        return slot, self.listener.send_bulk(_key(self.decode), slot.buffer, slot.offset)
+        paint(slot, fill)
+        message = slot.message(self.ring.payload_bytes)
+        return slot, self.listener.send_bulk(_key(self.decode), message, slot.offset)
 
     def release(self) -> None:
         """Give back every slot."""
@@ -119,7 +132,7 @@ class Pair:
             found = self.dialer.receive_bulk(self.world.clock())
             if found is not None:
                 assert found[0] == _key(self.prefill)
-                taken.append(bytes(found[1]))
+                taken.append(whole(found[1]))
             self.turn()
 
         self.world.until(lambda: bool(taken), read)
@@ -191,12 +204,14 @@ def test_bulk_frames_keep_their_order_and_their_bytes(pair: Pair) -> None:
 
 def test_control_never_queues_behind_bulk(world: World) -> None:
     pair = Pair(world, slot_bytes=4 << 20).joined()
-    sent = [pair.send(bytes([i]))[0].buffer[:] for i in range(8)]
+    for i in range(8):
+        pair.send(bytes([i]))
     pair.listener.send_control(_key(pair.decode), b"from the listener")
     pair.dialer.send_control(_key(pair.prefill), b"from the dialer")
     pair.until(lambda: pair.to_dialer == [b"from the listener"])
     pair.until(lambda: pair.to_listener == [b"from the dialer"])
-    assert all(pair.take() == buffer for buffer in sent)
+    size = HEADER_BYTES + pair.ring.payload_bytes
+    assert all(pair.take() == bytes([i]) * size for i in range(8))
 
 
 def test_control_messages_keep_their_order(pair: Pair) -> None:
@@ -213,7 +228,7 @@ def test_a_slot_that_has_left_may_be_overwritten_at_once(world: World) -> None:
     for i in range(8):
         for slot, leaving in sent:
             if leaving.done:
-                slot.buffer[:] = b"\xff" * len(slot.buffer)
+                paint(slot, b"\xff")
         assert set(pair.take()) == {i}
     pair.dialer.receive_bulk(pair.world.clock())
     pair.until(lambda: all(leaving.done for _, leaving in sent))

@@ -140,7 +140,8 @@ def _outcomes(decode: HandRank) -> set[int]:
 
 
 @pytest.mark.parametrize(
-    ("carrier", "transfers"), [("memory", 100), ("tcp", 40), ("shared_memory", 40)]
+    ("carrier", "transfers"),
+    [("memory", 100), ("tcp", 40), ("shared_memory", 40), ("cuda_ipc", 40)],
 )
 def test_a_campaign_of_random_faults(carrier: str, transfers: int) -> None:
     received, schedule = _campaign(carrier, 1, transfers)

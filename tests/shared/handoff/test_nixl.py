@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import gc
 import importlib.util
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from subprocess import PIPE, Popen
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +18,6 @@ import pytest
 import zmq
 
 from tandem.shared.errors import StartupError
-from tandem.shared.handoff.carrier import Endpoints
 from tandem.shared.handoff.doorbells import doorbell
 from tandem.shared.handoff.frame import Kind
 from tandem.shared.handoff.inlets import MAX_TOLD, READ_SECONDS, NixlInlet
@@ -34,9 +31,10 @@ from tandem.shared.handoff.messages import (
 )
 from tandem.shared.handoff.nixl_agent import NO_PLACE, NixlAgent, NixlError, NixlPlace
 
-from . import nixl_sender
+from . import other_process
 from .fake_peers import FakeReceiver, FakeSender
-from .plane_pair import BLOCK, Rank, expect, rows, until
+from .other_process import go, other, peer, said
+from .plane_pair import Rank, expect, rows, until
 
 END = 100
 BLOCKS = tuple(range(13))
@@ -325,27 +323,12 @@ def test_a_sender_that_falls_silent_during_a_read_fails_the_attempt(
 
 
 def test_a_killed_sender_fails_the_attempt_within_three_seconds(decode: Rank) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "tandem.tests.shared.handoff.nixl_sender",
-        "77",
-        str(decode.config.epoch),
-    ]
-    with Popen(command, stdin=PIPE, stdout=PIPE, text=True) as process:
-        try:
-            said = next(line for line in process.stdout if line.startswith("{"))
-            config = SimpleNamespace(node_id="p", epoch=77, rank=0)
-            plane = SimpleNamespace(endpoints=Endpoints(**json.loads(said)))
-            sender = SimpleNamespace(config=config, plane=plane)
-            table = range(nixl_sender.END // BLOCK)
-            decode.expect(sender, 1, table, first_token=0, end_token=nixl_sender.END)
-            process.stdin.write("go\n")
-            process.stdin.flush()
-            until(lambda: decode.plane.stats().frames_received > 0)
-        finally:
-            process.kill()
-    assert decode.log.wait(ReceiveFailed, 1, seconds=3).retriable
+    with other("nixl", "send", 77, decode.config.epoch) as process:
+        sender = peer("p", 77, said(process))
+        decode.expect(sender, 77, other_process.BLOCKS, first_token=0, end_token=other_process.END)
+        go(process)
+        until(lambda: decode.plane.stats().frames_received > 0)
+    assert decode.log.wait(ReceiveFailed, 77, seconds=3).retriable
     assert decode.log.wait(PeerLost, seconds=3).node_id == "p"
 
 

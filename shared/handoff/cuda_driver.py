@@ -1,0 +1,171 @@
+"""CUDA's driver, called by ctypes: memory that other processes can open, and copies out of theirs.
+
+Not by torch: its allocator hands out pieces of larger segments, some of which cannot be exported at
+all, and its own way to share tensors pickles and counts references over files. All of it works in
+the primary context of the device, which is torch's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import uuid
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from typing import Any
+
+from .device import DeviceError
+
+LIBRARY = "libcuda.so.1"
+HANDLE_BYTES = 64
+# Smaller allocations share one, and a handle is always that of the whole.
+_ALLOCATION = 2 << 20
+_LAZY_ENABLE_PEER_ACCESS = 1
+_STREAM_NON_BLOCKING = 1
+_HOST_REGISTER_PORTABLE = 1
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = [("reserved", ctypes.c_ubyte * HANDLE_BYTES)]
+
+
+class _Uuid(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_ubyte * 16)]
+
+
+# As in cuda.h, with the versions that its macros choose.
+_PROTOTYPES: dict[str, tuple[Any, ...]] = {
+    "cuInit": (c_uint,),
+    "cuGetErrorName": (c_int, POINTER(c_char_p)),
+    "cuGetErrorString": (c_int, POINTER(c_char_p)),
+    "cuDeviceGet": (POINTER(c_int), c_int),
+    "cuDeviceGetUuid_v2": (POINTER(_Uuid), c_int),
+    "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
+    "cuDevicePrimaryCtxRelease_v2": (c_int,),
+    "cuCtxSetCurrent": (c_void_p,),
+    "cuStreamCreate": (POINTER(c_void_p), c_uint),
+    "cuStreamSynchronize": (c_void_p,),
+    "cuStreamDestroy_v2": (c_void_p,),
+    "cuMemAlloc_v2": (POINTER(c_uint64), c_size_t),
+    "cuMemFree_v2": (c_uint64,),
+    "cuMemGetAddressRange_v2": (POINTER(c_uint64), POINTER(c_size_t), c_uint64),
+    "cuMemcpyDtoDAsync_v2": (c_uint64, c_uint64, c_size_t, c_void_p),
+    "cuIpcGetMemHandle": (POINTER(_Handle), c_uint64),
+    "cuIpcOpenMemHandle_v2": (POINTER(c_uint64), _Handle, c_uint),
+    "cuIpcCloseMemHandle": (c_uint64,),
+    "cuMemHostRegister_v2": (c_void_p, c_size_t, c_uint),
+    "cuMemHostUnregister": (c_void_p,),
+}
+
+
+class CudaDriver:
+    """A ``DeviceDriver`` of one GPU."""
+
+    def __init__(self, ordinal: int, library: str = LIBRARY) -> None:
+        """``ordinal`` is its number among those that this process may see. Raises
+        ``DeviceError``."""
+        self._library = _load(library)
+        self._context = c_void_p()
+        self._stream = c_void_p()
+        self._device = c_int()
+        self._call("cuInit", 0)
+        self._call("cuDeviceGet", byref(self._device), ordinal)
+        named = _Uuid()
+        self._call("cuDeviceGetUuid_v2", byref(named), self._device)
+        self.identity = f"GPU-{uuid.UUID(bytes=bytes(named.bytes))}"
+
+    def _call(self, name: str, *arguments: Any, what: str = "") -> None:
+        """Raises ``DeviceError`` with ``what`` it was about."""
+        code = getattr(self._library, name)(*arguments)
+        if code:
+            said = f"{self._text('cuGetErrorName', code)}, {self._text('cuGetErrorString', code)}"
+            raise DeviceError(f"{name}{what and f' of {what}'} failed: {said}")
+
+    def _text(self, name: str, code: int) -> str:
+        text = c_char_p()
+        getattr(self._library, name)(code, byref(text))
+        return text.value.decode() if text.value else f"error {code}"
+
+    def enter(self) -> None:
+        self._call("cuDevicePrimaryCtxRetain", byref(self._context), self._device)
+        self._call("cuCtxSetCurrent", self._context)
+        self._call("cuStreamCreate", byref(self._stream), _STREAM_NON_BLOCKING)
+
+    def leave(self) -> None:
+        self._call("cuStreamDestroy_v2", self._stream)
+        self._call("cuDevicePrimaryCtxRelease_v2", self._device)
+
+    def allocate(self, size: int) -> int:
+        address = c_uint64()
+        whole = -(-size // _ALLOCATION) * _ALLOCATION
+        self._call("cuMemAlloc_v2", byref(address), whole, what=f"{whole} bytes")
+        return address.value
+
+    def free(self, address: int) -> None:
+        self._call("cuMemFree_v2", address)
+
+    def export(self, address: int) -> bytes:
+        handle = _Handle()
+        self._call("cuIpcGetMemHandle", byref(handle), address)
+        return bytes(handle.reserved)
+
+    def open(self, handle: bytes, size: int) -> int:
+        if len(handle) != HANDLE_BYTES:
+            raise DeviceError(f"a handle of {len(handle)} bytes; CUDA's have {HANDLE_BYTES}")
+        address = c_uint64()
+        self._call(
+            "cuIpcOpenMemHandle_v2",
+            byref(address),
+            _Handle.from_buffer_copy(handle),
+            _LAZY_ENABLE_PEER_ACCESS,
+        )
+        try:
+            self._check_size(address.value, size)
+        except DeviceError:
+            self.close(address.value)
+            raise
+        return address.value
+
+    def _check_size(self, address: int, size: int) -> None:
+        base, length = c_uint64(), c_size_t()
+        self._call("cuMemGetAddressRange_v2", byref(base), byref(length), address)
+        there = base.value + length.value - address
+        if there < size:
+            raise DeviceError(f"the handle is of {there} bytes, not of {size}")
+
+    def close(self, address: int) -> None:
+        self._call("cuIpcCloseMemHandle", address)
+
+    def copy(self, into: int, source: int, length: int) -> None:
+        self._call("cuMemcpyDtoDAsync_v2", into, source, length, self._stream)
+        self._call("cuStreamSynchronize", self._stream)
+
+    def array(self, address: int, size: int) -> Any:
+        return _Array(address, size)
+
+    def pin(self, address: int, size: int) -> None:
+        flags = _HOST_REGISTER_PORTABLE
+        self._call("cuMemHostRegister_v2", address, size, flags, what=f"{size} bytes")
+
+    def unpin(self, address: int) -> None:
+        self._call("cuMemHostUnregister", address)
+
+
+class _Array:
+    """Bytes on the device, as other libraries ask for them."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+def _load(name: str) -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL(name)
+        for function, arguments in _PROTOTYPES.items():
+            getattr(library, function).argtypes = arguments
+    except (OSError, AttributeError) as error:
+        raise DeviceError(f"there is no CUDA driver that can be used: {error}") from None
+    return library

@@ -1,0 +1,174 @@
+"""How fast KV moves between two processes on one GPU by CUDA IPC, against a copy on that GPU.
+
+    python -m tandem.tests.benchmarks.handoff_cuda_ipc
+
+Three variants take turns: a copy within the GPU in one process, the carrier alone (out of the
+sender's ring into the receiver's slot), and whole transfers (pack, sums, carrier, sums, scatter).
+Without a GPU it says so, and ends well. ``--device fake`` runs it over memory of the CPU, to see
+that it works; that measures nothing, and writes no result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+from functools import partial
+from multiprocessing.connection import Connection
+
+import torch
+
+from tandem.shared.engine.rank_setup import CacheOfPlane
+from tandem.shared.handoff.carrier import Endpoints
+from tandem.shared.handoff.carrier_names import CUDA_IPC
+from tandem.shared.handoff.device import DEVICE_SLOT_BYTES, DEVICE_SLOTS, Device
+from tandem.shared.handoff.device_ring import OnDevice
+from tandem.shared.handoff.messages import WINDOW_OF_CARRIER
+from tandem.shared.kv.cache import KVCache
+from tandem.shared.models.spec import AttentionSpec, DecoderSpec, DenseSpec, LayerSpec, RopeSpec
+from tandem.tests.shared.handoff.fake_driver import FAKE, REAL, device_named
+
+from .handoff_pair import (
+    BLOCK,
+    DIM_BYTES,
+    HEADS,
+    MIB,
+    Ranks,
+    Variant,
+    greeting,
+    row,
+    take_turns,
+    whole_transfers,
+)
+from .handoff_ring import Memcpy, Receiving, Sending, idle_sender
+from .report import write
+
+AGAINST = "copy on the GPU, same size, same run"
+DIM = DIM_BYTES // torch.bfloat16.itemsize
+
+
+def _torch_device(name: str) -> torch.device:
+    return torch.device("cuda", 0) if name == REAL else torch.device("cpu")
+
+
+def copier(pipe: Connection, size: int, rounds: int, name: str) -> None:
+    pipe.recv()
+    source, target = (
+        torch.ones(size, dtype=torch.uint8, device=_torch_device(name)) for _ in range(2)
+    )
+    pipe.send(None)
+    for _ in range(rounds):
+        pipe.recv()
+        target.copy_(source)
+        if name == REAL:
+            torch.cuda.synchronize()
+        pipe.send(None)
+
+
+# ---- the carrier alone -------------------------------------------------------------------------
+
+
+def _frames(size: int) -> int:
+    return size // DEVICE_SLOT_BYTES
+
+
+def device_sender(pipe: Connection, size: int, rounds: int, name: str) -> None:
+    device = device_named(name)
+    device.enter()
+    held = OnDevice(device, slots=DEVICE_SLOTS, payload_bytes=DEVICE_SLOT_BYTES)
+    assert held.ring is not None
+    sending = Sending(held.introduce(greeting("p", 1, CUDA_IPC)), held.ring)
+    pipe.send(sending.start())
+    sending.meet()
+    for _ in range(rounds):
+        pipe.recv()
+        for _ in range(_frames(size)):
+            sending.lend(sending.slot())
+        sending.lend_at_most(0)
+    pipe.recv()
+    sending.close()
+    held.close()
+
+
+def device_receiver(pipe: Connection, size: int, rounds: int, name: str) -> None:
+    endpoints: Endpoints = pipe.recv()
+    device = device_named(name)
+    device.enter()
+    held = OnDevice(device, slots=0, payload_bytes=DEVICE_SLOT_BYTES)
+    receiving = Receiving(greeting("d", 2, CUDA_IPC), endpoints, device_landing=held.landing)
+    messages = receiving.messages()
+    pipe.send(None)
+    for _ in range(rounds):
+        for _ in range(_frames(size)):
+            assert len(next(messages).payload) == DEVICE_SLOT_BYTES
+        pipe.send(None)
+    receiving.close()
+    held.close()
+
+
+# ---- whole transfers ---------------------------------------------------------------------------
+
+
+def device_rank(layers: int, tokens: int, *, name: str) -> tuple[CacheOfPlane, Device]:
+    layer = LayerSpec(
+        attention=AttentionSpec(num_heads=HEADS, num_kv_heads=HEADS, head_dim=DIM),
+        mlp=DenseSpec(intermediate=8),
+    )
+    spec = DecoderSpec(
+        vocab_size=10,
+        hidden_size=8,
+        layers=(layer,) * layers,
+        norm_eps=1e-6,
+        rope=RopeSpec(theta=1e4, head_dim=DIM),
+        tie_embeddings=True,
+        max_position=tokens,
+    )
+    cache = KVCache(
+        spec,
+        num_blocks=tokens // BLOCK,
+        block_size=BLOCK,
+        dtype=torch.bfloat16,
+        device=_torch_device(name),
+    )
+    return CacheOfPlane(cache), device_named(name)
+
+
+# ---- the run -----------------------------------------------------------------------------------
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("handoff_cuda_ipc", description=__doc__)
+    parser.add_argument("--mib", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--device", choices=(REAL, FAKE), default=REAL)
+    options = parser.parse_args()
+    if options.device == REAL and not torch.cuda.is_available():
+        print("handoff_cuda_ipc: there is no CUDA device here, so there is nothing to measure")
+        return
+    size = _frames(options.mib * MIB) * DEVICE_SLOT_BYTES
+    of = {"name": options.device}
+    ranks = Ranks(partial(device_rank, **of), WINDOW_OF_CARRIER)
+    ends = {
+        "copy": (Memcpy, idle_sender, partial(copier, **of)),
+        "carrier": (Variant, partial(device_sender, **of), partial(device_receiver, **of)),
+        "full": (Variant, *whole_transfers(CUDA_IPC, ranks=ranks)),
+    }
+    variants = {
+        key: kind(sender, receiver, size, options.rounds)
+        for key, (kind, sender, receiver) in ends.items()
+    }
+    copy, alone, full = take_turns(variants, options.rounds).values()
+    rows = [
+        {"metric": "copy on the GPU", "value": statistics.median(copy), "unit": "GB/s"},
+        row("carrier alone: out of the ring", alone, copy, ">=0.8", AGAINST),
+        row("pack + sums + carrier + sums + scatter", full, copy, "", AGAINST),
+    ]
+    for each in rows:
+        print({key: round(v, 3) if isinstance(v, float) else v for key, v in each.items()})
+    if options.device == REAL:
+        print(write("handoff_cuda_ipc", rows))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()

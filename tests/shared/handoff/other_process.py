@@ -1,0 +1,104 @@
+"""A rank in a process of its own, for tests that kill it in the middle of a transfer.
+
+    python -m tandem.tests.shared.handoff.other_process CARRIER DEVICE send EPOCH PEER_EPOCH
+    python -m tandem.tests.shared.handoff.other_process CARRIER DEVICE receive EPOCH PEER_EPOCH ENDS
+
+The transfer has the number of the process's epoch. A sender writes its endpoints as a line of JSON,
+and begins to send slowly when it reads a line. A receiver writes a line when it is ready for its
+transfer, and one with what has arrived in the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from subprocess import PIPE, Popen
+from types import SimpleNamespace
+from typing import Any
+
+from tandem.shared.handoff.carrier import Endpoints
+from tandem.shared.handoff.gpu import Gpu
+from tandem.shared.handoff.messages import Received
+
+from .fake_driver import device_named
+from .memory_cache import MemoryCache
+from .plane_pair import BLOCK, Rank, rows
+
+NONE = "none"
+END = 400
+BLOCKS = range(END // BLOCK)
+
+
+@contextmanager
+def other(carrier: str, *of: object, device: str = NONE) -> Iterator[Popen[str]]:
+    """Such a process, which is killed in the end."""
+    module = f"tandem.{__name__.removeprefix('tandem.')}"
+    command = [sys.executable, "-m", module, carrier, device, *map(str, of)]
+    with Popen(command, stdin=PIPE, stdout=PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def peer(name: str, epoch: int, endpoints: str = "{}") -> Any:
+    """What a rank needs to know of one in another process."""
+    return SimpleNamespace(
+        config=SimpleNamespace(node_id=name, epoch=epoch, rank=0),
+        plane=SimpleNamespace(endpoints=Endpoints(**json.loads(endpoints))),
+    )
+
+
+def said(process: Popen[str]) -> str:
+    """The next line in JSON; libraries may say other things in between."""
+    assert process.stdout is not None
+    return next(line for line in process.stdout if line[0] in "{[")
+
+
+def go(process: Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
+
+
+def contents(cache: MemoryCache) -> list[str]:
+    """Of the blocks of the transfer, briefly."""
+    return [hashlib.sha256(b"".join(rows(cache, BLOCKS, 0, END))).hexdigest()]
+
+
+def _device(name: str) -> Gpu | None:
+    return None if name == NONE else device_named(name)
+
+
+def _send(carrier: str, device: str, epoch: int, peer_epoch: int) -> None:
+    with Rank("p", seed=1, epoch=epoch, carrier=carrier, device=_device(device)) as prefill:
+        print(json.dumps(asdict(prefill.plane.endpoints)), flush=True)
+        sys.stdin.readline()
+        fields = {"first_token": 0, "end_token": END, "progress_seconds": 60.0}
+        prefill.open(peer("d", peer_epoch), epoch, BLOCKS, **fields)
+        for token in range(END - 1):
+            prefill.compute(epoch, token, token + 1, chunk=1)
+            time.sleep(0.01)
+        sys.stdin.readline()
+
+
+def _receive(carrier: str, device: str, epoch: int, peer_epoch: int, endpoints: str) -> None:
+    fields = {"carrier": carrier, "device": _device(device)}
+    with Rank("d", epoch=epoch, listen_host=None, **fields) as decode:
+        sender = peer("p", peer_epoch, endpoints)
+        decode.expect(sender, epoch, BLOCKS, first_token=0, end_token=END)
+        print("[]", flush=True)
+        decode.log.wait(Received, epoch)
+        print(json.dumps(contents(decode.cache)), flush=True)
+        sys.stdin.readline()
+
+
+if __name__ == "__main__":
+    carrier, device, role, epoch, peer_epoch, *rest = sys.argv[1:]
+    run = {"send": _send, "receive": _receive}[role]
+    run(carrier, device, int(epoch), int(peer_epoch), *rest)
