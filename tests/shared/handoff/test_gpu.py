@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from tandem.shared.errors import StartupError
 from tandem.shared.handoff.cuda_driver import CudaDriver
 from tandem.shared.handoff.device import DEVICE_BYTES, DeviceError
 from tandem.shared.handoff.gpu import Gpu, marker
+from tandem.tests import on_gpu
 
 from .fake_driver import DEVICES, REAL, device_named
 
@@ -63,6 +65,11 @@ def test_a_gpu_without_cudas_driver_hands_over_through_the_host(
 def test_nothing_of_it_exists_on_a_cpu() -> None:
     cpu = torch.device("cpu")
     assert rank_setup._gpu(cpu, "auto") is None and rank_setup.layer_marker(cpu) is None
+
+
+def test_the_run_on_a_gpu_names_files_that_exist() -> None:
+    assert [name for name in on_gpu.TESTS if not (on_gpu.ROOT / name).is_file()] == []
+    assert find_spec(on_gpu.BENCHMARK) is not None
 
 
 @NEEDS_GPU
