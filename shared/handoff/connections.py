@@ -24,7 +24,7 @@ class Connections:
         self._carriers.setdefault(key, {})[rank, event.rank] = event.carrier
 
     def carrier(self, node_id: str, epoch: int) -> str:
-        """``tcp`` or ``shared_memory``; ``mixed`` when ranks differ, ``none`` before they met."""
+        """One of ``carrier_names``; ``mixed`` when ranks differ, ``none`` before they met."""
         used = set(self._carriers.get((node_id, epoch), {}).values())
         if len(used) > 1:
             return MIXED

@@ -24,7 +24,7 @@ from .carrier_names import AUTO, CUDA_IPC, NIXL, SHARED_MEMORY, TCP, allowed, al
 from .computing import Announced, Computing
 from .curve import fresh_keys
 from .device import DEVICE_SLOT_BYTES, DEVICE_SLOTS, Device
-from .device_ring import on_device
+from .device_ring import OnDevice, on_device
 from .frame import HEADER_BYTES, FrameError, Header
 from .greeting import Greeting, PeerKey
 from .landing import Landing
@@ -86,6 +86,11 @@ class DataPlaneConfig:
     device_slots: int = DEVICE_SLOTS
     max_commands: int = 65_536
     timing: Timing = field(default_factory=Timing)
+
+    @property
+    def max_payload(self) -> int:
+        """Bytes of any frame; those that come over TCP are bounded by their sockets as well."""
+        return max(self.slot_bytes, self.device_slot_bytes)
 
 
 class DataPlane:
@@ -253,15 +258,8 @@ class PlaneLoop:
         self._stats = stats
         self._emit = plane._on_event
         self._listens = config.listen_host is not None
-        self._device = device = plane._device
-        if device is not None:
-            device.enter()
-        self._on_device = on_device(
-            config.carrier,
-            device,
-            slots=config.device_slots if self._listens else 0,
-            payload_bytes=config.device_slot_bytes,
-        )
+        self._device = plane._device
+        self._on_device = self._enter_device(config)
         self._me = _greeting(config, cache, on_device=self._on_device is not None)
         self._agent = NixlAgent(self._me.key.agent) if allows(config.carrier, NIXL) else None
         limit = HEADER_BYTES + config.slot_bytes
@@ -276,12 +274,7 @@ class PlaneLoop:
             device_landing=None if self._on_device is None else self._on_device.landing,
         )
         slots = config.staging_slots if self._listens else 2
-        self._memory = StagingMemory(
-            config.carrier if self._listens else TCP,
-            slots * StagingRing.stride(config.slot_bytes),
-            self._agent if self._listens else None,
-            device.driver if self._listens and device is not None else None,
-        )
+        self._memory = self._staging(config.carrier, slots * StagingRing.stride(config.slot_bytes))
         self._listener = plane._ends.listener(
             context,
             self._introduced(),
@@ -297,12 +290,28 @@ class PlaneLoop:
         end = PlaneEnd(cache=cache, me=self._me, emit=self._emit, stats=stats, clock=self._clock)
         device_ring = None if self._on_device is None else self._on_device.ring
         self._sender = Sender(end, self._listener, ring, device_ring)
-        most = config.slot_bytes if self._on_device is None else config.device_slot_bytes
         self._computing = Computing(self._sender.ready)
-        self._receiver = Receiver(end, self._dialer, max_payload=max(config.slot_bytes, most))
+        self._receiver = Receiver(end, self._dialer, max_payload=config.max_payload)
         self._next_tick = self._next_report = 0.0
         self._reported = DataPlaneStats()
         self._busy = False
+
+    def _enter_device(self, config: DataPlaneConfig) -> OnDevice | None:
+        if self._device is not None:
+            self._device.enter()
+        return on_device(
+            config.carrier,
+            self._device,
+            slots=config.device_slots if self._listens else 0,
+            payload_bytes=config.device_slot_bytes,
+        )
+
+    def _staging(self, carrier: str, size: int) -> StagingMemory:
+        """Nobody needs to reach that of a rank which sends nothing."""
+        if not self._listens:
+            return StagingMemory(TCP, size, None)
+        driver = None if self._device is None else self._device.driver
+        return StagingMemory(carrier, size, self._agent, driver)
 
     def _introduced(self) -> Greeting:
         """The greeting of a rank with these rings."""

@@ -9,8 +9,9 @@ that only falls silent liveness is ours: the dialer pings on the control socket,
 
 Which carrier a connection uses is settled by its greeting (``outlets.py``, ``inlets.py``). In
 shared memory the bulk sockets are idle: frames lie in the sender's ring, which the receiver has
-mapped, and pipes tell of them (``doorbells.py``). With NIXL the bulk sockets tell of frames in the
-ring, which the receiver reads over the network.
+mapped, and pipes tell of them (``doorbells.py``); between GPUs of one host it is the same, with a
+ring in a GPU's memory. With NIXL the bulk sockets tell of frames in the ring, which the receiver
+reads over the network.
 """
 
 from __future__ import annotations

@@ -87,12 +87,14 @@ def _agent(me: Greeting) -> NixlAgent | None:
     return NixlAgent(me.key.agent) if me.carriers == NIXL else None
 
 
-def _await(carrier: Carrier) -> None:
+def _await(carrier: Carrier, poller: zmq.Poller) -> None:
     """Until there may be something to do; not for ever, as some carriers have to be asked."""
-    poller = zmq.Poller()
+    poller.poll(1 if carrier.needs_polling else 1000)
+
+
+def _register(carrier: Carrier, poller: zmq.Poller) -> None:
     for each in carrier.sockets():
         poller.register(each, zmq.POLLIN)
-    poller.poll(1 if carrier.needs_polling else 1000)
 
 
 class Sending:
@@ -102,6 +104,7 @@ class Sending:
         self._ring = ring
         self._peer = PeerKey(node_id="d", epoch=2, rank=0)
         self._lent: deque[tuple[AnySlot, Departure]] = deque()
+        self._poller = zmq.Poller()
         self._context: zmq.Context[Any] = zmq.Context()
         self._listener = ZmqListener(
             self._context,
@@ -122,6 +125,7 @@ class Sending:
             self._listener.receive_control(time.monotonic())
         # Read by every loop; unread, they would wake this one.
         self._listener.notices(time.monotonic())
+        _register(self._listener, self._poller)
 
     def slot(self) -> Any:
         """A slot that may be written."""
@@ -137,7 +141,7 @@ class Sending:
     def lend_at_most(self, frames: int) -> None:
         """Until no more are with the peer."""
         while len(self._lent) > frames:
-            _await(self._listener)
+            _await(self._listener, self._poller)
             self._listener.receive_control(time.monotonic())
             while self._lent and self._lent[0][1].done:
                 self._ring.release(self._lent.popleft()[0])
@@ -157,10 +161,12 @@ class Receiving:
         self._dialer.connect(peer, endpoints, time.monotonic())
         while not self._dialer.is_live(peer):
             self._dialer.receive_control(time.monotonic())
+        self._poller = zmq.Poller()
+        _register(self._dialer, self._poller)
 
     def messages(self) -> Iterator[Any]:
         while True:
-            _await(self._dialer)
+            _await(self._dialer, self._poller)
             while taken := self._dialer.receive_bulk(time.monotonic()):
                 yield taken[1]
 

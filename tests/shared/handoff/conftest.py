@@ -10,19 +10,22 @@ import pytest
 from .plane_pair import Rank
 
 # Fake peers speak TCP, so ranks may fall back to it.
-CARRIERS = {"tcp": "tcp", "shared_memory": "auto", "cuda_ipc": "cuda_ipc,tcp"}
-WITH_NIXL = CARRIERS | ({"nixl": "nixl,tcp"} if importlib.util.find_spec("nixl") else {})
+CARRIERS = {"tcp": "tcp", "shared_memory": "auto"}
+ALL = CARRIERS | {"cuda_ipc": "cuda_ipc,tcp"}
+if importlib.util.find_spec("nixl"):
+    ALL["nixl"] = "nixl,tcp"
 
 
 @pytest.fixture(params=CARRIERS)
 def each_carrier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The test runs once over each carrier that needs nothing installed."""
+    """The test runs once over each carrier that needs neither a device nor a library."""
     monkeypatch.setattr(Rank, "carrier", CARRIERS[request.param])
     return request.param
 
 
-@pytest.fixture(params=WITH_NIXL)
+@pytest.fixture(params=ALL)
 def every_carrier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """NIXL as well, where it is installed; it adds about a second to a test."""
-    monkeypatch.setattr(Rank, "carrier", WITH_NIXL[request.param])
+    """CUDA IPC as well, over a driver that is none, and NIXL where it is installed; that adds about
+    a second to a test."""
+    monkeypatch.setattr(Rank, "carrier", ALL[request.param])
     return request.param

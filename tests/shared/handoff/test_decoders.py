@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 
 from tandem.shared.errors import PeerRefusedError
 from tandem.shared.handoff import frame, greeting, messages
-from tandem.shared.handoff.doorbells import Doorbells, HeardDoorbells, doorbell, read_doorbell
+from tandem.shared.handoff.doorbells import (
+    Doorbells,
+    HeardDoorbells,
+    doorbell,
+    payload_doorbell,
+    read_doorbell,
+    read_payload_doorbell,
+)
 from tandem.shared.handoff.frame import FrameError, Header, Kind
 from tandem.shared.handoff.greeting import Greeting, PeerKey
 from tandem.shared.handoff.shared_ring import (
@@ -119,11 +126,13 @@ GREETINGS = st.builds(
     layer_bytes_per_token=U32,
     first_head=U32,
     end_head=U32,
-    carriers=st.sampled_from(["tcp", "shared_memory,tcp"]) | TEXTS,
+    carriers=st.sampled_from(["tcp", "cuda_ipc,shared_memory,tcp"]) | TEXTS,
     host=TEXTS,
     ring_pid=U32,
     ring_descriptor=U32,
     ring_bytes=U64,
+    device_handle=st.binary(max_size=80),
+    device_bytes=U64,
 )
 
 
@@ -164,6 +173,12 @@ def test_a_greeting_with_any_value_in_any_field(name: str, value: object) -> Non
 
 
 # ---- shared memory -------------------------------------------------------------------------------
+
+
+@given(strange(st.builds(payload_doorbell, U64, U32, st.binary(max_size=80).map(memoryview))))
+def test_a_doorbell_of_a_payload_names_its_place_and_header_or_is_none(message: bytes) -> None:
+    told = read_payload_doorbell(message)
+    assert told is None or payload_doorbell(*told[:2], memoryview(told[2])) == message
 
 
 @given(strange(st.builds(doorbell, U64, U32)))
