@@ -13,6 +13,7 @@ from ..shared.errors import PeerRefusedError, TransferError
 from ..shared.handoff.canary import Difference, canary_prompt, coarsest
 from ..shared.handoff.messages import Compare, Compared, ReceiveFailed
 from ..shared.handoff.uninterrupted import uninterrupted
+from ..shared.models.spec import layers_before_routing
 from ..shared.tracing import step
 from .peer import Peer
 from .receiving import ReceivingNode
@@ -122,6 +123,7 @@ class Canary:
                     first_token=0,
                     end_token=end,
                     rounding=rounding,
+                    exact_layers=layers_before_routing(self._node.engine.spec),
                 )
                 inbox.command(attempt, rank, compare)
             found = [_difference(await attempt.news.get()) for _ in range(ranks)]

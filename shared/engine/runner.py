@@ -36,7 +36,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, on_layer: Callable[[int], None] | None = None) -> StepResult:
-        """Run one step. ``on_layer(i)``: layer i's K and V of this step are in the cache."""
+        """Run one step. ``on_layer(i)``: layer i's KV of this step is in the cache."""
         begun = time.perf_counter()
         for sequence_id in plan.removed:
             self.sampler.remove(sequence_id)

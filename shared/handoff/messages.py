@@ -105,7 +105,8 @@ class CancelExpect:
 class Compare:
     """Decode side: how do the same tokens differ in two block tables? (See ``canary.py``.)
 
-    ``rounding``: the coarsest format of weights and KV on either side.
+    ``rounding``: the coarsest format of weights and KV on either side. ``exact_layers``: how many
+    layers come before the output of any router.
     """
 
     transfer_id: int
@@ -115,6 +116,7 @@ class Compare:
     first_token: int
     end_token: int
     rounding: str
+    exact_layers: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,15 +117,8 @@ class Receiver:
     def compare(self, command: Compare) -> None:
         """Hold two block tables of this rank against each other."""
         try:
-            worst = worst_difference(
-                self._cache,
-                self._me.dtype,
-                command.rounding,
-                command.ours,
-                command.theirs,
-                command.first_token,
-                command.end_token,
-            )
+            heads = self._me.end_head - self._me.first_head
+            worst = worst_difference(self._cache, heads, self._me.dtype, command)
         except Exception as error:  # whatever a cache raises ends one comparison, not the plane
             reason = f"comparing failed: {error!r}"
             self._report_failed(command, reason, Cause.CANARY, retriable=True)

@@ -32,7 +32,7 @@ class ForwardBatch:
     """The tokens of several sequences, flattened to T rows.
 
     ``output_rows`` are the rows whose hidden state is wanted. When there are none, the model stops
-    after the last layer's K and V.
+    after the last layer's KV.
     """
 
     tokens: torch.Tensor

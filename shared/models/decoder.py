@@ -86,7 +86,7 @@ class Layer:
     def write(
         self, x: torch.Tensor, batch: ForwardBatch, angles: Angles, cache: LayerKV
     ) -> torch.Tensor:
-        """The first half: K and V to the cache; returns the queries."""
+        """The first half: what is kept goes to the cache; returns the queries."""
         return self.attention.project(self.attention_norm(x), batch, angles, cache)
 
     def rest(
@@ -149,7 +149,7 @@ class Decoder:
     ) -> torch.Tensor:
         """The normed hidden state of ``batch.output_rows``.
 
-        ``on_layer(i)`` is called as soon as the step's K and V of layer i are in the cache.
+        ``on_layer(i)`` is called as soon as the step's KV of layer i is in the cache.
         """
         x = self.embed.embed(batch.tokens)
         angles = self.rope.angles(batch.positions)

@@ -1,6 +1,7 @@
 """Multi-head latent attention: of a token, one latent is kept for all heads.
 
-T rows, H query heads of this rank, N numbers of a head without position, R rotated ones.
+T rows, H query heads of this rank, N numbers of a head without position, R rotated ones, V those of
+a value, C of a latent.
 """
 
 from __future__ import annotations
@@ -120,6 +121,13 @@ class HeadsOfLatent:
         self.shape = (len(heads), spec.nope_dim + spec.v_dim, spec.kv_lora_rank)
         self.nope_dim = spec.nope_dim
         self.dtype = place.activations
+        self._halves: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def halves(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """For the keys, [H, N, C], and for the values, [H, V, C]; in the type of activations."""
+        assert self._halves is not None, "finish() comes first"
+        return self._halves
 
     def slots(self, prefix: str) -> dict[str, Slot]:
         """The parameter by name, for the loader."""
@@ -130,7 +138,7 @@ class HeadsOfLatent:
     def finish(self) -> None:
         """Called once the parameter is filled."""
         weight = self.weight.to(self.dtype).view(self.shape)
-        self.halves = weight[:, : self.nope_dim], weight[:, self.nope_dim :]
+        self._halves = weight[:, : self.nope_dim], weight[:, self.nope_dim :]
         del self.weight
 
 

@@ -243,6 +243,12 @@ def kv_heads_by_rank(spec: DecoderSpec, size: int) -> list[range]:
     return [kv.heads_of(rank, size) for rank in range(size)]
 
 
+def layers_before_routing(spec: DecoderSpec) -> int:
+    """How many of the first layers have KV that no choice of experts has touched."""
+    routed = (n for n, layer in enumerate(spec.layers) if isinstance(layer.mlp, MoESpec))
+    return next(routed, len(spec.layers) - 1) + 1
+
+
 def fingerprint_fields(spec: DecoderSpec) -> dict[str, str]:
     """What both sides of a handoff must agree on, field by field, so that a refusal can name it."""
     return {

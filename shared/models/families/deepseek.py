@@ -157,7 +157,7 @@ def _read_router(
         group_best=group_best,
         correction=correction,
         normalise=normalise,
-        scale=config.number("routed_scaling_factor", 1.0),
+        scale=config.number("routed_scaling_factor"),
     )
 
 

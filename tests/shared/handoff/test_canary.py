@@ -38,11 +38,21 @@ def _plain(layer: int, side: int, head: int, token: int, dim: int) -> float:
     return math.sin(1 + layer + 3 * side + 5 * head + 7 * token + 11 * dim)
 
 
-def _worst(theirs):
+def _worst(theirs, rounding="float32", exact_layers=LAYERS):
     cache = _cache(4 * DIM)
     _fill(cache, OURS, _plain)
     _fill(cache, THEIRS, theirs)
-    return worst_difference(cache, "float32", "float32", OURS, THEIRS, 0, TOKENS)
+    compare = Compare(
+        transfer_id=0,
+        attempt=0,
+        ours=OURS,
+        theirs=THEIRS,
+        first_token=0,
+        end_token=TOKENS,
+        rounding=rounding,
+        exact_layers=exact_layers,
+    )
+    return worst_difference(cache, HEADS, "float32", compare)
 
 
 def test_the_same_kv_in_other_blocks_does_not_differ():
@@ -91,11 +101,8 @@ def test_a_value_that_is_no_number_is_too_much():
 )
 def test_coarser_formats_allow_more(rounding: str, off: float) -> None:
     """A rounding of the format, but not eight times what its tolerance is."""
-    cache = _cache(4 * DIM)
-    _fill(cache, OURS, _plain)
     for scale, fits in ((off, True), (30 * off, False)):
-        _fill(cache, THEIRS, lambda *at, scale=scale: _plain(*at) * (1 + scale))
-        worst = worst_difference(cache, "float32", rounding, OURS, THEIRS, 0, TOKENS)
+        worst = _worst(lambda *at, scale=scale: _plain(*at) * (1 + scale), rounding)
         assert worst.ratio > 0 and (worst.ratio < 1) == fits
     assert worst.allowed == pytest.approx(tolerance(rounding, worst.layer), rel=0.01)
     assert tolerance(rounding, 3) == 2 * tolerance(rounding, 0)
@@ -103,11 +110,24 @@ def test_coarser_formats_allow_more(rounding: str, off: float) -> None:
 
 
 def test_however_deep_and_coarse_another_layout_is_told_apart() -> None:
-    cache = _cache(4 * DIM)
-    _fill(cache, OURS, _plain)
-    _fill(cache, THEIRS, lambda layer, side, head, *at: _plain(layer, side, 1 - head, *at))
-    worst = worst_difference(cache, "float32", "float8_e4m3fn", OURS, THEIRS, 0, TOKENS)
+    worst = _worst(
+        lambda layer, side, head, *at: _plain(layer, side, 1 - head, *at), "float8_e4m3fn"
+    )
     assert worst.largest > tolerance("float8_e4m3fn", 1000)
+
+
+def test_behind_a_router_some_tokens_may_differ_but_not_nearly_all() -> None:
+    """In the last layer alone; elsewhere each token counts, as does a value that is no number."""
+
+    def sent_elsewhere(many: int, from_layer: int, value: float):
+        return lambda layer, side, head, token, dim: (
+            value if layer >= from_layer and token < many else _plain(layer, side, head, token, dim)
+        )
+
+    assert _worst(sent_elsewhere(26, 2, 9.0), exact_layers=2).ratio == 0
+    assert _worst(sent_elsewhere(27, 2, 9.0), exact_layers=2).ratio > 100
+    assert _worst(sent_elsewhere(1, 1, 9.0), exact_layers=2).layer == 1
+    assert _worst(sent_elsewhere(1, 2, math.nan), exact_layers=2).ratio == math.inf
 
 
 def test_the_coarsest_format_counts_and_one_that_is_not_known_is_the_coarsest() -> None:
@@ -129,6 +149,7 @@ def test_a_rank_compares_two_block_tables_on_command():
     with Rank("d", listen_host=None, dtype="float32") as rank:
         compare = {
             "rounding": "float32",
+            "exact_layers": LAYERS,
             "transfer_id": 4,
             "attempt": 0,
             "first_token": 0,

@@ -22,6 +22,7 @@ from tandem.shared.models.spec import (
     YarnScaling,
     fingerprint_fields,
     kv_heads_by_rank,
+    layers_before_routing,
     tensor_parallel_problem,
 )
 
@@ -137,6 +138,8 @@ def test_the_second_generation() -> None:
 def test_the_third_generation() -> None:
     spec = spec_of(V3)
     assert [isinstance(layer.mlp, DenseSpec) for layer in spec.layers] == [True] * 3 + [False] * 58
+    assert layers_before_routing(spec) == 4
+    assert layers_before_routing(spec_of(V3, first_k_dense_replace=61)) == 61
     mlp = spec.layers[-1].mlp
     assert isinstance(mlp, MoESpec)
     assert mlp.router == RouterSpec(

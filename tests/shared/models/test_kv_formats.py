@@ -15,8 +15,10 @@ from tandem.shared.engine.rank_setup import CacheOfPlane
 from tandem.shared.engine.runner import ModelRunner, build_runner
 from tandem.shared.errors import UsageError
 from tandem.shared.handoff.canary import canary_prompt, coarsest, worst_difference
+from tandem.shared.handoff.messages import Compare
 from tandem.shared.kv.formats import SPELLINGS
 from tandem.shared.models.batch import build_batch
+from tandem.shared.models.spec import layers_before_routing
 
 from ... import tiny_models
 from .test_parity import (
@@ -130,6 +132,42 @@ def test_fp8_in_chunks_and_over_scattered_blocks_gives_the_same_tokens(model_roo
     assert runs[0] == runs[1] and len(set(runs[0])) > STEPS // 2
 
 
+class Canary:
+    """One short prompt through both runners, whose KV the second then has twice."""
+
+    def __init__(self, sender: ModelRunner, receiver: ModelRunner) -> None:
+        self.receiver = receiver
+        self.formats = [
+            str(dtype).removeprefix("torch.")
+            for runner in (sender, receiver)
+            for dtype in (runner.cache.dtype, runner.model.place.dtype)
+        ]
+        self.prompt = canary_prompt(tiny_models.VOCAB, 512)
+        self.end = len(self.prompt) - 1
+        self.ours, self.arrived, theirs = consecutive(0, 31), scattered(8, 31), [5, 1, 9, 2]
+        logits(sender, self.prompt[: self.end], 0, theirs)
+        logits(receiver, self.prompt[: self.end], 0, self.ours)
+        for layer in range(len(receiver.cache.layers)):
+            out = bytearray(receiver.cache.packed_bytes(layer, self.end))
+            sender.cache.pack(layer, theirs, 0, self.end, out, None, receiver.cache.dtype)
+            receiver.cache.scatter(layer, self.arrived, 0, self.end, out)
+
+    def ratio(self, exact_layers: int | None = None) -> float:
+        cache, spec = self.receiver.cache, self.receiver.model.spec
+        compare = Compare(
+            transfer_id=0,
+            attempt=0,
+            ours=tuple(self.ours),
+            theirs=tuple(self.arrived),
+            first_token=0,
+            end_token=self.end,
+            rounding=coarsest(self.formats),
+            exact_layers=exact_layers or layers_before_routing(spec),
+        )
+        dtype = str(cache.dtype).removeprefix("torch.")
+        return worst_difference(CacheOfPlane(cache), len(cache.heads[0]), dtype, compare).ratio
+
+
 @pytest.mark.parametrize("there", ATOL)
 @pytest.mark.parametrize("here", ATOL)
 @pytest.mark.parametrize("name", ["qwen3", "deepseek_v3_dense"])
@@ -142,21 +180,30 @@ def test_every_pair_of_formats_passes_the_canary_and_decodes(
         build_runner(folder, dtype="float32", kv_dtype=spelling, block_size=size, num_blocks=24)
         for spelling, size in ((there, 8), (here, 4))
     )
-    prompt = canary_prompt(tiny_models.VOCAB, 512)
-    end, ours, arrived = len(prompt) - 1, consecutive(0, 31), scattered(8, 31)
-    logits(sender, prompt[:end], 0, [5, 1, 9, 2])
-    logits(receiver, prompt[:end], 0, ours)
-    for layer in range(len(receiver.cache.layers)):
-        out = bytearray(receiver.cache.packed_bytes(layer, end))
-        sender.cache.pack(layer, [5, 1, 9, 2], 0, end, out, None, receiver.cache.dtype)
-        receiver.cache.scatter(layer, arrived, 0, end, out)
-    formats = SPELLINGS[here], SPELLINGS[there]
-    port = CacheOfPlane(receiver.cache)
-    worst = worst_difference(port, formats[0], coarsest(formats), ours, arrived, 0, end)
-    assert worst.ratio < 1
-    local, remote = (logits(receiver, prompt[end:], end, table) for table in (ours, arrived))
-    limit = 1e-4 if len(set(formats)) == 1 else 1.0 if "float8_e4m3fn" in formats else 0.1
+    canary = Canary(sender, receiver)
+    assert canary.ratio() < 1
+    prompt, end = canary.prompt, canary.end
+    local, remote = (
+        logits(receiver, prompt[end:], end, table) for table in (canary.ours, canary.arrived)
+    )
+    limit = 1e-4 if here == there else 1.0 if "fp8" in (here, there) else 0.1
     assert (local - remote).abs().max() < limit
+
+
+def test_a_canary_lets_rounding_send_tokens_to_other_experts_and_still_sees_other_weights(
+    tmp_path: Path,
+) -> None:
+    """Twelve layers, eleven routers; in bfloat16 some tokens end up elsewhere."""
+    for seed in (0, 1):
+        tiny_models.build("deepseek_v3", tmp_path / str(seed), seed=seed, num_hidden_layers=12)
+    exact, rounded, other = (
+        build_runner(tmp_path / seed, dtype=dtype, block_size=size, num_blocks=24)
+        for seed, dtype, size in (("0", "float32", 8), ("0", "bfloat16", 4), ("1", "float32", 8))
+    )
+    same = Canary(exact, rounded)
+    assert same.ratio(exact_layers=12) > 2
+    assert same.ratio() < 1
+    assert Canary(other, rounded).ratio() > 2
 
 
 @pytest.mark.parametrize("spelling", ["fp8_e5m2", "int8", ""])
