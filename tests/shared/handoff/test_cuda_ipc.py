@@ -395,7 +395,7 @@ def test_a_killed_receiver_holds_nothing_and_the_next_one_gets_all(name: str) ->
             other("cuda_ipc", "receive", 88, *ends, device=name) as first,
             other("cuda_ipc", "receive", 89, *ends, device=name) as second,
         ):
-            assert said(first) == said(second) == "[]\n"
+            assert said(first) == said(second) == "{}\n"
             prefill.open(peer("d", 88), 88, other_process.BLOCKS, **fields)
             computed = other_process.END - 1  # it waits for the last token
             prefill.compute(88, 0, computed, chunk=computed)
