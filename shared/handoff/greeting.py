@@ -29,6 +29,10 @@ CAPABILITY_XXH3 = 1
 # Of a payload in a device's memory: xxh3 over its row sums (``kernels/row_sums.py``).
 CAPABILITY_ROW_SUMS = 2
 CAPABILITIES = CAPABILITY_XXH3 | CAPABILITY_ROW_SUMS
+_REQUIRED = {
+    CAPABILITY_XXH3: "the xxh3 checksum is required",
+    CAPABILITY_ROW_SUMS: f"{CUDA_IPC} requires the checksum of row sums",
+}
 
 # A peer that differs here can never hand over to this rank.
 MUST_AGREE = (
@@ -209,10 +213,7 @@ def check(mine: Greeting, theirs: Greeting) -> None:
         if ours != other:
             raise PeerRefusedError(f"{name}: here {ours}, at {theirs.node_id} {other}")
     if not mine.capabilities & theirs.capabilities & CAPABILITY_XXH3:
-        raise PeerRefusedError(
-            f"capabilities: here {mine.capabilities:#x}, at {theirs.node_id} "
-            f"{theirs.capabilities:#x}; the xxh3 checksum is required"
-        )
+        raise _lack_of(CAPABILITY_XXH3, mine, theirs)
 
 
 def refusal_text(refusal: PeerRefusedError) -> str:
@@ -232,10 +233,10 @@ def possible_carriers(mine: Greeting, theirs: Greeting) -> tuple[str, ...]:
     both = [name for name in BEST_FIRST if name in ours and name in others]
     if not mine.host or mine.host != theirs.host:
         both = [name for name in both if name not in ON_ONE_HOST]
-    elif both == [CUDA_IPC]:
-        _check_row_sums(mine, theirs)
-    if not mine.capabilities & theirs.capabilities & CAPABILITY_ROW_SUMS:
-        both = [name for name in both if name != CUDA_IPC]
+    if CUDA_IPC in both and not mine.capabilities & theirs.capabilities & CAPABILITY_ROW_SUMS:
+        both.remove(CUDA_IPC)
+        if not both:
+            raise _lack_of(CAPABILITY_ROW_SUMS, mine, theirs)
     if not both:
         where = "one host" if mine.host and mine.host == theirs.host else "two hosts"
         raise PeerRefusedError(
@@ -244,12 +245,11 @@ def possible_carriers(mine: Greeting, theirs: Greeting) -> tuple[str, ...]:
     return tuple(both)
 
 
-def _check_row_sums(mine: Greeting, theirs: Greeting) -> None:
-    if not mine.capabilities & theirs.capabilities & CAPABILITY_ROW_SUMS:
-        raise PeerRefusedError(
-            f"capabilities: here {mine.capabilities:#x}, at {theirs.node_id} "
-            f"{theirs.capabilities:#x}; {CUDA_IPC} requires the checksum of row sums"
-        )
+def _lack_of(capability: int, mine: Greeting, theirs: Greeting) -> PeerRefusedError:
+    return PeerRefusedError(
+        f"capabilities: here {mine.capabilities:#x}, at {theirs.node_id} "
+        f"{theirs.capabilities:#x}; {_REQUIRED[capability]}"
+    )
 
 
 def _checked(values: Any) -> Greeting:

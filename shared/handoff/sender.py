@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..causes import Cause
 from ..errors import PeerRefusedError
@@ -56,8 +56,11 @@ class Outgoing:
         return self.in_flight > 0 or self.fin_sent or not self.work.empty
 
 
-# Frames for a peer leave a ring in order: that of the host, or that of the device.
-Lane = tuple[PeerKey, bool]
+class Lane(NamedTuple):
+    """Frames for a peer leave a ring in order: that of the host, or that of the device."""
+
+    peer: PeerKey
+    on_device: bool
 
 
 class Sender:
@@ -192,9 +195,9 @@ class Sender:
         return False
 
     def _send_piece(self, transfer: Outgoing) -> bool:
-        lane = transfer.peer, self._carrier.on_device(transfer.peer)
-        ring = self._rings[lane[1]]
-        window = window_of(transfer.command, on_device=lane[1])
+        lane = Lane(transfer.peer, self._carrier.on_device(transfer.peer))
+        ring = self._rings[lane.on_device]
+        window = window_of(transfer.command, on_device=lane.on_device)
         piece = transfer.work.peek(min(ring.payload_bytes, window // 2) // transfer.cell_bytes)
         assert piece is not None
         length = piece.cells * transfer.cell_bytes
@@ -362,7 +365,7 @@ class Sender:
         """Take back the slots whose frames have left; a connection's leave in order."""
         for lane, queue in list(self._departing.items()):
             while queue and queue[0][1].done:
-                self._rings[lane[1]].release(queue.popleft()[0])
+                self._rings[lane.on_device].release(queue.popleft()[0])
                 self._held[lane] -= 1
             if not queue:
                 del self._departing[lane]
@@ -379,7 +382,8 @@ class Sender:
         """Whether every slot is free again; raises when the books do not balance."""
         self._reap()
         for on_device, ring in self._rings.items():
-            ring.check_conserved(sum(n for lane, n in self._held.items() if lane[1] == on_device))
+            held = (n for lane, n in self._held.items() if lane.on_device == on_device)
+            ring.check_conserved(sum(held))
         return all(ring.free == ring.total for ring in self._rings.values())
 
     def fill(self, stats: DataPlaneStats) -> None:

@@ -57,7 +57,7 @@ def peer(name: str, epoch: int, endpoints: str = "{}") -> Any:
 def said(process: Popen[str]) -> str:
     """The next line in JSON; libraries may say other things in between."""
     assert process.stdout is not None
-    return next(line for line in process.stdout if line[0] in "{[")
+    return next(line for line in process.stdout if line.startswith("{"))
 
 
 def go(process: Popen[str]) -> None:
@@ -66,9 +66,9 @@ def go(process: Popen[str]) -> None:
     process.stdin.flush()
 
 
-def contents(cache: MemoryCache) -> list[str]:
+def contents(cache: MemoryCache) -> dict[str, str]:
     """Of the blocks of the transfer, briefly."""
-    return [hashlib.sha256(b"".join(rows(cache, BLOCKS, 0, END))).hexdigest()]
+    return {"blocks": hashlib.sha256(b"".join(rows(cache, BLOCKS, 0, END))).hexdigest()}
 
 
 def _device(name: str) -> Gpu | None:
@@ -92,7 +92,7 @@ def _receive(carrier: str, device: str, epoch: int, peer_epoch: int, endpoints: 
     with Rank("d", epoch=epoch, listen_host=None, **fields) as decode:
         sender = peer("p", peer_epoch, endpoints)
         decode.expect(sender, epoch, BLOCKS, first_token=0, end_token=END)
-        print("[]", flush=True)
+        print("{}", flush=True)
         decode.log.wait(Received, epoch)
         print(json.dumps(contents(decode.cache)), flush=True)
         sys.stdin.readline()

@@ -14,9 +14,10 @@ import pytest
 from tandem.shared.errors import PeerRefusedError, StartupError
 from tandem.shared.handoff import data_plane, frame, greeting
 from tandem.shared.handoff.data_plane import DataPlane, DataPlaneConfig
-from tandem.shared.handoff.device import DevicePlace
+from tandem.shared.handoff.device import DEVICE_WINDOW_BYTES, DevicePlace
 from tandem.shared.handoff.frame import HEADER_BYTES, ChecksumError, DeviceFrame
 from tandem.shared.handoff.messages import (
+    WINDOW_OF_CARRIER,
     Expecting,
     PeerJoined,
     Received,
@@ -24,13 +25,14 @@ from tandem.shared.handoff.messages import (
     SendFailed,
     SendFinished,
 )
+from tandem.shared.handoff.plane_end import HOST_WINDOW_BYTES
 
 from . import other_process
 from .by_hand import HandRank, World
 from .fake_driver import DEVICES, FakeDevice, FakeDriver, as_memory, device_named
 from .fake_peers import FakeSender
 from .other_process import contents, go, other, peer, said
-from .plane_pair import BLOCK, CELL, LAYERS, Rank, expect, make_cache, rows, until
+from .plane_pair import CELL, LAYERS, Rank, expect, make_cache, rows, until
 
 END = 100
 BLOCKS = tuple(range(13))
@@ -171,21 +173,23 @@ def test_the_staging_ring_of_a_gpu_is_pinned_or_it_is_said_why_not(
     assert caplog.text.count("the staging ring is not pinned (pin: no such luck)") == 1
 
 
-def test_what_was_not_told_is_as_large_as_suits_the_carrier() -> None:
-    """A window of four slots of the device, and no more than the receiver takes without credit."""
-    for carrier, slots in (("cuda_ipc", 4), ("tcp", 8)):
-        with World(carrier) as world:
-            prefill = world.rank("p", seed=1, device_slot_bytes=BLOCK * CELL)
-            decode = world.rank("d", listen_host=None, device_slot_bytes=BLOCK * CELL)
-            fields = {"first_token": 0, "end_token": END, "window_bytes": 0}
-            decode.plane.submit(expect(prefill, 1, BLOCKS, **fields))
-            world.until(lambda decode=decode: bool(decode.log.of(Expecting)))  # type: ignore[misc]
-            prefill.open(decode, 1, BLOCKS, **fields)
-            prefill.compute(1, 0, END, chunk=END)
-            world.until(lambda prefill=prefill: prefill.plane.stats().held_slots > 0)  # type: ignore[misc]
-            assert prefill.plane.stats().credit_in_flight <= slots * 2048
-            world.until(lambda prefill=prefill: bool(prefill.log.of(SendFinished)))  # type: ignore[misc]
-            assert decode.log.of(Received)[0].bytes == LAYERS * END * CELL
+@pytest.mark.parametrize(
+    ("carrier", "window"), [("cuda_ipc", DEVICE_WINDOW_BYTES), ("tcp", HOST_WINDOW_BYTES)]
+)
+def test_a_window_that_nobody_named_is_that_of_the_carrier(carrier: str, window: int) -> None:
+    with World(carrier) as world:
+        prefill, decode = world.rank("p", seed=1), world.rank("d", listen_host=None)
+        fields = {"first_token": 0, "end_token": END, "window_bytes": WINDOW_OF_CARRIER}
+        decode.plane.submit(expect(prefill, 1, BLOCKS, **fields))
+        world.until(lambda: bool(decode.log.of(Expecting)))
+        prefill.open(decode, 1, BLOCKS, **fields)
+        prefill.compute(1, 0, END - 1, chunk=END)
+        world.until(lambda: prefill.plane.stats().frames_sent > 0)
+        stats = prefill.plane.stats()
+        assert stats.credit_free + stats.credit_in_flight == window
+        prefill.compute(1, END - 1, END, chunk=1)
+        world.until(lambda: bool(prefill.log.of(SendFinished)))
+        assert decode.log.of(Received)[0].bytes == LAYERS * END * CELL
 
 
 # ---- frames ------------------------------------------------------------------------------------
@@ -386,18 +390,20 @@ def test_a_killed_sender_fails_the_attempt_and_its_memory_is_let_go(name: str) -
 def test_a_killed_receiver_holds_nothing_and_the_next_one_gets_all(name: str) -> None:
     fields = {"first_token": 0, "end_token": other_process.END}
     with Rank("p", seed=1, carrier="cuda_ipc", device=device_named(name)) as prefill:
-        end = prefill.config.epoch, json.dumps(asdict(prefill.plane.endpoints))
-        with other("cuda_ipc", "receive", 88, *end, device=name) as process:
-            assert said(process) == "[]\n"
+        ends = prefill.config.epoch, json.dumps(asdict(prefill.plane.endpoints))
+        with (
+            other("cuda_ipc", "receive", 88, *ends, device=name) as first,
+            other("cuda_ipc", "receive", 89, *ends, device=name) as second,
+        ):
+            assert said(first) == said(second) == "{}\n"
             prefill.open(peer("d", 88), 88, other_process.BLOCKS, **fields)
             computed = other_process.END - 1  # it waits for the last token
             prefill.compute(88, 0, computed, chunk=computed)
             until(lambda: prefill.plane.stats().frames_sent > 3)
-        assert "lost d rank 0" in prefill.log.wait(SendFailed, 88).reason
-        until(lambda: prefill.plane.stats().held_slots == 0)
-        with other("cuda_ipc", "receive", 89, *end, device=name) as process:
-            assert said(process) == "[]\n"
+            first.kill()
+            assert "lost d rank 0" in prefill.log.wait(SendFailed, 88).reason
+            until(lambda: prefill.plane.stats().held_slots == 0)
             prefill.open(peer("d", 89), 89, other_process.BLOCKS, **fields)
             prefill.compute(89, 0, other_process.END, chunk=other_process.END)
-            assert json.loads(said(process)) == contents(prefill.cache)
+            assert json.loads(said(second)) == contents(prefill.cache)
         prefill.log.wait(SendFinished, 89)
