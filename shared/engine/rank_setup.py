@@ -18,10 +18,11 @@ from ..errors import StartupError
 from ..handoff.cache_port import Buffer
 from ..handoff.carrier_names import CUDA_IPC, allows
 from ..handoff.cuda_driver import CudaDriver
-from ..handoff.data_plane import DataPlane, DataPlaneConfig
+from ..handoff.data_plane import DataPlane
 from ..handoff.device import DEVICE_BYTES, DeviceError
 from ..handoff.device_ring import NO_GPU, not_possible
 from ..handoff.gpu import Gpu, marker
+from ..handoff.plane_config import DataPlaneConfig
 from ..kv.cache import KVCache, bytes_per_block
 from ..models.decoder import Decoder
 from ..models.parallel import TensorParallel

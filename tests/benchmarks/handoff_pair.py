@@ -22,7 +22,7 @@ import numpy as np
 
 from tandem.shared.handoff.cache_port import CachePort
 from tandem.shared.handoff.carrier import Endpoints
-from tandem.shared.handoff.data_plane import DataPlane, DataPlaneConfig
+from tandem.shared.handoff.data_plane import DataPlane
 from tandem.shared.handoff.device import Device
 from tandem.shared.handoff.greeting import Greeting
 from tandem.shared.handoff.messages import (
@@ -36,6 +36,7 @@ from tandem.shared.handoff.messages import (
     Received,
     SendFinished,
 )
+from tandem.shared.handoff.plane_config import DataPlaneConfig
 
 MIB = 1 << 20
 HEADS, DIM_BYTES, BLOCK = 8, 256, 16

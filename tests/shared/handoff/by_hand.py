@@ -10,7 +10,8 @@ from typing import Any
 import zmq
 
 from tandem.shared.handoff.carrier import Ends
-from tandem.shared.handoff.data_plane import ZEROMQ, PlaneLoop
+from tandem.shared.handoff.data_plane import ZEROMQ
+from tandem.shared.handoff.plane_loop import PlaneLoop
 from tandem.shared.handoff.zmq_sockets import Timing
 
 from .faults import Schedule, faulty
@@ -38,7 +39,7 @@ class HandRank(Rank):
 
     def __enter__(self) -> HandRank:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.loop = PlaneLoop(self.plane, self._context)
+        self.loop = self.plane.loop(self._context)
         self.plane._endpoints = self.loop.start()
         self.alive = True
         return self

@@ -11,7 +11,6 @@ import zmq
 
 from tandem.shared.handoff import frame, greeting
 from tandem.shared.handoff.carrier_names import CUDA_IPC
-from tandem.shared.handoff.data_plane import _greeting
 from tandem.shared.handoff.device import DevicePlace
 from tandem.shared.handoff.doorbells import (
     Doorbells,
@@ -22,6 +21,7 @@ from tandem.shared.handoff.doorbells import (
 )
 from tandem.shared.handoff.frame import Header, Kind
 from tandem.shared.handoff.messages import Expecting
+from tandem.shared.handoff.plane_loop import greeting_of
 from tandem.shared.handoff.shared_ring import MappedRing, SharedRing
 
 from .plane_pair import CELL, HEADS, Rank, expect
@@ -34,7 +34,7 @@ class FakeSender:
 
     def __init__(self, real: Rank) -> None:
         self.config, self.cache = real.config, real.cache
-        self.me = _greeting(real.config, real.cache)
+        self.me = greeting_of(real.config, real.cache)
         self.context = zmq.Context()
         self.bulk, self.control = (self.context.socket(zmq.ROUTER) for _ in range(2))
         for socket in (self.bulk, self.control):
@@ -162,7 +162,7 @@ class FakeReceiver:
         self.context = zmq.Context()
         self.bulk, self.control = (self.context.socket(zmq.DEALER) for _ in range(2))
         hello = replace(
-            _greeting(real.config, real.cache),
+            greeting_of(real.config, real.cache),
             connection=secrets.randbits(64),
             peer_epoch=self.sender_epoch,
         )

@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 
 from tandem.shared.handoff.carrier import Ends
 from tandem.shared.handoff.carrier_names import CUDA_IPC
-from tandem.shared.handoff.data_plane import ZEROMQ, DataPlane, DataPlaneConfig
+from tandem.shared.handoff.data_plane import ZEROMQ, DataPlane
 from tandem.shared.handoff.epoch import new_epoch
 from tandem.shared.handoff.gpu import Gpu
 from tandem.shared.handoff.messages import Event, Expect, Expecting, OpenSend, PlaneFailed
+from tandem.shared.handoff.plane_config import DataPlaneConfig
 from tandem.shared.handoff.zmq_sockets import Timing
 
 from .fake_driver import FakeDevice

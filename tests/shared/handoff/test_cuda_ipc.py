@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tandem.shared.errors import PeerRefusedError, StartupError
-from tandem.shared.handoff import data_plane, frame, greeting
-from tandem.shared.handoff.data_plane import DataPlane, DataPlaneConfig
+from tandem.shared.handoff import frame, greeting, plane_loop
+from tandem.shared.handoff.data_plane import DataPlane
 from tandem.shared.handoff.device import DEVICE_WINDOW_BYTES, DevicePlace
 from tandem.shared.handoff.frame import HEADER_BYTES, ChecksumError, DeviceFrame
 from tandem.shared.handoff.messages import (
@@ -25,6 +25,7 @@ from tandem.shared.handoff.messages import (
     SendFailed,
     SendFinished,
 )
+from tandem.shared.handoff.plane_config import DataPlaneConfig
 from tandem.shared.handoff.plane_end import HOST_WINDOW_BYTES
 
 from . import other_process
@@ -93,7 +94,7 @@ def test_a_rank_without_a_gpu_gets_kv_through_the_host(without: str) -> None:
 
 def test_on_another_host_it_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with Rank("p", seed=1, carrier="cuda_ipc") as prefill:
-        monkeypatch.setattr(data_plane, "host_identity", lambda: "elsewhere")
+        monkeypatch.setattr(plane_loop, "host_identity", lambda: "elsewhere")
         with Rank("d", listen_host=None, device=FakeDevice()) as decode:
             decode.plane.submit(expect(prefill, 1, BLOCKS, first_token=0, end_token=END))
             failed = decode.log.wait(ReceiveFailed, 1)
@@ -141,7 +142,7 @@ def test_memory_that_cannot_be_opened_is_done_without_and_the_reason_is_told() -
 
 def _greetings(**changed: Any) -> tuple[greeting.Greeting, greeting.Greeting]:
     rank = Rank("p")
-    mine = data_plane._greeting(rank.config, rank.cache, on_device=True)
+    mine = plane_loop.greeting_of(rank.config, rank.cache, on_device=True)
     return replace(mine, carriers="cuda_ipc"), replace(mine, **changed)
 
 

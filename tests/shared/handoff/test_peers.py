@@ -10,7 +10,7 @@ import pytest
 
 from tandem.shared.errors import OverloadedError, StartupError, UnavailableError
 from tandem.shared.handoff import frame
-from tandem.shared.handoff.data_plane import DataPlane, DataPlaneConfig
+from tandem.shared.handoff.data_plane import DataPlane
 from tandem.shared.handoff.frame import Kind
 from tandem.shared.handoff.messages import (
     CancelExpect,
@@ -22,6 +22,7 @@ from tandem.shared.handoff.messages import (
     SendFailed,
     SendFinished,
 )
+from tandem.shared.handoff.plane_config import DataPlaneConfig
 from tandem.shared.handoff.zmq_sockets import Timing
 
 from .fake_peers import FakeReceiver, FakeSender

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tandem.shared.errors import StartupError
-from tandem.shared.handoff import data_plane, frame, greeting, inlets, staging_memory
+from tandem.shared.handoff import frame, greeting, inlets, plane_loop, staging_memory
 from tandem.shared.handoff.frame import Kind
 from tandem.shared.handoff.messages import (
     Expecting,
@@ -71,7 +71,7 @@ def test_two_ranks_on_one_host_agree_on_a_carrier(here: str, there: str, chosen:
 
 def test_two_hosts_use_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
     with Rank("p", seed=1) as prefill:
-        monkeypatch.setattr(data_plane, "host_identity", lambda: "elsewhere")
+        monkeypatch.setattr(plane_loop, "host_identity", lambda: "elsewhere")
         with Rank("d", listen_host=None) as decode:
             _transfer(prefill, decode)
             assert decode.log.wait(PeerJoined).carrier == "tcp"
@@ -83,7 +83,7 @@ def test_a_forced_carrier_that_is_not_possible_is_a_refusal_by_name(
 ) -> None:
     carriers = {"prefill": "auto", "decode": "auto"} | {forced: "shared_memory"}
     with Rank("p", seed=1, carrier=carriers["prefill"]) as prefill:
-        monkeypatch.setattr(data_plane, "host_identity", lambda: "elsewhere")
+        monkeypatch.setattr(plane_loop, "host_identity", lambda: "elsewhere")
         with Rank("d", listen_host=None, carrier=carriers["decode"]) as decode:
             decode.plane.submit(expect(prefill, 1, BLOCKS, first_token=0, end_token=END))
             failed = decode.log.wait(ReceiveFailed, 1)
@@ -285,7 +285,7 @@ def test_an_unsealed_memory_file_is_refused() -> None:
 
 def test_a_greeting_carries_the_place_of_a_ring() -> None:
     ring = SharedRing(BLOCK)
-    me = data_plane._greeting(Rank("p").config, Rank("p").cache).with_ring(ring.place)
+    me = plane_loop.greeting_of(Rank("p").config, Rank("p").cache).with_ring(ring.place)
     assert greeting.decode(greeting.encode(me)).ring == ring.place
     assert not me.without_ring().ring_bytes and me.without_ring().carriers == "tcp"
     ring.close()
