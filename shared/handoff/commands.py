@@ -47,15 +47,14 @@ class Commands:
                 raise OverloadedError(
                     f"{self._limit} commands wait for the data plane; it is stuck"
                 ) from None
-        self._wake()
+        self.wake()
 
     def end(self) -> None:
-        """Take no more, and wake the plane."""
+        """Take no more."""
         with self._putting:
             self._over = True
-        self._wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         # A lost race costs one byte more in the pair, never a lost wake-up: the plane clears the
         # flag before it reads the queue.
         pair = self._wake_in

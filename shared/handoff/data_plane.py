@@ -121,8 +121,9 @@ class DataPlane:
 
     def stop(self, deadline: float = 5.0) -> None:
         """Fail what is under way, close the sockets, end the thread within ``deadline`` seconds."""
+        self._commands.end()  # first: what the plane finds when it stops is all there will ever be
         self._stop.set()
-        self._commands.end()
+        self._commands.wake()
         if self._thread is not None:
             self._thread.join(deadline)
             if self._thread.is_alive():
