@@ -45,11 +45,11 @@ class OtlpTracer:
         # The library's own words, once a batch, are replaced by ``_Reporting``'s.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         base = endpoint.rstrip("/").removesuffix(TRACES_PATH)
-        exporter = _Reporting(
+        self._exporter = _Reporting(
             OTLPSpanExporter(endpoint=base + TRACES_PATH, timeout=EXPORT_SECONDS), base
         )
         processor = BatchSpanProcessor(
-            exporter,
+            self._exporter,
             max_queue_size=MAX_QUEUED,
             max_export_batch_size=MAX_BATCH,
             schedule_delay_millis=BATCH_SECONDS * 1000,
@@ -67,6 +67,9 @@ class OtlpTracer:
         flushing = threading.Thread(target=self._provider.shutdown, daemon=True)
         flushing.start()
         flushing.join(FLUSH_SECONDS)
+        if flushing.is_alive():
+            self._exporter.shutdown()  # ends what it is trying, and whatever it would try next
+            flushing.join(FLUSH_SECONDS)
 
 
 class _OtlpSpan:
