@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import psutil
+import pytest
 
 from tandem.tests.end_to_end.clients import COMPLETIONS, streamed_tokens
 from tandem.tests.end_to_end.cluster import (
@@ -81,6 +82,8 @@ def bystanders(cluster: TestCluster) -> Iterator[None]:
     assert all(len(tokens) == TOKENS for tokens in want)
 
 
+# What clients do does not depend on how KV moves.
+@pytest.mark.parametrize("disaggregated", ["shared_memory"], indirect=True)
 def test_bad_requests_are_refused_while_others_stream(disaggregated: TestCluster) -> None:
     def refuse_all() -> None:
         for case, (path, body, status) in BAD.items():
@@ -119,6 +122,8 @@ def open_and_stall(cluster: TestCluster) -> socket.socket:
     return sock
 
 
+# What clients do does not depend on how KV moves.
+@pytest.mark.parametrize("disaggregated", ["shared_memory"], indirect=True)
 def test_a_client_that_reads_nothing_holds_up_nobody(disaggregated: TestCluster) -> None:
     _, decode = disaggregated.parts[1:]
 

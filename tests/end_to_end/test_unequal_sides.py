@@ -68,7 +68,6 @@ def test_numbers_of_ranks_and_block_sizes_may_differ(
     ("there", "here", "tolerance"),
     [
         ((1, 8, "--dtype=bfloat16"), (2, 32, "--kv-cache-dtype=float16"), 0.1),
-        ((2, 16, "--kv-cache-dtype=float16"), (1, 64, "--dtype=bfloat16"), 0.1),
         ((1, 64, "--kv-cache-dtype=float32"), (2, 16, "--kv-cache-dtype=fp8"), 0.5),
         ((2, 32, "--kv-cache-dtype=fp8_e4m3"), (1, 8, "--kv-cache-dtype=float32"), 0.5),
         ((1, 16, "--kv-cache-dtype=fp8"), (1, 64, "--kv-cache-dtype=fp8"), 1e-2),
