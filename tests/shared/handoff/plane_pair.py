@@ -13,7 +13,15 @@ from tandem.shared.handoff.carrier_names import CUDA_IPC
 from tandem.shared.handoff.data_plane import ZEROMQ, DataPlane
 from tandem.shared.handoff.epoch import new_epoch
 from tandem.shared.handoff.gpu import Gpu
-from tandem.shared.handoff.messages import Event, Expect, Expecting, OpenSend, PlaneFailed
+from tandem.shared.handoff.messages import (
+    Event,
+    Expect,
+    Expecting,
+    OpenSend,
+    PlaneFailed,
+    Received,
+    SendFinished,
+)
 from tandem.shared.handoff.plane_config import DataPlaneConfig
 from tandem.shared.handoff.zmq_sockets import Timing
 
@@ -24,6 +32,9 @@ E = TypeVar("E", bound=Event)
 WAIT_SECONDS = 10.0
 LAYERS, HEADS, HEAD_BYTES, BLOCK = 3, 2, 16, 8
 CELL = 2 * HEADS * HEAD_BYTES
+# A transfer that ends within a block.
+END = 100
+BLOCKS = tuple(range(13))
 
 
 def make_cache(
@@ -180,6 +191,16 @@ def rows(cache: MemoryCache, blocks: Iterable[int], first: int, end: int) -> lis
         for layer in cache.layers
         for token in range(first, end)
     ]
+
+
+def hand_over(prefill: Rank, decode: Rank, number: int = 1) -> None:
+    """One whole transfer between two running ranks, to its last byte."""
+    decode.expect(prefill, number, BLOCKS, first_token=0, end_token=END)
+    prefill.open(decode, number, BLOCKS, first_token=0, end_token=END)
+    prefill.compute(number, 0, END, chunk=33)
+    prefill.log.wait(SendFinished, number)
+    decode.log.wait(Received, number)
+    assert rows(decode.cache, BLOCKS, 0, END) == rows(prefill.cache, BLOCKS, 0, END)
 
 
 def until(condition: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:

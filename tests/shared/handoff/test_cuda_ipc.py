@@ -33,23 +33,11 @@ from .by_hand import HandRank, World
 from .fake_driver import DEVICES, FakeDevice, FakeDriver, as_memory, device_named
 from .fake_peers import FakeSender
 from .other_process import contents, go, other, peer, said
-from .plane_pair import CELL, LAYERS, Rank, expect, make_cache, rows, until
-
-END = 100
-BLOCKS = tuple(range(13))
+from .plane_pair import BLOCKS, CELL, END, LAYERS, Rank, expect, hand_over, make_cache, rows, until
 
 
 def refusing(*calls: str) -> FakeDevice:
     return FakeDevice(FakeDriver(*calls))
-
-
-def _transfer(prefill: Rank, decode: Rank, number: int = 1) -> None:
-    decode.expect(prefill, number, BLOCKS, first_token=0, end_token=END)
-    prefill.open(decode, number, BLOCKS, first_token=0, end_token=END)
-    prefill.compute(number, 0, END, chunk=33)
-    prefill.log.wait(SendFinished, number)
-    decode.log.wait(Received, number)
-    assert rows(decode.cache, BLOCKS, 0, END) == rows(prefill.cache, BLOCKS, 0, END)
 
 
 # ---- the choice --------------------------------------------------------------------------------
@@ -72,7 +60,7 @@ def test_two_ranks_with_gpus_of_one_host_agree_on_a_carrier(
         Rank("p", seed=1, carrier=there, device=FakeDevice()) as prefill,
         Rank("d", listen_host=None, carrier=here, device=FakeDevice()) as decode,
     ):
-        _transfer(prefill, decode)
+        hand_over(prefill, decode)
         for rank in (prefill, decode):
             joined = rank.log.wait(PeerJoined)
             assert (joined.carrier, joined.note) == (chosen, "")
@@ -88,7 +76,7 @@ def test_a_rank_without_a_gpu_gets_kv_through_the_host(without: str) -> None:
         Rank("p", seed=1, device=devices["prefill"]) as prefill,
         Rank("d", listen_host=None, device=devices["decode"]) as decode,
     ):
-        _transfer(prefill, decode)
+        hand_over(prefill, decode)
         assert decode.log.wait(PeerJoined).carrier == "shared_memory"
 
 
@@ -121,7 +109,7 @@ def test_a_gpu_whose_memory_cannot_be_exported_is_done_without(
         Rank("p", seed=1, device=refusing(call)) as prefill,
         Rank("d", listen_host=None, device=FakeDevice()) as decode,
     ):
-        _transfer(prefill, decode)
+        hand_over(prefill, decode)
         assert decode.log.wait(PeerJoined).carrier == "shared_memory"
     assert f"CUDA IPC: {call}: no such luck" in caplog.text
 
@@ -130,7 +118,7 @@ def test_memory_that_cannot_be_opened_is_done_without_and_the_reason_is_told() -
     """GPUs of one host need not reach each other."""
     with Rank("p", seed=1, device=FakeDevice()) as prefill:
         with Rank("d", listen_host=None, device=refusing("open")) as decode:
-            _transfer(prefill, decode)
+            hand_over(prefill, decode)
             joined = decode.log.wait(PeerJoined)
             assert joined.carrier == "shared_memory"
             wanted = "cannot open memory of GPU-fake from GPU-fake: open: no such luck"
@@ -169,7 +157,7 @@ def test_the_staging_ring_of_a_gpu_is_pinned_or_it_is_said_why_not(
             Rank("p", seed=1, carrier="tcp", device=device) as prefill,
             Rank("d", listen_host=None, carrier="tcp") as decode,
         ):
-            _transfer(prefill, decode)
+            hand_over(prefill, decode)
             assert device.driver.calls["pin"] == 1
     assert caplog.text.count("the staging ring is not pinned (pin: no such luck)") == 1
 
@@ -384,7 +372,7 @@ def test_a_killed_sender_fails_the_attempt_and_its_memory_is_let_go(name: str) -
             calls = device.driver.calls
             assert calls["copy"] > 3 and calls["open"] == calls["close"] == 1
             with Rank("p", seed=1, carrier="cuda_ipc") as again:
-                _transfer(again, decode)
+                hand_over(again, decode)
 
 
 @pytest.mark.parametrize("name", DEVICES)

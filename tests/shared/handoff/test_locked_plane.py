@@ -18,16 +18,11 @@ from tandem.shared.handoff.messages import (
     Admit,
     Admitted,
     PeerJoined,
-    Received,
     ReceiveFailed,
-    SendFinished,
 )
 from tandem.shared.handoff.zmq_sockets import MAX_CONTROL_MESSAGE, Timing
 
-from .plane_pair import Rank, expect, rows, until
-
-END = 100
-BLOCKS = tuple(range(13))
+from .plane_pair import BLOCKS, END, Rank, expect, hand_over, until
 
 # ZMTP 3.1: signature, version, mechanism, as server, filler.
 ZMTP = b"\xff" + bytes(8) + b"\x7f\x03\x01%b" + bytes(32)
@@ -70,12 +65,7 @@ def hands_over(prefill: Rank, version: int = 99) -> str:
     """A decode rank that the control plane has announced gets its KV; the carrier."""
     with Rank("d", listen_host=None, curve=prefill.config.curve) as decode:
         admit(prefill, decode.plane.endpoints.key, version=version)
-        decode.expect(prefill, 1, BLOCKS, first_token=0, end_token=END)
-        prefill.open(decode, 1, BLOCKS, first_token=0, end_token=END)
-        prefill.compute(1, 0, END, chunk=33)
-        decode.log.wait(Received, 1)
-        prefill.log.wait(SendFinished, 1)
-        assert rows(decode.cache, BLOCKS, 0, END) == rows(prefill.cache, BLOCKS, 0, END)
+        hand_over(prefill, decode)
         return decode.log.wait(PeerJoined).carrier
 
 

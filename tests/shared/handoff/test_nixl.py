@@ -25,19 +25,15 @@ from tandem.shared.handoff.landing import LANDING_SLOTS, Landing
 from tandem.shared.handoff.messages import (
     PeerJoined,
     PeerLost,
-    Received,
     ReceiveFailed,
-    SendFinished,
 )
 from tandem.shared.handoff.nixl_agent import NO_PLACE, NixlAgent, NixlError, NixlPlace
 
 from . import other_process
 from .fake_peers import FakeReceiver, FakeSender
 from .other_process import go, other, peer, said
-from .plane_pair import Rank, expect, rows, until
+from .plane_pair import BLOCKS, END, Rank, expect, hand_over, until
 
-END = 100
-BLOCKS = tuple(range(13))
 SLOT = 512
 RING = NixlPlace(b"description", 1 << 20, 64 * SLOT)
 
@@ -234,20 +230,11 @@ def nixl() -> None:
         pytest.skip("the library is an extra: pip install 'tandem-llm[nixl]'")
 
 
-def _transfer(prefill: Rank, decode: Rank, number: int = 1) -> None:
-    decode.expect(prefill, number, BLOCKS, first_token=0, end_token=END)
-    prefill.open(decode, number, BLOCKS, first_token=0, end_token=END)
-    prefill.compute(number, 0, END, chunk=33)
-    prefill.log.wait(SendFinished, number)
-    decode.log.wait(Received, number)
-    assert rows(decode.cache, BLOCKS, 0, END) == rows(prefill.cache, BLOCKS, 0, END)
-
-
 @pytest.mark.usefixtures("nixl")
 def test_it_is_used_when_both_sides_ask_for_it() -> None:
     with Rank("p", seed=1, carrier="nixl") as prefill:
         with Rank("d", listen_host=None, carrier="nixl") as decode:
-            _transfer(prefill, decode)
+            hand_over(prefill, decode)
             for rank in (prefill, decode):
                 assert rank.log.wait(PeerJoined).carrier == "nixl"
                 until(lambda rank=rank: rank.plane.stats().peers_nixl == 1)  # type: ignore[misc]
@@ -346,7 +333,7 @@ def test_connections_that_come_and_go_leave_nothing_behind() -> None:
         with Rank("p", seed=1, carrier="nixl") as prefill:
             for number in range(2):
                 with Rank("d", listen_host=None, carrier="nixl") as decode:
-                    _transfer(prefill, decode, number)
+                    hand_over(prefill, decode, number)
         return _held()
 
     first = come_and_go()  # the library keeps what it has once found out about devices

@@ -20,27 +20,13 @@ from tandem.shared.handoff.messages import (
     Received,
     ReceiveFailed,
     SendFailed,
-    SendFinished,
 )
 from tandem.shared.handoff.shared_ring import MappedRing, RingError, SharedRing
 
 from .by_hand import World
 from .fake_peers import FakeReceiver, FakeSender
 from .faults import reset
-from .plane_pair import BLOCK, Rank, expect, rows, until
-
-END = 100
-BLOCKS = tuple(range(13))
-
-
-def _transfer(prefill: Rank, decode: Rank, number: int = 1) -> None:
-    decode.expect(prefill, number, BLOCKS, first_token=0, end_token=END)
-    prefill.open(decode, number, BLOCKS, first_token=0, end_token=END)
-    prefill.compute(number, 0, END, chunk=33)
-    prefill.log.wait(SendFinished, number)
-    decode.log.wait(Received, number)
-    assert rows(decode.cache, BLOCKS, 0, END) == rows(prefill.cache, BLOCKS, 0, END)
-
+from .plane_pair import BLOCK, BLOCKS, END, Rank, expect, hand_over, rows, until
 
 # ---- the choice --------------------------------------------------------------------------------
 
@@ -60,7 +46,7 @@ def test_two_ranks_on_one_host_agree_on_a_carrier(here: str, there: str, chosen:
         Rank("p", seed=1, carrier=there) as prefill,
         Rank("d", listen_host=None, carrier=here) as decode,
     ):
-        _transfer(prefill, decode)
+        hand_over(prefill, decode)
         for rank in (prefill, decode):
             assert rank.log.wait(PeerJoined).carrier == chosen
             stats = rank.plane.stats()
@@ -73,7 +59,7 @@ def test_two_hosts_use_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
     with Rank("p", seed=1) as prefill:
         monkeypatch.setattr(plane_loop, "host_identity", lambda: "elsewhere")
         with Rank("d", listen_host=None) as decode:
-            _transfer(prefill, decode)
+            hand_over(prefill, decode)
             assert decode.log.wait(PeerJoined).carrier == "tcp"
 
 
@@ -97,7 +83,7 @@ def test_a_ring_that_cannot_be_mapped_is_done_without(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(inlets, "MappedRing", refuse)
     with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
-        _transfer(prefill, decode)
+        hand_over(prefill, decode)
         joined = decode.log.wait(PeerJoined)
         assert (joined.carrier, joined.note) == ("tcp", "cannot map it")
         assert prefill.log.wait(PeerJoined).carrier == "tcp"
@@ -108,7 +94,7 @@ def test_a_system_without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(StartupError, match="--carrier shared_memory is not possible here"):
         Rank("p", carrier="shared_memory").plane.start()
     with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
-        _transfer(prefill, decode)
+        hand_over(prefill, decode)
         assert decode.log.wait(PeerJoined).carrier == "tcp"
 
 
@@ -232,7 +218,7 @@ def test_connections_that_come_and_go_leave_no_mapping_and_no_descriptor() -> No
         with Rank("p", seed=1) as prefill:
             for number in range(3):
                 with Rank("d", listen_host=None) as decode:
-                    _transfer(prefill, decode, number)
+                    hand_over(prefill, decode, number)
     assert _held() == before
 
 
