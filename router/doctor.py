@@ -33,12 +33,7 @@ def as_json(survey: Survey, found: Sequence[Finding]) -> str:
         ],
         "router": {"url": survey.url, "registry": survey.registry},
         "nodes": [_node_fields(seen) for seen in survey.nodes],
-        "pairs": [
-            {"decode_node": decode, **_fields(pair)}
-            for decode, answer in survey.pairs.items()
-            if answer.reply is not None
-            for pair in answer.reply.pairs
-        ],
+        "pairs": [{"decode_node": decode, **_fields(pair)} for decode, pair in survey.reports()],
     }
     return json.dumps(report, indent=2)
 
@@ -111,9 +106,8 @@ def _pairs(survey: Survey) -> Table:
         table.add_column(heading, overflow="fold")
     for heading in ("canary ms", "round trip ms", "KV MB/s"):
         table.add_column(heading, justify="right")
-    for decode, answer in survey.pairs.items():
-        for pair in answer.reply.pairs if answer.reply is not None else ():
-            table.add_row(escape(pair.node_id), escape(decode), *_measured(pair))
+    for decode, pair in survey.reports():
+        table.add_row(escape(pair.node_id), escape(decode), *_measured(pair))
     return table
 
 

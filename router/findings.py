@@ -203,16 +203,15 @@ def _of_pairs(survey: Survey) -> Iterator[Finding]:
 def _of_carriers(survey: Survey) -> Iterator[Finding]:
     """A way that works, and is several times slower than it could be, shows nowhere else."""
     hosts = {seen.info.node_id: _host(seen.info.address) for seen in survey.nodes}
-    for decode, answer in survey.pairs.items():
-        for pair in answer.reply.pairs if answer.reply is not None else ():
-            if pair.carrier == TCP and hosts.get(decode) == _host(pair.address):
-                yield Finding(
-                    f"{pair.node_id} to {decode}",
-                    "KV goes over TCP, although both nodes are on one host",
-                    "if --carrier does not ask for it: run both as the same user, with the same "
-                    "view of processes (in containers, one PID namespace)",
-                    wrong=False,
-                )
+    for decode, pair in survey.reports():
+        if pair.carrier == TCP and hosts.get(decode) == _host(pair.address):
+            yield Finding(
+                f"{pair.node_id} to {decode}",
+                "KV goes over TCP, although both nodes are on one host",
+                "if --carrier does not ask for it: run both as the same user, with the same view "
+                "of processes (in containers, one PID namespace)",
+                wrong=False,
+            )
 
 
 def _of_exposure(survey: Survey) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -60,6 +60,12 @@ class Survey:
     nodes: list[NodeSeen] = field(default_factory=list)
     pairs: dict[str, Answer] = field(default_factory=dict)
     encrypted: bool = False
+
+    def reports(self) -> Iterator[tuple[str, pb.PairReport]]:
+        """Of every pair that was examined, with the decode node's name."""
+        for decode, answer in self.pairs.items():
+            for pair in answer.reply.pairs if answer.reply is not None else ():
+                yield decode, pair
 
 
 def survey(url: str, registry: str, lock: Lock = OPEN) -> Survey:
