@@ -309,15 +309,16 @@ def control_overhead(carrier: str, count: int = 200) -> float:
 
 
 def take_turns(variants: dict[str, Variant], rounds: int) -> dict[str, list[float]]:
-    """GB/s of each, a round each in turn. The first round warms connections and page tables, and
-    does not count; ratios are to be taken within a round, where a noisy neighbour hits all."""
+    """GB/s of each, a round each in turn. The first round warms connections and page tables, and in
+    the last one the processes of the variants before are ending: neither counts. Ratios are to be
+    taken within a round, where a noisy neighbour hits all."""
     rates: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(rounds):
         for name, variant in variants.items():
             rates[name].append(variant.move())
     for variant in variants.values():
         variant.finish()
-    return {name: values[1:] for name, values in rates.items()}
+    return {name: values[1:-1] for name, values in rates.items()}
 
 
 def row(

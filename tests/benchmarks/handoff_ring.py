@@ -218,7 +218,7 @@ def compare(name: str, carrier: str, goal: str) -> None:
     """The benchmark of this name; ``goal`` is that of the carrier alone."""
     parser = argparse.ArgumentParser(name, description=__doc__)
     parser.add_argument("--mib", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=11)
     options = parser.parse_args()
     size = options.mib * MIB
     cores = sorted(os.sched_getaffinity(0))[:2]

@@ -21,13 +21,10 @@ import xxhash
 import zmq
 
 from tandem.shared.handoff import frame
-from tandem.shared.handoff.carrier import Endpoints
 from tandem.shared.handoff.carrier_names import TCP
 from tandem.shared.handoff.greeting import PeerKey
 from tandem.shared.handoff.stats import DataPlaneStats
-from tandem.shared.handoff.zmq_dialer import ZmqDialer
 from tandem.shared.handoff.zmq_listener import ZmqListener
-from tandem.shared.handoff.zmq_sockets import Timing
 
 from .handoff_pair import (
     MIB,
@@ -39,10 +36,10 @@ from .handoff_pair import (
     take_turns,
     whole_transfers,
 )
+from .handoff_ring import TIMING, Receiving
 from .report import write
 
 AGAINST = "raw socket, same cold source, same run"
-TIMING = Timing(silence_seconds=60.0)
 
 
 # ---- a raw socket ------------------------------------------------------------------------------
@@ -105,24 +102,14 @@ def wire_sender(pipe: Connection, size: int, rounds: int) -> None:
 
 
 def wire_receiver(pipe: Connection, size: int, rounds: int) -> None:
-    endpoints: Endpoints = pipe.recv()
-    context: zmq.Context[Any] = zmq.Context()
-    dialer = ZmqDialer(context, greeting("d", 2, TCP), max_frame_bytes=2 * MIB, timing=TIMING)
-    peer = PeerKey(node_id="p", epoch=1, rank=0)
-    dialer.connect(peer, endpoints, time.monotonic())
-    while not dialer.is_live(peer):
-        dialer.receive_control(time.monotonic())
-    bulk = next(iter(dialer.sockets()))
+    receiving = Receiving(greeting("d", 2, TCP), pipe.recv())
+    messages = receiving.messages()
     pipe.send(None)
     for _ in range(rounds):
-        left = size
-        while left:
-            bulk.poll(1000)
-            while taken := dialer.receive_bulk(time.monotonic()):
-                left -= len(taken[1])
+        for _ in range(size // MIB):
+            next(messages)
         pipe.send(None)
-    dialer.close()
-    context.destroy(linger=0)
+    receiving.close()
 
 
 # ---- the run -----------------------------------------------------------------------------------
@@ -144,7 +131,7 @@ def checksum_rate(size: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--curve", action="store_true", help="measure locked planes as well")
     options = parser.parse_args()
     size = options.mib * MIB
