@@ -33,6 +33,10 @@ from .messages import (
 from .plane_end import PartKey, PlaneEnd, heads_of, part_of, why_not, window_of
 from .stats import DataPlaneStats
 
+# A quarter of a window takes longer than a sender waits for progress where many transfers share a
+# slow link, each of which does move.
+ACK_SECONDS = 0.5
+
 
 @dataclass(slots=True, kw_only=True)
 class Incoming:
@@ -46,6 +50,7 @@ class Incoming:
     coverage: Coverage
     cell_bytes: int
     opened_at: float
+    acknowledged_at: float
     frame_at: float = 0.0
     announced: bool = False
     sequence: int = 0
@@ -95,6 +100,7 @@ class Receiver:
             ),
             cell_bytes=self._end.cell_bytes(command, self._me.dtype),
             opened_at=now,
+            acknowledged_at=now,
         )
         self._transfers[part_of(command)] = transfer
         self._carrier.connect(
@@ -234,7 +240,8 @@ class Receiver:
         transfer.frame_at = self._clock()
         self._stats.frames_received += 1
         self._stats.bytes_received += len(payload)
-        if 4 * (transfer.received - transfer.acknowledged) >= window:
+        quarter = 4 * (transfer.received - transfer.acknowledged) >= window
+        if quarter or transfer.frame_at - transfer.acknowledged_at >= ACK_SECONDS:
             self._acknowledge(transfer)
 
     def _check_data(self, transfer: Incoming, header: Header, length: int, window: int) -> None:
@@ -281,6 +288,7 @@ class Receiver:
 
     def _acknowledge(self, transfer: Incoming) -> None:
         transfer.acknowledged = transfer.received
+        transfer.acknowledged_at = self._clock()
         message = frame.encode(
             self._header(transfer, Kind.ACK), frame.ack_payload(transfer.received)
         )

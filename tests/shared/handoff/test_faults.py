@@ -17,6 +17,7 @@ from tandem.shared.handoff.zmq_sockets import Timing
 
 from .by_hand import CARRIERS, HandRank, World
 from .faults import Fault, Schedule
+from .memory_carrier import MEMORY
 from .plane_pair import BLOCK, expect, rows
 
 END = 100
@@ -102,6 +103,16 @@ def test_late_and_slow_messages_still_make_a_transfer(carrier: str) -> None:
         prefill.compute(1, 0, END, chunk=END)
         _settle(world, prefill, decode)
         assert rows(decode.cache, BLOCKS, 0, END) == rows(prefill.cache, BLOCKS, 0, END)
+
+
+def test_a_transfer_that_moves_slowly_is_not_given_up() -> None:
+    """It takes four seconds, and a quarter of the window is more than all of it."""
+    with World(MEMORY, Schedule(bytes_a_second=5e3)) as world:
+        prefill, decode = _pair(world)
+        _greeted(world, prefill, decode)
+        prefill.compute(1, 0, END, chunk=10)
+        _settle(world, prefill, decode)
+        assert decode.log.of(Received), decode.log.of(ReceiveFailed)
 
 
 def _campaign(carrier: str, seed: int, transfers: int) -> tuple[int, Schedule]:
