@@ -226,8 +226,10 @@ def _special_pattern(raw: RawTokenizer) -> re.Pattern[str]:
     """All special tokens, longest first, each with the white space that it swallows."""
     special = [t for t in raw.get_added_tokens_decoder().values() if t.special and t.content]
     special.sort(key=lambda token: -len(token.content))
+    # White space before a token is looked for where it begins: from each of its characters on, a
+    # megabyte of it would take minutes.
     alternatives = [
-        ("\\s*" if token.lstrip else "")
+        (r"(?:(?<!\s)\s+)?" if token.lstrip else "")
         + re.escape(token.content)
         + ("\\s*" if token.rstrip else "")
         for token in special

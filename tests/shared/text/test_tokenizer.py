@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,42 @@ def test_no_message_can_write_a_control_token(text: Text, parts: list[str]) -> N
     plain = text.encode(content)
     assert [token for token in plain if token in control] == [raw.token_to_id("<s>")]
     assert text.decode(plain) == content
+
+
+class Swallowing:
+    """A tokenizer whose control tokens take the white space beside them."""
+
+    def __init__(self, folder: Path) -> None:
+        raw = make_raw()
+        raw.add_special_tokens(
+            [
+                AddedToken("<left>", special=True, lstrip=True),
+                AddedToken("<both>", special=True, lstrip=True, rstrip=True),
+            ]
+        )
+        raw.save(str(make_folder(folder) / "tokenizer.json"))
+        self.text = Text.load(folder)
+        self.plain = re.compile(r"\s*<left>|\s*<both>\s*|<\|start\|>|<\|end\|>|<s>")
+
+
+@pytest.fixture(scope="module")
+def swallowing(tmp_path_factory: pytest.TempPathFactory) -> Swallowing:
+    return Swallowing(tmp_path_factory.mktemp("swallowing"))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(["<left>", "<both>", "<s>", " ", "\n", "a", "<"]), max_size=9))
+def test_control_tokens_take_the_white_space_beside_them(
+    swallowing: Swallowing, parts: list[str]
+) -> None:
+    text = "".join(parts)
+    assert swallowing.text._special.findall(text) == swallowing.plain.findall(text)
+
+
+def test_much_white_space_is_read_once(swallowing: Swallowing) -> None:
+    """Looked through from each of its characters, it would take an hour."""
+    content = "a" + " " * 400_000 + "b"
+    assert swallowing.text.apply_chat_template(user(content)).count(" ") == 400_000
 
 
 def test_template_arguments_are_guarded_too(tmp_path: Path) -> None:
