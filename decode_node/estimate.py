@@ -44,6 +44,8 @@ def why_local(
 
     ``threshold`` is the operator's word: with it nothing is estimated.
     """
+    if not missing:
+        return "nothing missing"
     if threshold is None and here.tokens_per_second <= 0:
         threshold = DEFAULT_TOKENS
     if threshold is not None:

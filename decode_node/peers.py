@@ -25,7 +25,7 @@ from ..shared.node.engine import NodeEngine, NodeIdentity
 from ..shared.node.metrics import NodeMetrics
 from .absences import Absences
 from .link import Link
-from .peer import Peer, calling, endpoints_of
+from .peer import Peer, PeerLostError, calling, endpoints_of
 from .refusals import Refusals
 
 log = logging.getLogger("tandem.decode")
@@ -139,10 +139,10 @@ class Peers:
             await asyncio.gather(*(self._renew(peer) for peer in peers))
 
     async def reconcile(self) -> None:
-        """Runs for ever: releases what only the peer holds."""
+        """Runs for ever: releases what only the peer holds, and forgets peers that have gone."""
         while True:
             await asyncio.sleep(RECONCILE_SECONDS)
-            await asyncio.gather(*(self._free_orphans(peer) for peer in self._peers.values()))
+            await asyncio.gather(*(self._look_after(peer) for peer in self._peers.values()))
 
     async def _greeted(self, candidate: pb.PrefillCandidate) -> Peer:
         # Behind the lock: of many who come at once, one finds out, and the others hear of it.
@@ -150,9 +150,7 @@ class Peers:
         known = self._peers.get(candidate.address)
         if known is not None and candidate.epoch in (0, known.epoch):
             return known
-        if known is not None:
-            await self.forget(known)
-        if len(self._peers) >= MAX_PEERS:
+        if known is None and len(self._peers) >= MAX_PEERS:
             raise TransferError(f"{MAX_PEERS} prefill nodes are known, which is the limit")
         try:
             peer = await self._greet(candidate.address)
@@ -160,6 +158,18 @@ class Peers:
             if candidate.epoch:  # a refusal of "whoever is there" would outlive the process
                 self._refusals.add(candidate.address, candidate.node_id, candidate.epoch, error)
             raise
+        return await self._settled(peer)
+
+    async def _settled(self, peer: Peer) -> Peer:
+        """Who answered is the peer from now on, unless it is the one that is known already."""
+        known = self._peers.get(peer.address)
+        if known is not None and known.epoch == peer.epoch:
+            # Whoever named another epoch has not heard of the restart yet. To close what stands
+            # would end the transfers of those who have.
+            await peer.channel.close(grace=0)
+            return known
+        if known is not None:
+            await self.forget(known)
         self._peers[peer.address] = peer
         self._met.set()
         return peer
@@ -181,6 +191,8 @@ class Peers:
             return str(error)
         log.info("the canary of %s passed in %.3f s", peer.address, time.monotonic() - begun)
         self._metrics.canaries.labels("passed").inc()
+        if len(self._passed) >= MAX_PEERS:
+            del self._passed[next(iter(self._passed))]
         self._passed[peer.node_id] = peer.epoch
         return ""
 
@@ -257,16 +269,25 @@ class Peers:
         me = pb.LiveRequest(node_id=self._identity.node_id, epoch=self._identity.epoch)
         return await peer.stub.Live(me, timeout=HELLO_SECONDS)
 
-    async def _free_orphans(self, peer: Peer) -> None:
-        with contextlib.suppress(TransferError), calling():
-            held = await self._live(peer)
-            if held.greet_again:
+    async def _look_after(self, peer: Peer) -> None:
+        try:
+            with calling():
+                await self._free_orphans(peer)
+        except TransferError as error:
+            # One that left in peace fails no attempt, since routers name it no more.
+            if isinstance(error, PeerLostError) and not peer.trust.ids:
+                log.info("%s is forgotten: %s", peer.address, error)
                 await self.forget(peer)
-                return
-            orphans = peer.trust.orphans(held.ids)
-            if orphans:
-                log.warning("%s holds transfers %s that ended here", peer.address, orphans)
-                await peer.stub.Release(self._ids(orphans), timeout=HELLO_SECONDS)
+
+    async def _free_orphans(self, peer: Peer) -> None:
+        held = await self._live(peer)
+        if held.greet_again:
+            await self.forget(peer)
+            return
+        orphans = peer.trust.orphans(held.ids)
+        if orphans:
+            log.warning("%s holds transfers %s that ended here", peer.address, orphans)
+            await peer.stub.Release(self._ids(orphans), timeout=HELLO_SECONDS)
 
     def _ids(self, ids: list[int]) -> pb.TransferIds:
         return pb.TransferIds(node_id=self._identity.node_id, epoch=self._identity.epoch, ids=ids)

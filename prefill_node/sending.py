@@ -107,10 +107,15 @@ class Sending:
         yield pb.OpenEvent(
             done=pb.OpenDone(
                 bytes=self._bytes,
-                compute_seconds=self._computed_at - self._started_at,
+                compute_seconds=self._compute_seconds,
                 exposed_seconds=self._exposed,
             )
         )
+
+    @property
+    def _compute_seconds(self) -> float:
+        # The last bytes may be confirmed before the step that computed them is over.
+        return (self._computed_at or time.monotonic()) - self._started_at
 
     async def close(self) -> None:
         """Return once no rank reads the blocks any more and they are given back."""

@@ -212,7 +212,7 @@ def _translated(error: grpc.aio.AioRpcError) -> Exception:
             return UnavailableError("The decode node that served this request is unavailable.")
         case code:
             log.error("a decode node failed with %s: %s", code.name, details)
-            return NodeError("The node that served this request failed.")
+            return GenerationError("The node that served this request failed.")
 
 
 def _request_error(details: str) -> RequestError:

@@ -28,6 +28,10 @@ log = logging.getLogger(__name__)
 _ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 START_SECONDS = 600.0
 STOP_SECONDS = 5.0
+PING_SECONDS = 1.0
+# A rank that leaves so many pings in a row unanswered stands still. They are counted rather than
+# seconds, so that a head which stood still itself does not blame its ranks.
+MAX_UNANSWERED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +50,14 @@ class _Rank:
     writer: asyncio.StreamWriter
     replies: asyncio.Queue[tuple[str, Any]] = field(default_factory=asyncio.Queue)
     pump: asyncio.Task[None] | None = None
+    unanswered: int = 0  # pings since the rank was last heard
 
 
 class RankPool:
     """The ranks of one node.
 
     ``on_event(rank, data)`` gets data-plane events as wire bytes. ``on_lost(reason)`` is called
-    when a rank that had its cache is gone, also between steps.
+    once, when a rank that had its cache is gone or stands still, also between steps.
     """
 
     def __init__(
@@ -64,6 +69,7 @@ class RankPool:
         self._on_lost = on_lost
         self._ranks: list[_Rank] = []
         self._serving = False
+        self._watch: asyncio.Task[None] | None = None
 
     async def start(self, settings: list[dict[str, Any]]) -> list[RankMemory]:
         """Start one process for each entry and load its weights.
@@ -82,6 +88,7 @@ class RankPool:
             self._send(rank, "allocate", num_blocks)
         endpoints = [await self._reply(rank, "ready") for rank in self._ranks]
         self._serving = True
+        self._watch = asyncio.create_task(self._ping())
         return endpoints
 
     async def step(self, plan: StepPlan, streams: dict[int, tuple[int, int]]) -> StepResult:
@@ -103,6 +110,8 @@ class RankPool:
     async def stop(self) -> None:
         """End every rank: closing its channel is the request, a signal the last resort."""
         self._serving = False
+        if self._watch is not None:
+            self._watch.cancel()
         for rank in self._ranks:
             rank.writer.close()
         for rank in self._ranks:
@@ -146,9 +155,30 @@ class RankPool:
             reason = f"rank {rank.index} is not understood; this node's log has the cause"
         else:
             reason = f"rank {rank.index} {end}; its log has the cause"
-        rank.replies.put_nowait(("lost", reason))
-        if self._serving:
-            self._on_lost(reason)
+        self._lose(rank, reason)
+
+    def _lose(self, rank: _Rank, reason: str) -> None:
+        """Tell whoever waits and, once, the node."""
+        if not self._serving:
+            rank.replies.put_nowait(("lost", reason))
+            return
+        # The node is lost with its first rank: what another one computes now waits for this one.
+        self._serving = False
+        for each in self._ranks:
+            each.replies.put_nowait(("lost", reason))
+        self._on_lost(reason)
+
+    async def _ping(self) -> None:
+        """Until a rank stands still: its process was stopped, or hangs with every thread."""
+        while True:
+            await asyncio.sleep(PING_SECONDS)
+            for rank in self._ranks:
+                if rank.unanswered >= MAX_UNANSWERED:
+                    silent = MAX_UNANSWERED * PING_SECONDS
+                    self._lose(rank, f"rank {rank.index} gave no sign of life for {silent:g} s")
+                    return
+                rank.unanswered += 1
+                self._send(rank, "ping", None)
 
     async def _sort(self, rank: _Rank) -> str:
         """Events to the handoff, everything else to whoever waits; returns how it ended."""
@@ -156,9 +186,10 @@ class RankPool:
             while True:
                 prefix = await rank.reader.readexactly(PREFIX_BYTES)
                 kind, payload = unpack(await rank.reader.readexactly(body_length(prefix)))
+                rank.unanswered = 0
                 if kind == "event":
                     self._on_event(rank.index, payload)
-                else:
+                elif kind != "pong":
                     rank.replies.put_nowait((kind, payload))
         except (asyncio.IncompleteReadError, ConnectionError):
             with contextlib.suppress(TimeoutError):

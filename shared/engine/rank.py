@@ -1,9 +1,9 @@
 """One rank: a process with its slice of the model, of the KV cache, and of the data plane.
 
 ``python -m tandem.shared.engine.rank FD`` is started by the head with one end of a socket pair.
-The main thread computes; a reader thread passes data-plane commands on at once, so that a long step
-never delays a cancel; the data plane has a thread of its own. When the head's end closes, the
-process exits: a rank never outlives its head.
+The main thread computes; a reader thread answers pings and passes data-plane commands on at once,
+so that a long step never delays a cancel; the data plane has a thread of its own. When the head's
+end closes, the process exits: a rank never outlives its head.
 """
 
 from __future__ import annotations
@@ -60,13 +60,26 @@ class Rank:
                 self._channel.send("failed", ["internal", f"{type(error).__name__}: {error}"])
 
     def _read(self) -> None:
+        """Ends the process in any case: nobody else would notice that the head is gone."""
+        status = 1
+        try:
+            self._sort()
+            status = 0
+        except Exception:
+            traceback.print_exc()
+        finally:
+            os._exit(status)  # the main thread may be deep in a forward pass; nothing needs saving
+
+    def _sort(self) -> None:
+        """Until the head is gone."""
         while (message := self._channel.receive()) is not None:
             kind, payload = message
             if kind == "data":
                 self._command(payload)
+            elif kind == "ping":
+                self._channel.send("pong", None)
             else:
                 self._inbox.put((kind, payload))
-        os._exit(0)  # the main thread may be deep in a forward pass; nothing here needs saving
 
     def _load(self, settings: dict[str, Any]) -> None:
         from .rank_setup import free_memory, load_model, taken_by_data_plane

@@ -29,6 +29,7 @@ from .plane_loop import PlaneLoop
 from .stats import DataPlaneStats
 from .zmq_dialer import ZmqDialer
 from .zmq_listener import ZmqListener
+from .zmq_sockets import MAX_SOCKETS
 
 ZEROMQ = Ends(ZmqListener, ZmqDialer)
 
@@ -148,6 +149,7 @@ class DataPlane:
 
     def _run(self) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         try:
             with contextlib.closing(self.loop(context)) as loop:
                 self._endpoints = loop.start()

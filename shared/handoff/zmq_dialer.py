@@ -31,10 +31,9 @@ from .zmq_sockets import (
     Timing,
     about_connection,
     has_news,
-    open_socket,
     to_peer,
     unwatch,
-    watch,
+    watched_socket,
 )
 
 
@@ -99,16 +98,20 @@ class ZmqDialer:
     def connect(self, peer: PeerKey, endpoints: Endpoints, now: float) -> None:
         if peer in self._dials:
             return
-        bulk = self._socket(self._max_frame_bytes)
-        control = self._socket(MAX_CONTROL_MESSAGE)
-        bulk.setsockopt(zmq.RCVBUF, BULK_BUFFER_BYTES)
-        watches = watch(bulk), watch(control)
-        dial = _Dial(peer, secrets.randbits(64), bulk, control, watches, now, now)
+        try:
+            dial = self._new_dial(peer, now)
+        except zmq.ZMQError as error:
+            reason = f"no socket for it: {error.strerror}; raise this process's limit of open files"
+            self._notices.append(Lost(peer, reason))
+            return
         hello = replace(self._me, connection=dial.connection, peer_epoch=peer.epoch)
         self._dials[peer] = dial
         self._turn.append(peer)
         try:
-            for socket, endpoint in ((bulk, endpoints.bulk), (control, endpoints.control)):
+            for socket, endpoint in (
+                (dial.bulk, endpoints.bulk),
+                (dial.control, endpoints.control),
+            ):
                 # Of local sockets the head lets only those through that the operator has named.
                 if not endpoint.startswith(("tcp://", "ipc://")):
                     self._lose(dial, f"endpoint {endpoint!r} is not tcp://", refused=True)
@@ -123,8 +126,20 @@ class ZmqDialer:
         except zmq.ZMQError as error:
             self._lose(dial, f"cannot connect to {endpoint!r}: {error}")
 
-    def _socket(self, limit: int) -> Socket:
-        return open_socket(self._context, zmq.DEALER, limit + OVERHEAD_BYTES, self._timing)
+    def _new_dial(self, peer: PeerKey, now: float) -> _Dial:
+        """Its sockets, not yet connected. Raises ``ZMQError`` when there are no more."""
+        bulk, bulk_watch = self._socket(self._max_frame_bytes)
+        try:
+            control, control_watch = self._socket(MAX_CONTROL_MESSAGE)
+        except zmq.ZMQError:
+            unwatch(bulk, bulk_watch)
+            raise
+        bulk.setsockopt(zmq.RCVBUF, BULK_BUFFER_BYTES)
+        watches = bulk_watch, control_watch
+        return _Dial(peer, secrets.randbits(64), bulk, control, watches, now, now)
+
+    def _socket(self, limit: int) -> tuple[Socket, Socket]:
+        return watched_socket(self._context, limit + OVERHEAD_BYTES, self._timing)
 
     def sockets(self) -> Iterable[Any]:
         sockets: list[Any] = [s for d in self._dials.values() for s in (d.control, *d.watches)]

@@ -31,6 +31,9 @@ Socket: TypeAlias = "zmq.Socket[bytes]"
 MAX_CONTROL_MESSAGE = greeting.MAX_GREETING_BYTES
 CONTROL_BATCH = 256
 BULK_BUFFER_BYTES = 4 << 20
+# Of one data plane. A connection that was dialled takes six, with what watches it; by itself the
+# library stops at 1023, which is 170 ranks of peers.
+MAX_SOCKETS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +63,23 @@ def open_socket(context: zmq.Context[Socket], kind: int, limit: int, timing: Tim
     return socket
 
 
-def watch(socket: Socket) -> Socket:
-    """A socket that has something to read once the connection of a dialling one has ended, or could
-    not be made. To be asked before it connects; ended with ``unwatch``."""
+def watched_socket(
+    context: zmq.Context[Socket], limit: int, timing: Timing
+) -> tuple[Socket, Socket]:
+    """A socket to dial with, and its watch: one that has something to read once the connection has
+    ended, or could not be made. Both end with ``unwatch``.
+
+    Raises ``ZMQError`` when this process may have no more sockets or descriptors.
+    """
+    socket = open_socket(context, zmq.DEALER, limit, timing)
     endings = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
-    return socket.get_monitor_socket(endings, f"inproc://watch-{secrets.token_hex(8)}")
+    try:
+        watch = socket.get_monitor_socket(endings, f"inproc://watch-{secrets.token_hex(8)}")
+    except zmq.ZMQError:
+        socket.disable_monitor()
+        socket.close(0)
+        raise
+    return socket, watch
 
 
 def unwatch(socket: Socket, watch: Socket) -> None:

@@ -100,8 +100,11 @@ class Registration:
         self.joined = True
         log.info("joined router %s", self._router)
         version = joined.prefixes.version
+        # A join does not say that the node drains: until the first heartbeat it would get work.
+        pause = 0.0 if self.draining else reply.heartbeat_seconds
         while True:
-            await asyncio.sleep(reply.heartbeat_seconds)
+            await asyncio.sleep(pause)
+            pause = reply.heartbeat_seconds
             me = self._describe()
             if me.role != joined.role:
                 return

@@ -34,6 +34,7 @@ async def accepts(request: pb.OpenRequest, context: Any) -> AsyncIterator[pb.Ope
 class FakePrefill(PrefillServicer):
     def __init__(self, epoch: int = 3) -> None:
         self.epoch = epoch
+        self.node_id = "p"
         self.script: Script = accepts
         self.refuses = ""
         self.lease_seconds = 10.0
@@ -50,14 +51,16 @@ class FakePrefill(PrefillServicer):
 
     @property
     def candidate(self) -> pb.PrefillCandidate:
-        return pb.PrefillCandidate(node_id="p", epoch=self.epoch, address=self.address)
+        return pb.PrefillCandidate(node_id=self.node_id, epoch=self.epoch, address=self.address)
 
     async def Hello(self, request: pb.Introduction, context: Any) -> pb.HelloReply:
         self.hellos += 1
         if self.refuses:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refuses)
         return pb.HelloReply(
-            node=pb.Introduction(node_id="p", epoch=self.epoch, curve_keys=self.curve_keys),
+            node=pb.Introduction(
+                node_id=self.node_id, epoch=self.epoch, curve_keys=self.curve_keys
+            ),
             ranks=[
                 pb.RankEndpoint(rank=i, bulk="tcp://*:1", control="tcp://*:2") for i in range(RANKS)
             ],

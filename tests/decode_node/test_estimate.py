@@ -10,7 +10,7 @@ from tandem.decode_node.estimate import Here, There, why_local
 from tandem.decode_node.link import DEFAULT_ROUND_TRIP, MIN_BYTES, Link
 from tandem.proto import tandem_pb2 as pb
 
-REMOTE, FASTER, BELOW = "", "faster here", "below threshold"
+REMOTE, FASTER, BELOW, NONE = "", "faster here", "below threshold", "nothing missing"
 # Two equal nodes, 5 ms apart: a transfer's round trips cost as much as 20 tokens.
 EQUAL: dict[str, Any] = {"rate": 1000.0, "trip": 0.005}
 
@@ -50,6 +50,10 @@ EQUAL: dict[str, Any] = {"rate": 1000.0, "trip": 0.005}
         (99, EQUAL | {"threshold": 100}, BELOW),
         (100, EQUAL | {"threshold": 100, "queue": 10**6}, REMOTE),
         (1, {"threshold": 1}, REMOTE),
+        # All of it is cached: however long the queue here, there is nothing to hand over.
+        (0, {}, NONE),
+        (0, EQUAL | {"prompt": 100, "own_queue": 10**6}, NONE),
+        (0, {"threshold": 1}, NONE),
     ],
 )
 def test_where(missing: int, facts: dict[str, Any], where: str) -> None:

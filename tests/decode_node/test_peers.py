@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tandem.decode_node import peers as module
-from tandem.decode_node.peer import Peer
+from tandem.decode_node.peer import Peer, PeerLostError
 from tandem.decode_node.peers import Peers
+from tandem.proto import tandem_pb2 as pb
 from tandem.shared.errors import PeerRefusedError, TransferError
 from tandem.tests.decode_node.fake_prefill import prefill
 from tandem.tests.shared.handoff.fake_node import RANKS, Node, until
@@ -212,3 +213,45 @@ async def test_a_peer_that_is_not_locked_as_this_node_is_is_refused(
         with pytest.raises(PeerRefusedError, match=f"{len(theirs)} CURVE keys, and {len(ours)}"):
             await peers.meet(fake.candidate)
         assert peers.refuses(fake.candidate)
+
+
+async def test_a_router_that_has_not_heard_of_a_restart_harms_nobody() -> None:
+    async with met() as (peers, vet, _), prefill() as fake:
+        stale = fake.candidate
+        fake.epoch += 1
+        peer = await peers.meet(fake.candidate)
+        assert await peers.meet(stale) is peer
+        assert await peers.held(peer) == []
+        assert (fake.hellos, vet.calls) == (2, 1)
+
+
+async def test_a_peer_that_has_gone_is_forgotten_once_nothing_of_ours_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "RECONCILE_SECONDS", 0.02)
+    async with met() as (peers, _, _), prefill() as fake:
+        peer = await peers.meet(fake.candidate)
+        peer.trust.begin(1)
+        asked = 0
+
+        async def gone(peer: Peer) -> pb.TransferIds:
+            nonlocal asked
+            asked += 1
+            raise PeerLostError("nobody there")
+
+        monkeypatch.setattr(peers, "_live", gone)
+        await until(lambda: asked > 2)
+        assert list(peers._peers.values()) == [peer]
+        peer.trust.end(1)
+        await until(lambda: not peers._peers)
+
+
+async def test_it_is_remembered_of_so_many_nodes_that_their_canaries_have_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_PEERS", 1)
+    async with met() as (peers, vet, _), prefill() as one, prefill() as other:
+        other.node_id = "q"
+        for fake in (one, other, one):
+            await peers.forget(await peers.meet(fake.candidate))
+        assert vet.calls == 3 and len(peers._passed) == 1

@@ -103,6 +103,21 @@ def test_an_idle_node_whose_rank_dies_leaves_at_once(cluster: TestCluster) -> No
     cluster.wait_idle(decode)
 
 
+def test_a_node_whose_rank_stands_still_ends_its_streams_with_one_error_and_leaves(
+    cluster: TestCluster,
+) -> None:
+    """Its head is well, and so are its heartbeats."""
+    decode = cluster.start_node("decode-node")
+    cluster.wait_nodes(decode=1, prefill=0)
+    (rank,) = psutil.Process(decode.process.pid).children()
+    lines = stream_lines(cluster, prompt(9, 20), rank.suspend, max_tokens=450, n=4)
+    errors = [line for line in lines if '"error"' in line]
+    assert len(errors) == 1 and lines[-1] == errors[0]
+    rank.kill()  # sooner than its head would
+    assert decode.process.wait(10) == 1
+    assert "rank 0 gave no sign of life for 10 s" in decode.log.read_text().splitlines()[-1]
+
+
 def test_nodes_join_a_restarted_router_again(cluster: TestCluster) -> None:
     prefill, decode = pair(cluster)
     want = greedy(cluster, 7)

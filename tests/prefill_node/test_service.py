@@ -272,3 +272,16 @@ async def test_a_client_that_goes_away_frees_everything() -> None:
         await node.ranks.wait(CancelSend)
         await until(lambda: node.service.live == 0)
         assert node.metric("tandem_transfers_total", outcome="cancelled") == 1
+
+
+async def test_bytes_may_be_confirmed_before_the_step_that_computed_them_is_over() -> None:
+    async with prefill_node() as node:
+        node.ranks.computes.clear()
+        call = node.open()
+        await node.ranks.wait(OpenSend)
+        node.confirm()
+        done = (await rest(call))[-1].done
+        assert done.bytes == RANKS * 500 and done.compute_seconds >= 0
+        await until(lambda: node.service.live == 0)
+        assert node.held() > 0  # the step still writes them
+        node.ranks.computes.set()

@@ -107,6 +107,16 @@ async def test_another_node_takes_what_one_refuses(tmp_path: Path, code: grpc.St
         assert "retry-after" in response.headers
 
 
+@pytest.mark.parametrize("code", [grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN])
+async def test_what_one_node_fails_at_another_may_do(tmp_path: Path, code: grpc.StatusCode) -> None:
+    async with cluster(tmp_path, nodes=2) as c:
+        c.nodes[0].script = refuse(code, "trace of /secret")
+        for _ in range(4):
+            assert (await c.chat()).status_code == 200
+        c.nodes[1].script = refuse(code, "trace of /secret")
+        assert (await c.chat()).status_code == 500
+
+
 async def test_a_node_that_does_not_answer_is_passed_over(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=2, admission_timeout=0.3) as c:
         c.nodes[0].script = hang

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import subprocess
+import sys
 
 import psutil
+import pytest
 
 from tandem import EngineConfig
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.config import HandoffConfig
+from tandem.shared.engine import executor
+from tandem.shared.engine.core import ExecutorLostError
+from tandem.shared.engine.plan import StepPlan
 from tandem.shared.errors import StartupError
 from tandem.shared.node.engine import NodeIdentity, start_engine
+from tandem.tests.shared.handoff.fake_node import until
 
 CONFIG = EngineConfig(model=str(builtin_model_path()), threads=1, num_blocks=64, max_model_len=512)
 IDENTITY = NodeIdentity("node", 1)
@@ -62,3 +70,52 @@ async def test_an_event_that_cannot_be_handled_ends_the_node_not_only_the_hearin
         assert "rank 0 is not understood" in await asyncio.wait_for(lost, SECONDS)
     finally:
         await engine.ranks.stop()
+
+
+async def test_a_rank_that_stands_still_is_lost_and_so_is_the_step_that_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(executor, "PING_SECONDS", 0.05)
+    monkeypatch.setattr(executor, "STOP_SECONDS", 1.0)
+    lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    engine = await start_engine(CONFIG, IDENTITY, on_lost=lost.set_result)
+    try:
+        rank().suspend()
+        with pytest.raises(ExecutorLostError, match="rank 0 gave no sign of life"):
+            await asyncio.wait_for(engine.ranks.step(StepPlan(1, [], [], []), {}), SECONDS)
+        assert "no sign of life" in lost.result()
+    finally:
+        await engine.ranks.stop()
+
+
+async def test_a_rank_answers_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "PING_SECONDS", 0.01)
+    monkeypatch.setattr(executor, "MAX_UNANSWERED", 10_000)
+    lost: list[str] = []
+    engine = await start_engine(CONFIG, IDENTITY, on_lost=lost.append)
+    try:
+        [one] = engine.ranks._ranks
+        for _ in range(3):
+            await until(lambda: one.unanswered > 0)
+            await until(lambda: one.unanswered == 0)
+        assert lost == []
+    finally:
+        await engine.ranks.stop()
+
+
+def test_a_rank_that_does_not_understand_its_head_ends() -> None:
+    """Whoever hears nothing any more does not hear either that the head is gone."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tandem.shared.engine.rank", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stderr=subprocess.PIPE,
+            )
+        with process:
+            ours.sendall(b"\x01\x00\x00\x00\xc1")
+            try:
+                assert process.wait(SECONDS) == 1
+            finally:
+                process.kill()

@@ -28,6 +28,7 @@ class FakeRegistry(RegistryServicer):
         self.drain = False
         self.role: pb.Role = pb.ROLE_UNSPECIFIED
         self.prefix_version = 0
+        self.heartbeat_seconds = 0.01
         self.refuse: tuple[grpc.StatusCode, str] | None = None
         self.changed = asyncio.Event()
 
@@ -37,7 +38,7 @@ class FakeRegistry(RegistryServicer):
         if self.refuse is not None:
             await context.abort(*self.refuse)
         self.known = True
-        return pb.JoinReply(router_epoch=1, heartbeat_seconds=0.01)
+        return pb.JoinReply(router_epoch=1, heartbeat_seconds=self.heartbeat_seconds)
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:
         self.beats.append(request)
@@ -140,6 +141,17 @@ async def test_heartbeats_say_that_the_node_drains() -> None:
             await registry.until(lambda: bool(registry.beats))
             registration.draining = True
             await registry.until(lambda: registry.beats[-1].draining)
+
+
+async def test_a_draining_node_that_joins_anew_says_so_at_once() -> None:
+    registry, node = FakeRegistry(), Node()
+    registry.heartbeat_seconds = 3600.0
+    async with serving(registry) as port:
+        registration = node.register(port)
+        registration.draining = True
+        async with registered(registration):
+            await registry.until(lambda: bool(registry.beats))
+            assert registry.beats[0].draining
 
 
 async def test_an_operator_can_have_the_node_drain() -> None:

@@ -1,0 +1,72 @@
+"""When the head may take blocks for untouched: the proof that a cancelled attempt is over."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tandem.shared.handoff import inbox as module
+from tandem.shared.handoff.inbox import Attempt, Inbox
+from tandem.shared.handoff.messages import CancelExpect, Cancelled, Expect, from_wire, to_wire
+
+RANKS = 2
+EXPECT = Expect(
+    transfer_id=1,
+    attempt=0,
+    peer_node="p",
+    peer_epoch=3,
+    peer_rank=0,
+    bulk="",
+    control="",
+    block_table=(0,),
+    first_token=0,
+    end_token=1,
+    first_head=0,
+    end_head=1,
+)
+
+
+class Head:
+    """An inbox, what it told the ranks, and why it gave up the node."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, object]] = []
+        self.lost: list[str] = []
+        self.inbox = Inbox(
+            lambda rank, data: self.told.append((rank, from_wire(data))), self.lost.append
+        )
+
+    def expecting(self) -> Attempt:
+        attempt = self.inbox.open(1, 0)
+        for rank in range(RANKS):
+            self.inbox.command(attempt, rank, EXPECT)
+        return attempt
+
+    def confirm(self, rank: int) -> None:
+        self.inbox.on_event(rank, to_wire(Cancelled(transfer_id=1, attempt=0, side="receive")))
+
+
+async def test_an_attempt_is_over_when_each_rank_has_confirmed() -> None:
+    head = Head()
+    closing = asyncio.create_task(head.inbox.close(head.expecting(), sending=False))
+    for rank in range(RANKS):
+        await asyncio.sleep(0)
+        assert not closing.done()
+        head.confirm(rank)
+    await asyncio.wait_for(closing, 10)
+    cancel = CancelExpect(transfer_id=1, attempt=0)
+    assert head.told[RANKS:] == [(rank, cancel) for rank in range(RANKS)]
+    assert head.lost == []
+
+
+async def test_a_rank_that_does_not_confirm_takes_its_node_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "QUIET_SECONDS", 0.05)
+    head = Head()
+    attempt = head.expecting()
+    head.confirm(0)
+    await head.inbox.close(attempt, sending=False)
+    [reason] = head.lost
+    assert "did not confirm within 0.05 s that transfer 1 is cancelled" in reason
