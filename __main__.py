@@ -269,15 +269,14 @@ def _visible(host: str) -> str:
 
 def _await_ready(cluster: Cluster, address: str, deadline: float) -> None:
     """Until the router knows a decode node: nodes join a moment after they listen."""
-    import urllib.error
-    import urllib.request
+    from .shared.lock import open_url
 
     while time.monotonic() < deadline:
         cluster.check()
         try:
-            with urllib.request.urlopen(f"{address}/ready", timeout=2):
+            with open_url(f"{address}/ready", seconds=2):
                 return
-        except (urllib.error.URLError, OSError):
+        except OSError:  # that it is not ready is one as well
             time.sleep(0.02)
     raise StartupError(f"{address}/ready did not answer in time; see --start-timeout")
 
