@@ -75,8 +75,8 @@ class Tokenizer:
         """The tokens that end a generation, by generation_config.json and tokenizer_config.json."""
         value = self.generation_config.get("eos_token_id")
         ids = value if isinstance(value, list) else [value]
-        ids.append(self._raw.token_to_id(self.special_tokens.get("eos_token", "")))
-        return tuple(sorted({token for token in ids if isinstance(token, int)}))
+        end = self._raw.token_to_id(self.special_tokens.get("eos_token", ""))
+        return tuple(sorted({token for token in (*ids, end) if isinstance(token, int)}))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Plain text to tokens; what looks like a special token is text too."""
