@@ -223,11 +223,15 @@ def _encode(raw: RawTokenizer, text: str, add_special_tokens: bool) -> list[int]
 
 
 def _special_pattern(raw: RawTokenizer) -> re.Pattern[str]:
-    """All special tokens, longest first, each with the white space that it swallows."""
+    """All special tokens, longest first, each with the white space that it swallows.
+
+    White space before a token is tried from its first character alone: from each, a text of nothing
+    but spaces would take the square of its length.
+    """
     special = [t for t in raw.get_added_tokens_decoder().values() if t.special and t.content]
     special.sort(key=lambda token: -len(token.content))
     alternatives = [
-        ("\\s*" if token.lstrip else "")
+        (r"(?:(?<!\s)\s+)?" if token.lstrip else "")
         + re.escape(token.content)
         + ("\\s*" if token.rstrip else "")
         for token in special

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from tandem.shared.errors import ModelError, RequestError
 from tandem.shared.text.chat_template import ChatTemplate, flatten_content
 from tandem.shared.text.tokenizer import Tokenizer as Text
+from tandem.tests.fuzz import cheap
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{% generation %}<|start|>{{ m.role }}\n"
@@ -85,6 +86,20 @@ def test_no_message_can_write_a_control_token(text: Text, parts: list[str]) -> N
     plain = text.encode(content)
     assert [token for token in plain if token in control] == [raw.token_to_id("<s>")]
     assert text.decode(plain) == content
+
+
+def test_white_space_before_a_token_that_swallows_it_costs_no_more_than_other_text() -> None:
+    raw = make_raw()
+    raw.add_special_tokens([AddedToken("<|cut|>", special=True, lstrip=True, rstrip=True)])
+    text = Text(raw, template=ChatTemplate(TEMPLATE, origin="here", tokens={}))
+    cut = raw.token_to_id("<|cut|>")
+    with cheap(100):
+        long = " " * 200_000 + "x"
+        assert text.decode(text.encode(long)) == long
+    for content in ("a  <|cut|>  b", "<|cut|> <|cut|>", " <|cut|>", "  <|cut|><|cut|>"):
+        tokens = text.encode_chat(user(f"x{content}x"))
+        assert cut not in tokens
+        assert content in text.decode(tokens)
 
 
 def test_template_arguments_are_guarded_too(tmp_path: Path) -> None:
