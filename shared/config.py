@@ -502,6 +502,14 @@ class ServeConfig:
     decode_nodes: int = option(
         1, "--decode-nodes", "Decode nodes to start on this machine.", minimum=1, maximum=64
     )
+    # Its own parts are told the port, so two clusters on one machine need not agree on them.
+    registry_port: int = option(
+        0,
+        "--registry-port",
+        "Port that nodes of other commands join at (0: any free one).",
+        minimum=0,
+        maximum=65535,
+    )
     log_dir: str = option("logs", "--log-dir", "Folder for one log file a process.")
     start_timeout: float = option(
         600.0, "--start-timeout", "Seconds that all processes may take to be ready.", minimum=1.0
