@@ -24,10 +24,12 @@ def option(
     minimum: float | None = None,
     maximum: float | None = None,
     environment: tuple[str, ...] = (),
+    secret: bool = False,
 ) -> Any:
     """A dataclass field that is also a flag; of ``flags``, the first is its name.
 
-    ``environment`` are variables beside ``TANDEM_...``, which goes first.
+    ``environment`` are variables beside ``TANDEM_...``, which goes first. An empty variable of a
+    ``secret`` is not the same as none.
     """
     metadata = {
         "flags": flags.split(),
@@ -36,6 +38,7 @@ def option(
         "minimum": minimum,
         "maximum": maximum,
         "environment": environment,
+        "secret": secret,
     }
     return field(default=default, metadata=metadata)
 
@@ -85,9 +88,10 @@ class LockConfig:
         "--cluster-token",
         "Secret that parts of this cluster show each other; arguments are visible to other users, "
         "so give it in the environment or as a file.",
+        secret=True,
     )
     cluster_token_file: str | None = option(
-        None, "--cluster-token-file", "File with the cluster token."
+        None, "--cluster-token-file", "File with the cluster token.", secret=True
     )
 
     def __post_init__(self) -> None:
@@ -373,7 +377,10 @@ class RouterConfig:
         "their sockets.",
     )
     api_key: str | None = option(
-        None, "--api-key", "Keys that clients must show, separated by commas (default: none)."
+        None,
+        "--api-key",
+        "Keys that clients must show, separated by commas (default: none).",
+        secret=True,
     )
     max_body_bytes: int = option(
         32 << 20, "--max-body-bytes", "Largest request body; a larger one gets 413.", minimum=1024

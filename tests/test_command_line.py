@@ -200,6 +200,20 @@ def test_a_wrong_command_line_is_one_line_and_status_2(
     fail(arguments, tmp_path, 2, *words)
 
 
+@pytest.mark.parametrize(
+    ("variable", "arguments", "flag"),
+    [
+        ("TANDEM_API_KEY", ["router"], "--api-key"),
+        ("TANDEM_CLUSTER_TOKEN", ["decode-node"], "--cluster-token"),
+    ],
+)
+def test_an_empty_variable_of_a_secret_opens_nothing(
+    tmp_path: Path, monkeypatch, variable: str, arguments: list[str], flag: str
+) -> None:
+    monkeypatch.setenv(variable, "")
+    fail(arguments, tmp_path, 2, flag, "empty", "let everybody in")
+
+
 def broken_model(folder: Path, **changes: Any) -> Path:
     shutil.copytree(builtin_model_path(), folder)
     config = json.loads((folder / "config.json").read_text())
