@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import psutil
+import pytest
 
 from tandem import EngineConfig
 from tandem.shared.builtin_model import builtin_model_path
@@ -31,6 +32,14 @@ async def test_a_rank_that_dies_between_steps_is_noticed() -> None:
         assert "rank 0 ended with exit status -9" in await asyncio.wait_for(lost, SECONDS)
     finally:
         await engine.ranks.stop()
+
+
+async def test_a_rank_that_is_too_slow_is_an_error_of_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tandem.shared.engine.executor.START_SECONDS", 0.01)
+    with pytest.raises(StartupError, match=r"rank 0 gave no 'loaded' within 0\.01 s"):
+        await start_engine(CONFIG, IDENTITY)
 
 
 async def test_a_rank_that_is_asked_to_end_is_not_lost() -> None:
