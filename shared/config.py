@@ -7,7 +7,9 @@ once, by ``resolve_engine``, into a ``ResolvedEngine``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from math import inf
 from typing import Any
 
 from .errors import StartupError, UsageError
@@ -41,6 +43,17 @@ def option(
         "secret": secret,
     }
     return field(default=default, metadata=metadata)
+
+
+def _check(about: Mapping[str, Any], value: Any) -> None:
+    """Raise ``UsageError`` for a value that an option does not take; ``about`` is its metadata."""
+    flag, choices = about["flags"][0], about["choices"]
+    if choices and value not in choices:
+        raise UsageError(f"{flag} {value!r} is not supported; use {' or '.join(choices)}")
+    low, high = about["minimum"], about["maximum"]
+    low, high = -inf if low is None else low, inf if high is None else high
+    if isinstance(value, (int, float)) and not low <= value <= high:
+        raise UsageError(f"{flag} {value!r} is out of range: it must be from {low:g} to {high:g}")
 
 
 def _served_model_name() -> Any:
@@ -200,6 +213,12 @@ class EngineConfig:
     threads: int | None = option(
         None, "--threads", "CPU threads of a rank (default: cores divided by ranks).", minimum=1
     )
+
+    def __post_init__(self) -> None:
+        """Python may give any value: the same are refused as on the command line. Raises
+        ``UsageError``."""
+        for item in fields(self):
+            _check(item.metadata, getattr(self, item.name))
 
     @property
     def device_ids(self) -> tuple[int, ...]:

@@ -202,6 +202,21 @@ def test_a_cache_format_that_is_not_implemented_starts_nothing() -> None:
         Engine(config(kv_cache_dtype="fp8_e5m2")).start()
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"scheduling_policy": "lifo"}, "--scheduling-policy 'lifo'.*fcfs or priority"),
+        ({"device": "cuda:0"}, "--device 'cuda:0'.*auto or cpu or cuda"),
+        ({"block_size": 0}, "--block-size 0 .*from 1 to 1024"),
+        ({"max_model_len": 1}, "--max-model-len 1 .*from 2 to inf"),
+        ({"kv_fraction": 1.5}, "--kv-fraction 1.5 "),
+    ],
+)
+def test_a_configuration_takes_what_the_flags_take(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        config(**changes)
+
+
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not exist"):
         Engine(config(model=str(tmp_path / "none"))).start()
