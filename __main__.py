@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,8 @@ Values = dict[str, Any]
 
 # Where --pd-server listens and --pd-client looks, when neither says where.
 SAME_HOST = "127.0.0.1:8100"
+# Of the router's and the launcher's options, those that a prefill node has too.
+USED_BY_PD_SERVER = {"pd_server", "pd_url", "served_model_name", "drain_timeout", "insecure"}
 # How long --pd-client waits for a prefill node, when everything else serves.
 PREFILL_SECONDS = 5.0
 
@@ -164,9 +166,25 @@ def serve(values: Values) -> None:
     if config.pd_server and config.pd_client:
         raise UsageError("--pd-server and --pd-client are two roles; start one process for each")
     if config.pd_server:
+        _refuse_unused()
         _serve_prefill(values)
     else:
         _serve_cluster(config, values)
+
+
+def _refuse_unused() -> None:
+    """What --pd-server does not use may come from a file or an environment that is meant for both
+    sides, but not from its command line."""
+    context = click.get_current_context()
+    other = {item.name for config in (ServeConfig, RouterConfig) for item in fields(config)}
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        given = source is click.core.ParameterSource.COMMANDLINE
+        if given and parameter.name in other - USED_BY_PD_SERVER:
+            raise UsageError(
+                f"{parameter.opts[0]} is of no use with --pd-server, which starts one prefill node "
+                f"and no router; --pd-url is where it listens"
+            )
 
 
 def _serve_prefill(values: Values) -> None:
@@ -197,7 +215,7 @@ def _serve_cluster(config: ServeConfig, values: Values) -> None:
     if front.prefill_addresses and not config.pd_client:
         raise UsageError("--pd-url needs --pd-client or --pd-server")
     signal.signal(signal.SIGTERM, _interrupt)
-    cluster = Cluster(Path(config.log_dir), _plain_environment())
+    cluster = Cluster(Path(config.log_dir), _plain_environment(), front.drain_timeout)
     try:
         deadline = time.monotonic() + config.start_timeout
         address, registry = _start_parts(cluster, config, values, lock, deadline)
@@ -216,7 +234,7 @@ def _start_parts(
     """Start router and nodes; returns the addresses of HTTP and registry once every part serves."""
     from .shared.node.cores import share_of_cores
 
-    front = replace(fill(RouterConfig, values), registry_host="127.0.0.1", registry_port=0)
+    front = fill(RouterConfig, values)
     kinds = ["prefill-node"] * config.prefill_nodes + ["decode-node"] * config.decode_nodes
     engine, handoff = fill(EngineConfig, values), fill(HandoffConfig, values)
     locking = fill(LockConfig, values)
@@ -229,7 +247,7 @@ def _start_parts(
     told = to_arguments(fill(TelemetryConfig, values))
     arguments = ["router", *to_arguments(replace(front, api_key=None)), *locked, *told]
     ports = cluster.wait_ready(cluster.start("router", arguments, **secret, **keys), deadline)
-    registry = f"127.0.0.1:{ports['registry']}"
+    registry = f"{_visible(front.registry_host)}:{ports['registry']}"
     if lock.encrypted:
         from .router import admin
 
@@ -269,15 +287,14 @@ def _visible(host: str) -> str:
 
 def _await_ready(cluster: Cluster, address: str, deadline: float) -> None:
     """Until the router knows a decode node: nodes join a moment after they listen."""
-    import urllib.error
-    import urllib.request
+    from .shared.lock import open_url
 
     while time.monotonic() < deadline:
         cluster.check()
         try:
-            with urllib.request.urlopen(f"{address}/ready", timeout=2):
+            with open_url(f"{address}/ready", seconds=2):
                 return
-        except (urllib.error.URLError, OSError):
+        except OSError:  # that it is not ready is one as well
             time.sleep(0.02)
     raise StartupError(f"{address}/ready did not answer in time; see --start-timeout")
 

@@ -9,7 +9,6 @@ import http.client
 import json
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ import grpc
 
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import DecodeStub, PrefillStub, RegistryStub
-from ..shared.lock import OPEN, Lock
+from ..shared.lock import OPEN, Lock, open_url
 
 CALL_SECONDS = 3.0
 # Longer than a decode node allows itself for all of its pairs.
@@ -137,7 +136,7 @@ def _get(url: str) -> Answer:
     """The JSON of a probe, also of one that says no."""
     begun = time.monotonic()
     try:
-        with urllib.request.urlopen(url, timeout=CALL_SECONDS) as answer:
+        with open_url(url, CALL_SECONDS) as answer:
             reply = json.loads(answer.read(MAX_BODY))
     except urllib.error.HTTPError as error:
         with error:

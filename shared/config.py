@@ -7,7 +7,9 @@ once, by ``resolve_engine``, into a ``ResolvedEngine``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from math import inf
 from typing import Any
 
 from .errors import StartupError, UsageError
@@ -24,10 +26,12 @@ def option(
     minimum: float | None = None,
     maximum: float | None = None,
     environment: tuple[str, ...] = (),
+    secret: bool = False,
 ) -> Any:
     """A dataclass field that is also a flag; of ``flags``, the first is its name.
 
-    ``environment`` are variables beside ``TANDEM_...``, which goes first.
+    ``environment`` are variables beside ``TANDEM_...``, which goes first. An empty variable of a
+    ``secret`` is not the same as none.
     """
     metadata = {
         "flags": flags.split(),
@@ -36,8 +40,20 @@ def option(
         "minimum": minimum,
         "maximum": maximum,
         "environment": environment,
+        "secret": secret,
     }
     return field(default=default, metadata=metadata)
+
+
+def _check(about: Mapping[str, Any], value: Any) -> None:
+    """Raise ``UsageError`` for a value that an option does not take; ``about`` is its metadata."""
+    flag, choices = about["flags"][0], about["choices"]
+    if choices and value not in choices:
+        raise UsageError(f"{flag} {value!r} is not supported; use {' or '.join(choices)}")
+    low, high = about["minimum"], about["maximum"]
+    low, high = -inf if low is None else low, inf if high is None else high
+    if isinstance(value, (int, float)) and not low <= value <= high:
+        raise UsageError(f"{flag} {value!r} is out of range: it must be from {low:g} to {high:g}")
 
 
 def _served_model_name() -> Any:
@@ -85,9 +101,10 @@ class LockConfig:
         "--cluster-token",
         "Secret that parts of this cluster show each other; arguments are visible to other users, "
         "so give it in the environment or as a file.",
+        secret=True,
     )
     cluster_token_file: str | None = option(
-        None, "--cluster-token-file", "File with the cluster token."
+        None, "--cluster-token-file", "File with the cluster token.", secret=True
     )
 
     def __post_init__(self) -> None:
@@ -196,6 +213,12 @@ class EngineConfig:
     threads: int | None = option(
         None, "--threads", "CPU threads of a rank (default: cores divided by ranks).", minimum=1
     )
+
+    def __post_init__(self) -> None:
+        """Python may give any value: the same are refused as on the command line. Raises
+        ``UsageError``."""
+        for item in fields(self):
+            _check(item.metadata, getattr(self, item.name))
 
     @property
     def device_ids(self) -> tuple[int, ...]:
@@ -373,7 +396,10 @@ class RouterConfig:
         "their sockets.",
     )
     api_key: str | None = option(
-        None, "--api-key", "Keys that clients must show, separated by commas (default: none)."
+        None,
+        "--api-key",
+        "Keys that clients must show, separated by commas (default: none).",
+        secret=True,
     )
     max_body_bytes: int = option(
         32 << 20, "--max-body-bytes", "Largest request body; a larger one gets 413.", minimum=1024
@@ -501,6 +527,14 @@ class ServeConfig:
     )
     decode_nodes: int = option(
         1, "--decode-nodes", "Decode nodes to start on this machine.", minimum=1, maximum=64
+    )
+    # Its own parts are told the port, so two clusters on one machine need not agree on them.
+    registry_port: int = option(
+        0,
+        "--registry-port",
+        "Port that nodes of other commands join at (0: any free one).",
+        minimum=0,
+        maximum=65535,
     )
     log_dir: str = option("logs", "--log-dir", "Folder for one log file a process.")
     start_timeout: float = option(

@@ -25,6 +25,9 @@ log = logging.getLogger("tandem.lock")
 S = TypeVar("S")
 Options = Sequence[tuple[str, Any]]
 
+# Parts of a cluster call each other directly, whatever proxy the environment has for the world.
+_DIRECTLY: Options = (("grpc.enable_http_proxy", 0),)
+
 TOKEN_HEADER = "authorization"
 TOKEN_PREFIX = "Bearer "
 
@@ -72,15 +75,16 @@ class Lock:
 
     def channel(self, address: str, options: Options = ()) -> grpc.aio.Channel:
         """To the server at ``address``, host:port; the caller closes it."""
+        options = (*_DIRECTLY, *options)
         if not self.encrypted:
-            return grpc.aio.insecure_channel(address, options=tuple(options))
+            return grpc.aio.insecure_channel(address, options=options)
         return grpc.aio.secure_channel(address, self._as_client(), options=self._named(options))
 
     def blocking_channel(self, address: str) -> grpc.Channel:
         """The same for programs without an event loop."""
         if not self.encrypted:
-            return grpc.insecure_channel(address)
-        return grpc.secure_channel(address, self._as_client(), options=self._named(()))
+            return grpc.insecure_channel(address, options=_DIRECTLY)
+        return grpc.secure_channel(address, self._as_client(), options=self._named(_DIRECTLY))
 
     def stub(self, kind: Callable[[Any], S], channel: grpc.aio.Channel | grpc.Channel) -> S:
         """A stub whose calls show the token.
@@ -142,6 +146,14 @@ class Lock:
 
 # Neither TLS nor a token.
 OPEN = Lock()
+
+
+def open_url(url: str, seconds: float) -> Any:
+    """A router's answer over HTTP, to be closed. Raises ``OSError``, of which an answer that is an
+    error is an ``HTTPError``."""
+    from urllib.request import ProxyHandler, build_opener
+
+    return build_opener(ProxyHandler({})).open(url, timeout=seconds)
 
 
 def read_lock(config: LockConfig) -> Lock:

@@ -7,6 +7,7 @@ Precedence: command line, then environment (``TANDEM_`` and the flag's name), th
 from __future__ import annotations
 
 import dataclasses
+import os
 import types
 import typing
 from pathlib import Path
@@ -94,6 +95,15 @@ def read_yaml(path: Path, known: dict[str, set[str]]) -> dict[str, Any]:
     return {name: value for name, value in result.items() if value != "None"}
 
 
+class _Secret(click.Option):
+    """An empty variable is one that somebody meant to fill: taken for none, as click does with
+    others, it would open what it was to lock."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        empty = os.environ.get(str(self.envvar)) == ""
+        return "" if empty else super().resolve_envvar_value(ctx)
+
+
 def _yaml_names(parameter: click.Parameter) -> set[str]:
     names = {flag.removeprefix("--") for flag in parameter.opts}
     return names | {name.replace("-", "_") for name in names}
@@ -115,7 +125,8 @@ def _option(item: dataclasses.Field[Any], hint: Any) -> click.Option:
             help=meta["help"] + shown,
             show_default=item.default is True,
         )
-    return click.Option(
+    made = _Secret if meta["secret"] else click.Option
+    return made(
         [*flags, item.name],
         type=_type(kind, meta),
         default=item.default,

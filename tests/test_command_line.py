@@ -171,6 +171,8 @@ def _left_running(mark: str) -> list[str]:
         (["serve", "--pd-server", "--pd-client"], ["--pd-server", "--pd-client"]),
         (["serve", "--pd-server", "--pd-url", "file://run"], ["file:///folder"]),
         (["router", "--pd-url", "file:///" + "d" * 100], ["too long for Unix sockets"]),
+        (["serve", "--pd-server", "--port", "9000"], ["--port", "no use with --pd-server"]),
+        (["serve", "--pd-server", "--prefill-nodes", "2"], ["--prefill-nodes", "--pd-server"]),
         (["serve", "--pd-client", "--pd-url", "host"], ["--pd-url", "'host'", "host:port"]),
         (["serve", "--pd-server", "--pd-url", "host:99999"], ["host:99999"]),
         (["serve", "builtin", "--model", "builtin"], ["twice"]),
@@ -196,6 +198,20 @@ def test_a_wrong_command_line_is_one_line_and_status_2(
     tmp_path: Path, arguments: list[str], words: list[str]
 ) -> None:
     fail(arguments, tmp_path, 2, *words)
+
+
+@pytest.mark.parametrize(
+    ("variable", "arguments", "flag"),
+    [
+        ("TANDEM_API_KEY", ["router"], "--api-key"),
+        ("TANDEM_CLUSTER_TOKEN", ["decode-node"], "--cluster-token"),
+    ],
+)
+def test_an_empty_variable_of_a_secret_opens_nothing(
+    tmp_path: Path, monkeypatch, variable: str, arguments: list[str], flag: str
+) -> None:
+    monkeypatch.setenv(variable, "")
+    fail(arguments, tmp_path, 2, flag, "empty", "let everybody in")
 
 
 def broken_model(folder: Path, **changes: Any) -> Path:
@@ -300,6 +316,17 @@ def test_the_launchers_lock_reaches_every_part_and_its_token_no_argument(monkeyp
         assert {"--tls-cert=c.pem", "--tls-key=k.pem"} <= set(arguments)
         assert not [argument for argument in arguments if "secret" in argument]
         assert environment == {"TANDEM_CLUSTER_TOKEN": "secret"}
+
+
+def test_the_registry_of_serve_is_where_it_was_asked_to_be(monkeypatch) -> None:
+    monkeypatch.setattr(launcher, "_await_ready", lambda *_: None)
+    flags = ["--registry-host=10.0.0.1", "--registry-port=8123", "--insecure"]
+    values = cli.commands["serve"].make_context("serve", flags).params
+    started: Any = Started()
+    _, registry = launcher._start_parts(started, fill(ServeConfig, values), values, OPEN, 0.0)
+    router, node = started.arguments
+    assert {"--registry-host=10.0.0.1", "--registry-port=8123"} <= set(router)
+    assert registry == "10.0.0.1:2" and f"--join={registry}" in node
 
 
 def test_a_certificate_for_other_names_is_known_at_once(tmp_path: Path) -> None:

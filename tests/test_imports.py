@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -121,6 +122,30 @@ def loaded_by(module: str) -> set[str]:
 )
 def test_a_process_does_not_load(module: str, absent: set[str]) -> None:
     assert loaded_by(module) & absent == set()
+
+
+# What the base dependencies of pyproject.toml do not bring, and an engine alone must not ask for.
+EXTRAS = ("click", "grpc", "httptools", "prometheus_client", "rich", "uvicorn", "xxhash", "zmq")
+GENERATE = """
+from tandem import Engine, EngineConfig, SamplingParams
+config = EngineConfig(model="builtin", threads=1, num_blocks=64, max_model_len=512)
+with Engine(config) as engine:
+    print(engine.generate_sync(["Hello"], SamplingParams(max_tokens=2))[0][0].tokens)
+"""
+
+
+def test_the_engine_alone_runs_without_the_extras(tmp_path: Path) -> None:
+    for name in EXTRAS:
+        (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError({name!r})\n")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", GENERATE],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
 
 
 def _unsafe(tree: ast.AST) -> Iterator[str]:

@@ -198,8 +198,13 @@ class RankPool:
         return "closed its channel"
 
     async def _reply(self, rank: _Rank, wanted: str) -> Any:
-        async with asyncio.timeout(START_SECONDS):
-            kind, payload = await rank.replies.get()
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                kind, payload = await rank.replies.get()
+        except TimeoutError:
+            raise StartupError(
+                f"rank {rank.index} gave no {wanted!r} within {START_SECONDS:g} s; see its log"
+            ) from None
         if kind == wanted:
             return payload
         if kind == "failed":

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,17 +18,17 @@ from ..errors import StartupError
 from ..handoff.cache_port import Buffer
 from ..handoff.carrier_names import CUDA_IPC, allows
 from ..handoff.cuda_driver import CudaDriver
-from ..handoff.data_plane import DataPlane
-from ..handoff.device import DEVICE_BYTES, DeviceError
-from ..handoff.device_ring import NO_GPU, not_possible
+from ..handoff.device import DEVICE_BYTES, NO_GPU, DeviceError, not_possible
 from ..handoff.gpu import Gpu, marker
-from ..handoff.plane_config import DataPlaneConfig
 from ..kv.cache import KVCache, bytes_per_block
 from ..models.decoder import Decoder
 from ..models.parallel import TensorParallel
 from ..weights import load
 from .runner import ModelRunner
 from .sampler import Sampler
+
+if TYPE_CHECKING:
+    from ..handoff.data_plane import DataPlane
 
 RENDEZVOUS_SECONDS = 60
 
@@ -126,6 +126,10 @@ def start_data_plane(
     settings: dict[str, Any], cache: KVCache, on_event: Callable[[Any], None]
 ) -> DataPlane:
     """Open this rank's end of the data plane. Raises ``StartupError``."""
+    # What carries KV is installed only where KV is handed over.
+    from ..handoff.data_plane import DataPlane
+    from ..handoff.plane_config import DataPlaneConfig
+
     values = settings["data_plane"]
     heads = cache.heads[0]
     config = DataPlaneConfig(

@@ -61,7 +61,11 @@ def build_sequences(
     """The n choices of a request; the first leads, the others share its prompt."""
     if not prompt:
         raise RequestError("the prompt is empty; give at least one token", param="prompt")
-    for name, ids in (("prompt", prompt), ("logit_bias", params.logit_bias)):
+    for name, ids in (
+        ("prompt", prompt),
+        ("logit_bias", params.logit_bias),
+        ("stop_token_ids", params.stop_token_ids),
+    ):
         if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
             raise RequestError(
                 f"{name} has a token id outside of the vocabulary of {vocab_size}", param=name

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..errors import TransferError
+from ..errors import StartupError, TransferError
 from .cache_port import Buffer
+from .carrier_names import CUDA_IPC
 
 # A copy within a GPU takes a microsecond a MiB, and to start something on it takes several: so
 # frames are larger than over TCP, and the window holds four of them.
@@ -20,6 +21,8 @@ DEVICE_SLOTS = 8
 DEVICE_WINDOW_BYTES = 4 * DEVICE_SLOT_BYTES
 # What a data plane takes of a device: the ring, a slot to receive into, and the products of a sum.
 DEVICE_BYTES = (DEVICE_SLOTS + 3) * DEVICE_SLOT_BYTES
+
+NO_GPU = "the KV cache is not on a CUDA device; use --device cuda, or --carrier auto"
 
 
 class DeviceError(TransferError):
@@ -93,3 +96,7 @@ class Device(Protocol):
 
     def sums(self, payload: Buffer) -> bytes:
         """What a checksum of these bytes is made from. Waits for whatever writes them."""
+
+
+def not_possible(problem: str) -> StartupError:
+    return StartupError(f"--carrier {CUDA_IPC} is not possible here: {problem}")

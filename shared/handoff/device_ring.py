@@ -11,18 +11,15 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..errors import StartupError
 from .cache_port import Buffer
 from .carrier_names import CUDA_IPC, allows
-from .device import Device, DeviceDriver, DeviceError, DevicePlace
+from .device import NO_GPU, Device, DeviceDriver, DeviceError, DevicePlace, not_possible
 from .frame import HEADER_BYTES, DeviceFrame
 from .greeting import Greeting
 from .staging import Ring
 
 # What copies of any width like, and more than the sums of a frame need.
 _ALIGNMENT = 512
-
-NO_GPU = "the KV cache is not on a CUDA device; use --device cuda, or --carrier auto"
 
 log = logging.getLogger("tandem.handoff")
 
@@ -189,7 +186,3 @@ def on_device(
     if setting == CUDA_IPC:
         raise not_possible(problem)
     return None
-
-
-def not_possible(problem: str) -> StartupError:
-    return StartupError(f"--carrier {CUDA_IPC} is not possible here: {problem}")

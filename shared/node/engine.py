@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ async def start_engine(
     Raises ``ModelError`` or ``StartupError``; nothing is left running then.
     """
     folder = await in_thread(lambda: locate_model(config.model))  # it may be a long download
-    spec = read_spec(folder)
+    spec = await in_thread(lambda: _with_every_end(read_spec(folder), folder))
     size = config.world_size
     problem = tensor_parallel_problem(spec, size)
     if problem:
@@ -136,6 +136,21 @@ async def start_engine(
         curve_keys=[key for end in ends for key in end[2:] if key],
         world_size=size,
     )
+
+
+def _with_every_end(spec: DecoderSpec, folder: Path) -> DecoderSpec:
+    """The spec with the tokenizer's end token too.
+
+    A chat model ends its turns with that one, while config.json is often still the base model's. An
+    id beyond the vocabulary is never drawn, and has no logit that ``min_tokens`` could forbid.
+    """
+    ends = spec.eos_token_ids
+    if (folder / "tokenizer.json").is_file():
+        from ..text.tokenizer import Tokenizer
+
+        ends += Tokenizer.load(folder).eos_token_ids
+    usable = (token for token in ends if 0 <= token < spec.vocab_size)
+    return replace(spec, eos_token_ids=tuple(dict.fromkeys(usable)))
 
 
 def model_fingerprint(spec: DecoderSpec, folder: Path) -> dict[str, str]:

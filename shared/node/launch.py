@@ -22,7 +22,8 @@ from typing import Any
 from ..errors import StartupError, UsageError
 from .lifeline import LIFELINE_FD, READY_FD
 
-STOP_SECONDS = 40.0
+# What parts may take to end beyond their --drain-timeout.
+STOP_SECONDS = 10.0
 POLL_SECONDS = 0.2
 # What the command line exits with when an option is wrong.
 USAGE_STATUS = 2
@@ -41,9 +42,13 @@ class Part:
 class Cluster:
     """The processes that one launcher owns, and the environment that they share."""
 
-    def __init__(self, log_dir: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, log_dir: Path, environment: Mapping[str, str], drain_seconds: float = 0.0
+    ) -> None:
+        """``drain_seconds``: how long a part that is told to end may go on with its requests."""
         self._log_dir = log_dir
         self._environment = environment
+        self._stop_seconds = drain_seconds + STOP_SECONDS
         self._parts: list[Part] = []
         self._lifeline_read, self._lifeline_write = os.pipe()
 
@@ -134,7 +139,7 @@ class Cluster:
             os.close(self._lifeline_read)
 
     def _drain(self) -> None:
-        deadline = time.monotonic() + STOP_SECONDS
+        deadline = time.monotonic() + self._stop_seconds
         for part in self._parts:
             with contextlib.suppress(ProcessLookupError):
                 part.process.send_signal(signal.SIGTERM)

@@ -75,8 +75,8 @@ class Tokenizer:
         """The tokens that end a generation, by generation_config.json and tokenizer_config.json."""
         value = self.generation_config.get("eos_token_id")
         ids = value if isinstance(value, list) else [value]
-        ids.append(self._raw.token_to_id(self.special_tokens.get("eos_token", "")))
-        return tuple(sorted({token for token in ids if isinstance(token, int)}))
+        end = self._raw.token_to_id(self.special_tokens.get("eos_token", ""))
+        return tuple(sorted({token for token in (*ids, end) if isinstance(token, int)}))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Plain text to tokens; what looks like a special token is text too."""
@@ -223,11 +223,13 @@ def _encode(raw: RawTokenizer, text: str, add_special_tokens: bool) -> list[int]
 
 
 def _special_pattern(raw: RawTokenizer) -> re.Pattern[str]:
-    """All special tokens, longest first, each with the white space that it swallows."""
+    """All special tokens, longest first, each with the white space that it swallows.
+
+    White space before a token is tried from its first character alone: from each, a text of nothing
+    but spaces would take the square of its length.
+    """
     special = [t for t in raw.get_added_tokens_decoder().values() if t.special and t.content]
     special.sort(key=lambda token: -len(token.content))
-    # White space before a token is looked for where it begins: from each of its characters on, a
-    # megabyte of it would take minutes.
     alternatives = [
         (r"(?:(?<!\s)\s+)?" if token.lstrip else "")
         + re.escape(token.content)

@@ -16,7 +16,7 @@ from ..models.spec import DecoderSpec
 from .checkpoint import Checkpoint
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-LOAD_FORMATS = ("auto", "dummy")
+LOAD_FORMATS = ("auto", "safetensors", "dummy")
 
 
 def resolve_dtype(name: str, spec: DecoderSpec, device: torch.device) -> torch.dtype:
@@ -43,7 +43,7 @@ def load_model(
     model = Decoder(spec, place)
     if load_format == "dummy":
         fill_random(model, seed)
-    elif load_format == "auto":
+    elif load_format in LOAD_FORMATS:
         with Checkpoint(folder) as checkpoint:
             fill(model, checkpoint, family_of(read_json(Path(folder) / "config.json")))
     else:

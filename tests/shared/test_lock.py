@@ -6,8 +6,11 @@ import asyncio
 import contextlib
 import pickle
 import random
+import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,11 @@ from tandem.proto.tandem_pb2_grpc import (
     RegistryStub,
     add_RegistryServicer_to_server,
 )
+from tandem.router import admin
 from tandem.shared.config import LockConfig
 from tandem.shared.errors import StartupError, UsageError
 from tandem.shared.gate import Gate
-from tandem.shared.lock import Lock, check_exposure, read_lock
+from tandem.shared.lock import Lock, check_exposure, open_url, read_lock
 from tandem.tests.certificates import Papers, issue
 
 TOKEN = "a-token-of-the-cluster"
@@ -165,6 +169,48 @@ async def test_with_the_same_lock_they_talk(papers: Papers) -> None:
     ):
         async with serving(lock) as (address, _):
             assert await ask(lock, address) == "n"
+
+
+async def test_parts_call_each_other_directly_whatever_the_proxy(
+    papers: Papers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "grpc_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        for lock in (Lock(), read_lock(papers.config())):
+            async with serving(lock) as (address, _):
+                assert await ask(lock, address) == "n"
+                assert await asyncio.to_thread(admin.list_nodes, address, lock)
+        with _Page() as url:
+            assert await asyncio.to_thread(_read, url) == b"ready"
+
+
+class _Page:
+    """One HTTP page, for as long as the block."""
+
+    def __enter__(self) -> str:
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Ready)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{self._server.server_port}/ready"
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Ready(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"ready")
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def _read(url: str) -> bytes:
+    with open_url(url, seconds=5) as answer:
+        return bytes(answer.read())
 
 
 async def test_only_the_token_opens_and_the_others_are_counted() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ import psutil
 import pytest
 
 from tandem import Engine, EngineConfig, Message, SamplingParams
+from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.errors import ModelError, RequestError, UnavailableError, UsageError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
@@ -117,6 +120,7 @@ def test_a_stream_that_is_closed_early_frees_its_blocks(engine: Engine) -> None:
         ([PROMPT], [GREEDY, GREEDY], "1 prompts and 2"),
         ([PROMPT], SamplingParams(temperature=-1.0), "temperature"),
         ([PROMPT], SamplingParams(stop="x"), "stop"),  # type: ignore[arg-type]
+        ([PROMPT], SamplingParams(stop_token_ids=(10**6,), min_tokens=1), "stop_token_ids"),
         ([PROMPT, PROMPT], SamplingParams(max_tokens=5000), "context length"),
         ([["a", 1]], GREEDY, "list of token ids"),
     ],
@@ -125,6 +129,20 @@ def test_wrong_requests_are_refused(engine: Engine, prompts, params, word) -> No
     with pytest.raises(RequestError, match=word):
         engine.generate_sync(prompts, params)
     assert owned_blocks(engine) == 0
+
+
+def test_a_turn_ends_with_the_tokenizers_end_token_whatever_the_config_says(tmp_path: Path) -> None:
+    """As in a chat model with the config of its base model, and an id that no vocabulary has."""
+    folder = Path(shutil.copytree(builtin_model_path(), tmp_path / "model"))
+    for name, ends in (("config.json", 0), ("generation_config.json", [0, 10**6])):
+        values = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(values | {"eos_token_id": ends}))
+    chat = [Message("user", "Hello! Who are you?")]
+    with Engine(config(model=str(folder))) as engine:
+        params = SamplingParams(temperature=0.0, max_tokens=200, min_tokens=2)
+        answer = engine.generate_sync([chat], params)[0][0]
+    assert answer.finish_reason == "stop"
+    assert "<|im_end|>" not in answer.text and len(answer.tokens) < 200
 
 
 def test_a_call_ends_at_its_timeout(engine: Engine) -> None:
@@ -182,6 +200,21 @@ def test_an_fp8_cache_over_two_ranks_gives_the_same_again_from_its_prefix_cache(
 def test_a_cache_format_that_is_not_implemented_starts_nothing() -> None:
     with pytest.raises(UsageError, match="'fp8_e5m2' is not supported"):
         Engine(config(kv_cache_dtype="fp8_e5m2")).start()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"scheduling_policy": "lifo"}, "--scheduling-policy 'lifo'.*fcfs or priority"),
+        ({"device": "cuda:0"}, "--device 'cuda:0'.*auto or cpu or cuda"),
+        ({"block_size": 0}, "--block-size 0 .*from 1 to 1024"),
+        ({"max_model_len": 1}, "--max-model-len 1 .*from 2 to inf"),
+        ({"kv_fraction": 1.5}, "--kv-fraction 1.5 "),
+    ],
+)
+def test_a_configuration_takes_what_the_flags_take(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        config(**changes)
 
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:

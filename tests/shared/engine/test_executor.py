@@ -41,6 +41,14 @@ async def test_a_rank_that_dies_between_steps_is_noticed() -> None:
         await engine.ranks.stop()
 
 
+async def test_a_rank_that_is_too_slow_is_an_error_of_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tandem.shared.engine.executor.START_SECONDS", 0.01)
+    with pytest.raises(StartupError, match=r"rank 0 gave no 'loaded' within 0\.01 s"):
+        await start_engine(CONFIG, IDENTITY)
+
+
 async def test_a_rank_that_is_asked_to_end_is_not_lost() -> None:
     lost: list[str] = []
     engine = await start_engine(CONFIG, IDENTITY, on_lost=lost.append)

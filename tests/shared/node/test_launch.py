@@ -30,6 +30,8 @@ if what == "misled":
     sys.exit(2)
 if what == "speechless":
     sys.exit(3)
+if what == "drains":
+    signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(0)))
 if what == "stubborn":
     lifeline.GRACE_SECONDS = 0.1
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -122,6 +124,19 @@ def test_a_part_that_ignores_its_end_is_killed(
     finally:
         cluster.stop()
     assert part.process.returncode == -signal.SIGKILL
+
+
+def test_a_part_has_its_own_time_to_drain(
+    tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.shared.node.launch.STOP_SECONDS", 0.1)
+    cluster = Cluster(tmp_path / "logs", os.environ | {"PYTHONPATH": str(package)}, 30.0)
+    part = cluster.start("one", ["drains"])
+    try:
+        cluster.wait_ready(part, soon())
+    finally:
+        cluster.stop()
+    assert part.process.returncode == 0
 
 
 def test_whoever_does_not_wait_for_the_end_cuts_off_what_runs(

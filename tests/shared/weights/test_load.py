@@ -217,7 +217,14 @@ def test_dummy_weights_need_the_config_alone_and_are_seeded(folder: Path) -> Non
     assert not torch.equal(one, table(2))
     assert torch.equal(one[256:], table(1, tp=TensorParallel(1, 2)))
     assert 0.9 < float(one.std()) < 1.1
-    assert "load format 'gguf'; supported: auto, dummy" in refusal(folder, load_format="gguf")
+    assert "load format 'gguf'; supported: auto, safetensors, dummy" in refusal(
+        folder, load_format="gguf"
+    )
+
+
+def test_safetensors_may_be_asked_for_by_name(folder: Path) -> None:
+    named, found = (load_model(folder, load_format=name) for name in ("safetensors", "auto"))
+    assert torch.equal(named.embed.weight, found.embed.weight)
 
 
 def test_end_tokens_come_from_both_configs(folder: Path) -> None:
