@@ -81,6 +81,11 @@ class Sending:
     def state(self) -> PrefillState:
         return self._life.state
 
+    @property
+    def held_blocks(self) -> list[int]:
+        """Blocks that are computed, and wait for nobody but the peer."""
+        return self._sequence.block_table if self.state is PrefillState.HELD else []
+
     def start(self) -> int:
         """Queue the sequence; returns the tokens that are ahead of it. Raises OverloadedError."""
         core = self._engine.core

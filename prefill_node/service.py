@@ -174,7 +174,20 @@ class PrefillService(PrefillServicer):
             return grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
         except UnavailableError as error:
             return grpc.StatusCode.UNAVAILABLE, str(error)
+        held = self._held_by(_tenant(request))
+        free = self._engine.core.scheduler.pool.counts().available
+        if held > free:
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, (
+                f"{held} blocks wait for this peer to take them, and {free} are free"
+            )
         return grpc.StatusCode.OK, ""
+
+    def _held_by(self, tenant: Tenant) -> int:
+        """Blocks that wait for one peer. As of a staging ring, nobody may hold more than is free: a
+        peer on a slow link leaves room for the others, and what it asks for beyond that is sooner
+        computed elsewhere."""
+        own = (s for s in self._sending.values() if _tenant(s.request) == tenant)
+        return len({block for sending in own for block in sending.held_blocks})
 
     def _accept(self, request: pb.OpenRequest) -> Sending:
         granted = self._leases.grant(_tenant(request), request.transfer_id, request.attempt)

@@ -15,6 +15,7 @@ from tandem.prefill_node.service import PrefillService
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.tandem_pb2_grpc import PrefillStub, add_PrefillServicer_to_server
 from tandem.shared.config import HandoffConfig
+from tandem.shared.handoff.lease import Tenant
 from tandem.shared.handoff.messages import Admit, CancelSend, OpenSend, SendFailed, SendFinished
 from tandem.shared.handoff.peer import introduction
 from tandem.tests.shared.handoff.fake_node import LAYER, RANKS, Node, served, until
@@ -224,6 +225,25 @@ async def test_a_newer_attempt_takes_over_and_an_older_one_is_refused() -> None:
         assert (await newer.read()).HasField("accepted")
         assert node.service.live == 1
         newer.cancel()
+
+
+async def test_a_peer_that_takes_slowly_leaves_room_for_the_others() -> None:
+    """Of 64 blocks, 36 wait for one peer; another one gets what it asks for."""
+    of = {"first_token": 0, "end_token": 288}
+    async with prefill_node() as node:
+        calls = [node.open(number, prompt=[number] * 289, **of) for number in (1, 2)]
+        for count, call in enumerate(calls, 1):
+            assert (await call.read()).HasField("accepted")
+            await until(lambda held=18 * count: node.service._held_by(Tenant(ME, EPOCH)) == held)  # type: ignore[misc]
+        code, reason = await refusal(node.open(3, prompt=[3] * 289, **of))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert reason == "36 blocks wait for this peer to take them, and 28 are free"
+        other = node.open(4, prompt=[4] * 289, node_id="e", **of)
+        assert (await other.read()).HasField("accepted")
+        await until(lambda: node.service._held_by(Tenant("e", EPOCH)) == 18)
+        for call in (*calls, other):
+            call.cancel()
+        await until(lambda: node.service.live == 0)
 
 
 async def test_what_cannot_be_started_is_refused_with_the_reason() -> None:
