@@ -180,6 +180,8 @@ def _left_running(mark: str) -> list[str]:
         (["decode-node", "--d", "0,1", "--tp", "3"], ["--d", "--tensor-parallel-size"]),
         (["decode-node", "--d", "a"], ["--d", "'a'"]),
         (["decode-node", "--join", "nowhere"], ["--join", "nowhere"]),
+        (["decode-node", "--advertise", "here"], ["--advertise", "'here'", "host:port"]),
+        (["prefill-node", "--advertise", "a:1,b:2"], ["--advertise", "one address"]),
         (["decode-node", "--port", "70000"], ["--port", "70000"]),
         (["decode-node", "--kv-cache-dtype", "fp8_e5m2"], ["'fp8_e5m2'", "'fp8_e4m3'"]),
         (["decode-node", "--config", "none.yaml"], ["none.yaml"]),
