@@ -202,6 +202,20 @@ def test_a_wrong_command_line_is_one_line_and_status_2(
     fail(arguments, tmp_path, 2, *words)
 
 
+def test_a_variable_of_no_option_is_refused(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("TANDEM_JOIN", "127.0.0.1:8001")  # another command's
+    monkeypatch.setenv("TANDEM_GPU_UTILISATION", "0.5")
+    fail(["router"], tmp_path, 2, "TANDEM_GPU_UTILISATION", "no command")
+
+
+def test_without_a_command_the_help_is_shown() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "tandem"], capture_output=True, text=True, timeout=45
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\nCommands:\n" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("variable", "arguments", "flag"),
     [
