@@ -58,6 +58,15 @@ PREFILL_SECONDS = 5.0
 @click.version_option(__version__, prog_name="tandem")
 def cli() -> None:
     """Serve large language models with prefill and decode apart."""
+    from .shared.node.lifeline import LIFELINE_FD, READY_FD
+
+    known = {*_variables(), LIFELINE_FD, READY_FD}
+    for name in sorted(os.environ):
+        if name.startswith("TANDEM_") and not name.startswith("TANDEM_TEST_") and name not in known:
+            raise UsageError(
+                f"{name} in the environment is an option of no command; correct its name or unset "
+                f"it (Kubernetes sets such names for services: enableServiceLinks: false)"
+            )
 
 
 def command(name: str, *configs: type, model: bool = True) -> Callable[[Any], click.Command]:
@@ -273,10 +282,15 @@ def _start_parts(
 
 def _plain_environment() -> dict[str, str]:
     """Ours without the options: the parts get theirs as flags, and must not read ours again."""
+    options = _variables()
+    return {name: value for name, value in os.environ.items() if name not in options}
+
+
+def _variables() -> set[str]:
+    """The environment variables of all options."""
     given = [item.envvar for made in cli.commands.values() for item in made.params]
     lists = [[names] if isinstance(names, str) else names or () for names in given]
-    options = {name for names in lists for name in names}
-    return {name: value for name, value in os.environ.items() if name not in options}
+    return {name for names in lists for name in names}
 
 
 def _visible(host: str) -> str:
@@ -420,7 +434,7 @@ def main() -> None:
     """Entry point: errors are one line on stderr, exit code 2 for usage, 1 for failure."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own errors say it, in one line
     try:
-        cli.main(standalone_mode=False)
+        cli.main(sys.argv[1:] or ["--help"], standalone_mode=False)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except (click.UsageError, UsageError) as error:

@@ -185,6 +185,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise StartupError(
-            f"cannot listen on {host}:{port} for HTTP: {error.strerror}; choose another port"
+            f"cannot listen on {host}:{port} for HTTP: {error.strerror}; choose another --host or "
+            f"--port"
         ) from error
     return listener

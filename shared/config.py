@@ -372,6 +372,14 @@ class NodeConfig:
     def routers(self) -> tuple[str, ...]:
         return split_addresses("--join", self.join)
 
+    @property
+    def advertised(self) -> str:
+        """Where others reach this node; empty: where it listens. Raises ``UsageError``."""
+        addresses = split_addresses("--advertise", self.advertise)
+        if len(addresses) > 1:
+            raise UsageError(f"--advertise {self.advertise!r}: a node has one address")
+        return addresses[0] if addresses else ""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RouterConfig:

@@ -180,6 +180,8 @@ def _left_running(mark: str) -> list[str]:
         (["decode-node", "--d", "0,1", "--tp", "3"], ["--d", "--tensor-parallel-size"]),
         (["decode-node", "--d", "a"], ["--d", "'a'"]),
         (["decode-node", "--join", "nowhere"], ["--join", "nowhere"]),
+        (["decode-node", "--advertise", "here"], ["--advertise", "'here'", "host:port"]),
+        (["prefill-node", "--advertise", "a:1,b:2"], ["--advertise", "one address"]),
         (["decode-node", "--port", "70000"], ["--port", "70000"]),
         (["decode-node", "--kv-cache-dtype", "fp8_e5m2"], ["'fp8_e5m2'", "'fp8_e4m3'"]),
         (["decode-node", "--config", "none.yaml"], ["none.yaml"]),
@@ -198,6 +200,20 @@ def test_a_wrong_command_line_is_one_line_and_status_2(
     tmp_path: Path, arguments: list[str], words: list[str]
 ) -> None:
     fail(arguments, tmp_path, 2, *words)
+
+
+def test_a_variable_of_no_option_is_refused(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("TANDEM_JOIN", "127.0.0.1:8001")  # another command's
+    monkeypatch.setenv("TANDEM_GPU_UTILISATION", "0.5")
+    fail(["router"], tmp_path, 2, "TANDEM_GPU_UTILISATION", "no command")
+
+
+def test_without_a_command_the_help_is_shown() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "tandem"], capture_output=True, text=True, timeout=45
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\nCommands:\n" in done.stdout
 
 
 @pytest.mark.parametrize(

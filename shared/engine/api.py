@@ -471,8 +471,12 @@ def _pairs(
 
 
 def _request(tokenizer: Tokenizer, prompt: Prompt, params: SamplingParams) -> _Request:
-    if isinstance(params.stop, str):
-        raise RequestError(f"stop is {params.stop!r}; it must be a tuple of strings", param="stop")
+    stops = [None] if isinstance(params.stop, str) else params.stop
+    if not all(isinstance(stop, str) and stop for stop in stops):
+        raise RequestError(
+            f"stop is {params.stop!r}; it must be a tuple of strings that are not empty",
+            param="stop",
+        )
     check_params(params)
     return _Request(_tokens(tokenizer, prompt), params)
 

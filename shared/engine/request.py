@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import secrets
+import sys
 from hashlib import blake2b
 
 from ..errors import RequestError
@@ -14,7 +14,7 @@ from .sequence import Sequence
 MAX_CHOICES = 128
 MAX_LOGPROBS = 64
 
-# name: lowest, highest (inclusive)
+# name: lowest, highest (inclusive); whole numbers where the limits are
 _RANGES = {
     "temperature": (0.0, 100.0),
     "top_p": (0.0, 1.0),
@@ -30,23 +30,41 @@ _RANGES = {
     "prompt_logprobs": (0, MAX_LOGPROBS),
     "seed": (-(1 << 63), (1 << 63) - 1),
 }
+_OPTIONAL = ("logprobs", "prompt_logprobs", "seed")
 
 
 def check_params(params: SamplingParams) -> None:
-    """Raise ``RequestError`` naming the parameter, its value and its range."""
+    """Raise ``RequestError`` naming the parameter, its value and its range.
+
+    Types too: Python gives any, and what a rank cannot compute with ends the rank.
+    """
     for name, (lowest, highest) in _RANGES.items():
         value = getattr(params, name)
-        if value is not None and not (math.isfinite(value) and lowest <= value <= highest):
+        if value is None and name in _OPTIONAL:
+            continue
+        if not _is_within(value, lowest, highest):
+            whole = "a whole number " if isinstance(lowest, int) else ""
             raise RequestError(
-                f"{name} is {value}; it must be between {lowest} and {highest}", param=name
+                f"{name} is {value!r}; it must be {whole}between {lowest} and {highest}",
+                param=name,
             )
     if params.min_tokens > params.max_tokens:
         raise RequestError(
             f"min_tokens ({params.min_tokens}) is over max_tokens ({params.max_tokens})",
             param="min_tokens",
         )
-    if not all(math.isfinite(bias) for bias in params.logit_bias.values()):
+    for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+        if not all(isinstance(token, int) for token in ids):
+            raise RequestError(f"{name} must name tokens by their ids, not {ids!r}", param=name)
+    largest = sys.float_info.max
+    if not all(_is_within(bias, -largest, largest) for bias in params.logit_bias.values()):
         raise RequestError("logit_bias has a value that is not finite", param="logit_bias")
+
+
+def _is_within(value: object, lowest: float, highest: float) -> bool:
+    """A number in the range, which NaN never is, and a whole one if the range is."""
+    kinds = int if isinstance(lowest, int) else (int, float)
+    return isinstance(value, kinds) and lowest <= value <= highest
 
 
 def build_sequences(

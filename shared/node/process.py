@@ -81,8 +81,9 @@ async def run_node(
     the node again.
     """
     check_carrier(handoff)
-    routers = node.routers  # a wrong --join is refused before anything starts
-    handoff.kv_advertised(engine_config.world_size - 1)  # and so is a wrong --kv-advertise
+    # A wrong address is refused before anything starts.
+    routers, _ = node.routers, node.advertised
+    handoff.kv_advertised(engine_config.world_size - 1)
     cast = Cast(roles if routers else roles[:1])
     listens = {"--host": node.host} | ({"--kv-host": handoff.kv_host} if cast.listens else {})
     check_exposure(lock, handoff.insecure, listens)
@@ -198,7 +199,7 @@ class _Description:
         self._cast = cast
         self._identity = identity
         self._metrics = metrics
-        self._address = node.advertise or address
+        self._address = node.advertised or address
         self._card = pb.ModelCard(
             name=engine.name,
             path=str(engine.folder),

@@ -218,7 +218,11 @@ def _encode(raw: RawTokenizer, text: str, add_special_tokens: bool) -> list[int]
     if not text and not add_special_tokens:
         return []
     # The batch call releases the GIL, the single one does not (seen with 0.23: 0.7 s a megabyte).
-    ids: list[int] = raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+    try:
+        encoded = raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    except TypeError:  # what the library makes of a string that is not Unicode
+        raise RequestError("The text has an unpaired surrogate, so it is not Unicode.") from None
+    ids: list[int] = encoded[0].ids
     return ids
 
 

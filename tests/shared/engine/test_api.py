@@ -120,7 +120,17 @@ def test_a_stream_that_is_closed_early_frees_its_blocks(engine: Engine) -> None:
         ([PROMPT], [GREEDY, GREEDY], "1 prompts and 2"),
         ([PROMPT], SamplingParams(temperature=-1.0), "temperature"),
         ([PROMPT], SamplingParams(stop="x"), "stop"),  # type: ignore[arg-type]
+        ([PROMPT], SamplingParams(stop=("x", "")), "stop"),
+        ([PROMPT], SamplingParams(stop=(5,)), "stop"),  # type: ignore[arg-type]
         ([PROMPT], SamplingParams(stop_token_ids=(10**6,), min_tokens=1), "stop_token_ids"),
+        ([PROMPT], SamplingParams(stop_token_ids=("a",)), "stop_token_ids"),  # type: ignore[arg-type]
+        ([PROMPT], SamplingParams(logit_bias={"5": 1.0}), "logit_bias"),  # type: ignore[dict-item]
+        ([PROMPT], SamplingParams(logit_bias={5: float("nan")}), "logit_bias"),
+        ([PROMPT], SamplingParams(top_k=2.5), "top_k is 2.5"),  # type: ignore[arg-type]
+        ([PROMPT], SamplingParams(logprobs=1.5), "logprobs"),  # type: ignore[arg-type]
+        ([PROMPT], SamplingParams(temperature=None), "temperature is None"),  # type: ignore[arg-type]
+        ([PROMPT], SamplingParams(max_tokens=None), "max_tokens is None"),  # type: ignore[arg-type]
+        (["\ud800"], GREEDY, "unpaired surrogate"),
         ([PROMPT, PROMPT], SamplingParams(max_tokens=5000), "context length"),
         ([["a", 1]], GREEDY, "list of token ids"),
     ],
