@@ -35,6 +35,7 @@ from .shared.errors import (
     UnavailableError,
     UsageError,
 )
+from .shared.limits import allow_many_files
 from .shared.meeting import folder_of, meeting_place
 from .shared.options import command_options, fill, to_arguments
 
@@ -433,6 +434,7 @@ def _interrupt(number: int, frame: Any) -> None:
 def main() -> None:
     """Entry point: errors are one line on stderr, exit code 2 for usage, 1 for failure."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own errors say it, in one line
+    allow_many_files()
     try:
         cli.main(sys.argv[1:] or ["--help"], standalone_mode=False)
     except click.exceptions.Exit as error:

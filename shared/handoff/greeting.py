@@ -7,7 +7,7 @@ of a token's bytes, the slice of heads, and which start of which process is at t
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any
 
 import msgpack
@@ -24,6 +24,8 @@ from .shared_ring import NO_RING, RingPlace
 MAGIC = b"TDMG"
 MAX_GREETING_BYTES = 4096 + MAX_DESCRIPTION_BYTES
 MAX_TEXT_BYTES = 256
+# Twice what this version says.
+MAX_FIELDS = 64
 
 CAPABILITY_XXH3 = 1
 # Of a payload in a device's memory: xxh3 over its row sums (``kernels/row_sums.py``).
@@ -199,7 +201,7 @@ def decode(message: memoryview | bytes) -> Greeting:
             max_bin_len=MAX_DESCRIPTION_BYTES,
             max_ext_len=0,
             max_array_len=0,
-            max_map_len=len(fields(Greeting)),
+            max_map_len=MAX_FIELDS,
         )
     except Exception as error:  # msgpack raises a dozen unrelated types on hostile input
         raise FrameError(f"greeting is not msgpack of the expected shape: {error}") from None
@@ -255,13 +257,14 @@ def _lack_of(capability: int, mine: Greeting, theirs: Greeting) -> PeerRefusedEr
 def _checked(values: Any) -> Greeting:
     if not isinstance(values, dict):
         raise FrameError(f"greeting is a {type(values).__name__}, not a map")
-    names = {field.name: field.type for field in fields(Greeting)}
-    if values.keys() != names.keys():
-        wrong = sorted(map(str, values.keys() ^ names.keys()))
-        raise FrameError(f"greeting has other fields than expected: {', '.join(wrong)[:200]}")
-    for name, kind in names.items():
-        _check_value(name, str(kind), values[name])
-    return Greeting(**values)
+    # Another version of Tandem may say more, or less of what has a default.
+    known = [field for field in fields(Greeting) if field.name in values]
+    lacking = {field.name for field in fields(Greeting) if field.default is MISSING} - values.keys()
+    if lacking:
+        raise FrameError(f"greeting without {', '.join(sorted(lacking))}")
+    for field in known:
+        _check_value(field.name, str(field.type), values[field.name])
+    return Greeting(**{field.name: values[field.name] for field in known})
 
 
 def _check_value(name: str, kind: str, value: Any) -> None:

@@ -68,7 +68,6 @@ def test_garbage_is_refused(garbage):
         {"node_id": "x" * 600},
         {"node_id": "a\nb"},
         {"dtype": None},
-        {"extra": 1},
         {"nixl_description": "text"},
         {"nixl_description": bytes(MAX_DESCRIPTION_BYTES + 1)},
         {"dtype": msgpack.ExtType(1, b"x")},
@@ -79,6 +78,19 @@ def test_a_field_of_the_wrong_kind_is_refused(change):
     values = msgpack.unpackb(greeting.encode(ME)[4:]) | change
     with pytest.raises(FrameError):
         greeting.decode(greeting.MAGIC + msgpack.packb(values))
+
+
+def test_a_greeting_of_another_version_is_understood_by_what_both_know():
+    values = msgpack.unpackb(greeting.encode(ME)[4:])
+    del values["device_bell"], values["carriers"]
+    older_and_newer = values | {"of_a_later_version": "x"}
+    assert greeting.decode(greeting.MAGIC + msgpack.packb(older_and_newer)) == ME
+    del values["num_layers"], values["rank"]
+    with pytest.raises(FrameError, match="greeting without num_layers, rank"):
+        greeting.decode(greeting.MAGIC + msgpack.packb(values))
+    too_many = {f"field {number}": 0 for number in range(greeting.MAX_FIELDS)}
+    with pytest.raises(FrameError, match="max_map_len"):
+        greeting.decode(greeting.MAGIC + msgpack.packb(values | too_many))
 
 
 def test_a_long_greeting_is_refused_unread():
