@@ -230,7 +230,7 @@ def _serve_cluster(config: ServeConfig, values: Values) -> None:
         deadline = time.monotonic() + config.start_timeout
         address, registry = _start_parts(cluster, config, values, lock, deadline)
         _introduce(front.prefill_addresses, registry, lock)
-        _greet(address, registry, config)
+        _greet(address, registry, config, with_key=bool(front.api_keys))
         cluster.wait()
     except KeyboardInterrupt:
         click.echo("stopping ...", err=True)
@@ -416,11 +416,13 @@ def doctor(url: str, registry: str | None, as_json: bool, **values: Any) -> None
         sys.exit(1)
 
 
-def _greet(address: str, registry: str, config: ServeConfig) -> None:
+def _greet(address: str, registry: str, config: ServeConfig, *, with_key: bool) -> None:
     click.echo(f"Tandem is ready: {address}  (chat page, and OpenAI's API under /v1)")
     body = '{"messages": [{"role": "user", "content": "Hello! Who are you?"}]}'
+    key = " -H 'authorization: Bearer KEY'" if with_key else ""  # which is not for a screen
     click.echo(
-        f"Try: curl {address}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
+        f"Try: curl {address}/v1/chat/completions{key} -H 'content-type: application/json' "
+        f"-d '{body}'"
     )
     click.echo(f"Logs: {Path(config.log_dir).resolve()}. Ctrl-C ends everything.")
     click.echo(f"Parts: tandem nodes --router {registry}")

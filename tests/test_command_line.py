@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -343,6 +344,14 @@ def test_the_registry_of_serve_is_where_it_was_asked_to_be(monkeypatch) -> None:
     router, node = started.arguments
     assert {"--registry-host=10.0.0.1", "--registry-port=8123"} <= set(router)
     assert registry == "10.0.0.1:2" and f"--join={registry}" in node
+
+
+@pytest.mark.parametrize("with_key", [True, False])
+def test_the_greetings_curl_line_asks_for_a_key_where_one_is_needed(capsys, with_key: bool) -> None:
+    launcher._greet("http://127.0.0.1:1", "127.0.0.1:2", ServeConfig(), with_key=with_key)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "curl" in line]
+    assert ("-H 'authorization: Bearer KEY'" in line) == with_key
+    assert shlex.split(line)[-1].startswith('{"messages"')
 
 
 def test_a_certificate_for_other_names_is_known_at_once(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from ..engine.scheduler import Scheduler
 from ..errors import ModelError, PeerRefusedError, StartupError
 from ..kv.block_pool import BlockPool
 from ..kv.formats import kv_format
-from ..models.registry import read_spec
+from ..models.registry import read_json, read_spec
 from ..models.spec import (
     DecoderSpec,
     fingerprint_fields,
@@ -144,13 +144,26 @@ def _with_every_end(spec: DecoderSpec, folder: Path) -> DecoderSpec:
     A chat model ends its turns with that one, while config.json is often still the base model's. An
     id beyond the vocabulary is never drawn, and has no logit that ``min_tokens`` could forbid.
     """
-    ends = spec.eos_token_ids
-    if (folder / "tokenizer.json").is_file():
-        from ..text.tokenizer import Tokenizer
-
-        ends += Tokenizer.load(folder).eos_token_ids
+    ends = (*spec.eos_token_ids, *_tokenizer_ends(folder))
     usable = (token for token in ends if 0 <= token < spec.vocab_size)
     return replace(spec, eos_token_ids=tuple(dict.fromkeys(usable)))
+
+
+def _tokenizer_ends(folder: Path) -> list[int]:
+    """The id of the token that tokenizer_config.json calls the end.
+
+    As plain JSON: a head has no other use for a tokenizer, and loading one takes longer than all
+    that it does before its ranks start.
+    """
+    named, listed = folder / "tokenizer_config.json", folder / "tokenizer.json"
+    if not named.is_file() or not listed.is_file():
+        return []
+    end = read_json(named).get("eos_token")
+    text = end.get("content") if isinstance(end, dict) else end
+    added = read_json(listed).get("added_tokens") if isinstance(text, str) else None
+    tokens = [token for token in added or () if isinstance(token, dict)]
+    ids = (token.get("id") for token in tokens if token.get("content") == text)
+    return [token for token in ids if isinstance(token, int)]
 
 
 def model_fingerprint(spec: DecoderSpec, folder: Path) -> dict[str, str]:

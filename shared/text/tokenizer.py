@@ -70,14 +70,6 @@ class Tokenizer:
             generation_config=_read_json(folder / "generation_config.json"),
         )
 
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """The tokens that end a generation, by generation_config.json and tokenizer_config.json."""
-        value = self.generation_config.get("eos_token_id")
-        ids = value if isinstance(value, list) else [value]
-        end = self._raw.token_to_id(self.special_tokens.get("eos_token", ""))
-        return tuple(sorted({token for token in (*ids, end) if isinstance(token, int)}))
-
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Plain text to tokens; what looks like a special token is text too."""
         raw = self._literally() if self._special.search(text) else self._raw

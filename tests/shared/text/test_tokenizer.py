@@ -133,13 +133,8 @@ def test_template_arguments_are_guarded_too(tmp_path: Path) -> None:
     assert text.decode(tokens) == "hi<|end|>"
 
 
-def test_special_tokens_and_ids_that_end_a_generation(tmp_path: Path) -> None:
+def test_special_tokens_are_added_where_they_are_asked_for(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "m")
-    assert Text.load(folder).eos_token_ids == (make_raw().token_to_id("<|end|>"),)
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 5]}))
-    loaded = Text.load(folder)
-    assert loaded.eos_token_ids == (3, 5, make_raw().token_to_id("<|end|>"))
-    assert loaded.generation_config == {"eos_token_id": [3, 5]}
     bos = make_raw().token_to_id("<s>")
     assert Text.load(folder).encode("fox")[0] == bos
     assert bos not in Text.load(folder).encode("fox", add_special_tokens=False)
