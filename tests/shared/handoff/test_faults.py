@@ -104,6 +104,22 @@ def test_late_and_slow_messages_still_make_a_transfer(carrier: str) -> None:
         assert rows(decode.cache, BLOCKS, 0, END) == rows(prefill.cache, BLOCKS, 0, END)
 
 
+def test_a_loss_that_was_not_told_of_yet_is_no_news_of_the_next_attempt() -> None:
+    fields = {"first_token": 0, "end_token": END}
+    with World("memory") as world:
+        prefill, decode = _pair(world)
+        _greeted(world, prefill, decode)
+        world.network.wires[0].close()
+        # The cancel finds the connection broken, and the next attempt follows at once.
+        decode.plane.submit(CancelExpect(transfer_id=1, attempt=1))
+        decode.plane.submit(expect(prefill, 2, BLOCKS, **fields))
+        world.until(lambda: len(decode.log.of(Expecting)) == 2)
+        assert decode.log.of(ReceiveFailed) == []
+        prefill.open(decode, 2, BLOCKS, **fields)
+        prefill.compute(2, 0, END, chunk=33)
+        world.until(lambda: bool(decode.log.of(Received)))
+
+
 def _campaign(carrier: str, seed: int, transfers: int) -> tuple[int, Schedule]:
     """Transfers that overlap while everything goes wrong now and then; how many arrived."""
     rates = dict.fromkeys(Fault, 0.004) | {Fault.RESET: 0.001}
