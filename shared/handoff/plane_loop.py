@@ -201,6 +201,9 @@ class PlaneLoop:
             Admit: self._admit,
         }
         for command in self._commands.take():
+            if isinstance(command, (Expect, OpenSend)):
+                # A connection that was lost, but not told of yet, concerns the attempts before.
+                self._take_notices(self._clock())
             handlers[type(command)](command)
 
     def _admit(self, command: Admit) -> None:

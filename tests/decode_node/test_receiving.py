@@ -23,7 +23,13 @@ from tandem.shared.errors import TransferError
 from tandem.shared.handoff import transfer
 from tandem.shared.handoff.carrier import Endpoints
 from tandem.shared.handoff.lease import LeaseTrust
-from tandem.shared.handoff.messages import CancelExpect, Expect, Received, ReceiveFailed
+from tandem.shared.handoff.messages import (
+    CancelExpect,
+    Cancelled,
+    Expect,
+    Received,
+    ReceiveFailed,
+)
 from tandem.shared.handoff.parts import parts_of
 from tandem.tests.decode_node.fake_prefill import ACCEPTED, FakePrefill, accepts, done, prefill
 from tandem.tests.shared.handoff.fake_node import LAYER, RANKS, Node, kv_heads, until
@@ -288,6 +294,23 @@ async def test_cancelling_in_any_state_frees_everything(state: str) -> None:
         if state != "reserved":
             await until(lambda: bool(one.fake.opened))
         one.task.cancel()
+        await asyncio.wait([one.task])
+        assert one.task.cancelled()
+
+
+async def test_however_often_it_is_cancelled_it_ends_when_the_ranks_have_let_go() -> None:
+    async with attempt() as one:
+        ranks = one.node.ranks
+        ranks.confirms = False
+        await ranks.wait(Expect)
+        one.task.cancel()
+        cancel = await ranks.wait(CancelExpect)
+        for _ in range(3):
+            one.task.cancel()
+            await asyncio.sleep(0)
+            assert not one.task.done()
+        for rank in range(RANKS):
+            ranks.emit(rank, Cancelled(transfer_id=cancel.transfer_id, attempt=0, side="receive"))
         await asyncio.wait([one.task])
         assert one.task.cancelled()
 

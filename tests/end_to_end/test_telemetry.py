@@ -155,7 +155,7 @@ def test_a_prompt_that_is_prefilled_here_says_so(
     until(lambda: bool(collector.named("Decode.Generate", trace)), "the spans")
     [generate] = collector.named("Decode.Generate", trace)
     [local] = collector.named("local prefill", trace)
-    assert (local.parent, local.attributes["reason"]) == (generate.id, "below threshold")
+    assert (local.parent, local.attributes["reason"]) == (generate.id, "nothing missing")
     assert generate.attributes["generated_tokens"] == 1
 
 

@@ -56,6 +56,7 @@ class Ranks:
         self.computes.set()
         self.fails = ""  # what each sequence of the next steps ends with
         self.greets = True
+        self.confirms = True  # that what was cancelled is touched no more
         self.excess = 0.0  # what a comparison finds, where 1 is allowed
         self.commands: list[tuple[int, Command]] = []
         self.came = asyncio.Condition()
@@ -99,7 +100,7 @@ class Ranks:
             self.emit(rank, Admitted(version=command.version))
         elif isinstance(command, CancelSend):
             self.emit(rank, Cancelled(**key, side="send"))
-        elif isinstance(command, CancelExpect):
+        elif isinstance(command, CancelExpect) and self.confirms:
             self.emit(rank, Cancelled(**key, side="receive"))
         elif isinstance(command, Compare):
             excess = self.excess if rank else 0.0

@@ -115,6 +115,38 @@ def test_a_transfer_that_moves_slowly_is_not_given_up() -> None:
         assert decode.log.of(Received), decode.log.of(ReceiveFailed)
 
 
+def test_a_loss_that_was_not_told_of_yet_is_no_news_of_the_next_attempt() -> None:
+    fields = {"first_token": 0, "end_token": END}
+    with World("memory") as world:
+        prefill, decode = _pair(world)
+        _greeted(world, prefill, decode)
+        world.network.wires[0].close()
+        # The cancel finds the connection broken, and the next attempt follows at once.
+        decode.plane.submit(CancelExpect(transfer_id=1, attempt=1))
+        decode.plane.submit(expect(prefill, 2, BLOCKS, **fields))
+        world.until(lambda: len(decode.log.of(Expecting)) == 2)
+        assert decode.log.of(ReceiveFailed) == []
+        prefill.open(decode, 2, BLOCKS, **fields)
+        prefill.compute(2, 0, END, chunk=33)
+        world.until(lambda: bool(decode.log.of(Received)))
+
+
+def test_a_receiver_that_reads_nothing_leaves_slots_for_another() -> None:
+    """Its credit is for more than the whole ring."""
+    fields = {"first_token": 0, "end_token": END}
+    with World("memory") as world:
+        prefill, slow = _pair(world)
+        other = world.rank("other", listen_host=None, timing=QUICK)
+        _greeted(world, prefill, slow)
+        prefill.compute(1, 0, END, chunk=END)
+        world.ranks.remove(slow)  # it has no more turns
+        world.transfer(prefill, other, 2, BLOCKS, **fields)
+        world.until(lambda: bool(prefill.log.of(SendFinished)), seconds=QUICK.silence_seconds / 2)
+        assert prefill.log.of(SendFinished)[0].transfer_id == 2
+        world.ranks.append(slow)
+        world.until(lambda: bool(slow.log.of(Received) or slow.log.of(ReceiveFailed)))
+
+
 def _campaign(carrier: str, seed: int, transfers: int) -> tuple[int, Schedule]:
     """Transfers that overlap while everything goes wrong now and then; how many arrived."""
     rates = dict.fromkeys(Fault, 0.004) | {Fault.RESET: 0.001}
