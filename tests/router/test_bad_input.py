@@ -25,6 +25,14 @@ def check(response: Any, status: int) -> dict[str, Any]:
     return body["error"]
 
 
+def nested(levels: int) -> Any:
+    """As deep as Python's JSON still reads."""
+    value: Any = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 BAD_SAMPLING: list[dict[str, Any]] = [
     {"temperature": -0.1},
     {"temperature": 2.1},
@@ -104,6 +112,9 @@ BAD_CHAT: list[dict[str, Any]] = [
     {"chat_template": "{{ 1 }}"},
     {"chat_template_kwargs": {"messages": []}},
     {"chat_template_kwargs": 3},
+    {"chat_template_kwargs": {"x": nested(70)}},
+    {"chat_template_kwargs": {"x": nested(900)}},
+    {"messages": [{"role": "user", "content": [{"type": nested(900)}]}]},
     {"model": 5},
 ]
 BAD_COMPLETION: list[dict[str, Any]] = [
