@@ -88,6 +88,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_bytes > self.options.max_header_bytes:
                 self._refuse(self._too_large())
+        elif self._answered:
+            # uvicorn takes any byte for a request, and ends the keep-alive deadline with it.
+            self._arm()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -114,6 +117,12 @@ class BoundedProtocol(HttpToolsProtocol):
         """The parser gave up: because of ``_refusal``, or because this is not HTTP."""
         self._refuse(self._refusal or ApiError(400, msg))
 
+    @property
+    def _answered(self) -> bool:
+        """Between two requests. What comes here is the rest of a body that nobody reads, or line
+        ends that begin nothing."""
+        return self.cycle is not None and self.cycle.response_complete
+
     def _unread(self) -> bool:
         """Is the client still sending what we have answered?"""
         in_body = self.cycle is not None and self.cycle.more_body
@@ -139,6 +148,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _late(self) -> None:
+        if not self._head_open:
+            self.transport.close()  # there is no request that an answer could be to
+            return
         limit = self.options.header_timeout
         self._refuse(ApiError(408, f"The headers did not arrive within {limit:g} s."))
 

@@ -172,6 +172,9 @@ class Registry(RegistryServicer):
     def _problem(self, request: pb.JoinRequest) -> str:
         if not 0 < len(request.node_id) <= MAX_NAME:
             return f"node_id must have 1 to {MAX_NAME} characters"
+        # Both stand in an operator's terminal (``tandem nodes``).
+        if not (request.node_id.isprintable() and request.address.isprintable()):
+            return "node_id and address must be printable"
         if request.role not in (pb.ROLE_PREFILL, pb.ROLE_DECODE):
             return "role must be prefill or decode"
         host, _, port = request.address.rpartition(":")

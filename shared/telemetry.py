@@ -87,13 +87,17 @@ def logger(part: str) -> logging.Logger:
 
 
 class _TextLines(logging.Formatter):
-    """For people: the subject stands in brackets at the end of the message."""
+    """For people: the subject stands in brackets at the end of the message.
+
+    Names and reasons come from other processes too: what would begin a line of its own, or move the
+    cursor of a terminal, is written out.
+    """
 
     def __init__(self) -> None:
         super().__init__(FORMAT, datefmt="%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        line = super().formatMessage(record)
+        line = _printable(super().formatMessage(record))
         about = subject()
         words = [
             f"request {about.request_id}" if about.request_id else "",
@@ -101,6 +105,12 @@ class _TextLines(logging.Formatter):
         ]
         shown = ", ".join(word for word in words if word)
         return f"{line} [{shown}]" if shown else line
+
+
+def _printable(line: str) -> str:
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
 class _JsonLines(logging.Formatter):

@@ -1,28 +1,39 @@
 """Chat templates, as Hugging Face renders them, with bounds on what a template may do.
 
 The template belongs to the model folder, so it is only half trusted: it runs in Jinja's immutable
-sandbox, every loop draws on one budget of steps, and the text it may build is limited. Clients
-never send templates.
+sandbox, every loop and call draws on one budget of steps, and what it builds on another of
+characters. Clients never send templates.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
 
 from ..errors import ModelError, RequestError
 
 MAX_STEPS = 1_000_000
+STEPS_OF_A_CALL = 4
 MAX_CHARACTERS = 64 * 1024 * 1024
-BUDGET = "_loop_budget"
+# All that one rendering builds on its way, of which it throws most away again.
+MAX_BUILT = 2 * MAX_CHARACTERS
+# No name that a template could write, and set to something else.
+BUDGET = "budget of this rendering"
+# In a format: so wide a field is a way to fill the memory.
+_WIDE = re.compile(r"\d{7}")
+
+T = TypeVar("T")
 
 
 class TemplateBudgetError(Exception):
@@ -30,17 +41,29 @@ class TemplateBudgetError(Exception):
 
 
 class _Budget:
-    """How many loop steps one rendering has left."""
+    """What one rendering has left."""
 
     def __init__(self) -> None:
-        self._left = MAX_STEPS
+        self._steps = MAX_STEPS
+        self._characters = MAX_BUILT
+
+    def step(self, steps: int = 1) -> None:
+        self._steps -= steps
+        if self._steps < 0:
+            raise TemplateBudgetError(f"it takes more than {MAX_STEPS} steps")
 
     def count(self, items: Iterable[Any]) -> Iterator[Any]:
         for item in items:
-            self._left -= 1
-            if self._left < 0:
-                raise TemplateBudgetError(f"it loops more than {MAX_STEPS} times")
+            self.step()
             yield item
+
+    def weigh(self, value: T) -> T:
+        """``value``; a text is paid for with its length, a list with that of its memory."""
+        if isinstance(value, (str, list, tuple)):
+            self._characters -= len(value) * (1 if isinstance(value, str) else 8)
+            if self._characters < 0:
+                raise TemplateBudgetError(f"it builds more than {MAX_BUILT} characters")
+        return value
 
 
 class _GenerationTag(Extension):
@@ -53,19 +76,56 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with a budget on every loop and limits on the operators that grow things."""
+class _Bounds(NodeTransformer):
+    """Puts filters of ours around all that loops, and all that grows text by a filter or ``~``."""
 
-    intercepted_binops = frozenset(("*", "**", "%"))
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        node.iter = _through("counted", node.iter)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _through("concatenated", nodes.List(node.nodes, lineno=node.lineno))
+
+    def visit_Filter(self, node: nodes.Filter) -> nodes.Node:
+        self.generic_visit(node)
+        node.args = [_through("sized", value) for value in node.args]
+        for pair in node.kwargs:
+            pair.value = _through("sized", pair.value)
+        # Without a node it is a block's, whose text is weighed as it is written.
+        return node if node.node is None else _through("weighed", node)
+
+
+def _through(name: str, node: nodes.Node) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, with budgets on loops and calls and limits on what grows things."""
+
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
-        for loop in source.find_all(nodes.For):
-            budget = nodes.Name(BUDGET, "load")
-            counted = nodes.Filter(loop.iter, "counted", [budget], [], None, None)
-            loop.iter = counted.set_environment(self)
-        return super()._generate(source, *args, **kwargs)
+        bounded = _Bounds().visit(source).set_environment(self)
+        return super()._generate(bounded, *args, **kwargs)
 
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+    def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Macros may call each other in any number; so a call is counted, its result weighed."""
+        budget: _Budget = context[BUDGET]
+        budget.step(STEPS_OF_A_CALL)
+        for value in (*args, *kwargs.values()):
+            _sized(context, value)
+        return budget.weigh(super().call(context, called, *args, **kwargs))
+
+    def wrap_str_format(self, value: Any) -> Any:
+        """What stands for the ``format`` of a text, asked for before it is called."""
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None:
+            _check_format(value.__self__)
+        return wrapped
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Refuses the operators that build gigabytes out of a few characters."""
         if operator == "*" and (hasattr(left, "__len__") or hasattr(right, "__len__")):
             sized, times = (left, right) if hasattr(left, "__len__") else (right, left)
@@ -73,9 +133,10 @@ class _Environment(ImmutableSandboxedEnvironment):
                 raise TemplateBudgetError("it repeats a string too often")
         if operator == "**" and (abs(left) > 1_000_000 or abs(right) > 100):
             raise TemplateBudgetError("it computes too large a power")
-        if operator == "%" and isinstance(left, str) and len(left) > 10_000:
-            raise TemplateBudgetError("its format string is too long")
-        return super().call_binop(context, operator, left, right)
+        if operator == "%" and isinstance(left, str):
+            _check_format(left)
+        budget: _Budget = context[BUDGET]
+        return budget.weigh(super().call_binop(context, operator, left, right))
 
 
 class ChatTemplate:
@@ -85,15 +146,25 @@ class ChatTemplate:
         self.source = source
         self._tokens = dict(tokens)
         environment = _Environment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_GenerationTag, loopcontrols],
+            finalize=_weighed,
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
-        environment.filters["counted"] = _counted
+        environment.filters |= {
+            "counted": _counted,
+            "concatenated": _concatenated,
+            "sized": _sized,
+            "weighed": _weighed,
+        }
+        del environment.globals["lipsum"]
         try:
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+        # Not only Jinja's own: it is Python's compiler that refuses too deep a nesting.
+        except (jinja2.TemplateError, SyntaxError, RecursionError, MemoryError) as error:
             raise ModelError(f"{origin}: the chat template does not compile: {error}") from error
 
     def render(
@@ -142,8 +213,35 @@ def _joined(pieces: Iterable[str]) -> str:
     return "".join(parts)
 
 
-def _counted(items: Any, budget: _Budget | jinja2.Undefined) -> Iterable[Any]:
-    return budget.count(items) if isinstance(budget, _Budget) else items
+@jinja2.pass_context
+def _counted(context: Context, items: Any) -> Iterable[Any]:
+    budget: _Budget = context[BUDGET]
+    return budget.count(items)
+
+
+@jinja2.pass_context
+def _weighed(context: Context, value: T) -> T:
+    budget: _Budget = context[BUDGET]
+    return budget.weigh(value)
+
+
+@jinja2.pass_context
+def _concatenated(context: Context, parts: list[Any]) -> str:
+    budget: _Budget = context[BUDGET]
+    return "".join(budget.weigh(str(part)) for part in parts)
+
+
+@jinja2.pass_context
+def _sized(context: Context, value: T) -> T:
+    """An argument: as a width or a number of times, a large integer would fill the memory."""
+    if isinstance(value, int) and abs(value) > MAX_STEPS:
+        raise TemplateBudgetError(f"it gives a filter or a function a number over {MAX_STEPS}")
+    return value
+
+
+def _check_format(form: str) -> None:
+    if len(form) > 10_000 or _WIDE.search(form):
+        raise TemplateBudgetError("its format string is too long, or has too wide a field")
 
 
 def _raise_exception(message: str) -> None:
@@ -183,8 +281,10 @@ def _part_text(part: Any, param: str) -> str:
         raise RequestError(f"'{param}' must be an object.", param=param)
     kind = part.get("type")
     if kind != "text":
+        # What is no string may be as large and as deep as the whole body.
+        shown = repr(kind[:64]) if isinstance(kind, str) else type(kind).__name__
         raise RequestError(
-            f"'{param}' has the unsupported type {kind!r}; this model takes only 'text' parts.",
+            f"'{param}' has the unsupported type {shown}; this model takes only 'text' parts.",
             param=param,
             code="unsupported_content",
         )

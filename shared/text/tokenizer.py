@@ -20,6 +20,8 @@ from ..errors import ModelError, RequestError
 from .chat_template import ChatTemplate
 from .detokenize import Detokenizer, TokenTexts, detokenize
 
+# A template's variables; a client's may be as deep as its JSON, which is too deep to walk through.
+MAX_NESTING = 64
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
@@ -173,14 +175,20 @@ class _Guard:
         self._form = f"\ue000{nonce}:%d\ue001"
         self._mark = re.compile(f"\ue000{nonce}:(\\d+)\ue001")
 
-    def hide(self, value: Any) -> Any:
-        """A copy of ``value`` whose strings hold no special tokens."""
+    def hide(self, value: Any, depth: int = 0) -> Any:
+        """A copy of ``value`` whose strings, keys too, hold no special tokens.
+
+        Raises ``RequestError`` for one that is nested too deeply.
+        """
         if isinstance(value, str):
             return self._special.sub(self._hide_one, value)
+        if depth > MAX_NESTING:
+            raise RequestError(f"A template's variables may be nested {MAX_NESTING} levels deep.")
         if isinstance(value, Mapping):
-            return {key: self.hide(item) for key, item in value.items()}
+            pairs = value.items()
+            return {self.hide(key): self.hide(item, depth + 1) for key, item in pairs}
         if isinstance(value, (list, tuple)):
-            return [self.hide(item) for item in value]
+            return [self.hide(item, depth + 1) for item in value]
         return value
 
     def found(self, text: str) -> bool:
@@ -259,12 +267,19 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path}: not UTF-8: {error}") from error
+
+
 def _read_template(folder: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
     """chat_template.jinja wins over tokenizer_config.json, as in transformers."""
     path = folder / "chat_template.jinja"
     source: Any = None
     if path.is_file():
-        source = path.read_text(encoding="utf-8")
+        source = _read_text(path)
     else:
         path = folder / "tokenizer_config.json"
         source = config.get("chat_template")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,14 @@ def check(response: Any, status: int) -> dict[str, Any]:
     assert set(body["error"]) == {"message", "type", "param", "code"}
     assert "Traceback" not in response.text and "/work" not in response.text
     return body["error"]
+
+
+def nested(levels: int) -> Any:
+    """As deep as Python's JSON still reads."""
+    value: Any = []
+    for _ in range(levels):
+        value = [value]
+    return value
 
 
 BAD_SAMPLING: list[dict[str, Any]] = [
@@ -103,6 +112,9 @@ BAD_CHAT: list[dict[str, Any]] = [
     {"chat_template": "{{ 1 }}"},
     {"chat_template_kwargs": {"messages": []}},
     {"chat_template_kwargs": 3},
+    {"chat_template_kwargs": {"x": nested(70)}},
+    {"chat_template_kwargs": {"x": nested(900)}},
+    {"messages": [{"role": "user", "content": [{"type": nested(900)}]}]},
     {"model": 5},
 ]
 BAD_COMPLETION: list[dict[str, Any]] = [
@@ -285,6 +297,40 @@ async def test_heads_that_are_too_large_garbled_or_slow(tmp_path: Path) -> None:
         head = b"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\n"
         end = b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
         assert (await _raw(c, head + end + body)).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("rest", [b"\r\n", b"a"], ids=["line-ends", "rest-of-a-body"])
+async def test_what_comes_after_an_answer_does_not_keep_a_connection(
+    tmp_path: Path, rest: bytes
+) -> None:
+    """Without any key, thousands of such connections would be all that the router has."""
+    head = b"POST /nowhere HTTP/1.1\r\ncontent-length: 1000\r\n\r\n"
+    if rest == b"\r\n":
+        head = b"GET /health HTTP/1.1\r\n\r\n"
+    async with cluster(tmp_path, api_key="secret", header_timeout=0.5) as c:
+        reader, writer = await asyncio.open_connection("127.0.0.1", c.router.http_port)
+        writer.write(head)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 ")
+        writer.write(rest)
+        async with asyncio.timeout(10):
+            while await reader.read(65536):
+                pass
+        writer.close()
+
+
+async def test_a_connection_is_used_again_after_line_ends_and_unread_bodies(
+    tmp_path: Path,
+) -> None:
+    lost = b"POST /nowhere HTTP/1.1\r\ncontent-length: 3\r\n\r\n"
+    async with cluster(tmp_path) as c:
+        reader, writer = await asyncio.open_connection("127.0.0.1", c.router.http_port)
+        for part in (lost, b"abc\r\n" + lost, b"abc\r\n\r\n" + lost):
+            writer.write(part)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 404")
+            length = int(re.search(rb"content-length: (\d+)", answer)[1])  # type: ignore[index]
+            await reader.readexactly(length)
+        writer.close()
 
 
 async def test_keys_are_asked_for_on_every_route_but_the_probes(tmp_path: Path) -> None:

@@ -227,7 +227,14 @@ async def test_joins_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         node.port = 9
         good = node.join_request(c.model)
         bad = []
-        for change in ({"node_id": ""}, {"role": 0}, {"address": "x"}, {"address": "x:0"}):
+        for change in (
+            {"node_id": ""},
+            {"node_id": "a\n\x1b[2J"},
+            {"role": 0},
+            {"address": "x"},
+            {"address": "x:0"},
+            {"address": "x\x1b[2J:9"},
+        ):
             request = pb.JoinRequest()
             request.CopyFrom(good)
             for name, value in change.items():

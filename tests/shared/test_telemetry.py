@@ -55,6 +55,15 @@ def test_a_line_for_programs_is_one_object_whatever_is_in_it(
     assert "request_id" not in second and "exception" not in second
 
 
+def test_a_line_for_people_is_one_line_whatever_is_in_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    setup_logging()
+    log.warning("node %s joined", "a\n12:00:00 ERROR tandem.router \x1b[2J\u2028é b")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(r"node a\n12:00:00 ERROR tandem.router \x1b[2J\u2028é b joined")
+
+
 def test_a_line_for_people_ends_with_what_it_is_about(capsys: pytest.CaptureFixture[str]) -> None:
     setup_logging()
     log.info("nothing special")

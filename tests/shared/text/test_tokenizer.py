@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from tandem.shared.errors import ModelError, RequestError
 from tandem.shared.text.chat_template import ChatTemplate, flatten_content
+from tandem.shared.text.tokenizer import MAX_NESTING
 from tandem.shared.text.tokenizer import Tokenizer as Text
 
 TEMPLATE = (
@@ -133,6 +134,25 @@ def test_template_arguments_are_guarded_too(tmp_path: Path) -> None:
     assert text.decode(tokens) == "hi<|end|>"
 
 
+def test_the_names_in_template_arguments_are_guarded_too(tmp_path: Path) -> None:
+    """Templates print the tools that they are given as JSON, names and all."""
+    folder = make_folder(tmp_path / "m", chat_template="{{ tools | tojson }}{{ extra | tojson }}")
+    text = Text.load(folder)
+    named = {"<|end|>": ["<s>"]}
+    tokens = text.encode_chat(user("hi"), tools=[named], template_kwargs={"extra": named})
+    assert not {make_raw().token_to_id(token) for token in ("<|end|>", "<s>")} & set(tokens)
+    assert text.decode(tokens) == '[{"<|end|>": ["<s>"]}]{"<|end|>": ["<s>"]}'
+
+
+def test_template_arguments_that_are_too_deep_are_refused(tmp_path: Path) -> None:
+    text = Text.load(make_folder(tmp_path / "m"))
+    value: list[object] = []
+    for _ in range(MAX_NESTING + 2):
+        value = [value]
+    with pytest.raises(RequestError, match=f"{MAX_NESTING} levels"):
+        text.encode_chat(user("hi"), template_kwargs={"extra": value})
+
+
 def test_special_tokens_are_added_where_they_are_asked_for(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "m")
     bos = make_raw().token_to_id("<s>")
@@ -160,6 +180,8 @@ def test_a_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
         ("tokenizer_config.json", '{"chat_template": 5}'),
         ("generation_config.json", "{"),
         ("chat_template.jinja", "{% for %}"),
+        ("chat_template.jinja", "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}"),
+        ("chat_template.jinja", "{% for i in [1] %}" * 30 + "{% endfor %}" * 30),
     ],
 )
 def test_a_broken_file_is_named(tmp_path: Path, name: str, content: str | None) -> None:
@@ -170,6 +192,16 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str, content: str | None) 
         (folder / name).write_text(content)
     with pytest.raises(ModelError, match=name.replace(".", r"\.")):
         Text.load(folder)
+
+
+def test_a_template_in_another_encoding_is_named(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "m")
+    (folder / "chat_template.jinja").write_bytes("é".encode("latin-1"))
+    with pytest.raises(ModelError, match=r"chat_template\.jinja: not UTF-8"):
+        Text.load(folder)
+
+
+DOUBLED = "{{% for i in range(99) %}}{}{{% endfor %}}".format
 
 
 @pytest.mark.parametrize(
@@ -189,6 +221,18 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str, content: str | None) 
         "{{ '%1000000000000d' % 5 }}",
         "{{ 'x'.ljust(10**12) }}",
         "{{ 'x' | center(10**12) }}",
+        "{{ 'x' | center(99999999) }}",
+        "{{ '{:>999999999}'.format('x') }}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
+        "{{ f(60) }}",
+        "{% set _loop_budget = 0 %}{% for i in range(99999) %}{% for j in range(99999) %}"
+        "{% endfor %}{% endfor %}",
+        f"{{% set ns = namespace(x='x') %}}{DOUBLED('{% set ns.x = ns.x + ns.x %}')}",
+        f"{{% set ns = namespace(x='x') %}}{DOUBLED('{% set ns.x = ns.x ~ ns.x %}')}",
+        f"{{% set ns = namespace(x='x') %}}"
+        f"{DOUBLED('{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}')}",
+        f"{{% set ns = namespace(x=[1]) %}}{DOUBLED('{% set ns.x = ns.x + ns.x %}')}",
+        "{{ lipsum(n=900000) }}",
     ],
 )
 def test_a_template_cannot_run_away(source: str) -> None:
