@@ -7,6 +7,9 @@ from pathlib import Path
 from ..errors import ModelError
 
 BUILTIN = "builtin"
+_WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+# Other formats' folders, and the same weights once more under Mistral's own names.
+_UNWANTED = ["*/*", "consolidated*.safetensors"]
 
 
 def locate_model(name: str) -> Path:
@@ -43,9 +46,12 @@ def _download(name: str) -> Path:
             f"{name!r} is not a folder, and downloading needs huggingface_hub: pip install "
             f"'tandem-llm[serve]'"
         ) from None
-    patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns, etag_timeout=5))
+        return Path(
+            snapshot_download(
+                name, allow_patterns=_WANTED, ignore_patterns=_UNWANTED, etag_timeout=5
+            )
+        )
     except Exception as error:  # the hub's client raises its transport's errors as well as its own
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelError(
