@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from hashlib import blake2b
 
 from ..errors import RequestError
@@ -14,8 +13,8 @@ from .sequence import Sequence
 MAX_CHOICES = 128
 MAX_LOGPROBS = 64
 
-# name: lowest, highest (inclusive); whole numbers where the limits are
-_RANGES = {
+# name: lowest, highest (inclusive); where these are whole numbers, the value must be one.
+_RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
@@ -30,7 +29,9 @@ _RANGES = {
     "prompt_logprobs": (0, MAX_LOGPROBS),
     "seed": (-(1 << 63), (1 << 63) - 1),
 }
-_OPTIONAL = ("logprobs", "prompt_logprobs", "seed")
+_MAY_BE_NONE = frozenset({"logprobs", "prompt_logprobs", "seed"})
+# OpenAI's. One that is not bounded could make every probability NaN, and no token would be drawn.
+_BIAS_RANGE = (-100.0, 100.0)
 
 
 def check_params(params: SamplingParams) -> None:
@@ -38,33 +39,30 @@ def check_params(params: SamplingParams) -> None:
 
     Types too: Python gives any, and what a rank cannot compute with ends the rank.
     """
-    for name, (lowest, highest) in _RANGES.items():
+    for name, limits in _RANGES.items():
         value = getattr(params, name)
-        if value is None and name in _OPTIONAL:
-            continue
-        if not _is_within(value, lowest, highest):
-            whole = "a whole number " if isinstance(lowest, int) else ""
-            raise RequestError(
-                f"{name} is {value!r}; it must be {whole}between {lowest} and {highest}",
-                param=name,
-            )
+        if value is not None or name not in _MAY_BE_NONE:
+            _check_number(name, value, limits, param=name)
     if params.min_tokens > params.max_tokens:
         raise RequestError(
             f"min_tokens ({params.min_tokens}) is over max_tokens ({params.max_tokens})",
             param="min_tokens",
         )
-    for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
-        if not all(isinstance(token, int) for token in ids):
-            raise RequestError(f"{name} must name tokens by their ids, not {ids!r}", param=name)
-    largest = sys.float_info.max
-    if not all(_is_within(bias, -largest, largest) for bias in params.logit_bias.values()):
-        raise RequestError("logit_bias has a value that is not finite", param="logit_bias")
+    for token, bias in params.logit_bias.items():
+        _check_number(f"logit_bias of token {token}", bias, _BIAS_RANGE, param="logit_bias")
+    for name in ("logit_bias", "stop_token_ids"):
+        if not all(isinstance(token, int) for token in getattr(params, name)):
+            raise RequestError(f"{name} has a token id that is not an integer", param=name)
 
 
-def _is_within(value: object, lowest: float, highest: float) -> bool:
-    """A number in the range, which NaN never is, and a whole one if the range is."""
+def _check_number(name: str, value: object, limits: tuple[float, float], *, param: str) -> None:
+    lowest, highest = limits
     kinds = int if isinstance(lowest, int) else (int, float)
-    return isinstance(value, kinds) and lowest <= value <= highest
+    if isinstance(value, bool) or not isinstance(value, kinds) or not lowest <= value <= highest:
+        kind = "an integer" if kinds is int else "a number"
+        raise RequestError(
+            f"{name} is {value!r}; it must be {kind} between {lowest} and {highest}", param=param
+        )
 
 
 def build_sequences(

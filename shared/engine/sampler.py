@@ -171,6 +171,8 @@ def _draw_random(logits: torch.Tensor, states: list[_State]) -> list[int]:
     tokens = torch.searchsorted(cumulative, points, right=True)
     # Rounding may put a point on the total itself; the last token with any probability is meant.
     last = torch.searchsorted(cumulative, total)
+    # Where every token is blocked, nothing has a probability; what is drawn must still be a token.
+    last.clamp_(max=cumulative.shape[-1] - 1)
     picked: list[int] = torch.minimum(tokens, last).flatten().tolist()
     return picked
 

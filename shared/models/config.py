@@ -8,7 +8,8 @@ from typing import Any
 from ..errors import ModelError
 from .spec import LinearScaling, Llama3Scaling, RopeScaling, RopeSpec, YarnScaling
 
-# Bookkeeping, defaults of text generation, and training knobs: none changes the forward pass.
+# Bookkeeping, defaults of text generation (of which older transformers wrote all), and training
+# knobs: none changes the forward pass.
 NO_EFFECT = frozenset(
     {
         "architectures",
@@ -17,27 +18,40 @@ NO_EFFECT = frozenset(
         "auto_map",
         "bos_token_id",
         "chunk_size_feed_forward",
+        "decoder_start_token_id",
+        "diversity_penalty",
         "do_sample",
         "dtype",
+        "early_stopping",
+        "encoder_no_repeat_ngram_size",
         "eos_token_id",
         "finetuning_task",
+        "gradient_checkpointing",
         "hidden_dropout",
         "id2label",
         "initializer_range",
         "is_decoder",
         "is_encoder_decoder",
+        "is_llama_config",
         "label2id",
+        "length_penalty",
         "max_length",
         "max_window_layers",
         "min_length",
         "model_type",
+        "neftune_noise_alpha",
+        "no_repeat_ngram_size",
+        "num_beam_groups",
+        "num_beams",
         "num_return_sequences",
         "output_attentions",
         "output_hidden_states",
         "pad_token_id",
         "pretraining_tp",
         "problem_type",
+        "repetition_penalty",
         "return_dict",
+        "sep_token_id",
         "task_specific_params",
         "temperature",
         "tokenizer_class",
@@ -46,11 +60,15 @@ NO_EFFECT = frozenset(
         "torch_dtype",
         "transformers.js_config",
         "transformers_version",
+        "typical_p",
         "unsloth_fixed",
         "unsloth_version",
         "use_cache",
     }
 )
+
+# No size and no factor is larger. JSON as Python reads it also has NaN, Infinity and any integer.
+_LARGEST = 1 << 40
 
 
 class Config:
@@ -70,18 +88,22 @@ class Config:
     def integer(self, key: str, default: int | None = None) -> int:
         """A positive integer."""
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _LARGEST:
             raise self.refusal(key, value, "a positive integer")
         return value
 
-    def count(self, key: str) -> int:
+    def count(self, key: str, default: int | None = None) -> int:
         """An integer that may be zero."""
-        return 0 if self.get(key) == 0 else self.integer(key)
+        return 0 if self.get(key, default) == 0 else self.integer(key, default)
 
     def number(self, key: str, default: float | None = None) -> float:
         """A positive number."""
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not 0 < value < _LARGEST
+        ):
             raise self.refusal(key, value, "a positive number")
         return float(value)
 
@@ -114,7 +136,8 @@ class Config:
     def finish(self) -> None:
         """Refuse what nobody read, unless it is switched off or known to have no effect."""
         for key, value in self.values.items():
-            harmless = key in NO_EFFECT or key.startswith("_") or value is None or value is False
+            off = value is None or value is False or value == {}
+            harmless = off or key in NO_EFFECT or key.startswith("_")
             if key not in self._read and not harmless:
                 raise ModelError(
                     f"{self.file}: {key} ({value!r}) is not supported for this model; "
@@ -182,15 +205,24 @@ def _mscale(rope: Config, factor: float, key: str) -> float | None:
     return 0.1 * rope.number(key) * math.log(factor) + 1.0 if rope.get(key) else None
 
 
+def read_window(config: Config) -> int | None:
+    """``sliding_window``, where null and zero are none."""
+    return config.count("sliding_window", 0) or None
+
+
 def read_windows(config: Config, layers: int, default: tuple[int | None, ...]) -> list[int | None]:
     """The sliding window of each layer: ``layer_types`` where it stands, else the default."""
     kinds = config.get("layer_types")
     if kinds is None:
         return list(default)
-    known = {"full_attention", "sliding_attention"}
-    if not isinstance(kinds, list) or len(kinds) != layers or not known.issuperset(kinds):
-        raise config.refusal("layer_types", kinds, f"{layers} of {sorted(known)}")
-    window = config.get("sliding_window")
+    known = ["full_attention", "sliding_attention"]
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != layers
+        or not all(kind in known for kind in kinds)
+    ):
+        raise config.refusal("layer_types", kinds, f"{layers} of {known}")
+    window = read_window(config)
     if window is None and "sliding_attention" in kinds:
         raise config.refusal("sliding_window", None, "an integer, as layer_types asks for one")
     return [window if kind == "sliding_attention" else None for kind in kinds]

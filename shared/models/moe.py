@@ -15,6 +15,9 @@ from .ffn import DenseMLP
 from .parallel import Placement, Slot, whole
 from .spec import MoESpec, RouterSpec
 
+# Sigmoids of very negative logits are all zero in float32, and must not be divided by their sum.
+_NO_SCORE = 1e-20
+
 
 class MoE:
     """Every rank routes all rows, alike, and has a part of every expert's width."""
@@ -82,7 +85,7 @@ class Router:
         chosen = self._in_open_groups(wanted).topk(self.spec.chosen, sorted=False).indices
         weights = scores.gather(1, chosen)
         if self.spec.normalise:
-            weights = weights / weights.sum(-1, keepdim=True)
+            weights = weights / (weights.sum(-1, keepdim=True) + _NO_SCORE)
         return weights * self.spec.scale, chosen
 
     def _in_open_groups(self, wanted: torch.Tensor) -> torch.Tensor:

@@ -50,7 +50,7 @@ def family_of(values: dict[str, Any], file: str = "config.json") -> Family:
     """The family that ``architectures`` names, or ``model_type`` where that is missing."""
     names = values.get("architectures") or [_BY_MODEL_TYPE.get(values.get("model_type") or "")]
     name = names[0] if isinstance(names, list) else names
-    if name not in FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         raise ModelError(
             f"{file}: architectures is {values.get('architectures')!r} and model_type "
             f"{values.get('model_type')!r}; supported: {', '.join(sorted(FAMILIES))}"

@@ -43,9 +43,9 @@ class Checkpoint:
         """All tensors of the folder."""
         return list(self._file_of)
 
-    def dtypes(self) -> set[str]:
-        """The types in the files, by safetensors' names (BF16, F16, F32, ...)."""
-        return {self._slice(name).get_dtype() for name in self._file_of}
+    def dtype(self, name: str) -> str:
+        """A tensor's type, by safetensors' names (BF16, F16, F32, ...)."""
+        return str(self._slice(name).get_dtype())
 
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape, without reading it."""

@@ -16,6 +16,8 @@ from ..models.spec import DecoderSpec
 from .checkpoint import Checkpoint
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+# By safetensors' names.
+_SAVED_IN = ("BF16", "F16", "F32", "F64")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 
 
@@ -64,17 +66,27 @@ def fill(model: Decoder, checkpoint: Checkpoint, family: Family) -> None:
         slot = slots.pop(ours, None)
         if slot is None:
             raise ModelError(f"{checkpoint.folder}: {theirs} has no place in this model: {_REMEDY}")
-        shape = checkpoint.shape(theirs)
-        if shape != slot.shape:
-            raise ModelError(
-                f"{checkpoint.folder}: {theirs} is {list(shape)}, and config.json makes it "
-                f"{list(slot.shape)}: {_REMEDY}"
-            )
+        _check(checkpoint, theirs, slot)
         if slot.end > slot.first:
             slot.target.copy_(checkpoint.read(theirs, slot.dim, slot.first, slot.end))
     if slots:
         missing = ", ".join(sorted(slots)[:3])
         raise ModelError(f"{checkpoint.folder} lacks {len(slots)} weights ({missing}): {_REMEDY}")
+
+
+def _check(checkpoint: Checkpoint, theirs: str, slot: Slot) -> None:
+    """Refuse a tensor of another shape, or one whose numbers mean nothing without their scales."""
+    shape, dtype = checkpoint.shape(theirs), checkpoint.dtype(theirs)
+    if shape != slot.shape:
+        raise ModelError(
+            f"{checkpoint.folder}: {theirs} is {list(shape)}, and config.json makes it "
+            f"{list(slot.shape)}: {_REMEDY}"
+        )
+    if dtype not in _SAVED_IN:
+        raise ModelError(
+            f"{checkpoint.folder}: {theirs} is saved in {dtype}; supported: "
+            f"{', '.join(_SAVED_IN)}: convert the weights to bfloat16"
+        )
 
 
 # A part of a tensor's name that is a number.

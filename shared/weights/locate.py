@@ -7,10 +7,9 @@ from pathlib import Path
 from ..errors import ModelError
 
 BUILTIN = "builtin"
-# Of a model on the hub.
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
-# The same weights a second time, in their makers' own layout.
-_UNWANTED = ["consolidated*", "original/*"]
+# Other formats' folders, and the same weights once more under Mistral's own names.
+_UNWANTED = ["*/*", "consolidated*.safetensors"]
 
 
 def locate_model(name: str) -> Path:

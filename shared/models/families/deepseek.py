@@ -79,8 +79,6 @@ def read_v3(config: Config) -> DecoderSpec:
 
 
 def _read(config: Config, router: RouterSpec, *, rope_interleaved: bool) -> DecoderSpec:
-    if method := config.get("quantization_config"):
-        raise config.refusal("quantization_config", method, "none; convert the weights to bfloat16")
     for key in ("attention_bias", "mlp_bias"):
         config.one_of(key, (False,), False)
     for key in _NO_EFFECT:

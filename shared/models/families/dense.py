@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..config import Config, read_rope
-from ..spec import AttentionSpec, DecoderSpec, DenseSpec, LayerSpec
+from ..spec import AttentionSpec, DecoderSpec, DenseSpec, LayerSpec, RopeSpec, YarnScaling
 
 # Hugging Face's name to ours; {i} is the layer. None: known, and of no use to us.
 DENSE_WEIGHTS: dict[str, str | None] = {
@@ -85,18 +85,30 @@ def read_dense(
 
 def read_decoder(config: Config, layers: tuple[LayerSpec, ...], *, rope_dim: int) -> DecoderSpec:
     """What is around the layers. It is read last: what nobody has read by now is refused."""
+    if method := config.get("quantization_config"):
+        raise config.refusal("quantization_config", method, "none; convert the weights to bfloat16")
     bos = config.token_ids("bos_token_id")
+    rope = read_rope(config, rope_dim)
     spec = DecoderSpec(
         vocab_size=config.integer("vocab_size"),
         hidden_size=config.integer("hidden_size"),
         layers=layers,
         norm_eps=config.number("rms_norm_eps", 1e-6),
-        rope=read_rope(config, rope_dim),
+        rope=rope,
         tie_embeddings=config.flag("tie_word_embeddings"),
-        max_position=config.integer("max_position_embeddings"),
+        max_position=_context(config.integer("max_position_embeddings"), rope),
         eos_token_ids=config.token_ids("eos_token_id"),
         bos_token_id=bos[0] if bos else None,
         dtype=config.get("dtype", config.get("torch_dtype", "bfloat16")),
     )
     config.finish()
     return spec
+
+
+def _context(max_position: int, rope: RopeSpec) -> int:
+    """How many tokens there may be. Qwen says to add YaRN to its configs and leave the rest, so
+    that ``max_position_embeddings`` stays what it was without."""
+    scaling = rope.scaling
+    if not isinstance(scaling, YarnScaling):
+        return max_position
+    return max(max_position, int(scaling.factor * scaling.original_max_position))

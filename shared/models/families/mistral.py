@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..config import Config, read_windows
+from ..config import Config, read_window, read_windows
 from ..spec import DecoderSpec
 from .dense import DENSE_WEIGHTS, read_dense
 
@@ -12,5 +12,5 @@ WEIGHTS = DENSE_WEIGHTS
 def read(config: Config) -> DecoderSpec:
     """``sliding_window: null`` (Mistral 0.2 and later) means full attention."""
     layers = config.integer("num_hidden_layers")
-    window = config.integer("sliding_window") if config.get("sliding_window") else None
-    return read_dense(config, windows=read_windows(config, layers, (window,) * layers))
+    default = (read_window(config),) * layers
+    return read_dense(config, windows=read_windows(config, layers, default))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..config import Config, read_windows
+from ..config import Config, read_window, read_windows
 from ..spec import DecoderSpec
 from .dense import DENSE_WEIGHTS, QKV_BIAS, read_dense
 
@@ -12,11 +12,11 @@ WEIGHTS = DENSE_WEIGHTS | QKV_BIAS
 def qwen_windows(config: Config) -> list[int | None]:
     """``sliding_window`` counts only with ``use_sliding_window``, from ``max_window_layers`` on."""
     layers = config.integer("num_hidden_layers")
-    window = config.get("sliding_window")
     if not config.flag("use_sliding_window"):
+        config.get("sliding_window")
         config.get("layer_types")
         return [None] * layers
-    first = config.get("max_window_layers", 28)
+    window, first = read_window(config), config.count("max_window_layers", 28)
     default = tuple(window if index >= first else None for index in range(layers))
     return read_windows(config, layers, default)
 

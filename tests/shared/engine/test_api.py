@@ -119,6 +119,14 @@ def test_a_stream_that_is_closed_early_frees_its_blocks(engine: Engine) -> None:
         ([[10**9]], GREEDY, "vocabulary"),
         ([PROMPT], [GREEDY, GREEDY], "1 prompts and 2"),
         ([PROMPT], SamplingParams(temperature=-1.0), "temperature"),
+        ([PROMPT], SamplingParams(temperature=float("nan")), "temperature is nan"),
+        ([PROMPT], SamplingParams(temperature=None), "temperature is None"),  # type: ignore[arg-type]
+        ([PROMPT], SamplingParams(max_tokens=None), "an integer between 1"),  # type: ignore[arg-type]
+        ([PROMPT], SamplingParams(max_tokens=1.5), "max_tokens is 1.5"),  # type: ignore[arg-type]
+        ([PROMPT], SamplingParams(seed=10**400), "seed is 1000"),
+        ([PROMPT], SamplingParams(n=True), "n is True"),
+        ([PROMPT], SamplingParams(logit_bias={5: 1e39}), "logit_bias of token 5 is 1e.39"),
+        ([PROMPT], SamplingParams(logit_bias={"5": 1}), "logit_bias"),  # type: ignore[dict-item]
         ([PROMPT], SamplingParams(stop="x"), "stop"),  # type: ignore[arg-type]
         ([PROMPT], SamplingParams(stop=("x", "")), "stop"),
         ([PROMPT], SamplingParams(stop=(5,)), "stop"),  # type: ignore[arg-type]

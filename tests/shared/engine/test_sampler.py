@@ -141,6 +141,12 @@ def test_blocked_tokens_until_enough_outputs() -> None:
     assert tokens == [2, 2, 0, 0]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_token_is_drawn_even_if_all_are_blocked(temperature: float) -> None:
+    every = spec_of(temperature=temperature, blocked_tokens=tuple(range(4)), blocked_until=1)
+    assert draw(torch.zeros(4), every).token in range(4)
+
+
 def mixed_specs() -> list[SamplerSpec]:
     options: list[dict[str, Any]] = [
         {"temperature": 0.0},

@@ -33,6 +33,27 @@ BASE: dict[str, Any] = {
     "eos_token_id": [7, 8],
 }
 
+QWEN_WINDOW: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "use_sliding_window": True,
+    "sliding_window": 8,
+    "max_window_layers": 2,
+}
+# Of SmolLM2, and of a config that transformers 4 wrote with all of its defaults.
+BOOKKEEPING: dict[str, Any] = {
+    "is_llama_config": True,
+    "rope_interleaved": False,
+    "neftune_noise_alpha": 5.0,
+    "diversity_penalty": 0.0,
+    "length_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "num_beam_groups": 1,
+    "num_beams": 1,
+    "pruned_heads": {},
+    "repetition_penalty": 1.0,
+    "typical_p": 1.0,
+}
+
 
 def spec_of(**changes: Any) -> DecoderSpec:
     values = {**BASE, **changes}
@@ -119,12 +140,20 @@ def test_the_family_is_found_by_model_type_too() -> None:
         ({"rope_scaling": {"rope_type": "linear", "factor": -1}}, "factor is -1"),
         ({"rope_parameters": {"full": {"rope_theta": 1.0}}}, "one flat table"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         ({"num_key_value_heads": 3}, "num_key_value_heads is 3; supported: a divisor of 4"),
         ({"vocab_size": "100"}, "vocab_size is '100'; supported: a positive integer"),
         ({"hidden_size": True}, "hidden_size is True"),
         ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "architectures is .*supported"),
+        ({"quantization_config": {"bits": 4}}, "convert the weights to bfloat16"),
+        ({"rope_theta": float("nan")}, "rope_theta is nan; supported: a positive number"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps is 1000"),
+        ({"num_hidden_layers": 10**400}, "num_hidden_layers is 1000"),
+        ({**QWEN_WINDOW, "sliding_window": "8"}, "sliding_window is '8'"),
+        ({**QWEN_WINDOW, "sliding_window": -1}, "sliding_window is -1"),
+        ({**QWEN_WINDOW, "max_window_layers": "2"}, "max_window_layers is '2'"),
+        ({**QWEN_WINDOW, "layer_types": [{}] * 4}, "layer_types is"),
     ],
 )
 def test_what_is_not_implemented_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
@@ -134,6 +163,22 @@ def test_what_is_not_implemented_is_refused_by_name(changes: dict[str, Any], wor
 
 def test_unknown_keys_that_are_off_do_not_matter() -> None:
     assert spec_of(use_mtp=False, attn_logit_softcapping=None, _attn_implementation="sdpa")
+
+
+def test_bookkeeping_does_not_matter() -> None:
+    assert spec_of(**BOOKKEEPING) == spec_of()
+    with pytest.raises(ModelError, match="pruned_heads"):
+        spec_of(pruned_heads={"0": [1]})
+    with pytest.raises(ModelError, match="rope_interleaved"):
+        spec_of(rope_interleaved=True)
+
+
+def test_yarn_stretches_the_context() -> None:
+    """Whether ``max_position_embeddings`` counts the stretch already or not."""
+    table = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    for stated in (1024, 4096):
+        assert spec_of(rope_scaling=table, max_position_embeddings=stated).max_position == 4096
+    assert spec_of(rope_scaling=table, max_position_embeddings=5120).max_position == 5120
 
 
 def test_a_fingerprint_names_the_field_that_differs() -> None:

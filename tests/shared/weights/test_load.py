@@ -122,6 +122,15 @@ def test_a_wrong_shape(folder: Path) -> None:
     assert "down_proj.weight is [64, 96], and config.json makes it [64, 95]" in refusal(folder)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_quantised_weights_that_the_config_does_not_tell_of(
+    folder: Path, dtype: torch.dtype
+) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    change_weights(folder, **{name: torch.ones(96, 64).to(dtype)})
+    assert f"{name} is saved in" in refusal(folder)
+
+
 def test_a_tied_head_that_was_saved_too_is_ignored(root: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_models.cached("llama", root), tmp_path / "tied"))
     change_weights(folder, **{"lm_head.weight": torch.zeros(512, 64)})

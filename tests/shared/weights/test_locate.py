@@ -1,4 +1,4 @@
-"""What is downloaded of a model on the hub."""
+"""What is downloaded of a model."""
 
 from __future__ import annotations
 
@@ -11,18 +11,31 @@ from huggingface_hub.utils import filter_repo_objects
 
 from tandem.shared.weights.locate import locate_model
 
-WANTED = ["config.json", "model-00001-of-00002.safetensors", "chat_template.jinja"]
-# As the folders of Mistral and Llama have them.
-TWICE = ["consolidated.safetensors", "original/params.json", "original/consolidated.00.pth"]
+# Of a repository such as Mistral-7B-Instruct-v0.3.
+FILES = [
+    "config.json",
+    "consolidated.safetensors",
+    "model-00001-of-00002.safetensors",
+    "model.safetensors.index.json",
+    "onnx/model.safetensors",
+    "original/params.json",
+    "pytorch_model.bin",
+    "tokenizer.json",
+]
 
 
-def test_no_weights_are_downloaded_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_downloaded_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     taken: list[str] = []
 
     def download(name: str, *, etag_timeout: float, **patterns: Any) -> str:
-        taken.extend(filter_repo_objects([*WANTED, *TWICE, "README.md"], **patterns))
-        return "/cache"
+        taken.extend(filter_repo_objects(FILES, **patterns))
+        return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert locate_model("nobody/has-this-model") == Path("/cache")
-    assert taken == WANTED
+    assert locate_model("owner/model") == tmp_path
+    assert taken == [
+        "config.json",
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+    ]
