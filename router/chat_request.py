@@ -69,6 +69,7 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
         [len(tokens)], wanted, model, param="messages", default=model.max_model_len
     )
     read.check_min_tokens(text.min_tokens, granted)
+    read.check_prompt_logprobs(len(tokens), 1, shared["prompt_logprobs"])
     return Generation(
         request_id=f"chatcmpl-{uuid.uuid4().hex}",
         prompts=[Prompt(tokens)],

@@ -43,6 +43,8 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> G
         default=DEFAULT_MAX_TOKENS,
     )
     read.check_min_tokens(text.min_tokens, granted)
+    total = sum(len(prompt.tokens) for prompt in prompts)
+    read.check_prompt_logprobs(total, n, shared["prompt_logprobs"])
     return Generation(
         request_id=f"cmpl-{uuid.uuid4().hex}",
         prompts=prompts,

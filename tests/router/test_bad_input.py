@@ -142,6 +142,9 @@ BAD_COMPLETION: list[dict[str, Any]] = [
     {"logprobs": True},
     {"logprobs": 21},
     {"echo": 1},
+    {"prompt": [1] * 400, "max_tokens": 1, "n": 128, "prompt_logprobs": 20},
+    {"prompt": [1] * 400, "max_tokens": 1, "n": 128, "echo": True, "logprobs": 20},
+    {"prompt": [[1] * 500] * 100, "max_tokens": 1, "prompt_logprobs": 20},
 ]
 
 

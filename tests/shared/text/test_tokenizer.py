@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from tandem.shared.errors import ModelError, RequestError
@@ -239,6 +240,28 @@ def test_a_template_cannot_run_away(source: str) -> None:
     template = ChatTemplate(source, origin="here", tokens={})
     with pytest.raises(RequestError):
         template.render(user("x"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% filter upper %}ab{{ messages[0].content }}{% endfilter %}",
+        "{% set x | trim %} {{ messages[0].content }} {% endset %}[{{ x }}]",
+        "{% macro m(a, b='z') %}{{ a }}{{ b }}{{ caller() if caller }}{% endmacro %}"
+        "{% call m('q') %}in{% endcall %}{{ m(1, b=2) }}",
+        "{% for m in messages[::-1] if m.role != 'system' recursive %}{{ loop.length }}"
+        "{{ m['content'].split('b')[-1].lstrip() ~ '|' ~ none ~ 3 ~ missing }}{% endfor %}",
+        "{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | join }}"
+        "{{ missing | default('d', true) }}{{ 'a\nb' | indent(4, first=True) }}",
+        "{{ ['a'] + ['b'] }}{{ '%s-%03d' % ('a', 5) }}{{ '{}-{:>4}'.format('a', 1) }}{{ 2 ** 10 }}"
+        "{{ {'b': 1}.items() | list }}{{ none }}{{ 1.5 }}{{ true }}{{ range(3) | list }}",
+    ],
+)
+def test_what_is_counted_in_a_template_does_not_change_its_text(source: str) -> None:
+    messages = [{"role": "system", "content": " s "}, {"role": "user", "content": "a b c"}]
+    plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    expected = plain.from_string(source).render(messages=messages)
+    assert ChatTemplate(source, origin="here", tokens={}).render(messages) == expected
 
 
 def test_templates_may_use_what_hugging_face_gives_them() -> None:
