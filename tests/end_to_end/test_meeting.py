@@ -22,20 +22,37 @@ LENGTH = 20 * BLOCK
 COMMITTED = 'tandem_transfers_total{outcome="committed"}'
 
 
-@pytest.mark.parametrize("carrier", ["auto", "tcp"])
-def test_nodes_meet_in_a_folder(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, tiny_model: str, carrier: str
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("m")  # its path is short
+
+
+def _server(model: str, folder: Path, carrier: str) -> list[str]:
+    server = ["serve", model, "--pd-server", f"--pd-url=file://{folder}", "--dtype=float32"]
+    return [*server, "--threads=1", f"--max-model-len={CONTEXT}", f"--carrier={carrier}"]
+
+
+def test_without_shared_memory_kv_goes_through_sockets_in_the_folder(
+    tmp_path: Path, folder: Path, tiny_model: str
 ) -> None:
-    folder = tmp_path_factory.mktemp("m")  # its path is short
-    server = ["serve", tiny_model, "--pd-server", f"--pd-url=file://{folder}", "--dtype=float32"]
-    server += ["--threads=1", f"--max-model-len={CONTEXT}", f"--carrier={carrier}"]
+    with running(tmp_path, tiny_model) as cluster:
+        cluster.start_router(f"--pd-url=file://{folder}/")
+        cluster.start(_server(tiny_model, folder, "tcp"))
+        decode = cluster.start_node("decode-node", "--carrier=tcp")
+        cluster.wait_nodes(decode=1, prefill=1)
+        seeds = itertools.count(1)
+        until(lambda: _prefilled_there(cluster, decode, next(seeds)), "the node to be used")
+
+
+def test_nodes_meet_in_a_folder(tmp_path: Path, folder: Path, tiny_model: str) -> None:
+    server = _server(tiny_model, folder, "auto")
     with running(tmp_path, tiny_model) as cluster:
         cluster.start_router(f"--pd-url=file://{folder}/")
         prefill = cluster.start(server)
         second = cluster.launch(server)
         assert second.process.wait(60) == 1
         assert "another prefill node listens in" in second.log.read_text()
-        decode = cluster.start_node("decode-node", f"--carrier={carrier}")
+        decode = cluster.start_node("decode-node", "--carrier=auto")
         cluster.wait_nodes(decode=1, prefill=1)
         seeds = itertools.count(1)  # the first greeting may take longer than a request waits
         until(lambda: _prefilled_there(cluster, decode, next(seeds)), "the node to be used")
