@@ -22,6 +22,7 @@ from ..models.spec import (
     kv_heads_by_rank,
     tensor_parallel_problem,
 )
+from ..text.special_tokens import special_tokens
 from ..weights.locate import display_name, locate_model
 from .cores import share_of_cores
 from .thread import in_thread
@@ -158,9 +159,8 @@ def _tokenizer_ends(folder: Path) -> list[int]:
     named, listed = folder / "tokenizer_config.json", folder / "tokenizer.json"
     if not named.is_file() or not listed.is_file():
         return []
-    end = read_json(named).get("eos_token")
-    text = end.get("content") if isinstance(end, dict) else end
-    added = read_json(listed).get("added_tokens") if isinstance(text, str) else None
+    text = special_tokens(read_json(named)).get("eos_token")
+    added = None if text is None else read_json(listed).get("added_tokens")
     tokens = [token for token in added or () if isinstance(token, dict)]
     ids = (token.get("id") for token in tokens if token.get("content") == text)
     return [token for token in ids if isinstance(token, int)]

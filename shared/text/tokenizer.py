@@ -19,10 +19,10 @@ from tokenizers import Tokenizer as RawTokenizer
 from ..errors import ModelError, RequestError
 from .chat_template import ChatTemplate
 from .detokenize import Detokenizer, TokenTexts, detokenize
+from .special_tokens import special_tokens
 
 # A template's variables; a client's may be as deep as its JSON, which is too deep to walk through.
 MAX_NESTING = 64
-SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
 class Tokenizer:
@@ -200,18 +200,6 @@ class _Guard:
     def _hide_one(self, match: re.Match[str]) -> str:
         self._hidden.append(match[0])
         return self._form % (len(self._hidden) - 1)
-
-
-def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """bos_token and its like, which templates use by name."""
-    tokens = {}
-    for name in SPECIAL_NAMES:
-        value = config.get(name)
-        if isinstance(value, Mapping):
-            value = value.get("content")
-        if isinstance(value, str):
-            tokens[name] = value
-    return tokens
 
 
 def _encode(raw: RawTokenizer, text: str, add_special_tokens: bool) -> list[int]:
