@@ -1,7 +1,8 @@
 """The kernels in plain torch: the oracle of their tests, and what runs on CPUs.
 
 Shapes: T rows of a step, C hidden width, H query heads, K KV heads, G = H / K query heads of a KV
-head, D head dimension, N slots of the cache, L tokens of context.
+head, R = H + K heads that are turned, X = H + 2 K heads of a row, D head dimension, N slots of the
+cache, L tokens of context.
 """
 
 from __future__ import annotations
@@ -76,6 +77,28 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """``silu(gate) * up`` of [T, gate | up]."""
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def turn_and_cache(
+    qkv_TXD: torch.Tensor,
+    gains_RD: torch.Tensor | None,
+    eps: float,
+    angles: tuple[torch.Tensor, torch.Tensor],
+    cache: tuple[torch.Tensor, ...],
+    slots_T: torch.Tensor,
+) -> torch.Tensor:
+    """Of each row's query, key and value heads: queries and keys are normed, if there are gains for
+    them, and turned by cos and sin; keys and values go to the cache. Returns the queries [T, H, D].
+    """
+    keys, values = cache
+    kv_heads = keys.shape[0]
+    turned, v = qkv_TXD.split([qkv_TXD.shape[1] - kv_heads, kv_heads], dim=1)
+    if gains_RD is not None:
+        turned = head_rms_norm(turned, gains_RD, eps)
+    turned = rotary(turned, *angles)
+    q, k = turned.split([turned.shape[1] - kv_heads, kv_heads], dim=1)
+    write_kv(keys, values, slots_T, k, v)
+    return q
 
 
 @dataclass(slots=True)

@@ -213,6 +213,13 @@ class EngineConfig:
     threads: int | None = option(
         None, "--threads", "CPU threads of a rank (default: cores divided by ranks).", minimum=1
     )
+    cpu_kernels: str = option(
+        "torch",
+        "--cpu-kernels",
+        "What a CPU computes with: torch's operators, or kernels compiled by numba, which decode "
+        "faster (pip install 'tandem-llm[cpu]'; the first start takes some seconds longer).",
+        choices=("torch", "compiled"),
+    )
 
     def __post_init__(self) -> None:
         """Python may give any value: the same are refused as on the command line. Raises

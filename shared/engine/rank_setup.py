@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...kernels.cpu import jit
+from ...kernels.operators import Operators, TorchOperators
 from ..errors import StartupError
 from ..handoff.cache_port import Buffer
 from ..handoff.carrier_names import CUDA_IPC, allows
@@ -83,6 +85,7 @@ def load_model(settings: dict[str, Any]) -> LoadedModel:
         raise not_possible(NO_GPU)
     torch.set_num_threads(settings["threads"])
     tp = _meet(settings, device)
+    kv_dtype = getattr(torch, settings["kv_dtype"])
     model = load.load_model(
         settings["folder"],
         dtype=settings["dtype"],
@@ -90,8 +93,9 @@ def load_model(settings: dict[str, Any]) -> LoadedModel:
         tp=tp,
         load_format=settings["load_format"],
         seed=settings["seed"],
+        operators=_operators(settings["cpu_kernels"], device, kv_dtype),
     )
-    return LoadedModel(model, settings["block_size"], getattr(torch, settings["kv_dtype"]), tp)
+    return LoadedModel(model, settings["block_size"], kv_dtype, tp)
 
 
 def free_memory(device: torch.device) -> int:
@@ -220,6 +224,26 @@ def _device(name: str, index: int) -> torch.device:
         raise StartupError(f"CUDA device {index} was asked for, but there are {count}; see --d")
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
+
+
+def _operators(kernels: str, device: torch.device, kv_dtype: torch.dtype) -> Operators:
+    """Compiled ones are ready to run. Raises ``StartupError``."""
+    if kernels == "torch":
+        return TorchOperators()
+    if device.type != "cpu":
+        raise StartupError(f"--cpu-kernels {kernels} is for CPUs, and this rank is on {device}")
+    try:
+        jit.prepare()
+    except jit.Unavailable as error:
+        raise StartupError(
+            f"--cpu-kernels {kernels}: {error}; pip install 'tandem-llm[cpu]' and the system's "
+            f"libgomp (Debian: libgomp1), or use --cpu-kernels torch"
+        ) from None
+    from ...kernels.cpu.operators import CompiledOperators
+
+    operators = CompiledOperators()
+    operators.compile(kv_dtype)
+    return operators
 
 
 def _meet(settings: dict[str, Any], device: torch.device) -> TensorParallel:

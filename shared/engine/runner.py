@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from ...kernels.operators import Operators
 from ..kv.cache import KVCache, plan_num_blocks
 from ..kv.formats import AUTO, kv_format
 from ..models.batch import build_batch
@@ -123,6 +124,7 @@ def build_runner(
     tp: TensorParallel | None = None,
     load_format: str = "auto",
     seed: int = 0,
+    operators: Operators | None = None,
 ) -> ModelRunner:
     """Load a rank's part of a model and give it a cache, whose format is spelled as its flag is.
 
@@ -131,7 +133,13 @@ def build_runner(
     """
     tp = tp or TensorParallel()
     model = load_model(
-        model_path, dtype=dtype, device=device, tp=tp, load_format=load_format, seed=seed
+        model_path,
+        dtype=dtype,
+        device=device,
+        tp=tp,
+        load_format=load_format,
+        seed=seed,
+        operators=operators,
     )
     place = model.place
     kv_torch_dtype = getattr(torch, kv_format(kv_dtype, str(place.dtype).removeprefix("torch.")))

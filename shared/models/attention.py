@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ...kernels import reference
 from .batch import ForwardBatch
 from .linear import ColumnParallel, RowParallel
 from .norm import HeadNorm
@@ -29,9 +28,9 @@ class Attention:
         parts = {"q": (spec.num_heads * dim, query_rows), "k": kv_part, "v": kv_part}
         self.qkv = ColumnParallel(place, hidden, parts, spec.qkv_bias)
         self.o = RowParallel(place, "o", spec.num_heads * dim, query_rows, hidden, spec.o_bias)
-        self.norm = HeadNorm(place, len(query), len(kv), dim, eps) if spec.qk_norm else None
-        self.heads = len(query)
-        self.kv_heads = len(kv)
+        self.norm = HeadNorm(place, len(query), len(kv), dim) if spec.qk_norm else None
+        self.operators = place.operators
+        self.eps = eps
         self.dim = dim
         self.window = spec.sliding_window
 
@@ -40,19 +39,13 @@ class Attention:
     ) -> torch.Tensor:
         """Write the rows' K and V into the cache; return their queries, [T, H, D]."""
         qkv = self.qkv(x).view(x.shape[0], -1, self.dim)
-        turned, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], dim=1)
-        if self.norm is not None:
-            turned = self.norm(turned)
-        turned = reference.rotary(turned, *angles)
-        q, k = turned.split([self.heads, self.kv_heads], dim=1)
-        keys, values = cache
-        reference.write_kv(keys, values, batch.slots, k, v)
-        return q
+        gains = None if self.norm is None else self.norm.gains
+        return self.operators.turn_and_cache(qkv, gains, self.eps, angles, cache, batch.slots)
 
     def attend(self, q: torch.Tensor, batch: ForwardBatch, cache: LayerKV) -> torch.Tensor:
         """Attention and the output projection."""
         keys, values = cache
-        attended = reference.paged_attention(q, keys, values, batch.contexts, self.window)
+        attended = self.operators.paged_attention(q, keys, values, batch.contexts, self.window)
         return self.o(attended.view(q.shape[0], -1))
 
     def slots(self, prefix: str) -> dict[str, Slot]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
-from ...kernels.linear import Product, product
+from ...kernels.linear import Product
 from ..errors import StartupError
 from .attention import Angles, Attention, LayerKV
 from .batch import ForwardBatch
@@ -35,6 +35,7 @@ class VocabParallel:
 
     def __init__(self, place: Placement, vocab: int, hidden: int) -> None:
         self.tp = place.tp
+        self.operators = place.operators
         self.activations = place.activations
         self.vocab = vocab
         self.mine = place.tp.share(vocab)
@@ -69,7 +70,7 @@ class VocabParallel:
     def finish(self, keep_table: bool) -> None:
         """Called once filled, on a table used as head; one that also embeds keeps its plain rows,
         because rows cannot be read from the packed copy."""
-        self._product = product(self.weight, None)
+        self._product = self.operators.product(self.weight, None)
         if not keep_table:
             del self.weight
 

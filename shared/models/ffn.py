@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ...kernels import reference
 from .linear import ColumnParallel, RowParallel
 from .parallel import Placement, Slot
 from .spec import DenseSpec
@@ -17,15 +16,16 @@ class DenseMLP:
         assert spec.activation == "silu", "families refuse others"
         mine = place.tp.share(spec.intermediate)
         part = (spec.intermediate, mine)
+        self.operators = place.operators
         self.gate_up = ColumnParallel(place, hidden, {"gate": part, "up": part}, spec.bias)
         self.down = RowParallel(place, "down", spec.intermediate, mine, hidden, spec.bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(reference.silu_and_mul(self.gate_up(x)))
+        return self.down(self.operators.silu_and_mul(self.gate_up(x)))
 
     def partial(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's summand; there must be no bias."""
-        return self.down.partial(reference.silu_and_mul(self.gate_up(x)))
+        return self.down.partial(self.operators.silu_and_mul(self.gate_up(x)))
 
     def slots(self, prefix: str) -> dict[str, Slot]:
         """The parameters by name, for the loader."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...kernels.linear import Product, product
+from ...kernels.linear import Product
 from .parallel import Placement, Slot, whole
 
 
@@ -22,6 +22,7 @@ class ColumnParallel:
         self.bias = place.empty(outputs) if bias else None
         self.inputs = inputs
         self.parts = parts
+        self.operators = place.operators
         self._product: Product | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -45,7 +46,7 @@ class ColumnParallel:
 
     def finish(self) -> None:
         """Called once the parameters are filled; the plain weight may go."""
-        self._product = product(self.weight, self.bias)
+        self._product = self.operators.product(self.weight, self.bias)
         del self.weight
 
 
@@ -61,6 +62,7 @@ class RowParallel:
         self.inputs = inputs
         self.mine = mine
         self.tp = place.tp
+        self.operators = place.operators
         self._product: Product | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -84,5 +86,5 @@ class RowParallel:
 
     def finish(self) -> None:
         """Called once the parameters are filled; the plain weight may go."""
-        self._product = product(self.weight, None)
+        self._product = self.operators.product(self.weight, None)
         del self.weight

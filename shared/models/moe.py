@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from ...kernels.linear import Product, product
+from ...kernels.linear import Product
 from .ffn import DenseMLP
 from .parallel import Placement, Slot, whole
 from .spec import MoESpec, RouterSpec
@@ -71,6 +71,7 @@ class Router:
 
     def __init__(self, place: Placement, spec: RouterSpec, hidden: int) -> None:
         self.spec = spec
+        self.operators = place.operators
         precise = replace(place, dtype=torch.float32)
         self.weight = precise.empty(spec.experts, hidden)
         self.correction = precise.empty(spec.experts) if spec.correction else None
@@ -108,5 +109,5 @@ class Router:
 
     def finish(self) -> None:
         """Called once the parameters are filled."""
-        self._product = product(self.weight, None)
+        self._product = self.operators.product(self.weight, None)
         del self.weight

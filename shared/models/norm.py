@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ...kernels import reference
 from .parallel import Placement, Slot, whole
 
 
@@ -13,14 +12,15 @@ class RMSNorm:
 
     def __init__(self, place: Placement, size: int, eps: float) -> None:
         self.weight = place.gain(size)
+        self.operators = place.operators
         self.eps = eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return reference.rms_norm(x, self.weight, self.eps)
+        return self.operators.rms_norm(x, self.weight, self.eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The normed sum, and the sum."""
-        return reference.add_rms_norm(x, residual, self.weight, self.eps)
+        return self.operators.add_rms_norm(x, residual, self.weight, self.eps)
 
     def slots(self, prefix: str) -> dict[str, Slot]:
         """The parameters by name, for the loader."""
@@ -28,19 +28,20 @@ class RMSNorm:
 
 
 class HeadNorm:
-    """Over each query and key head, in one pass: queries have one gain, keys another."""
+    """The gains of a norm over each query and key head: queries have one, keys another."""
 
-    def __init__(self, place: Placement, heads: int, kv_heads: int, dim: int, eps: float) -> None:
+    def __init__(self, place: Placement, heads: int, kv_heads: int, dim: int) -> None:
         self.q = place.gain(dim)
         self.k = place.gain(dim)
         self.heads = heads
         self.kv_heads = kv_heads
-        self.eps = eps
         self._gains: torch.Tensor | None = None
 
-    def __call__(self, x_THD: torch.Tensor) -> torch.Tensor:
+    @property
+    def gains(self) -> torch.Tensor:
+        """[query and key heads, head dimension]."""
         assert self._gains is not None, "finish() comes first"
-        return reference.head_rms_norm(x_THD, self._gains, self.eps)
+        return self._gains
 
     def slots(self, prefix: str) -> dict[str, Slot]:
         """The parameters by name, for the loader."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from ...kernels.linear import activation_dtype
+from ...kernels.operators import Operators, TorchOperators
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,17 @@ class TensorParallel:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where parameters live, in which type, and which part of them."""
+    """Where parameters live, in which type, which part of them, and what computes with them."""
 
     dtype: torch.dtype
     device: torch.device
     tp: TensorParallel
+    operators: Operators = field(default_factory=TorchOperators)
 
     @property
     def activations(self) -> torch.dtype:
         """The type of what flows between the products."""
-        return activation_dtype(self.dtype, self.device)
+        return self.operators.activation_dtype(self.dtype, self.device)
 
     def empty(self, *shape: int) -> torch.Tensor:
         """An unfilled weight."""

@@ -226,6 +226,7 @@ def _rank_settings(
         "load_format": config.load_format,
         "seed": config.seed,
         "threads": config.threads or share_of_cores(size),
+        "cpu_kernels": config.cpu_kernels,
         "data_plane": data_plane,
     }
 

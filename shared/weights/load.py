@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from ...kernels.operators import Operators, TorchOperators
 from ..errors import ModelError
 from ..models.decoder import Decoder
 from ..models.parallel import Placement, Slot, TensorParallel
@@ -37,11 +38,17 @@ def load_model(
     tp: TensorParallel | None = None,
     load_format: str = "auto",
     seed: int = 0,
+    operators: Operators | None = None,
 ) -> Decoder:
     """The model of a folder, this rank's part of it. ``dummy`` needs ``config.json`` alone."""
     spec = read_spec(folder)
     device = torch.device(device)
-    place = Placement(resolve_dtype(dtype, spec, device), device, tp or TensorParallel())
+    place = Placement(
+        resolve_dtype(dtype, spec, device),
+        device,
+        tp or TensorParallel(),
+        operators or TorchOperators(),
+    )
     model = Decoder(spec, place)
     if load_format == "dummy":
         fill_random(model, seed)

@@ -215,6 +215,14 @@ def test_an_fp8_cache_over_two_ranks_gives_the_same_again_from_its_prefix_cache(
         assert first.tokens == again.tokens and first.tokens
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_compiled_kernels_give_the_same_tokens(engine: Engine, ranks: int) -> None:
+    prompts = [PROMPT, "Hello!", "The"]
+    with Engine(config(cpu_kernels="compiled", tensor_parallel_size=ranks)) as compiled:
+        got = compiled.generate_sync(prompts, GREEDY)
+    assert got == engine.generate_sync(prompts, GREEDY)
+
+
 def test_a_cache_format_that_is_not_implemented_starts_nothing() -> None:
     with pytest.raises(UsageError, match="'fp8_e5m2' is not supported"):
         Engine(config(kv_cache_dtype="fp8_e5m2")).start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 import torch
 import transformers
 
+from tandem.kernels.cpu import jit
+from tandem.kernels.operators import Operators, TorchOperators
 from tandem.shared.engine.plan import SamplerSpec, SamplingParams, SequenceStep, StepPlan
 from tandem.shared.engine.runner import ModelRunner, build_runner
 from tandem.shared.models.batch import build_batch
@@ -42,8 +45,19 @@ def reference_run(folder: Path, length: int, seed: int = 0) -> tuple[list[int], 
     return tokens[length:], torch.stack(rows)
 
 
-def runner_for(folder: Path, num_blocks: int = 400) -> ModelRunner:
-    return build_runner(folder, dtype="float32", block_size=BLOCK, num_blocks=num_blocks)
+def runner_for(
+    folder: Path, num_blocks: int = 400, operators: Operators | None = None
+) -> ModelRunner:
+    return build_runner(
+        folder, dtype="float32", block_size=BLOCK, num_blocks=num_blocks, operators=operators
+    )
+
+
+def compiled_operators() -> Operators:
+    jit.prepare()
+    from tandem.kernels.cpu.operators import CompiledOperators
+
+    return CompiledOperators()
 
 
 def spec_of(sequence_id: int, prompt: list[int], **params: Any) -> SamplerSpec:
@@ -116,9 +130,12 @@ def test_greedy_is_the_same_over_scattered_blocks(folder: Path, chunk: int) -> N
     assert greedy(runner_for(folder), prompt_of(50), scattered(5, 70), chunk) == expected
 
 
-def test_greedy_is_the_same_in_a_mixed_batch(folder: Path) -> None:
+@pytest.mark.parametrize("operators", [TorchOperators, compiled_operators])
+def test_greedy_is_the_same_in_a_mixed_batch(
+    folder: Path, operators: Callable[[], Operators]
+) -> None:
     """Sequences of different lengths join while others decode, one in chunks."""
-    runner = runner_for(folder)
+    runner = runner_for(folder, operators=operators())
     lengths = {1: 50, 2: 1, 3: 33}
     prompts = {i: prompt_of(n, seed=n) for i, n in lengths.items()}
     tables = {1: consecutive(0, 80), 2: scattered(100, 80), 3: consecutive(50, 80)}

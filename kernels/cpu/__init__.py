@@ -1,0 +1,1 @@
+"""Kernels for CPUs, compiled by numba. Where numba may be missing, import ``jit`` alone."""

@@ -1,0 +1,203 @@
+"""What the kernels need of LLVM that numba's Python has no words for: half types and tiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+# Outputs whose weights lie side by side: one register of AVX-512, two of AVX2, four of NEON.
+LANES = 16
+
+# Inputs of a turn of the innermost loop.
+_UNROLLED = 4
+
+_FLOAT, _WORD, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+_LANES = ir.VectorType(_FLOAT, LANES)
+
+
+@intrinsic
+def widen(typing: Any, bits: Any) -> Any:
+    """The fp32 value of an element of an array that ``jit.array`` made."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _widened(builder, args[0], bits)
+
+    return types.float32(bits), generate
+
+
+@intrinsic
+def narrow(typing: Any, value: Any, like: Any) -> Any:
+    """An fp32 value, rounded to the nearest, as an element of the type of ``like``."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _narrowed(builder, args[0], like)
+
+    return like(types.float32, like), generate
+
+
+def _widened(builder: Any, bits: Any, kind: Any) -> Any:
+    """A scalar or a vector of ``kind`` in fp32; ``jit.array`` says what the kinds stand for."""
+    if kind == types.float32:
+        return bits
+    if kind == types.int16:
+        return builder.fpext(builder.bitcast(bits, _like(bits, ir.HalfType())), _like(bits, _FLOAT))
+    assert kind == types.uint16, kind
+    wide = builder.zext(bits, _like(bits, _WORD))
+    return builder.bitcast(builder.shl(wide, _constant(wide, 16)), _like(bits, _FLOAT))
+
+
+def _narrowed(builder: Any, value: Any, kind: Any) -> Any:
+    if kind == types.float32:
+        return value
+    if kind == types.int16:
+        return builder.bitcast(builder.fptrunc(value, ir.HalfType()), ir.IntType(16))
+    assert kind == types.uint16, kind
+    # Half of the last place is added, less one bit where that is even: ties go to even.
+    bits = builder.bitcast(value, _WORD)
+    odd = builder.and_(builder.lshr(bits, _WORD(16)), _WORD(1))
+    rounded = builder.lshr(builder.add(bits, builder.add(odd, _WORD(0x7FFF))), _WORD(16))
+    quiet = builder.or_(builder.lshr(bits, _WORD(16)), _WORD(0x40))
+    is_nan = builder.fcmp_unordered("uno", value, value)
+    return builder.trunc(builder.select(is_nan, quiet, rounded), ir.IntType(16))
+
+
+def _like(value: Any, scalar: Any) -> Any:
+    """The type of as many scalars as ``value`` has."""
+    return ir.VectorType(scalar, LANES) if isinstance(value.type, ir.VectorType) else scalar
+
+
+def _constant(like: Any, number: int) -> Any:
+    many = isinstance(like.type, ir.VectorType)
+    return ir.Constant(like.type, [number] * LANES if many else number)
+
+
+@intrinsic(prefer_literal=True)
+def multiply_tile(
+    typing: Any,
+    rows: Any,
+    width: Any,
+    panels: Any,
+    panel: Any,
+    x: Any,
+    row: Any,
+    out: Any,
+    first: Any,
+    count: Any,
+) -> Any:
+    """``out += x @ panels`` for a literal number of rows from ``row`` on, and the outputs of a
+    literal number of panels from ``panel`` on; inputs from ``first`` on, ``count`` of them.
+
+    panels [*, inputs, LANES], x [*, inputs] fp32, out [*, panels * LANES] fp32. A tile of the first
+    inputs is not added to but written. The sums stay in registers, and each is taken in the order
+    of its inputs, whatever the tile: a row's product does not depend on its neighbours.
+    """
+    if not (isinstance(rows, types.IntegerLiteral) and isinstance(width, types.IntegerLiteral)):
+        return None
+    place = (types.intp,) * 2
+    signature = types.void(rows, width, panels, types.intp, x, types.intp, out, *place)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _, _, panels_, panel_, x_, row_, out_, first_, count_ = args
+        weights = context.make_array(panels)(context, builder, panels_)
+        left = context.make_array(x)(context, builder, x_)
+        into = context.make_array(out)(context, builder, out_)
+        inputs = builder.extract_value(left.shape, 1)
+        outputs = builder.extract_value(into.shape, 1)
+        tile = _Tile(builder, panels.dtype)
+        lanes = _LONG(LANES)
+        w_at, x_at, out_at = [], [], []
+        for p in range(width.literal_value):
+            number = builder.add(panel_, _LONG(p))
+            start = builder.add(builder.mul(number, inputs), first_)
+            w_at.append(builder.gep(weights.data, [builder.mul(start, lanes)]))
+        for r in range(rows.literal_value):
+            number = builder.add(row_, _LONG(r))
+            start = builder.add(builder.mul(number, inputs), first_)
+            x_at.append(builder.gep(left.data, [start]))
+            for p in range(width.literal_value):
+                column = builder.mul(builder.add(panel_, _LONG(p)), lanes)
+                start = builder.add(builder.mul(number, outputs), column)
+                out_at.append(builder.gep(into.data, [start]))
+        fresh = builder.icmp_signed("==", first_, _LONG(0))
+        started = [tile.start(at, fresh) for at in out_at]
+        for at, total in zip(out_at, tile.sum(w_at, x_at, count_, started), strict=True):
+            tile.store(at, total)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+class _Tile:
+    """Emits the instructions of one tile."""
+
+    def __init__(self, builder: Any, kind: Any) -> None:
+        self.builder = builder
+        self.kind = kind
+        self.fma = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(_LANES, [_LANES] * 3), f"llvm.fma.v{LANES}f32"
+        )
+
+    def start(self, out: Any, fresh: Any) -> Any:
+        return self.builder.select(fresh, ir.Constant(_LANES, [0.0] * LANES), self._load(out))
+
+    def store(self, out: Any, total: Any) -> None:
+        stored = self.builder.store(total, self.builder.bitcast(out, _LANES.as_pointer()))
+        stored.align = 4
+
+    def sum(self, weights: list[Any], x_rows: list[Any], count: Any, started: list[Any]) -> list:
+        """All sums in registers: row by row, a panel after the other."""
+        builder = self.builder
+        bulk = builder.and_(count, _LONG(-_UNROLLED))
+        sums = self._loop(weights, x_rows, _LONG(0), bulk, _UNROLLED, started)
+        return self._loop(weights, x_rows, bulk, count, 1, sums)
+
+    def _loop(
+        self,
+        weights: list[Any],
+        x_rows: list[Any],
+        first: Any,
+        end: Any,
+        step: int,
+        started: list[Any],
+    ) -> list:
+        """``step`` inputs at a time, from ``first`` to ``end``."""
+        builder, before = self.builder, self.builder.block
+        test, body, after = (builder.append_basic_block(n) for n in ("test", "body", "after"))
+        builder.branch(test)
+        builder.position_at_end(test)
+        at, *sums = phis = [builder.phi(value.type) for value in (first, *started)]
+        builder.cbranch(builder.icmp_signed("<", at, end), body, after)
+        builder.position_at_end(body)
+        added = sums
+        for offset in range(step):
+            added = self._add(weights, x_rows, builder.add(at, _LONG(offset)), added)
+        following = [builder.add(at, _LONG(step)), *added]
+        for phi, early, late in zip(phis, (first, *started), following, strict=True):
+            phi.add_incoming(early, before)
+            phi.add_incoming(late, builder.block)
+        builder.branch(test)
+        builder.position_at_end(after)
+        return sums
+
+    def _add(self, weights: list[Any], x_rows: list[Any], at: Any, sums: list[Any]) -> list:
+        """What one input adds to each sum."""
+        builder, column = self.builder, self.builder.mul(at, _LONG(LANES))
+        wide = [_widened(builder, self._load(builder.gep(w, [column])), self.kind) for w in weights]
+        rows = [self._everywhere(builder.load(builder.gep(x, [at]))) for x in x_rows]
+        pairs = ((w, x) for x in rows for w in wide)
+        return [builder.call(self.fma, [*p, s]) for p, s in zip(pairs, sums, strict=True)]
+
+    def _load(self, pointer: Any) -> Any:
+        lanes = ir.VectorType(pointer.type.pointee, LANES)
+        loaded = self.builder.load(self.builder.bitcast(pointer, lanes.as_pointer()))
+        loaded.align = 2
+        return loaded
+
+    def _everywhere(self, scalar: Any) -> Any:
+        undefined = ir.Constant(_LANES, ir.Undefined)
+        first = ir.Constant(ir.VectorType(_WORD, LANES), [0] * LANES)
+        one = self.builder.insert_element(undefined, scalar, _WORD(0))
+        return self.builder.shuffle_vector(one, undefined, first)

@@ -1,0 +1,66 @@
+"""What the models compute with, and torch's own operators as the first that do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from . import linear, reference
+from .linear import Product
+from .reference import Context
+
+
+class Operators(Protocol):
+    """Shapes as in ``reference.py``, which says what each of them is."""
+
+    def activation_dtype(self, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+        """What to keep activations in, with weights of ``dtype``."""
+
+    def product(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+        """``x @ weight.T + bias``, prepared once for this weight."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Over the last dimension."""
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum of both, normed, and the sum itself."""
+
+    def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
+        """``silu(gate) * up`` of [T, gate | up]."""
+
+    def turn_and_cache(
+        self,
+        qkv_TXD: torch.Tensor,
+        gains: torch.Tensor | None,
+        eps: float,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        cache: tuple[torch.Tensor, ...],
+        slots_T: torch.Tensor,
+    ) -> torch.Tensor:
+        """Queries [T, H, D]; keys and values go to the cache."""
+
+    def paged_attention(
+        self,
+        q_THD: torch.Tensor,
+        keys_KND: torch.Tensor,
+        values_KND: torch.Tensor,
+        contexts: Sequence[Context],
+        window: int | None,
+    ) -> torch.Tensor:
+        """Each row attends to its own sequence, up to itself; [T, H, D]."""
+
+
+class TorchOperators:
+    """On any device."""
+
+    activation_dtype = staticmethod(linear.activation_dtype)
+    product = staticmethod(linear.product)
+    rms_norm = staticmethod(reference.rms_norm)
+    add_rms_norm = staticmethod(reference.add_rms_norm)
+    silu_and_mul = staticmethod(reference.silu_and_mul)
+    turn_and_cache = staticmethod(reference.turn_and_cache)
+    paged_attention = staticmethod(reference.paged_attention)

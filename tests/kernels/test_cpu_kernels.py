@@ -1,0 +1,200 @@
+"""The compiled kernels against torch's, at odd sizes, in every type of a weight or a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tandem.kernels import reference
+from tandem.kernels.cpu import jit
+from tandem.kernels.reference import Context
+
+jit.prepare()
+
+from tandem.kernels.cpu.operators import CompiledOperators  # noqa: E402
+from tandem.kernels.cpu.product import Panels  # noqa: E402
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+BLOCK = 4
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture
+def compiled() -> CompiledOperators:
+    return CompiledOperators()
+
+
+@DTYPES
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 23, 64])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (37, 99), (1037, 1030)])
+def test_products(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    weight, x = torch.randn(outputs, inputs).to(dtype), torch.randn(rows, inputs)
+    expected = (x.double() @ weight.double().T).float()
+    torch.testing.assert_close(Panels(weight)(x), expected, atol=1e-4 * inputs**0.5, rtol=1e-5)
+
+
+def test_a_row_has_the_same_product_in_any_batch() -> None:
+    panels, x = Panels(torch.randn(99, 1500).bfloat16()), torch.randn(29, 1500)
+    whole = panels(x)
+    for first, end in ((0, 1), (3, 5), (7, 10), (11, 15), (15, 20), (20, 26), (0, 13)):
+        assert torch.equal(panels(x[first:end]), whole[first:end])
+
+
+def test_a_product_of_no_rows(compiled: CompiledOperators) -> None:
+    assert compiled.product(torch.randn(37, 8), torch.randn(37))(torch.randn(0, 8)).shape == (0, 37)
+
+
+def test_a_bias_is_added(compiled: CompiledOperators) -> None:
+    weight, bias, x = torch.randn(37, 8).half(), torch.randn(37).half(), torch.randn(3, 8)
+    expected = x @ weight.float().T + bias.float()
+    torch.testing.assert_close(compiled.product(weight, bias)(x), expected)
+
+
+def test_nan_and_infinity_are_not_lost() -> None:
+    x = torch.tensor([[1.0, torch.nan], [torch.inf, 1.0], [1.0, 1.0]])
+    got = Panels(torch.ones(3, 2))(x)
+    assert got[0].isnan().all()
+    assert got[1].isposinf().all()
+    assert (got[2] == 2).all()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 19, 99])
+def test_norms(compiled: CompiledOperators, rows: int) -> None:
+    x, residual = torch.randn(2, rows, 65)
+    weight = torch.randn(65)
+    torch.testing.assert_close(
+        compiled.rms_norm(x[:, :65], weight, 1e-6), reference.rms_norm(x, weight, 1e-6)
+    )
+    for got, expected in zip(
+        compiled.add_rms_norm(x, residual, weight, 1e-6),
+        reference.add_rms_norm(x, residual, weight, 1e-6),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, expected)
+
+
+def test_a_norm_of_a_part_of_a_row(compiled: CompiledOperators) -> None:
+    x, weight = torch.randn(7, 20), torch.randn(13)
+    got = compiled.rms_norm(x[:, 5:18], weight, 1e-6)
+    torch.testing.assert_close(got, reference.rms_norm(x[:, 5:18], weight, 1e-6))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 19, 99])
+def test_silu_and_mul(compiled: CompiledOperators, rows: int) -> None:
+    x = torch.randn(rows, 38) * 10
+    torch.testing.assert_close(compiled.silu_and_mul(x), reference.silu_and_mul(x))
+
+
+def test_silu_far_from_zero(compiled: CompiledOperators) -> None:
+    x = torch.tensor([[-1e30, -200.0, -88.5, 88.5, 200.0, 1e30, torch.nan], [1.0] * 7]).view(1, 14)
+    torch.testing.assert_close(
+        compiled.silu_and_mul(x), reference.silu_and_mul(x), atol=1e-35, rtol=1e-5, equal_nan=True
+    )
+
+
+@DTYPES
+@pytest.mark.parametrize("rows", [1, 5, 99])
+@pytest.mark.parametrize("normed", [False, True])
+def test_turn_and_cache(
+    compiled: CompiledOperators, rows: int, normed: bool, dtype: torch.dtype
+) -> None:
+    heads, kv_heads, dim = 6, 2, 10
+    qkv = torch.randn(rows, heads + 2 * kv_heads, dim)
+    gains = torch.randn(heads + kv_heads, dim) if normed else None
+    turns = torch.rand(rows, 1, dim // 2) * 100
+    angles = turns.cos().repeat(1, 1, 2), torch.cat([-turns.sin(), turns.sin()], -1)
+    slots = torch.randperm(120)[:rows]
+    caches = torch.zeros(2, 2, kv_heads, 120, dim).to(dtype)
+    got, expected = (
+        operators.turn_and_cache(qkv, gains, 1e-6, angles, tuple(cache), slots)
+        for operators, cache in ((compiled, caches[0]), (reference, caches[1]))
+    )
+    torch.testing.assert_close(got, expected)
+    # A sum in another order may round to the next value.
+    torch.testing.assert_close(caches[0], caches[1])
+
+
+def test_values_are_rounded_as_torch_rounds_them(compiled: CompiledOperators) -> None:
+    # Ties, what overflows, what is too small, NaN.
+    edges = [1.00390625, 1.01171875, -1.00390625, 3.4e38, 1e-40, torch.nan, torch.inf, 65520.0]
+    for dtype in (torch.bfloat16, torch.float16):
+        qkv = torch.cat([torch.randn(2, 3, 8), torch.tensor(edges).expand(1, 3, 8)])
+        angles = torch.ones(3, 1, 8), torch.zeros(3, 1, 8)
+        keys, values = torch.zeros(2, 1, 3, 8, dtype=dtype)
+        compiled.turn_and_cache(qkv, None, 1e-6, angles, (keys, values), torch.arange(3))
+        assert values[0, :2].equal(qkv[:2, 2].to(dtype))
+        torch.testing.assert_close(
+            values[0, 2], qkv[2, 2].to(dtype), rtol=0, atol=0, equal_nan=True
+        )
+
+
+@DTYPES
+@pytest.mark.parametrize("window", [None, 1, 7, 500])
+@pytest.mark.parametrize("group", [1, 3])
+def test_paged_attention_of_decoding_and_other_rows(
+    compiled: CompiledOperators, dtype: torch.dtype, window: int | None, group: int
+) -> None:
+    heads, dim, blocks = 2, 9, 200
+    # Poisoned: a slot that was not written must not be read.
+    keys, values = torch.full((2, heads, blocks * BLOCK, dim), torch.nan, dtype=dtype)
+    free = torch.randperm(blocks).tolist()
+    contexts, row = [], 0
+    for start, count in [(0, 1), (0, 19), (30, 1), (5, 19), (98, 1), (3, 1), (4, 1)]:
+        table = [free.pop() for _ in range(-(-(start + count) // BLOCK))]
+        for block in table:
+            slots = slice(block * BLOCK, (block + 1) * BLOCK)
+            keys[:, slots], values[:, slots] = torch.randn(2, heads, BLOCK, dim).to(dtype)
+        contexts.append(Context(slice(row, row + count), start, table, BLOCK))
+        row += count
+    q = torch.randn(row, heads * group, dim)
+    got = compiled.paged_attention(q, keys, values, contexts, window)
+    wide = keys.float(), values.float()
+    expected = reference.paged_attention(q, *wide, contexts, window)
+    for context in contexts:
+        # Torch takes the products of other rows in the cache's type.
+        exact = context.count == 1 or dtype == torch.float32
+        torch.testing.assert_close(
+            got[context.rows], expected[context.rows], atol=1e-5 if exact else 0.05, rtol=1e-5
+        )
+
+
+def test_an_fp8_cache_is_left_to_torch(compiled: CompiledOperators) -> None:
+    keys, values = torch.randn(2, 1, 8, 6).to(torch.float8_e4m3fn)
+    q, contexts = torch.randn(1, 2, 6), [Context(slice(0, 1), 6, [1, 0], BLOCK)]
+    got = compiled.paged_attention(q, keys, values, contexts, None)
+    assert got.equal(reference.paged_attention(q, keys, values, contexts, None))
+
+
+def test_no_step_waits_for_the_compiler(compiled: CompiledOperators) -> None:
+    """Whatever shapes and strides come, everything was compiled before."""
+    from tandem.kernels.cpu import attention, pointwise, product
+
+    compiled.compile(torch.bfloat16)
+    compiled.product(torch.ones(1, 1).bfloat16(), None)
+    kernels = [
+        *(pointwise.rms_norm, pointwise.add_rms_norm, pointwise.silu_and_mul),
+        *(pointwise.turn_and_cache, attention._decode, product._multiply),
+    ]
+    before = [len(kernel.signatures) for kernel in kernels]
+    test_norms(compiled, 19)
+    test_a_norm_of_a_part_of_a_row(compiled)
+    test_silu_and_mul(compiled, 19)
+    test_turn_and_cache(compiled, 5, True, torch.bfloat16)
+    test_turn_and_cache(compiled, 5, False, torch.bfloat16)
+    test_paged_attention_of_decoding_and_other_rows(compiled, torch.bfloat16, None, 3)
+    test_products(7, 37, 99, torch.bfloat16)
+    assert [len(kernel.signatures) for kernel in kernels] == before
+
+
+def test_without_numba_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "numba", None)
+    with pytest.raises(jit.Unavailable, match="numba"):
+        jit.prepare.__wrapped__()
