@@ -15,7 +15,7 @@ from ..reference import Context
 from . import pointwise
 from .attention import Decoding
 from .jit import array, castable
-from .product import Panels
+from .product import PACKED, Panels
 
 # With more rows, torch's operators are no slower, and use all threads.
 _FEW = 32
@@ -132,4 +132,6 @@ class CompiledOperators(TorchOperators):
 
 @cache
 def _compile_product(dtype: torch.dtype) -> None:
-    Panels(torch.zeros(1, 1, dtype=dtype))(torch.zeros(1, 1))
+    panels = Panels(torch.zeros(1, 1, dtype=dtype))
+    for rows in (1, PACKED):
+        panels(torch.zeros(rows, 1))

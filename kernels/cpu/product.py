@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numba import prange
 
 from .jit import array, kernel
@@ -20,11 +21,14 @@ _ROWS = 6
 # Panels that a thread takes at once. So few rows as to leave registers free are multiplied by both
 # together: with twice the sums under way, memory is waited for half as often.
 _STRIP = 2
-# Inputs that are multiplied by all rows before the next: what they take of a strip fits the first
-# cache. A single tile of rows reads the weight in its order instead.
+# From so many rows on, they are packed: read as they come, those of a tile may lie so far apart
+# that all want the same place in the first cache.
+PACKED = 32
+# Inputs that all packed rows are multiplied by before the next: what they take of a panel and of a
+# tile fits the first cache.
 _INPUTS = 512
-# Strips that a thread takes together, so that rows are read from the second cache less often.
-_GROUP = 2
+# Panels that packed rows are multiplied by before the next inputs: so much fits the second cache.
+_GROUP = 16
 
 
 class Panels:
@@ -40,30 +44,41 @@ class Panels:
         self._panels[:whole] = source[: whole * LANES].reshape(whole, LANES, inputs).swapaxes(1, 2)
         if rest:
             self._panels[whole, :, :rest] = source[whole * LANES :].T
-        strips = len(self._panels) // _STRIP
-        self._group = max(1, min(_GROUP, strips // (2 * torch.get_num_threads())))
+        self._group = max(1, min(_GROUP, len(self._panels) // (2 * torch.get_num_threads())))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The product of fp32 rows."""
-        panels = self._panels
-        out = np.empty((x.shape[0], len(panels) * LANES), np.float32)
-        _multiply(panels, array(x), out, self._group)
-        whole = torch.from_numpy(out)
-        return whole if out.shape[1] == self.outputs else whole[:, : self.outputs].contiguous()
+        rows, panels = len(x), self._panels
+        if rows < PACKED:
+            out = np.empty((rows, len(panels) * LANES), np.float32)
+            _multiply(panels, array(x), out)
+        else:
+            x = F.pad(x, (0, 0, 0, -rows % _ROWS))
+            tiles = x.view(-1, _ROWS, x.shape[1]).transpose(1, 2)
+            out = np.empty((len(x), len(panels) * LANES), np.float32)
+            _multiply_packed(panels, array(tiles).reshape(x.shape), out, self._group)
+        return torch.from_numpy(out)[:rows, : self.outputs].contiguous()
 
 
 @kernel(parallel=True)
-def _multiply(panels: np.ndarray, x: np.ndarray, out: np.ndarray, group: int) -> None:
-    strips, inputs, rows = len(panels) // _STRIP, panels.shape[1], x.shape[0]
+def _multiply(panels: np.ndarray, x: np.ndarray, out: np.ndarray) -> None:
+    rows = x.shape[0]
     tiles = (rows + _ROWS - 1) // _ROWS
-    step = inputs if tiles == 1 else _INPUTS
-    for share in prange((strips + group - 1) // group):
-        for first in range(0, inputs, step):
-            count = min(step, inputs - first)
-            for tile in range(tiles):
-                row, end = tile * rows // tiles, (tile + 1) * rows // tiles
-                for strip in range(share * group, min(strips, (share + 1) * group)):
-                    _tile(panels, strip * _STRIP, x, row, end - row, out, first, count)
+    for strip in prange(len(panels) // _STRIP):
+        for tile in range(tiles):
+            row, end = tile * rows // tiles, (tile + 1) * rows // tiles
+            _tile(panels, strip * _STRIP, x, row, end - row, out)
+
+
+@kernel(parallel=True)
+def _multiply_packed(panels: np.ndarray, x: np.ndarray, out: np.ndarray, group: int) -> None:
+    count, inputs = panels.shape[:2]
+    for share in prange((count + group - 1) // group):
+        for first in range(0, inputs, _INPUTS):
+            step = min(_INPUTS, inputs - first)
+            for row in range(0, x.shape[0], _ROWS):
+                for panel in range(share * group, min(count, (share + 1) * group)):
+                    multiply_tile(6, 1, 1, panels, panel, x, row, out, first, step)
 
 
 @kernel()
@@ -74,22 +89,21 @@ def _tile(
     row: int,
     rows: int,
     out: np.ndarray,
-    first: int,
-    count: int,
 ) -> None:
+    inputs = panels.shape[1]
     # The number of rows is part of a tile's code.
     if rows == 1:
-        multiply_tile(1, 2, panels, panel, x, row, out, first, count)
+        multiply_tile(1, 2, 0, panels, panel, x, row, out, 0, inputs)
     elif rows == 2:
-        multiply_tile(2, 2, panels, panel, x, row, out, first, count)
+        multiply_tile(2, 2, 0, panels, panel, x, row, out, 0, inputs)
     elif rows == 3:
-        multiply_tile(3, 2, panels, panel, x, row, out, first, count)
+        multiply_tile(3, 2, 0, panels, panel, x, row, out, 0, inputs)
     elif rows == 4:
         for one in range(panel, panel + _STRIP):
-            multiply_tile(4, 1, panels, one, x, row, out, first, count)
+            multiply_tile(4, 1, 0, panels, one, x, row, out, 0, inputs)
     elif rows == 5:
         for one in range(panel, panel + _STRIP):
-            multiply_tile(5, 1, panels, one, x, row, out, first, count)
+            multiply_tile(5, 1, 0, panels, one, x, row, out, 0, inputs)
     else:
         for one in range(panel, panel + _STRIP):
-            multiply_tile(6, 1, panels, one, x, row, out, first, count)
+            multiply_tile(6, 1, 0, panels, one, x, row, out, 0, inputs)

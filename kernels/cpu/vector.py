@@ -79,6 +79,7 @@ def multiply_tile(
     typing: Any,
     rows: Any,
     width: Any,
+    packed: Any,
     panels: Any,
     panel: Any,
     x: Any,
@@ -90,23 +91,24 @@ def multiply_tile(
     """``out += x @ panels`` for a literal number of rows from ``row`` on, and the outputs of a
     literal number of panels from ``panel`` on; inputs from ``first`` on, ``count`` of them.
 
-    panels [*, inputs, LANES], x [*, inputs] fp32, out [*, panels * LANES] fp32. A tile of the first
-    inputs is not added to but written. The sums stay in registers, and each is taken in the order
-    of its inputs, whatever the tile: a row's product does not depend on its neighbours.
+    panels [*, inputs, LANES], x [*, inputs] fp32, out [*, panels * LANES] fp32. If ``packed``, a
+    literal too, x has the rows of one tile after the other, each tile as [inputs, rows]. A tile of
+    the first inputs is not added to but written. The sums stay in registers, and each is taken in
+    the order of its inputs, whatever the tile: a row's product does not depend on its neighbours.
     """
-    if not (isinstance(rows, types.IntegerLiteral) and isinstance(width, types.IntegerLiteral)):
+    if not all(isinstance(kind, types.IntegerLiteral) for kind in (rows, width, packed)):
         return None
     place = (types.intp,) * 2
-    signature = types.void(rows, width, panels, types.intp, x, types.intp, out, *place)
+    signature = types.void(rows, width, packed, panels, types.intp, x, types.intp, out, *place)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, _, panels_, panel_, x_, row_, out_, first_, count_ = args
+        _, _, _, panels_, panel_, x_, row_, out_, first_, count_ = args
         weights = context.make_array(panels)(context, builder, panels_)
         left = context.make_array(x)(context, builder, x_)
         into = context.make_array(out)(context, builder, out_)
         inputs = builder.extract_value(left.shape, 1)
         outputs = builder.extract_value(into.shape, 1)
-        tile = _Tile(builder, panels.dtype)
+        tile = _Tile(builder, panels.dtype, rows.literal_value if packed.literal_value else 1)
         lanes = _LONG(LANES)
         w_at, x_at, out_at = [], [], []
         for p in range(width.literal_value):
@@ -115,8 +117,7 @@ def multiply_tile(
             w_at.append(builder.gep(weights.data, [builder.mul(start, lanes)]))
         for r in range(rows.literal_value):
             number = builder.add(row_, _LONG(r))
-            start = builder.add(builder.mul(number, inputs), first_)
-            x_at.append(builder.gep(left.data, [start]))
+            x_at.append(builder.gep(left.data, [tile.x_start(row_, r, inputs, first_)]))
             for p in range(width.literal_value):
                 column = builder.mul(builder.add(panel_, _LONG(p)), lanes)
                 start = builder.add(builder.mul(number, outputs), column)
@@ -133,12 +134,22 @@ def multiply_tile(
 class _Tile:
     """Emits the instructions of one tile."""
 
-    def __init__(self, builder: Any, kind: Any) -> None:
+    def __init__(self, builder: Any, kind: Any, x_step: int) -> None:
         self.builder = builder
         self.kind = kind
+        # How far an input is from the next one in x: with the rows of a tile side by side, as many.
+        self.x_step = x_step
         self.fma = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(_LANES, [_LANES] * 3), f"llvm.fma.v{LANES}f32"
         )
+
+    def x_start(self, row: Any, r: int, inputs: Any, first: Any) -> Any:
+        """Where the r-th row after ``row``, the tile's first, has its input ``first``."""
+        builder = self.builder
+        if self.x_step == 1:
+            return builder.add(builder.mul(builder.add(row, _LONG(r)), inputs), first)
+        column = builder.add(builder.mul(first, _LONG(self.x_step)), _LONG(r))
+        return builder.add(builder.mul(row, inputs), column)
 
     def start(self, out: Any, fresh: Any) -> Any:
         return self.builder.select(fresh, ir.Constant(_LANES, [0.0] * LANES), self._load(out))
@@ -186,7 +197,8 @@ class _Tile:
         """What one input adds to each sum."""
         builder, column = self.builder, self.builder.mul(at, _LONG(LANES))
         wide = [_widened(builder, self._load(builder.gep(w, [column])), self.kind) for w in weights]
-        rows = [self._everywhere(builder.load(builder.gep(x, [at]))) for x in x_rows]
+        x_at = builder.mul(at, _LONG(self.x_step))
+        rows = [self._everywhere(builder.load(builder.gep(x, [x_at]))) for x in x_rows]
         pairs = ((w, x) for x in rows for w in wide)
         return [builder.call(self.fma, [*p, s]) for p, s in zip(pairs, sums, strict=True)]
 

@@ -1,11 +1,12 @@
 """The engine on a CPU against transformers: Qwen3-0.6B's shape, random weights, bf16, two threads.
 
 ``python -m tandem.tests.benchmarks.engine``. Tandem is measured through its Python API, with the
-scheduler, the rank's process and the sampler in the figures; transformers by its forward pass
-alone, whose cache is filled rather than prefilled before decoding. Each side runs in a process of
-its own; the sides alternate, and a figure is the median of its rounds (what takes a side longer
-than a minute is measured in one round only). The limits (products, reads) are measured by the same
-processes: products in the better of bf16 and fp32, because not every CPU multiplies bf16.
+scheduler, the rank's process and the sampler in the figures: with compiled kernels, and with the
+default, torch's operators. transformers is measured by its forward pass alone, with a cache that is
+filled rather than prefilled before decoding. Each side runs in a process of its own; the sides
+alternate, and a figure is the median of its rounds (what takes a side longer than a minute is
+measured in one round only). The limits (products, reads) are measured by the same processes:
+products in the better of bf16 and fp32, because not every CPU multiplies bf16.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +65,7 @@ def seconds(work: Callable[[], Any]) -> float:
     return time.perf_counter() - begun
 
 
-def measure_tandem(folder: str, wanted: set[str]) -> Figures:
+def measure_tandem(kernels: str, folder: str, wanted: set[str]) -> Figures:
     """Tokens per second through the Python API; nothing is cached between prompts."""
     from tandem import Engine, EngineConfig, SamplingParams
 
@@ -72,6 +74,7 @@ def measure_tandem(folder: str, wanted: set[str]) -> Figures:
         load_format="dummy",
         dtype="bfloat16",
         threads=THREADS,
+        cpu_kernels=kernels,
         max_model_len=2560,
         max_num_seqs=32,
         num_blocks=640,
@@ -176,7 +179,8 @@ def measure_limits(folder: str, wanted: set[str]) -> Figures:
 
 
 SIDES = {
-    "tandem": measure_tandem,
+    "tandem": partial(measure_tandem, "compiled"),
+    "default": partial(measure_tandem, "torch"),
     "transformers": measure_transformers,
     "limits": measure_limits,
 }
@@ -224,15 +228,15 @@ def rows_of(medians: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
         for size, goal in goals.items():
             name = f"{kind} {size}"
             value, peer = medians["tandem"][name], medians["transformers"][name]
+            row = {"unit": "tok/s", "against": f"transformers ({peer:.1f} tok/s)"}
+            shape = f"{name} on Qwen3-0.6B's shape, bf16, {THREADS} threads"
             rows.append(
-                {
-                    "metric": f"{name} on Qwen3-0.6B's shape, bf16, {THREADS} threads",
-                    "value": value,
-                    "unit": "tok/s",
-                    "goal": goal,
-                    "against": f"transformers ({peer:.1f} tok/s)",
-                    "ratio": value / peer,
-                }
+                {"metric": shape, "value": value, "goal": goal, "ratio": value / peer} | row
+            )
+            default = medians["default"][name]
+            rows.append(
+                {"metric": f"{name}, torch's operators", "value": default, "ratio": default / peer}
+                | row
             )
             multiplied = PREFILL_PARAMETERS if kind == "prefill" else PARAMETERS
             compute = limits["GFLOP/s"] * 1e9 / (2 * multiplied)

@@ -33,7 +33,7 @@ def compiled() -> CompiledOperators:
 
 
 @DTYPES
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 23, 64])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 31, 32, 101])
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (37, 99), (1037, 1030)])
 def test_products(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
     weight, x = torch.randn(outputs, inputs).to(dtype), torch.randn(rows, inputs)
@@ -42,9 +42,9 @@ def test_products(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> N
 
 
 def test_a_row_has_the_same_product_in_any_batch() -> None:
-    panels, x = Panels(torch.randn(99, 1500).bfloat16()), torch.randn(29, 1500)
+    panels, x = Panels(torch.randn(99, 1500).bfloat16()), torch.randn(49, 1500)
     whole = panels(x)
-    for first, end in ((0, 1), (3, 5), (7, 10), (11, 15), (15, 20), (20, 26), (0, 13)):
+    for first, end in ((0, 1), (3, 5), (7, 10), (11, 15), (15, 20), (20, 26), (0, 13), (3, 40)):
         assert torch.equal(panels(x[first:end]), whole[first:end])
 
 
@@ -181,7 +181,8 @@ def test_no_step_waits_for_the_compiler(compiled: CompiledOperators) -> None:
     compiled.product(torch.ones(1, 1).bfloat16(), None)
     kernels = [
         *(pointwise.rms_norm, pointwise.add_rms_norm, pointwise.silu_and_mul),
-        *(pointwise.turn_and_cache, attention._decode, product._multiply),
+        *(pointwise.turn_and_cache, attention._decode),
+        *(product._multiply, product._multiply_packed),
     ]
     before = [len(kernel.signatures) for kernel in kernels]
     test_norms(compiled, 19)
@@ -191,6 +192,7 @@ def test_no_step_waits_for_the_compiler(compiled: CompiledOperators) -> None:
     test_turn_and_cache(compiled, 5, False, torch.bfloat16)
     test_paged_attention_of_decoding_and_other_rows(compiled, torch.bfloat16, None, 3)
     test_products(7, 37, 99, torch.bfloat16)
+    test_products(99, 37, 99, torch.bfloat16)
     assert [len(kernel.signatures) for kernel in kernels] == before
 
 
