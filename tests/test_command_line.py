@@ -318,12 +318,12 @@ class Started:
         return {"http": 1, "registry": 2}
 
 
-def test_the_launchers_lock_reaches_every_part_and_its_token_no_argument(monkeypatch) -> None:
-    monkeypatch.setattr(launcher, "_await_ready", lambda *_: None)
+def test_the_launchers_lock_reaches_every_part_and_its_token_no_argument() -> None:
     flags = ["--cluster-token=secret", "--tls-cert=c.pem", "--tls-key=k.pem", "--prefill-nodes=1"]
     values = cli.commands["serve"].make_context("serve", flags).params
     started: Any = Started()
-    launcher._start_parts(started, fill(ServeConfig, values), values, OPEN, 0.0)
+    launcher._start_router(started, values, OPEN, 0.0)
+    launcher._start_nodes(started, fill(ServeConfig, values), values, "127.0.0.1:2", 0.0)
     assert [arguments[0] for arguments in started.arguments] == [
         "router",
         "prefill-node",
@@ -335,12 +335,12 @@ def test_the_launchers_lock_reaches_every_part_and_its_token_no_argument(monkeyp
         assert environment == {"TANDEM_CLUSTER_TOKEN": "secret"}
 
 
-def test_the_registry_of_serve_is_where_it_was_asked_to_be(monkeypatch) -> None:
-    monkeypatch.setattr(launcher, "_await_ready", lambda *_: None)
+def test_the_registry_of_serve_is_where_it_was_asked_to_be() -> None:
     flags = ["--registry-host=10.0.0.1", "--registry-port=8123", "--insecure"]
     values = cli.commands["serve"].make_context("serve", flags).params
     started: Any = Started()
-    _, registry = launcher._start_parts(started, fill(ServeConfig, values), values, OPEN, 0.0)
+    _, registry = launcher._start_router(started, values, OPEN, 0.0)
+    launcher._start_nodes(started, fill(ServeConfig, values), values, registry, 0.0)
     router, node = started.arguments
     assert {"--registry-host=10.0.0.1", "--registry-port=8123"} <= set(router)
     assert registry == "10.0.0.1:2" and f"--join={registry}" in node
