@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tandem.proto import tandem_pb2 as pb
 from tandem.tests.router.support import (
     Cluster,
     admitted,
@@ -126,6 +127,24 @@ async def test_a_stop_string_ends_the_call_on_the_node(tmp_path: Path, stream: b
             texts = [choice["text"] for choice in response.json()["choices"]]
         assert texts == ["one t", "one t"]
         await until(lambda: c.node.active == 0)
+
+
+async def test_a_stop_string_ends_its_choice_on_the_node_while_others_go_on(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+
+        async def script(request: Any, context: Any) -> Any:
+            yield admitted()
+            for index, text in enumerate(("hello", "one two ", "hello")):
+                yield tokens_event(index, c.encode(text))
+            await until(lambda: bool(c.node.ended))
+            yield tokens_event(1, c.encode("three"))  # which the node had on its way
+            for index in (2, 0):
+                yield finished(index, pb.FINISH_REASON_LENGTH)
+
+        c.node.script = script
+        body = (await c.complete("x", stop="wo", n=3)).json()
+        assert [choice["text"] for choice in body["choices"]] == ["hello", "one t", "hello"]
+        assert c.node.ended == [(c.node.requests[0].call_id, 1)] and c.node.ended[0][0]
 
 
 async def test_a_stop_string_can_be_included(tmp_path: Path) -> None:
