@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from json import decoder, scanner
 from typing import Any
 
@@ -28,10 +29,13 @@ _SHORT_ITEMS = re.compile(
 )
 _CLOSING = re.compile(r"[ \t\n\r]*\]")
 
+# The value that begins there, and where it ends.
+Scan = Callable[[str, int], tuple[Any, int]]
+
 
 def parse_json(body: bytes, context: int) -> Any:
     """Strict JSON: no NaN, no lone surrogates, no nesting without end, and if the body is large no
-    array longer than the model's ``context``, in tokens, or than any array may be."""
+    array or object of more items than the model's ``context`` has tokens, or any may have."""
     try:
         # Decoded here: json itself would let encoded surrogates through.
         text = body.decode("utf-8")
@@ -58,11 +62,12 @@ class _Patient(json.JSONDecoder):
         self.parse_object = self._object
         self.scan_once = scanner.py_make_scanner(self)  # type: ignore[attr-defined]
 
-    def _object(self, place: tuple[str, int], *rest: Any) -> Any:
+    def _object(self, place: tuple[str, int], strict: bool, scan_once: Scan, *rest: Any) -> Any:
         self._count()
-        return decoder.JSONObject(place, *rest)  # type: ignore[attr-defined]
+        scan = self._limited(scan_once, self._max_items)
+        return decoder.JSONObject(place, strict, scan, *rest)  # type: ignore[attr-defined]
 
-    def _array(self, place: tuple[str, int], scan_once: Any) -> tuple[list[Any], int]:
+    def _array(self, place: tuple[str, int], scan_once: Scan) -> tuple[list[Any], int]:
         """The items, and where the array ends; ``place`` is the text and where it begins."""
         self._count()
         text, end = place
@@ -70,24 +75,36 @@ class _Patient(json.JSONDecoder):
         while (run := _SHORT_ITEMS.match(text, end)) is not None:
             items += _QUICK.decode(f"[{run[0][:-1]}]")
             end = run.end()
-            self._check(items)
+            self._check(len(items))
         if items and _CLOSING.match(text, end):
             raise json.JSONDecodeError("Illegal trailing comma before end of array", text, end)
-        others, end = decoder.JSONArray((text, end), scan_once)  # type: ignore[attr-defined]
-        items += others
-        self._check(items)
-        return items, end
+        scan = self._limited(scan_once, self._max_items - len(items))
+        others, end = decoder.JSONArray((text, end), scan)  # type: ignore[attr-defined]
+        return items + others, end
+
+    def _limited(self, scan_once: Scan, room: int) -> Scan:
+        """Scans the values of one array or object, of which only so many more may come."""
+        seen = 0
+
+        def scan(text: str, start: int) -> tuple[Any, int]:
+            nonlocal seen
+            seen += 1
+            if seen > room:
+                self._check(self._max_items + 1)
+            return scan_once(text, start)
+
+        return scan
 
     def _count(self) -> None:
         self._containers += 1
         if self._containers > MAX_CONTAINERS:
             raise invalid(f"The body has more than {MAX_CONTAINERS} arrays and objects.")
 
-    def _check(self, items: list[Any]) -> None:
-        if len(items) > self._max_items:
+    def _check(self, items: int) -> None:
+        if items > self._max_items:
             raise invalid(
-                f"The body has an array of more than {self._max_items} items, which is more than "
-                f"this model's context length in tokens."
+                f"The body has an array or object of more than {self._max_items} items, which is "
+                f"more than this model's context length in tokens."
             )
 
 

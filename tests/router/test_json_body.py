@@ -64,7 +64,7 @@ def test_what_json_refuses_is_refused_in_a_large_body(body: str) -> None:
         ("[" * 100_000, "nested too deeply"),
         ('{"a":' * 50_000, "nested too deeply"),
         (f"[{'[],' * MAX_CONTAINERS}[]]", f"more than {MAX_CONTAINERS} arrays and objects"),
-        (f"[{'1,' * CONTEXT}1]", f"array of more than {CONTEXT} items"),
+        (f"[{'1,' * CONTEXT}1]", f"array or object of more than {CONTEXT} items"),
         (f"[{{}},{chr(34)}{'x' * 50}{chr(34)}{',true' * CONTEXT}]", "more than 100000 items"),
     ],
 )
