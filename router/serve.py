@@ -118,8 +118,8 @@ def _message(generation: Generation, number: int) -> pb.GenerateRequest:
     sampling.min_tokens = generation.text.min_tokens
     if generation.logprobs is not None and not generation.text.discard_output:
         sampling.logprobs = generation.logprobs
-    if generation.prompt_logprobs is not None:
-        sampling.prompt_logprobs = generation.prompt_logprobs
+    if generation.scored_prompt is not None:
+        sampling.prompt_logprobs = generation.scored_prompt
     suffix = f"-{number}" if len(generation.prompts) > 1 else ""
     return pb.GenerateRequest(
         request_id=generation.request_id + suffix,

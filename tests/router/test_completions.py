@@ -63,6 +63,7 @@ async def test_echo_with_logprobs_covers_the_prompt(tmp_path: Path, stream: bool
         for index in range(2):
             text, joined = _joined(response, index, stream)
             assert text == "one two hello world"
+            assert stream or "prompt_logprobs" not in response.json()["choices"][index]
             assert len(joined["tokens"]) == len(ids) + len(c.node.reply)
             assert joined["token_logprobs"][0] is None and joined["top_logprobs"][0] is None
             assert joined["token_logprobs"][1] == pytest.approx(-0.5)
@@ -174,6 +175,29 @@ async def test_a_stop_token_is_named(tmp_path: Path) -> None:
         body = (await c.complete("x", stop_token_ids=[7])).json()
         assert body["choices"][0]["stop_reason"] == 7
         assert body["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stop_token_is_text_where_stop_strings_are(
+    tmp_path: Path, include: bool, stream: bool
+) -> None:
+    async with cluster(tmp_path) as c:
+        hello, (end,) = c.encode("hello"), c.encode("!")
+
+        async def script(request: Any, context: Any) -> Any:
+            yield admitted()
+            yield tokens_event(0, hello)
+            # The end token of the model is a special one, which is not shown.
+            yield finished(0, stop_token=end if request.sampling.stop_token_ids else 0)
+
+        c.node.script = script
+        for ids, shown in (([end], "hello!" if include else "hello"), ([], "hello")):
+            response = await c.complete(
+                "x", stop_token_ids=ids, include_stop_str_in_output=include, stream=stream
+            )
+            chunks = events(response.text)[:-1] if stream else [response.json()]
+            assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == shown
 
 
 async def test_parameters_reach_the_node(tmp_path: Path) -> None:
