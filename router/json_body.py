@@ -20,7 +20,9 @@ from .errors import invalid
 QUICK_BYTES = 128 * 1024
 # More than any request can use; a garbage collection that looks at millions would stop all threads.
 MAX_CONTAINERS = 100_000
-# Of arrays that do not hold one item a token, such as messages.
+# What an array or object may hold: some contexts full of tokens, so that a prompt which is a little
+# too long is told so in numbers, and as many as arrays of other things, such as messages.
+MAX_CONTEXTS = 4
 LEAST_MAX_ITEMS = 16_384
 # Numbers, constants and short strings of an array, each with its comma, as many as C may do at
 # once.
@@ -34,13 +36,13 @@ Scan = Callable[[str, int], tuple[Any, int]]
 
 
 def parse_json(body: bytes, context: int) -> Any:
-    """Strict JSON: no NaN, no lone surrogates, no nesting without end, and if the body is large no
-    array or object of more items than the model's ``context`` has tokens, or any may have."""
+    """Strict JSON: no NaN, no lone surrogates, no nesting without end. If the body is large, no
+    array or object may be much longer than the model's ``context``, in tokens."""
     try:
         # Decoded here: json itself would let encoded surrogates through.
         text = body.decode("utf-8")
-        parser = _QUICK if len(body) <= QUICK_BYTES else _Patient(max(context, LEAST_MAX_ITEMS))
-        value = parser.decode(text)
+        most = max(MAX_CONTEXTS * context, LEAST_MAX_ITEMS)
+        value = (_QUICK if len(body) <= QUICK_BYTES else _Patient(most)).decode(text)
         if b"\\u" in body:
             _check_text(value)
     except UnicodeError:
@@ -104,7 +106,7 @@ class _Patient(json.JSONDecoder):
         if items > self._max_items:
             raise invalid(
                 f"The body has an array or object of more than {self._max_items} items, which is "
-                f"more than this model's context length in tokens."
+                f"far beyond this model's context length in tokens."
             )
 
 

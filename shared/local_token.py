@@ -80,9 +80,7 @@ def left_token(address: str, token: str) -> Iterator[None]:
         unfinished.rename(name)
         yield
     finally:
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.stat(name), os.fstat(file)):  # not of one who came since
-                name.unlink()
+        _remove(name, file)
         os.close(file)
 
 
@@ -133,7 +131,14 @@ def _sweep(folder: Path) -> None:
         if not entry.name.startswith(_UNFINISHED):
             with contextlib.suppress(OSError), _opened(entry) as file:
                 if not _held(file):
-                    entry.unlink()
+                    _remove(entry, file)
+
+
+def _remove(name: Path, file: int) -> None:
+    """Unless somebody has put another file there since ``file`` was opened."""
+    with contextlib.suppress(OSError):
+        if os.path.samestat(os.stat(name), os.fstat(file)):
+            name.unlink()
 
 
 @contextlib.contextmanager

@@ -146,6 +146,8 @@ async def test_a_stop_string_ends_its_choice_on_the_node_while_others_go_on(tmp_
         body = (await c.complete("x", stop="wo", n=3)).json()
         assert [choice["text"] for choice in body["choices"]] == ["hello", "one t", "hello"]
         assert c.node.ended == [(c.node.requests[0].call_id, 1)] and c.node.ended[0][0]
+        (node,) = c.router.nodes
+        await until(lambda: not node._telling)
 
 
 async def test_a_stop_string_can_be_included(tmp_path: Path) -> None:

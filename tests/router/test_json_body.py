@@ -10,10 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.router import json_body
-from tandem.router.json_body import LEAST_MAX_ITEMS, MAX_CONTAINERS, QUICK_BYTES, parse_json
+from tandem.router.json_body import (
+    LEAST_MAX_ITEMS,
+    MAX_CONTAINERS,
+    MAX_CONTEXTS,
+    QUICK_BYTES,
+    parse_json,
+)
 from tandem.shared.errors import RequestError
 
-CONTEXT = 100_000
+CONTEXT = 10_000
+MOST = MAX_CONTEXTS * CONTEXT
 SPACES = st.sampled_from(["", " ", "\n\t"])
 VALUES = st.recursive(
     st.none()
@@ -24,6 +31,10 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=30,
 )
+
+
+def array(item: str, count: int) -> str:
+    return f"[{','.join([item] * count)}]"
 
 
 def large(body: str) -> Any:
@@ -63,9 +74,10 @@ def test_what_json_refuses_is_refused_in_a_large_body(body: str) -> None:
         ('{"\\udc00": 1}', "unpaired surrogate"),
         ("[" * 100_000, "nested too deeply"),
         ('{"a":' * 50_000, "nested too deeply"),
-        (f"[{'[],' * MAX_CONTAINERS}[]]", f"more than {MAX_CONTAINERS} arrays and objects"),
-        (f"[{'1,' * CONTEXT}1]", f"array or object of more than {CONTEXT} items"),
-        (f"[{{}},{chr(34)}{'x' * 50}{chr(34)}{',true' * CONTEXT}]", "more than 100000 items"),
+        (array(array("[]", 9), MAX_CONTAINERS // 10 + 1), "100000 arrays and objects"),
+        (array("1", MOST + 1), "array or object of more than 40000 items"),
+        (array(json.dumps("x" * 50), MOST + 1), "array or object of more than 40000 items"),
+        (json.dumps(dict.fromkeys(map(str, range(MOST + 1)))), "more than 40000 items"),
     ],
 )
 def test_a_large_body_that_is_none(body: str, words: str) -> None:
@@ -94,7 +106,7 @@ def test_a_large_body_is_never_parsed_in_one_go(unit: str, monkeypatch: pytest.M
     in_c = InC()
     monkeypatch.setattr(json_body, "_QUICK", in_c)
     count = 60_000
-    body = f"[{f'{unit},' * count}0]"
-    assert parse_json(body.encode(), count + 1) == json.loads(body)
+    body = array(unit, count)
+    assert parse_json(body.encode(), count) == json.loads(body)
     assert in_c.longest <= 4096 * len(f"{unit},") + 2
     assert len(body) > 2 * in_c.longest
