@@ -427,8 +427,8 @@ def set_role(router: tuple[str, Lock], node: str, role: str, force: bool) -> Non
 def doctor(url: str, registry: str | None, as_json: bool, **values: Any) -> None:
     """Ask the router at URL, its nodes and every way between them what is wrong.
 
-    Each decode node greets each prefill node, connects to its data ports and compares a short
-    prompt's KV with its own. Exit status: 0 all well, 1 something is wrong, 2 wrong usage.
+    Each decode node greets each prefill node and compares a short prompt's KV with its own; when
+    that fails, it tries the data ports. Exit status: 0 all well, 1 something is wrong, 2 wrong usage.
     """
     from .router import doctor as report
     from .router.findings import findings
