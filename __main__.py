@@ -254,8 +254,8 @@ def _leave(until_end: contextlib.ExitStack, token: contextlib.AbstractContextMan
     """For this user's other commands; the cluster serves without them too."""
     try:
         until_end.enter_context(token)
-    except StartupError as error:
-        click.echo(f"tandem: {error}", err=True)
+    except (StartupError, OSError) as error:
+        click.echo(f"tandem: other commands need --cluster-token-file: {error}", err=True)
 
 
 def _start_router(cluster: Cluster, values: Values, lock: Lock, deadline: float) -> tuple[str, str]:
@@ -428,7 +428,8 @@ def doctor(url: str, registry: str | None, as_json: bool, **values: Any) -> None
     """Ask the router at URL, its nodes and every way between them what is wrong.
 
     Each decode node greets each prefill node and compares a short prompt's KV with its own; when
-    that fails, it tries the data ports. Exit status: 0 all well, 1 something is wrong, 2 wrong usage.
+    that fails, it tries the data ports. Exit status: 0 all well, 1 something is wrong, 2 wrong
+    usage.
     """
     from .router import doctor as report
     from .router.findings import findings

@@ -66,7 +66,7 @@ def find_token(address: str) -> str:
 def left_token(address: str, token: str) -> Iterator[None]:
     """Commands of this user find ``token`` by ``address`` until the block ends.
 
-    Raises ``StartupError`` when there is no folder that only this user can read.
+    Raises ``StartupError`` when there is no folder that only this user can read, or ``OSError``.
     """
     folder = _make_folder()
     _sweep(folder)
@@ -110,8 +110,7 @@ def _make_folder() -> Path:
         if _ours(folder) and os.access(folder, os.W_OK):
             return folder
     raise StartupError(
-        f"no token is left for other commands, as {folder} is no folder that this user alone can "
-        f"read; set XDG_RUNTIME_DIR to one, or give all of them a --cluster-token-file"
+        f"{folder} is no folder that this user alone can read; set XDG_RUNTIME_DIR to one"
     )
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -26,6 +27,7 @@ from tandem.__main__ import _plain_environment, cli
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.config import EngineConfig, NodeConfig, ServeConfig
 from tandem.shared.errors import UsageError
+from tandem.shared.local_token import left_token
 from tandem.shared.lock import OPEN
 from tandem.shared.options import command_options, fill
 from tandem.tests.certificates import issue
@@ -344,6 +346,17 @@ def test_the_registry_of_serve_is_where_it_was_asked_to_be() -> None:
     router, node = started.arguments
     assert {"--registry-host=10.0.0.1", "--registry-port=8123"} <= set(router)
     assert registry == "10.0.0.1:2" and f"--join={registry}" in node
+
+
+def test_a_cluster_whose_token_cannot_be_left_for_others_serves_all_the_same(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "none"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    with contextlib.ExitStack() as stack:
+        launcher._leave(stack, left_token("127.0.0.1:8001", "t"))
+    told = capsys.readouterr().err
+    assert "other commands need --cluster-token-file" in told and "XDG_RUNTIME_DIR" in told
 
 
 @pytest.mark.parametrize("with_key", [True, False])
