@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,7 +127,9 @@ def router(values: Values) -> None:
         catch_signals(stop.set)
         await run_router(fill(RouterOptions, values), stop, ready, tracer, lock)
 
-    with closing(_telemetry(values, "router", f"router-{socket.gethostname()}")) as tracer:
+    with contextlib.closing(
+        _telemetry(values, "router", f"router-{socket.gethostname()}")
+    ) as tracer:
         asyncio.run(run())
 
 
@@ -135,7 +137,7 @@ def _run_node(kind: str, values: Values) -> None:
     """A node that begins as a prefill or a decode node, and may be told to be the other."""
     from .decode_node.role import DecodeRole
     from .prefill_node.role import PrefillRole
-    from .shared.lock import read_lock
+    from .shared.local_token import find_lock
     from .shared.node.lifeline import announce, follow_launcher
     from .shared.node.process import named, run_node, with_host
 
@@ -146,12 +148,12 @@ def _run_node(kind: str, values: Values) -> None:
         follow_launcher()
         announce({"address": address})
 
-    lock = read_lock(fill(LockConfig, values))
+    lock = find_lock(fill(LockConfig, values), node.routers)
     roles: list[NodeRole] = [PrefillRole(), DecodeRole()]
     if kind == "decode":
         roles.reverse()
     engine = fill(EngineConfig, values)
-    with closing(_telemetry(values, f"{kind}-node", node.node_id or "")) as tracer:
+    with contextlib.closing(_telemetry(values, f"{kind}-node", node.node_id or "")) as tracer:
         asyncio.run(run_node(roles, engine, handoff, node, lock, on_ready=ready, tracer=tracer))
 
 
@@ -213,7 +215,8 @@ def _serve_prefill(values: Values) -> None:
 
 def _serve_cluster(config: ServeConfig, values: Values) -> None:
     from .router.options import RouterOptions
-    from .shared.lock import read_lock
+    from .shared.local_token import left_token, make_token
+    from .shared.lock import is_loopback, read_lock
     from .shared.node.launch import Cluster
 
     if config.pd_client:
@@ -222,38 +225,44 @@ def _serve_cluster(config: ServeConfig, values: Values) -> None:
     if values["kv_advertise"] is not None:
         raise UsageError("--kv-advertise is for one prefill node; it needs --pd-server")
     lock = read_lock(fill(LockConfig, values))
+    own = not lock.token and is_loopback(front.registry_host)
+    if own:
+        values = values | {"cluster_token": make_token()}
+        lock = read_lock(fill(LockConfig, values))
     if front.prefill_addresses and not config.pd_client:
         raise UsageError("--pd-url needs --pd-client or --pd-server")
     signal.signal(signal.SIGTERM, _interrupt)
     cluster = Cluster(Path(config.log_dir), _plain_environment(), front.drain_timeout)
+    with contextlib.ExitStack() as until_end:
+        try:
+            deadline = time.monotonic() + config.start_timeout
+            address, registry = _start_router(cluster, values, lock, deadline)
+            if own:
+                _leave(until_end, left_token(registry, lock.token))
+            _start_nodes(cluster, config, values, registry, deadline)
+            _await_ready(cluster, address, deadline)
+            _introduce(front.prefill_addresses, registry, lock)
+            _greet(address, registry, config, with_key=bool(front.api_keys))
+            cluster.wait()
+        except KeyboardInterrupt:
+            click.echo("stopping ...", err=True)
+        finally:
+            cluster.stop()
+
+
+def _leave(until_end: contextlib.ExitStack, token: contextlib.AbstractContextManager[None]) -> None:
+    """For this user's other commands; the cluster serves without them too."""
     try:
-        deadline = time.monotonic() + config.start_timeout
-        address, registry = _start_parts(cluster, config, values, lock, deadline)
-        _introduce(front.prefill_addresses, registry, lock)
-        _greet(address, registry, config, with_key=bool(front.api_keys))
-        cluster.wait()
-    except KeyboardInterrupt:
-        click.echo("stopping ...", err=True)
-    finally:
-        cluster.stop()
+        until_end.enter_context(token)
+    except (StartupError, OSError) as error:
+        click.echo(f"tandem: other commands need --cluster-token-file: {error}", err=True)
 
 
-def _start_parts(
-    cluster: Cluster, config: ServeConfig, values: Values, lock: Lock, deadline: float
-) -> tuple[str, str]:
-    """Start router and nodes; returns the addresses of HTTP and registry once every part serves."""
-    from .shared.node.cores import share_of_cores
-
+def _start_router(cluster: Cluster, values: Values, lock: Lock, deadline: float) -> tuple[str, str]:
+    """Returns the addresses of HTTP and registry once both listen."""
     front = fill(RouterConfig, values)
-    kinds = ["prefill-node"] * config.prefill_nodes + ["decode-node"] * config.decode_nodes
-    engine, handoff = fill(EngineConfig, values), fill(HandoffConfig, values)
-    locking = fill(LockConfig, values)
-    locked = to_arguments(replace(locking, cluster_token=None))
-    # Nodes that all took every core would wait for each other's threads.
-    threads = engine.threads or share_of_cores(len(kinds) * engine.world_size)
-    token = locking.cluster_token
-    secret = {"TANDEM_CLUSTER_TOKEN": token} if token else {}
     keys = {"TANDEM_API_KEY": front.api_key} if front.api_key else {}
+    locked, secret = _locked(values)
     told = to_arguments(fill(TelemetryConfig, values))
     arguments = ["router", *to_arguments(replace(front, api_key=None)), *locked, *told]
     ports = cluster.wait_ready(cluster.start("router", arguments, **secret, **keys), deadline)
@@ -262,12 +271,34 @@ def _start_parts(
         from .router import admin
 
         admin.list_nodes(registry, lock)  # a certificate for other names is known at once
+    return f"http://{_visible(front.host)}:{ports['http']}", registry
+
+
+def _locked(values: Values) -> tuple[list[str], dict[str, str]]:
+    """The lock of all parts, as flags and as an environment that other users do not see."""
+    locking = fill(LockConfig, values)
+    token = locking.cluster_token
+    secret = {"TANDEM_CLUSTER_TOKEN": token} if token else {}
+    return to_arguments(replace(locking, cluster_token=None)), secret
+
+
+def _start_nodes(
+    cluster: Cluster, config: ServeConfig, values: Values, registry: str, deadline: float
+) -> None:
+    """Returns when every node serves."""
+    from .shared.node.cores import share_of_cores
+
+    kinds = ["prefill-node"] * config.prefill_nodes + ["decode-node"] * config.decode_nodes
+    engine, handoff = fill(EngineConfig, values), fill(HandoffConfig, values)
+    # Nodes that all took every core would wait for each other's threads.
+    threads = engine.threads or share_of_cores(len(kinds) * engine.world_size)
+    locked, secret = _locked(values)
     shared = [
-        *told,
+        *to_arguments(fill(TelemetryConfig, values)),
         *to_arguments(replace(engine, threads=threads)),
         *locked,
         f"--join={registry}",
-        f"--drain-timeout={front.drain_timeout}",
+        f"--drain-timeout={values['drain_timeout']}",
     ]
     parts = []
     for number, kind in enumerate(kinds):
@@ -276,9 +307,6 @@ def _start_parts(
         parts.append(cluster.start(f"{kind}-{number}", arguments, **secret))
     for part in parts:
         cluster.wait_ready(part, deadline)
-    address = f"http://{_visible(front.host)}:{ports['http']}"
-    _await_ready(cluster, address, deadline)
-    return address, registry
 
 
 def _plain_environment() -> dict[str, str]:
@@ -350,10 +378,9 @@ def _introduce(addresses: tuple[str, ...], registry: str, lock: Lock) -> None:
 def nodes(context: click.Context, registry: str, as_json: bool, **values: Any) -> None:
     """List the nodes of a router with their role, state, load, links and leases."""
     from .router import admin
-    from .shared.lock import read_lock
+    from .shared.local_token import find_lock
 
-    split_addresses("--router", registry)
-    lock = read_lock(fill(LockConfig, values))
+    lock = find_lock(fill(LockConfig, values), split_addresses("--router", registry))
     context.obj = registry, lock
     if context.invoked_subcommand is None:
         listed = admin.list_nodes(registry, lock)
@@ -400,16 +427,17 @@ def set_role(router: tuple[str, Lock], node: str, role: str, force: bool) -> Non
 def doctor(url: str, registry: str | None, as_json: bool, **values: Any) -> None:
     """Ask the router at URL, its nodes and every way between them what is wrong.
 
-    Each decode node greets each prefill node, connects to its data ports and compares a short
-    prompt's KV with its own. Exit status: 0 all well, 1 something is wrong, 2 wrong usage.
+    Each decode node greets each prefill node and compares a short prompt's KV with its own; when
+    that fails, it tries the data ports. Exit status: 0 all well, 1 something is wrong, 2 wrong
+    usage.
     """
     from .router import doctor as report
     from .router.findings import findings
     from .router.survey import survey
-    from .shared.lock import read_lock
+    from .shared.local_token import find_lock
 
     (registry,) = split_addresses("--router", registry or f"{report.host_of(url)}:8001")
-    seen = survey(url.rstrip("/"), registry, read_lock(fill(LockConfig, values)))
+    seen = survey(url.rstrip("/"), registry, find_lock(fill(LockConfig, values), [registry]))
     found = findings(seen)
     click.echo(report.as_json(seen, found) if as_json else report.as_text(seen, found))
     if any(finding.wrong for finding in found):

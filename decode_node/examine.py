@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from ..proto import tandem_pb2 as pb
 from ..shared.causes import Cause
-from ..shared.errors import TransferError
+from ..shared.errors import PeerRefusedError, TransferError
 from .canary import Canary
 from .peer import Peer, PeerLostError
 from .peers import Peers
@@ -57,8 +57,18 @@ class Examiner:
         asked_at = time.monotonic()
         await self._peers.held(peer)
         report.round_trip_seconds = time.monotonic() - asked_at
-        await _connect(peer)
-        await self._peers.meet(candidate)
+        try:
+            await self._move(candidate, report)
+        except PeerRefusedError:
+            raise
+        except TransferError:
+            # A port that is closed says more than what fails for want of it. Where KV moves nothing
+            # needs to be tried, and to the peer each try is a stranger's.
+            await _connect(peer)
+            raise
+
+    async def _move(self, candidate: pb.PrefillCandidate, report: pb.PairReport) -> None:
+        peer = await self._peers.meet(candidate)
         begun = time.monotonic()
         try:
             moved = await self._canary.check(peer)

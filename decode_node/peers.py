@@ -34,8 +34,10 @@ HELLO_SECONDS = 2.0
 RECONCILE_SECONDS = 5.0
 # How long a request waits for a canary before it goes elsewhere.
 VET_SECONDS = 5.0
-# Renewals come at a third of a lease; a peer that grants hardly any must not keep us busy.
+# Renewals come at a third of a lease; a peer that grants hardly any must not keep us busy, and one
+# that grants very long ones is looked at now and then, because it may have been forgotten.
 MIN_RENEW_SECONDS = 0.1
+MAX_RENEW_SECONDS = 10.0
 MAX_PEERS = 1024
 
 
@@ -128,15 +130,17 @@ class Peers:
             await self.forget(peer)
 
     async def keep_leases(self) -> None:
-        """Runs for ever: renews, in one call a peer, what is alive here."""
-        while True:
-            seconds = min((_renew_seconds(peer) for peer in self._peers.values()), default=None)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._met.wait()  # somebody new, perhaps with a shorter lease
-            self._met.clear()
-            peers = [peer for peer in self._peers.values() if peer.trust.ids]
-            await asyncio.gather(*(self._renew(peer) for peer in peers))
+        """Runs for ever: renews what is alive here, for each peer apart, because one that does not
+        answer, or grants long leases, must not keep others waiting beyond theirs."""
+        kept: set[Peer] = set()
+        async with asyncio.TaskGroup() as keepers:
+            while True:
+                await self._met.wait()
+                self._met.clear()
+                peers = set(self._peers.values())
+                for peer in peers - kept:
+                    keepers.create_task(self._keep(peer))
+                kept = peers
 
     async def reconcile(self) -> None:
         """Runs for ever: releases what only the peer holds, and forgets peers that have gone."""
@@ -257,6 +261,13 @@ class Peers:
             sends_windows=bool(reply.node.capabilities & CAPABILITY_WINDOWS),
         )
 
+    async def _keep(self, peer: Peer) -> None:
+        """In one call for all of its leases, until it is forgotten."""
+        while self._peers.get(peer.address) is peer:
+            await asyncio.sleep(_renew_seconds(peer))
+            if peer.trust.ids:
+                await self._renew(peer)
+
     async def _renew(self, peer: Peer) -> None:
         asked_at = time.monotonic()
         with contextlib.suppress(TransferError), calling():
@@ -294,7 +305,7 @@ class Peers:
 
 
 def _renew_seconds(peer: Peer) -> float:
-    return max(MIN_RENEW_SECONDS, peer.trust.lease_seconds / 3)
+    return min(MAX_RENEW_SECONDS, max(MIN_RENEW_SECONDS, peer.trust.lease_seconds / 3))
 
 
 # A vanished peer must be noticed within three seconds, also on an idle connection.

@@ -22,6 +22,7 @@ from ..shared.handoff.uninterrupted import uninterrupted
 from ..shared.node.calls import serving_call
 from ..shared.node.engine import NodeEngine, NodeIdentity
 from ..shared.tracing import NO_TRACER, Tracer
+from .choices import Choices
 from .examine import Examiner
 from .sampling import params_from_wire
 from .trace import AnswerTrace
@@ -58,6 +59,7 @@ class DecodeService(DecodeServicer):
         self._examiner = examiner
         self._status = status
         self._tracer = tracer
+        self._calls: dict[int, Choices] = {}
         self.requests = 0
         self.draining = False
 
@@ -79,18 +81,16 @@ class DecodeService(DecodeServicer):
     async def _generate(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncGenerator[pb.GenerateEvent, None]:
-        sequences = await self._admit(request, context)
-        # Bounded by n x max_tokens small messages, so a reader that stalls cannot grow it further.
-        outputs: asyncio.Queue[StepOutput] = asyncio.Queue()
-        leader = sequences[0]
-        self._engine.core.listen(leader, outputs.put_nowait)
+        choices = Choices(self._engine.core, await self._admit(request, context))
+        choices.listen()
+        self._calls[request.call_id] = choices
         self.requests += 1
-        start = asyncio.create_task(self._start(leader, list(request.prefill)))
+        start = asyncio.create_task(self._start(choices.leader, list(request.prefill)))
         try:
             yield pb.GenerateEvent(admitted=pb.Admitted(node_epoch=self._identity.epoch))
             async with asyncio.timeout(request.deadline_seconds or DEFAULT_DEADLINE_SECONDS):
                 outcome = await start
-                async for event in self._events(sequences, outputs, outcome):
+                async for event in self._events(choices, outcome):
                     yield event
         except TimeoutError:
             await context.abort(
@@ -101,7 +101,16 @@ class DecodeService(DecodeServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         finally:
             self.requests -= 1
-            await uninterrupted(self._end(start, sequences))
+            self._calls.pop(request.call_id, None)
+            await uninterrupted(self._end(start, choices))
+
+    async def EndChoice(
+        self, request: pb.EndChoiceRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.EndChoiceReply:
+        choices = self._calls.get(request.call_id)
+        if choices is not None:  # or all of them have ended meanwhile
+            choices.end(request.index)
+        return pb.EndChoiceReply()
 
     async def Status(
         self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -149,15 +158,11 @@ class DecodeService(DecodeServicer):
     async def _start(self, leader: Sequence, candidates: list[pb.PrefillCandidate]) -> Outcome:
         return await self._transfers.prefill_remotely(leader, candidates)
 
-    async def _events(
-        self, sequences: list[Sequence], outputs: asyncio.Queue[StepOutput], outcome: Outcome
-    ) -> AsyncIterator[pb.GenerateEvent]:
-        left = len(sequences)
+    async def _events(self, choices: Choices, outcome: Outcome) -> AsyncIterator[pb.GenerateEvent]:
         with AnswerTrace(outcome) as trace:
-            while left:
-                output = await outputs.get()
+            async for output in choices.outputs():
                 sequence = output.sequence
-                if sequence is sequences[0] and output.prompt_done:
+                if sequence is choices.leader and output.prompt_done:
                     trace.prompt_computed()
                     yield self._usage(sequence, outcome)
                     if sequence.params.prompt_logprobs is not None:
@@ -168,18 +173,16 @@ class DecodeService(DecodeServicer):
                 if output.finish_reason is FinishReason.ERROR:
                     self._engine.core.check_ranks()  # the node's failure, not the request's
                 if output.finish_reason is not None:
-                    left -= 1
                     yield _finished(sequence)
 
-    async def _end(self, start: asyncio.Task[Outcome], sequences: list[Sequence]) -> None:
-        """Free everything, in every phase. Idempotent on what has ended by itself."""
+    async def _end(self, start: asyncio.Task[Outcome], choices: Choices) -> None:
+        """Free everything, in every phase."""
         if not start.done():
             start.cancel()
         await asyncio.wait([start])
         if not start.cancelled() and start.exception() is not None:
             log.error("a request could not start", exc_info=start.exception())
-        for sequence in sequences:
-            self._engine.core.cancel(sequence)
+        choices.cancel()
 
     def _usage(self, sequence: Sequence, outcome: Outcome) -> pb.GenerateEvent:
         return pb.GenerateEvent(

@@ -340,7 +340,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., n: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt", "sampling", "priority", "cache_salt", "prefill", "deadline_seconds")
+    __slots__ = ("request_id", "prompt", "sampling", "priority", "cache_salt", "prefill", "deadline_seconds", "call_id")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -348,6 +348,7 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
@@ -355,7 +356,20 @@ class GenerateRequest(_message.Message):
     cache_salt: str
     prefill: _containers.RepeatedCompositeFieldContainer[PrefillCandidate]
     deadline_seconds: float
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., prefill: _Optional[_Iterable[_Union[PrefillCandidate, _Mapping]]] = ..., deadline_seconds: _Optional[float] = ...) -> None: ...
+    call_id: int
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., prefill: _Optional[_Iterable[_Union[PrefillCandidate, _Mapping]]] = ..., deadline_seconds: _Optional[float] = ..., call_id: _Optional[int] = ...) -> None: ...
+
+class EndChoiceRequest(_message.Message):
+    __slots__ = ("call_id", "index")
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    call_id: int
+    index: int
+    def __init__(self, call_id: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
+
+class EndChoiceReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class PrefillCandidate(_message.Message):
     __slots__ = ("node_id", "epoch", "address", "queued_prefill_tokens", "prefill_tokens_per_second")

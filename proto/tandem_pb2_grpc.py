@@ -339,6 +339,11 @@ class DecodeStub:
                 request_serializer=tandem__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=tandem__pb2.GenerateEvent.FromString,
                 _registered_method=True)
+        self.EndChoice = channel.unary_unary(
+                '/tandem.v1.Decode/EndChoice',
+                request_serializer=tandem__pb2.EndChoiceRequest.SerializeToString,
+                response_deserializer=tandem__pb2.EndChoiceReply.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/tandem.v1.Decode/Status',
                 request_serializer=tandem__pb2.StatusRequest.SerializeToString,
@@ -365,6 +370,13 @@ class DecodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EndChoice(self, request, context):
+        """Nobody wants more of one choice, in whose text the router has found a stop string.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -386,6 +398,11 @@ def add_DecodeServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=tandem__pb2.GenerateRequest.FromString,
                     response_serializer=tandem__pb2.GenerateEvent.SerializeToString,
+            ),
+            'EndChoice': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndChoice,
+                    request_deserializer=tandem__pb2.EndChoiceRequest.FromString,
+                    response_serializer=tandem__pb2.EndChoiceReply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -427,6 +444,33 @@ class Decode:
             '/tandem.v1.Decode/Generate',
             tandem__pb2.GenerateRequest.SerializeToString,
             tandem__pb2.GenerateEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndChoice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Decode/EndChoice',
+            tandem__pb2.EndChoiceRequest.SerializeToString,
+            tandem__pb2.EndChoiceReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -24,8 +24,9 @@ from .chat_request import parse_chat
 from .completion_answer import CompletionAnswer
 from .completion_request import parse_completion
 from .errors import ApiError, internal_error, to_api_error
-from .exchange import ClientGoneError, Exchange, parse_json
+from .exchange import ClientGoneError, Exchange
 from .generation import Admitted, Delta, Done, Generation, Item
+from .json_body import parse_json
 from .metrics import CONTENT_TYPE, Metrics, RequestMetrics
 from .model import ServedModel
 from .nodes import NodeTable
@@ -215,7 +216,7 @@ class App:
         model = self._registry.model()
 
         def run() -> Generation:
-            return parse(parse_json(body), model, self._options)
+            return parse(parse_json(body, model.max_model_len), model, self._options)
 
         if len(body) <= SMALL_BODY:
             return run()

@@ -23,6 +23,7 @@ class Attempt:
         first = number * generation.n
         self._choices = [Choice(generation, first + i, offset) for i in range(generation.n)]
         self._computed = pb.Usage()
+        self._cut_off: list[int] = []
 
     @property
     def finished(self) -> bool:
@@ -42,10 +43,19 @@ class Attempt:
                 yield PromptScored(self._number, positions)
             case "tokens":
                 choice = self._choice(event.tokens.index)
-                yield from self._show(choice.push(event.tokens.tokens, event.tokens.logprobs))
+                delta = choice.push(event.tokens.tokens, event.tokens.logprobs)
+                if delta is not None and choice.finished:
+                    self._cut_off.append(event.tokens.index)
+                yield from self._show(delta)
             case "finished":
                 choice = self._choice(event.finished.index)
                 yield from self._show(choice.finish(event.finished))
+
+    def cut_off(self) -> list[int]:
+        """The choices that stop strings have ended since it was last asked, of which the node does
+        not know."""
+        ended, self._cut_off = self._cut_off, []
+        return ended
 
     def account(self, usage: Usage) -> None:
         """Add what this prompt cost, and where it ran."""

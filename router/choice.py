@@ -21,6 +21,7 @@ class Choice:
         self.finished = False
         self.tokens = 0
         self._detokenizer = tokenizer.detokenizer(skip_special_tokens=options.skip_special_tokens)
+        self._include_stop = options.include_stop
         self._stops = StopMatcher(options.stop, include=options.include_stop)
         self._min_tokens = options.min_tokens
         self._discard = options.discard_output
@@ -50,17 +51,17 @@ class Choice:
     def finish(self, finished: pb.Finished) -> Delta | None:
         """The node has ended it: what was held back comes out, unless it completes a stop string.
 
-        The token that ended it is not among those streamed; it counts, and is listed, as in vLLM.
+        The token that ended it is not among those streamed; it counts, and is listed, as in vLLM,
+        and is text where stop strings are.
         """
         if self.finished:
             return None
         if self._discard:
             return self._close(Delta(self.index, finish_reason="length"))
-        ended_by = []
-        if finished.HasField("stop_token"):
-            ended_by.append(finished.stop_token)
-            self.tokens += 1
-        text = self._show(self._detokenizer.flush())
+        ended_by = [finished.stop_token] if finished.HasField("stop_token") else []
+        self.tokens += len(ended_by)
+        included = [self._detokenizer.push(token) for token in ended_by if self._include_stop]
+        text = self._show("".join((*included, self._detokenizer.flush())))
         if self._stops.matched is not None:
             return self._end(text, ended_by, [])
         text += self._stops.flush()

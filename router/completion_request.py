@@ -30,8 +30,6 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> G
     wanted = fields.optional_integer("max_tokens", 0 if echo else 1, 2**31 - 1)
     text = read.read_text_options(fields, echo=echo, discard_output=wanted == 0)
     logprobs = _logprobs(fields)
-    if echo and shared["prompt_logprobs"] is None:
-        shared["prompt_logprobs"] = logprobs
     prompts = _prompts(fields, model, options)
     _check_choices(len(prompts), n, options)
     granted = read.check_context(
@@ -43,9 +41,7 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> G
         default=DEFAULT_MAX_TOKENS,
     )
     read.check_min_tokens(text.min_tokens, granted)
-    total = sum(len(prompt.tokens) for prompt in prompts)
-    read.check_prompt_logprobs(total, n, shared["prompt_logprobs"])
-    return Generation(
+    generation = Generation(
         request_id=f"cmpl-{uuid.uuid4().hex}",
         prompts=prompts,
         max_tokens=granted,
@@ -53,6 +49,9 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> G
         logprobs=logprobs,
         **shared,
     )
+    total = sum(len(prompt.tokens) for prompt in prompts)
+    read.check_prompt_logprobs(total, n, generation.scored_prompt)
+    return generation
 
 
 def _prompts(fields: Fields, model: ServedModel, options: RouterOptions) -> list[Prompt]:

@@ -11,7 +11,7 @@ from typing import Any
 from ..shared.errors import OverloadedError
 from ..shared.telemetry import checked_request_id
 from .bodies import BodyShare
-from .errors import ApiError, invalid, to_api_error
+from .errors import ApiError, to_api_error
 from .options import RouterOptions
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -155,22 +155,3 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 def dump(value: Any) -> bytes:
     return _encode(value).encode()
-
-
-def parse_json(body: bytes) -> Any:
-    """Strict JSON: no NaN, no lone surrogates, no nesting without end."""
-    try:
-        # Decoded here: json itself would let encoded surrogates through.
-        value = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
-        if b"\\u" in body:
-            dump(value)
-    except UnicodeError:
-        raise invalid("The body is not valid UTF-8, or has an unpaired surrogate.") from None
-    except (ValueError, RecursionError) as error:
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
-        raise invalid(f"The body is not valid JSON: {why}.") from None
-    return value
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")

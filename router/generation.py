@@ -51,6 +51,14 @@ class Generation:
         return self.sampling.n
 
     @property
+    def scored_prompt(self) -> int | None:
+        """Alternatives that the node is to give for each prompt token: as was asked for, or as the
+        echo has them."""
+        if self.prompt_logprobs is None and self.text.echo:
+            return self.logprobs
+        return self.prompt_logprobs
+
+    @property
     def choices(self) -> int:
         return len(self.prompts) * self.n
 

@@ -31,6 +31,8 @@ MAX_METRICS = 4096
 # Keys of a prompt that are expected where it was placed, until the node tells what it holds.
 MAX_EXPECTED_KEYS = 512
 
+END_CHOICE_SECONDS = 5.0
+
 CHANNEL_OPTIONS = (
     # A node may send heartbeats and yet be cut off from us: its calls must fail within 3 s.
     # gRPC waits a minute for the answer to a ping, whatever keepalive_timeout_ms says.
@@ -72,6 +74,7 @@ class Node:
         self._sequences = 0  # of this router's calls
         self._other_sequences = 0  # of others', by the last report
         self._calls: dict[Any, int] = {}  # with the sequences of each
+        self._telling: set[Any] = set()
         self._lock = lock
         self._channel: grpc.aio.Channel | None = None
 
@@ -140,6 +143,16 @@ class Node:
         self._sequences += self._calls[call]
         self.inflight += 1
         return call
+
+    def end_choice(self, call_id: int, index: int) -> None:
+        """Tell the node that one choice of a call has ended. It may be too late, or the node too
+        old to know; then it ends with the call, so nobody waits for the answer."""
+        if self._channel is not None:
+            stub = self._lock.stub(DecodeStub, self._channel)
+            request = pb.EndChoiceRequest(call_id=call_id, index=index)
+            told = stub.EndChoice(request, timeout=END_CHOICE_SECONDS)
+            self._telling.add(told)  # gRPC cancels what nobody holds
+            told.add_done_callback(self._telling.discard)
 
     def done(self, call: Any) -> None:
         """The call is over, or is to be: cancelling one that has ended does nothing."""

@@ -14,15 +14,20 @@ from ..shared.kv.prefix_keys import chain, short_key
 
 # A node tells a quarter of it; one that says more is not believed at all.
 MAX_KEYS = 1 << 16
+# Keys that are computed of one prompt at the most, all block sizes together: some 30 ms, in which
+# no stream goes on. Half of them are 131,072 tokens in blocks of 16; what is beyond is not matched.
+MAX_PROMPT_KEYS = 1 << 14
 
 
 class PromptKeys:
-    """The chained short keys of one prompt, computed once for each block size that is met."""
+    """The chained short keys of one prompt, computed once for each block size that is met, and of
+    the leading blocks alone where there are very many."""
 
     def __init__(self, tokens: Sequence[int], salt: str = "") -> None:
         self.tokens = tokens
         self.salt = salt
         self._keys: dict[int, list[int]] = {}
+        self._left = MAX_PROMPT_KEYS
         self._samples: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
     def sample(self, block_size: int, stride: int) -> list[tuple[int, int]]:
@@ -36,8 +41,11 @@ class PromptKeys:
 
     def _of(self, block_size: int) -> list[int]:
         if block_size not in self._keys:
-            keys = chain(self.tokens, block_size, self.salt)
-            self._keys[block_size] = [short_key(key) for key in keys]
+            # Half of what is left, so that a node with tiny blocks leaves some for other sizes.
+            tokens = self.tokens[: self._left // 2 * block_size]
+            keys = [short_key(key) for key in chain(tokens, block_size, self.salt)]
+            self._keys[block_size] = keys
+            self._left -= len(keys)
         return self._keys[block_size]
 
 

@@ -9,6 +9,7 @@ differ.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -73,6 +74,8 @@ async def _serve_prompt(
                 # Leaving cancels the call: what a stop string ended must not go on on the node.
                 attempt.account(usage)
                 return
+            for index in attempt.cut_off():
+                node.end_choice(request.call_id, index)
     raise NodeError("The node ended the request before it was finished.")
 
 
@@ -115,11 +118,12 @@ def _message(generation: Generation, number: int) -> pb.GenerateRequest:
     sampling.min_tokens = generation.text.min_tokens
     if generation.logprobs is not None and not generation.text.discard_output:
         sampling.logprobs = generation.logprobs
-    if generation.prompt_logprobs is not None:
-        sampling.prompt_logprobs = generation.prompt_logprobs
+    if generation.scored_prompt is not None:
+        sampling.prompt_logprobs = generation.scored_prompt
     suffix = f"-{number}" if len(generation.prompts) > 1 else ""
     return pb.GenerateRequest(
         request_id=generation.request_id + suffix,
+        call_id=secrets.randbits(64),
         prompt=generation.prompts[number].tokens,
         sampling=sampling,
         priority=generation.priority,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from ..proto.tandem_pb2_grpc import add_RegistryServicer_to_server
 from ..shared.errors import StartupError
 from ..shared.gate import Gate
 from ..shared.lock import OPEN, Lock, check_exposure
-from ..shared.telemetry import logger
+from ..shared.telemetry import Seldom, logger
 from ..shared.tracing import NO_TRACER, Tracer
 from .app import App
 from .metrics import Metrics
@@ -26,6 +27,7 @@ from .registry import Registry
 from .static_nodes import StaticNodes
 
 log = logger("router")
+uvicorn_log = logging.getLogger("uvicorn.error")
 
 BACKLOG = 2048
 MAX_REGISTRY_CALLS = 1024
@@ -59,6 +61,8 @@ class Router:
         self._gate = Gate(lock.token, "tandem_registry_calls_refused")
         self.metrics.add(self._gate.refused)
         self._static = StaticNodes(self.nodes, self.registry, options.prefill_addresses, lock)
+        # Anybody can send what is not HTTP, or ask for an upgrade; uvicorn logs each of them.
+        self._seldom = Seldom()
         self._http: _HttpServer | None = None
         self._grpc: grpc.aio.Server | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -100,6 +104,7 @@ class Router:
         if self._grpc is not None:
             await self._grpc.stop(grace=0.5)
         self.app.close()
+        uvicorn_log.removeFilter(self._seldom)
 
     async def failed(self) -> None:
         """Returns, or raises, when a part of the router ends by itself."""
@@ -137,6 +142,7 @@ class Router:
             timeout_graceful_shutdown=int(self.options.drain_timeout) + 2,
             backlog=BACKLOG,
         )
+        uvicorn_log.addFilter(self._seldom)
         self._http = server = _HttpServer(config)
         self._serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:

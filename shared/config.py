@@ -100,7 +100,8 @@ class LockConfig:
         None,
         "--cluster-token",
         "Secret that parts of this cluster show each other; arguments are visible to other users, "
-        "so give it in the environment or as a file.",
+        "so give it in the environment or as a file (default: on loopback tandem serve makes one, "
+        "which other commands of its user find).",
         secret=True,
     )
     cluster_token_file: str | None = option(

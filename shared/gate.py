@@ -47,7 +47,8 @@ class Gate(grpc.aio.ServerInterceptor):
             self._tell(context.peer(), method, reason)
             await context.abort(
                 grpc.StatusCode.UNAUTHENTICATED,
-                f"{reason}: every part of this cluster needs the same --cluster-token",
+                f"{reason}: every part of this cluster needs the same --cluster-token (tandem "
+                f"serve makes one if it has none, which commands of its user on this machine find)",
             )
 
         # As a stream of requests, of which none is read.

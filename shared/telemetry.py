@@ -10,15 +10,20 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
+from math import inf
 from typing import Any
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 TEXT, JSON = "text", "json"
+# How long after a line of ``Seldom`` there is no other one like it.
+QUIET_SECONDS = 10.0
 
 # In HTTP headers, and in the metadata of calls between the parts.
 REQUEST_ID_HEADER = "x-request-id"
@@ -84,6 +89,30 @@ def setup_logging(
 def logger(part: str) -> logging.Logger:
     """The logger of a part, for instance ``router`` or ``decode``."""
     return logging.getLogger(f"tandem.{part}")
+
+
+class Seldom(logging.Filter):
+    """Of each kind of warning one line in ``QUIET_SECONDS``, and in the next one how many were left
+    out: what strangers can cause must not fill a log. A kind is a place in the code."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._told: dict[tuple[str, int], float] = {}
+        self._left_out: Counter[tuple[str, int]] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno != logging.WARNING:
+            return True
+        kind, now = (record.pathname, record.lineno), self._clock()
+        if now - self._told.get(kind, -inf) < QUIET_SECONDS:
+            self._left_out[kind] += 1
+            return False
+        self._told[kind] = now
+        if left_out := self._left_out.pop(kind, 0):
+            record.msg = f"{record.getMessage()} ({left_out} more were left out)"
+            record.args = None
+        return True
 
 
 class _TextLines(logging.Formatter):

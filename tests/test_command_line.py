@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -26,6 +27,7 @@ from tandem.__main__ import _plain_environment, cli
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.config import EngineConfig, NodeConfig, ServeConfig
 from tandem.shared.errors import UsageError
+from tandem.shared.local_token import left_token
 from tandem.shared.lock import OPEN
 from tandem.shared.options import command_options, fill
 from tandem.tests.certificates import issue
@@ -318,12 +320,12 @@ class Started:
         return {"http": 1, "registry": 2}
 
 
-def test_the_launchers_lock_reaches_every_part_and_its_token_no_argument(monkeypatch) -> None:
-    monkeypatch.setattr(launcher, "_await_ready", lambda *_: None)
+def test_the_launchers_lock_reaches_every_part_and_its_token_no_argument() -> None:
     flags = ["--cluster-token=secret", "--tls-cert=c.pem", "--tls-key=k.pem", "--prefill-nodes=1"]
     values = cli.commands["serve"].make_context("serve", flags).params
     started: Any = Started()
-    launcher._start_parts(started, fill(ServeConfig, values), values, OPEN, 0.0)
+    launcher._start_router(started, values, OPEN, 0.0)
+    launcher._start_nodes(started, fill(ServeConfig, values), values, "127.0.0.1:2", 0.0)
     assert [arguments[0] for arguments in started.arguments] == [
         "router",
         "prefill-node",
@@ -335,15 +337,26 @@ def test_the_launchers_lock_reaches_every_part_and_its_token_no_argument(monkeyp
         assert environment == {"TANDEM_CLUSTER_TOKEN": "secret"}
 
 
-def test_the_registry_of_serve_is_where_it_was_asked_to_be(monkeypatch) -> None:
-    monkeypatch.setattr(launcher, "_await_ready", lambda *_: None)
+def test_the_registry_of_serve_is_where_it_was_asked_to_be() -> None:
     flags = ["--registry-host=10.0.0.1", "--registry-port=8123", "--insecure"]
     values = cli.commands["serve"].make_context("serve", flags).params
     started: Any = Started()
-    _, registry = launcher._start_parts(started, fill(ServeConfig, values), values, OPEN, 0.0)
+    _, registry = launcher._start_router(started, values, OPEN, 0.0)
+    launcher._start_nodes(started, fill(ServeConfig, values), values, registry, 0.0)
     router, node = started.arguments
     assert {"--registry-host=10.0.0.1", "--registry-port=8123"} <= set(router)
     assert registry == "10.0.0.1:2" and f"--join={registry}" in node
+
+
+def test_a_cluster_whose_token_cannot_be_left_for_others_serves_all_the_same(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "none"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    with contextlib.ExitStack() as stack:
+        launcher._leave(stack, left_token("127.0.0.1:8001", "t"))
+    told = capsys.readouterr().err
+    assert "other commands need --cluster-token-file" in told and "XDG_RUNTIME_DIR" in told
 
 
 @pytest.mark.parametrize("with_key", [True, False])

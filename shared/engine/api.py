@@ -418,7 +418,9 @@ class _Choice:
         """The engine has ended it: what was held back comes out, unless it completes a stop."""
         sequence = self.sequence
         ended_by = [] if sequence.stop_token is None else [sequence.stop_token]
-        text = self._show(self._detokenizer.flush())
+        include = sequence.params.include_stop_str_in_output
+        included = [self._detokenizer.push(token) for token in ended_by if include]
+        text = self._show("".join((*included, self._detokenizer.flush())))
         if self.finish_reason is None:
             text += self._stops.flush()
             length = sequence.finish_reason is FinishReason.LENGTH

@@ -21,12 +21,15 @@ from ..errors import ModelError, StartupError
 from .channel import PREFIX_BYTES, body_length, pack, unpack
 from .core import ExecutorLostError
 from .plan import StepPlan, StepResult, plan_to_wire, result_from_wire
+from .pulse import Pulse
 
 log = logging.getLogger(__name__)
 
 # Weights in huge pages: a CPU reads them a fifth faster at one row. Only glibc knows the variable.
 _ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 START_SECONDS = 600.0
+# No request waits longer. A step that hangs is noticed long before, by its pulse.
+STEP_SECONDS = 3600.0
 STOP_SECONDS = 5.0
 PING_SECONDS = 1.0
 # A rank that leaves so many pings in a row unanswered stands still. They are counted rather than
@@ -51,6 +54,7 @@ class _Rank:
     replies: asyncio.Queue[tuple[str, Any]] = field(default_factory=asyncio.Queue)
     pump: asyncio.Task[None] | None = None
     unanswered: int = 0  # pings since the rank was last heard
+    pulse: Pulse = field(default_factory=Pulse)
 
 
 class RankPool:
@@ -96,9 +100,10 @@ class RankPool:
         payload = [plan_to_wire(plan), [[key, *transfer] for key, transfer in streams.items()]]
         message = pack("step", payload)
         for rank in self._ranks:
+            rank.pulse.begin()
             rank.writer.write(message)
         try:
-            answers = [await self._reply(rank, "result") for rank in self._ranks]
+            answers = [await self._reply(rank, "result", STEP_SECONDS) for rank in self._ranks]
         except StartupError as error:
             raise ExecutorLostError(str(error)) from None
         return result_from_wire(answers[0])
@@ -169,13 +174,12 @@ class RankPool:
         self._on_lost(reason)
 
     async def _ping(self) -> None:
-        """Until a rank stands still: its process was stopped, or hangs with every thread."""
+        """Until a rank stands still: its process was stopped, or hangs."""
         while True:
             await asyncio.sleep(PING_SECONDS)
             for rank in self._ranks:
-                if rank.unanswered >= MAX_UNANSWERED:
-                    silent = MAX_UNANSWERED * PING_SECONDS
-                    self._lose(rank, f"rank {rank.index} gave no sign of life for {silent:g} s")
+                if problem := _standing_still(rank):
+                    self._lose(rank, f"rank {rank.index} {problem}")
                     return
                 rank.unanswered += 1
                 self._send(rank, "ping", None)
@@ -189,7 +193,11 @@ class RankPool:
                 rank.unanswered = 0
                 if kind == "event":
                     self._on_event(rank.index, payload)
-                elif kind != "pong":
+                elif kind == "pong":
+                    rank.pulse.answered(payload)
+                else:
+                    if kind == "result":
+                        rank.pulse.end()
                     rank.replies.put_nowait((kind, payload))
         except (asyncio.IncompleteReadError, ConnectionError):
             with contextlib.suppress(TimeoutError):
@@ -197,13 +205,14 @@ class RankPool:
                 return f"ended with exit status {status}"
         return "closed its channel"
 
-    async def _reply(self, rank: _Rank, wanted: str) -> Any:
+    async def _reply(self, rank: _Rank, wanted: str, seconds: float | None = None) -> Any:
+        seconds = START_SECONDS if seconds is None else seconds
         try:
-            async with asyncio.timeout(START_SECONDS):
+            async with asyncio.timeout(seconds):
                 kind, payload = await rank.replies.get()
         except TimeoutError:
             raise StartupError(
-                f"rank {rank.index} gave no {wanted!r} within {START_SECONDS:g} s; see its log"
+                f"rank {rank.index} gave no {wanted!r} within {seconds:g} s; see its log"
             ) from None
         if kind == wanted:
             return payload
@@ -215,6 +224,15 @@ class RankPool:
     def _send(self, rank: _Rank, kind: str, payload: Any) -> None:
         if not rank.writer.is_closing():
             rank.writer.write(pack(kind, payload))
+
+
+def _standing_still(rank: _Rank) -> str:
+    """In which way a rank does; empty: in none."""
+    if rank.unanswered >= MAX_UNANSWERED:
+        return f"gave no sign of life for {MAX_UNANSWERED * PING_SECONDS:g} s"
+    if still := rank.pulse.still:
+        return f"answers, but has computed no layer of a step for {still * PING_SECONDS:g} s"
+    return ""
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

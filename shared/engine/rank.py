@@ -38,6 +38,7 @@ class Rank:
         self._loaded: Any = None
         self._runner: ModelRunner | None = None
         self._plane: DataPlane | None = None
+        self._layers = 0  # computed since the start
         self._mark: Callable[[], Callable[[], bool]] | None = None
 
     def serve(self) -> None:
@@ -77,7 +78,7 @@ class Rank:
             if kind == "data":
                 self._command(payload)
             elif kind == "ping":
-                self._channel.send("pong", None)
+                self._channel.send("pong", self._layers)
             else:
                 self._inbox.put((kind, payload))
 
@@ -120,7 +121,14 @@ class Rank:
         assert self._runner is not None
         plan = plan_from_wire(payload[0])
         streams = {sequence: (transfer, attempt) for sequence, transfer, attempt in payload[1]}
-        result = self._runner.execute(plan, self._layer_hook(plan, streams))
+        hand_over = self._layer_hook(plan, streams)
+
+        def computed(layer: int) -> None:
+            self._layers += 1
+            if hand_over is not None:
+                hand_over(layer)
+
+        result = self._runner.execute(plan, computed)
         answer = to_wire(result) if self._settings["rank"] == 0 else None
         self._channel.send("result", answer)
 

@@ -8,26 +8,30 @@ copies; it has no name that could be left behind, and it ends when its last writ
 death of a peer is known at once.
 
 The owner of the ring makes both pipes, and the receiver opens its ends through ``/proc``, as it
-does with the ring. The first record has the number of the connection, by which it knows that it has
-opened what it was told of.
+does with the ring. A pipe says of itself neither whose it is nor what for, and may be any other
+program's of the same user; so their owner writes down, in a sealed memfd like the ring's, which two
+pipes are those of this connection. The receiver is told of the memfd alone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
 import struct
 
-from .shared_ring import RingError
+from .shared_ring import RingError, open_memfd
 
 # What a pipe takes in one piece, whatever else is written to it (POSIX's least PIPE_BUF is 512,
 # Linux has 4096).
 MAX_RECORD_BYTES = 4096
 _READ_BYTES = 65536
 _LENGTH = struct.Struct("<H")
-_FIRST = struct.Struct("<4sQI")
-_FIRST_MAGIC = b"TDMP"
+_NAME = "tandem-doorbells"
+# Of the memfd: the connection, then descriptor and inode of the receiver's ends.
+_CARD = struct.Struct("<8sQIQIQ")
+_CARD_MAGIC = b"TDMBELLS"
 _PLACE = struct.Struct("<4sQI")
 _PLACE_MAGIC = b"TDMS"
 _PAYLOAD_MAGIC = b"TDMD"
@@ -65,25 +69,27 @@ class Doorbells:
     def __init__(self, connection: int) -> None:
         """Make the pipes. Raises ``OSError``."""
         self._theirs = [-1, -1]
-        self._bell = self._back = -1
-        self._theirs[0], self._bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._bell = self._back = self._card = -1
         try:
+            self._theirs[0], self._bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             self._back, self._theirs[1] = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            ends = [part for end in self._theirs for part in (end, os.fstat(end).st_ino)]
+            self._card = _sealed(_CARD.pack(_CARD_MAGIC, connection, *ends))
         except OSError:
             self.close()
             raise
-        self.ring(_FIRST.pack(_FIRST_MAGIC, connection, self._theirs[1]))
 
     @property
     def descriptor(self) -> int:
-        """What the receiver opens first; until it has, ``opened`` must not be called."""
-        return self._theirs[0]
+        """What the receiver opens first; until it has its ends, ``opened`` must not be called."""
+        return self._card
 
     def opened(self) -> None:
         """The receiver has its ends. Ours of them go, so that its death ends the pipes."""
-        for descriptor in self._theirs:
+        for descriptor in (*self._theirs, self._card):
             _close(descriptor)
         self._theirs = [-1, -1]
+        self._card = -1
 
     def fileno(self) -> int:
         """Readable when the receiver has given frames back, or is gone."""
@@ -120,16 +126,11 @@ class HeardDoorbells:
         """Open what the sender has made. Raises ``RingError``."""
         self._unread = b""
         self._back = -1
-        self._bell = _open_pipe(pid, descriptor, os.O_RDONLY)
+        bell, back = _read_card(pid, descriptor, connection)
+        self._bell = _open_pipe(pid, *bell, os.O_RDONLY)
         try:
-            first = self.next()
-            if first is None or len(first) != _FIRST.size:
-                raise RingError(f"descriptor {descriptor} of process {pid} is no doorbell")
-            magic, number, back = _FIRST.unpack(first)
-            if (magic, number) != (_FIRST_MAGIC, connection):
-                raise RingError(f"the doorbell of process {pid} is another connection's")
-            self._back = _open_pipe(pid, back, os.O_WRONLY)
-        except BaseException:
+            self._back = _open_pipe(pid, *back, os.O_WRONLY)
+        except RingError:
             self.close()
             raise
 
@@ -176,13 +177,42 @@ class HeardDoorbells:
         self._bell = self._back = -1
 
 
-def _open_pipe(pid: int, descriptor: int, mode: int) -> int:
-    # Built from numbers, so that a peer cannot name any other file.
+def _sealed(content: bytes) -> int:
+    """A memfd that nobody can change. Raises ``OSError``."""
+    descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.write(descriptor, content)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _read_card(
+    pid: int, descriptor: int, connection: int
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Descriptor and inode of either pipe, by the word of their owner. Raises ``RingError``."""
+    opened = open_memfd(pid, descriptor, _NAME)
+    try:
+        content = os.pread(opened, _CARD.size + 1, 0)
+    finally:
+        os.close(opened)
+    if len(content) != _CARD.size:
+        raise RingError(f"descriptor {descriptor} of process {pid} names no doorbells")
+    magic, number, bell, bell_inode, back, back_inode = _CARD.unpack(content)
+    if (magic, number) != (_CARD_MAGIC, connection):
+        raise RingError(f"the doorbells of process {pid} are another connection's")
+    return (bell, bell_inode), (back, back_inode)
+
+
+def _open_pipe(pid: int, descriptor: int, inode: int, mode: int) -> int:
     path = f"/proc/{int(pid)}/fd/{int(descriptor)}"
     try:
         # Looked at before it is opened: opening some devices has effects.
-        if not stat.S_ISFIFO(os.stat(path).st_mode):
-            raise RingError(f"{path} is no pipe")
+        found = os.stat(path)
+        if not stat.S_ISFIFO(found.st_mode) or found.st_ino != inode:
+            raise RingError(f"{path} is not the pipe that it was")
         return os.open(path, mode | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise RingError(f"cannot open {path}: {error}") from None

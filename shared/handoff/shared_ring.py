@@ -60,6 +60,19 @@ def can_share() -> bool:
     return sealing and bool(host_identity())
 
 
+def open_memfd(pid: int, descriptor: int, name: str) -> int:
+    """Open another process's memfd of this name to read. Raises ``RingError`` for what is none."""
+    # Built from numbers, so that a peer cannot name any other file.
+    path = f"/proc/{int(pid)}/fd/{int(descriptor)}"
+    try:
+        # Looked at before it is opened: opening some devices has effects.
+        if os.readlink(path) != f"/memfd:{name} (deleted)":
+            raise RingError(f"{path} is no {name}")
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise RingError(f"cannot open {path}: {error}") from None
+
+
 class SharedRing:
     """The owner's side: ``memory`` is as large as was asked for, and writable."""
 
@@ -90,23 +103,19 @@ class MappedRing:
         if not 0 < place.bytes <= MAX_RING_BYTES:
             raise RingError(f"a ring of {place.bytes} bytes")
         total = mmap.PAGESIZE + place.bytes
-        # Built from numbers, so that a peer cannot name any other file.
-        path = f"/proc/{int(place.pid)}/fd/{int(place.descriptor)}"
+        descriptor = open_memfd(place.pid, place.descriptor, _NAME)
+        what = f"descriptor {place.descriptor} of process {place.pid}"
         try:
-            if not os.readlink(path).startswith(f"/memfd:{_NAME}"):
-                raise RingError(f"{path} is no staging ring")
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            try:
-                sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
-                if not sealed or os.fstat(descriptor).st_size != total:
-                    raise RingError(f"{path} is not sealed, or not of {total} bytes")
-                mapped = mmap.mmap(descriptor, total, access=mmap.ACCESS_READ)
-            finally:
-                os.close(descriptor)
+            sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+            if not sealed or os.fstat(descriptor).st_size != total:
+                raise RingError(f"{what} is not sealed, or not of {total} bytes")
+            mapped = mmap.mmap(descriptor, total, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
-            raise RingError(f"cannot map {path}: {error}") from None
+            raise RingError(f"cannot map {what}: {error}") from None
+        finally:
+            os.close(descriptor)
         if _FIRST.unpack_from(mapped) != (_MAGIC, place.nonce):
-            raise RingError(f"{path} is the ring of another process")
+            raise RingError(f"{what} is the ring of another process")
         self._memory = memoryview(mapped)[mmap.PAGESIZE :]
 
     def slice(self, offset: int, length: int) -> memoryview:

@@ -34,6 +34,7 @@ class World:
         self.answers = asyncio.Event()
         self.answers.set()
         self.forgotten = 0
+        self.strangers = 0
         endpoint = f"tcp://127.0.0.1:{port}"
         self.peer: Any = SimpleNamespace(
             node_id="p",
@@ -73,14 +74,20 @@ class World:
 
 
 async def listening() -> tuple[asyncio.Server, World]:
-    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
-    return server, World(server.sockets[0].getsockname()[1])
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        world.strangers += 1
+        writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    world = World(server.sockets[0].getsockname()[1])
+    return server, world
 
 
-async def test_a_way_that_works_is_measured() -> None:
+async def test_a_way_that_works_is_measured_and_no_stranger_comes() -> None:
     server, world = await listening()
     with closing(server):
         report = await world.report()
+    assert world.strangers == 0
     assert (report.problem, report.carrier, report.bytes_per_token) == ("", "tcp", 64)
     assert report.tokens_per_second == 500
     assert report.round_trip_seconds > 0 and report.canary_seconds > 0
@@ -91,6 +98,7 @@ async def test_a_port_that_is_closed_is_named() -> None:
     port = server.sockets[0].getsockname()[1]
     server.close()
     await server.wait_closed()
+    world.singing = TransferError("no rank came", cause=Cause.TIMEOUT_TRANSFER)
     report = await world.report()
     assert f"its data port 127.0.0.1:{port} cannot be reached" in report.problem
     assert report.cause == Cause.TIMEOUT_GREET

@@ -159,6 +159,34 @@ async def test_leases_are_renewed_in_one_call_at_the_holders_pace() -> None:
         assert peer.trust.left(1) > 0 and peer.trust.left(2) > 0
 
 
+async def test_a_peer_with_long_leases_that_does_not_answer_delays_no_other_s_renewals() -> None:
+    async with met() as (peers, _, _), prefill() as stuck, prefill() as fine:
+        stuck.lease_seconds, fine.lease_seconds = 60.0, 0.3
+        for fake in (stuck, fine):
+            fake.held = [1]
+        stuck.answers.clear()
+        for fake in (stuck, fine):
+            (await peers.meet(fake.candidate)).trust.begin(1)
+        peer = await peers.meet(fine.candidate)
+        await until(lambda: len(fine.renewed) > 5)
+        assert peer.trust.left(1) > 0
+
+
+async def test_the_leases_of_a_peer_that_was_forgotten_and_met_again_are_renewed() -> None:
+    async with met() as (peers, _, _), prefill() as fake:
+        fake.lease_seconds, fake.held = 0.3, [1, 2]
+        for transfer_id in (1, 2):
+            peer = await peers.meet(fake.candidate)
+            peer.trust.begin(transfer_id)
+            await until(lambda: len(fake.renewed) > 1)
+            await peers.forget(peer)
+            fake.renewed.clear()
+        peer = await peers.meet(fake.candidate)
+        peer.trust.begin(2)
+        await until(lambda: len(fake.renewed) > 1)
+        assert set(map(tuple, fake.renewed)) == {(2,)}
+
+
 async def test_a_channel_closed_under_a_renewal_harms_no_other_peer() -> None:
     async with met() as (peers, _, _), prefill() as stuck, prefill() as fine:
         for fake in (stuck, fine):

@@ -13,6 +13,9 @@ import openai
 import psutil
 import pytest
 
+from tandem.router import admin
+from tandem.shared.errors import RequestError
+from tandem.shared.local_token import find_token
 from tandem.tests.end_to_end.cluster import get, until
 
 LONG = "The harbour is quiet. " * 60 + "Hello! Who are you?"
@@ -22,6 +25,7 @@ class Served:
     """One ``tandem serve``: its process, the processes it started, its address."""
 
     def __init__(self, folder: Path) -> None:
+        self.logs = folder
         self.process = subprocess.Popen(
             [
                 sys.executable,
@@ -76,6 +80,18 @@ def test_the_greeting_says_how_to_see_the_parts(served: Served) -> None:
     rows = [row.split() for row in done.stdout.splitlines()[1:]]
     assert sorted(row[1:3] for row in rows) == [["decode", "ready"], ["prefill", "ready"]]
     assert "<html" in get(served.url).lower()
+
+
+def test_whoever_is_not_this_user_is_refused_at_the_registry(served: Served) -> None:
+    registry = served.greeting[3].split()[-1]
+    token = find_token(registry)
+    assert len(token) == 64
+    with pytest.raises(RequestError, match="no token"):
+        admin.list_nodes(registry)
+    seen = [psutil.Process(served.process.pid), *served.children]
+    shown = [*(" ".join(process.cmdline()) for process in seen), *served.greeting]
+    shown += [log.read_text() for log in served.logs.iterdir()]
+    assert not [text for text in shown if token in text]
 
 
 def test_the_openai_client_gets_the_same_text_streamed_and_not(served: Served) -> None:

@@ -91,6 +91,7 @@ class FakeNode(DecodeServicer):
         self.reply = reply
         self.script: Script | None = None
         self.requests: list[pb.GenerateRequest] = []
+        self.ended: list[tuple[int, int]] = []  # call and choice
         self.cancelled = 0
         self.active = 0
         self.chunk = 1
@@ -114,6 +115,10 @@ class FakeNode(DecodeServicer):
             raise
         finally:
             self.active -= 1
+
+    async def EndChoice(self, request: pb.EndChoiceRequest, context: Any) -> pb.EndChoiceReply:
+        self.ended.append((request.call_id, request.index))
+        return pb.EndChoiceReply()
 
     async def _talk(
         self, request: pb.GenerateRequest, context: Any

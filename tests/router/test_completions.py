@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tandem.proto import tandem_pb2 as pb
 from tandem.tests.router.support import (
     Cluster,
     admitted,
@@ -62,6 +63,7 @@ async def test_echo_with_logprobs_covers_the_prompt(tmp_path: Path, stream: bool
         for index in range(2):
             text, joined = _joined(response, index, stream)
             assert text == "one two hello world"
+            assert stream or "prompt_logprobs" not in response.json()["choices"][index]
             assert len(joined["tokens"]) == len(ids) + len(c.node.reply)
             assert joined["token_logprobs"][0] is None and joined["top_logprobs"][0] is None
             assert joined["token_logprobs"][1] == pytest.approx(-0.5)
@@ -128,6 +130,26 @@ async def test_a_stop_string_ends_the_call_on_the_node(tmp_path: Path, stream: b
         await until(lambda: c.node.active == 0)
 
 
+async def test_a_stop_string_ends_its_choice_on_the_node_while_others_go_on(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+
+        async def script(request: Any, context: Any) -> Any:
+            yield admitted()
+            for index, text in enumerate(("hello", "one two ", "hello")):
+                yield tokens_event(index, c.encode(text))
+            await until(lambda: bool(c.node.ended))
+            yield tokens_event(1, c.encode("three"))  # which the node had on its way
+            for index in (2, 0):
+                yield finished(index, pb.FINISH_REASON_LENGTH)
+
+        c.node.script = script
+        body = (await c.complete("x", stop="wo", n=3)).json()
+        assert [choice["text"] for choice in body["choices"]] == ["hello", "one t", "hello"]
+        assert c.node.ended == [(c.node.requests[0].call_id, 1)] and c.node.ended[0][0]
+        (node,) = c.router.nodes
+        await until(lambda: not node._telling)
+
+
 async def test_a_stop_string_can_be_included(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         await _endless(c, "one two ")
@@ -155,6 +177,29 @@ async def test_a_stop_token_is_named(tmp_path: Path) -> None:
         body = (await c.complete("x", stop_token_ids=[7])).json()
         assert body["choices"][0]["stop_reason"] == 7
         assert body["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stop_token_is_text_where_stop_strings_are(
+    tmp_path: Path, include: bool, stream: bool
+) -> None:
+    async with cluster(tmp_path) as c:
+        hello, (end,) = c.encode("hello"), c.encode("!")
+
+        async def script(request: Any, context: Any) -> Any:
+            yield admitted()
+            yield tokens_event(0, hello)
+            # The end token of the model is a special one, which is not shown.
+            yield finished(0, stop_token=end if request.sampling.stop_token_ids else 0)
+
+        c.node.script = script
+        for ids, shown in (([end], "hello!" if include else "hello"), ([], "hello")):
+            response = await c.complete(
+                "x", stop_token_ids=ids, include_stop_str_in_output=include, stream=stream
+            )
+            chunks = events(response.text)[:-1] if stream else [response.json()]
+            assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == shown
 
 
 async def test_parameters_reach_the_node(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.router.prefixes import MAX_KEYS, HeldPrefixes, PromptKeys
+from tandem.router.prefixes import MAX_KEYS, MAX_PROMPT_KEYS, HeldPrefixes, PromptKeys
 from tandem.shared.kv.prefix_keys import chain_keys, short_key
 
 TOKENS = list(range(100))
@@ -72,6 +72,15 @@ def test_changes_follow_the_version_that_they_were_made_for() -> None:
 def test_a_node_that_tells_too_much_is_not_believed() -> None:
     node = holding(pb.Prefixes(version=1, block_size=1, stride=1, added=range(MAX_KEYS + 1)))
     assert len(node) == 0 and node.matched(PromptKeys(TOKENS)) == 0
+
+
+def test_of_a_long_prompt_in_tiny_blocks_the_beginning_alone_is_matched() -> None:
+    tokens = list(range(100_000))
+    prompt = PromptKeys(tokens)
+    assert holding(told(tokens[:20_000], 1)).matched(prompt) == MAX_PROMPT_KEYS // 2
+    assert holding(told(tokens, 16)).matched(prompt) == MAX_PROMPT_KEYS // 4 * 16
+    computed = sum(len(prompt.sample(size, 1)) for size in range(1, 64))
+    assert computed <= MAX_PROMPT_KEYS
 
 
 def test_what_is_expected_counts_as_held() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tandem.shared.telemetry import (
+    Seldom,
     checked_request_id,
     setup_logging,
     subject,
@@ -98,3 +99,20 @@ def test_what_cannot_be_an_id_is_none(given: str) -> None:
 def test_ids_that_others_use_are_kept() -> None:
     for given in ("req_011CSHoEe", "550e8400-e29b-41d4-a716-446655440000", "Root=1-67891233-abc"):
         assert checked_request_id(given) == given
+
+
+def test_of_warnings_that_come_all_the_time_few_lines_are_left(caplog) -> None:
+    times = iter((0.0, 1.0, 9.0, 11.0, 12.0, 13.0))
+    log = logging.getLogger("tandem.test.seldom")
+    seldom = Seldom(lambda: next(times))
+    log.addFilter(seldom)
+    try:
+        for _ in range(5):
+            log.warning("refused %s", "a")
+            log.error("always")
+        log.warning("of another kind")
+    finally:
+        log.removeFilter(seldom)
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert told == ["refused a", "refused a (2 more were left out)", "of another kind"]
+    assert len(caplog.records) == len(told) + 5

@@ -90,6 +90,24 @@ def test_a_stop_string_ends_the_text(engine: Engine, include: bool) -> None:
     assert owned_blocks(engine) == 0
 
 
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_token_is_text_where_stop_strings_are(engine: Engine, include: bool) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    tokens = engine.generate_sync([PROMPT], params)[0][0].tokens
+    stop = tokens[8]
+    before = tokens[: tokens.index(stop)]
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=24,
+        ignore_eos=True,
+        stop_token_ids=(stop,),
+        include_stop_str_in_output=include,
+    )
+    stopped = engine.generate_sync([PROMPT], params)[0][0]
+    assert stopped.text == engine.tokenizer.decode([*before, stop] if include else before)
+    assert (stopped.tokens, stopped.stop_reason) == ([*before, stop], stop)
+
+
 def test_n_choices_differ_and_a_seed_repeats_them(engine: Engine) -> None:
     params = SamplingParams(n=3, seed=5, max_tokens=12, ignore_eos=True, logprobs=1)
     first, second = engine.generate_sync([PROMPT, PROMPT], params)

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import subprocess
 import sys
+from typing import Any
 
 import psutil
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from tandem import EngineConfig
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.config import HandoffConfig
-from tandem.shared.engine import executor
+from tandem.shared.engine import executor, pulse
 from tandem.shared.engine.core import ExecutorLostError
 from tandem.shared.engine.plan import StepPlan
 from tandem.shared.errors import StartupError
@@ -107,6 +108,35 @@ async def test_a_rank_answers_pings(monkeypatch: pytest.MonkeyPatch) -> None:
             await until(lambda: one.unanswered > 0)
             await until(lambda: one.unanswered == 0)
         assert lost == []
+    finally:
+        await engine.ranks.stop()
+
+
+HANGING = """
+import sys, threading
+from tandem.shared.engine import rank
+rank.Rank._step = lambda self, payload: threading.Event().wait()
+rank.main()
+"""
+
+
+async def test_a_rank_whose_main_thread_alone_hangs_in_a_step_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = asyncio.create_subprocess_exec
+
+    async def hanging(python: str, m: str, module: str, *args: str, **options: Any) -> Any:
+        return await start(python, "-c", HANGING, *args, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", hanging)
+    monkeypatch.setattr(executor, "PING_SECONDS", 0.02)
+    monkeypatch.setattr(pulse, "MAX_STILL_FIRST", 5)
+    lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    engine = await start_engine(CONFIG, IDENTITY, on_lost=lost.set_result)
+    try:
+        with pytest.raises(ExecutorLostError, match="rank 0 answers, but has computed no layer"):
+            await asyncio.wait_for(engine.ranks.step(StepPlan(1, [], [], []), {}), SECONDS)
+        assert "computed no layer" in lost.result()
     finally:
         await engine.ranks.stop()
 

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from tandem.shared.engine.core import EngineCore
-from tandem.shared.engine.plan import StepPlan, StepResult
+from tandem.shared.engine.plan import Sampled, StepPlan, StepResult
 from tandem.shared.engine.scheduler import Scheduler
 from tandem.shared.errors import PeerRefusedError
 from tandem.shared.handoff.inbox import Inbox
@@ -54,6 +54,7 @@ class Ranks:
     def __init__(self) -> None:
         self.computes = asyncio.Event()  # clear it, and a step takes for ever
         self.computes.set()
+        self.says: int | None = None  # the token of every row that samples
         self.fails = ""  # what each sequence of the next steps ends with
         self.greets = True
         self.confirms = True  # that what was cancelled is touched no more
@@ -64,9 +65,15 @@ class Ranks:
         self.inbox = Inbox(self._command, self.lost.append)
 
     async def step(self, plan: StepPlan, streams: dict[int, tuple[int, int]]) -> StepResult:
+        await asyncio.sleep(0)  # a step takes time, in which others go on
         await self.computes.wait()
         rows = plan.sequences if self.fails else []
-        return StepResult(plan.step, [], failed={row.sequence_id: self.fails for row in rows})
+        drawn = [row for row in plan.sequences if row.sample and self.says is not None]
+        return StepResult(
+            plan.step,
+            [Sampled(row.sequence_id, self.says or 0) for row in drawn],
+            failed={row.sequence_id: self.fails for row in rows},
+        )
 
     def emit(self, rank: int, event: Event) -> None:
         self.inbox.on_event(rank, to_wire(event))

@@ -16,7 +16,7 @@ from tandem.shared.handoff.doorbells import (
     doorbell,
     read_doorbell,
 )
-from tandem.shared.handoff.shared_ring import RingError
+from tandem.shared.handoff.shared_ring import RingError, SharedRing
 
 NUMBER = 2**63 + 5
 
@@ -105,15 +105,38 @@ def test_only_the_doorbell_that_was_meant_is_opened() -> None:
     mine, pid = Doorbells(NUMBER), os.getpid()
     with pytest.raises(RingError, match="another connection's"):
         HeardDoorbells(pid, mine.descriptor, NUMBER - 1)
-    with pytest.raises(RingError, match="is no doorbell"):  # its first record has been read
-        HeardDoorbells(pid, mine.descriptor, NUMBER)
     with pytest.raises(RingError, match="cannot open"):
         HeardDoorbells(2**31 - 1, 0, NUMBER)
-    with socket.socket() as other, pytest.raises(RingError, match="is no pipe"):
+    with socket.socket() as other, pytest.raises(RingError, match="is no tandem-doorbells"):
         HeardDoorbells(pid, other.fileno(), NUMBER)
+    ring = SharedRing(4096)
+    with pytest.raises(RingError, match="is no tandem-doorbells"):
+        HeardDoorbells(pid, ring.place.descriptor, NUMBER)
+    ring.close()
     mine.close()
     with pytest.raises(RingError, match="cannot open"):
         HeardDoorbells(pid, 2**20, NUMBER)
+
+
+def test_a_pipe_of_somebody_else_is_neither_read_nor_written() -> None:
+    """Whoever greets may name any pipe of a process that is ours."""
+    read, write = os.pipe2(os.O_NONBLOCK)
+    mine = Doorbells(NUMBER)
+    try:
+        os.write(write, b"theirs")
+        for descriptor in (read, write):
+            with pytest.raises(RingError, match="is no tandem-doorbells"):
+                HeardDoorbells(os.getpid(), descriptor, NUMBER)
+        # Another pipe under the number of one that has gone.
+        for end, other in zip(mine._theirs, (read, write), strict=True):
+            os.dup2(other, end)
+        with pytest.raises(RingError, match="not the pipe that it was"):
+            HeardDoorbells(os.getpid(), mine.descriptor, NUMBER)
+        assert os.read(read, 99) == b"theirs"
+    finally:
+        mine.close()
+        os.close(read)
+        os.close(write)
 
 
 def test_nothing_is_left_open() -> None:

@@ -249,9 +249,9 @@ def test_only_the_ring_that_was_meant_is_mapped() -> None:
     for size in (0, 2**63):
         with pytest.raises(RingError, match="a ring of"):
             MappedRing(replace(ring.place, bytes=size))
-    with pytest.raises(RingError, match="no staging ring"):
+    with pytest.raises(RingError, match="is no tandem-staging"):
         MappedRing(replace(ring.place, descriptor=0))
-    with pytest.raises(RingError, match="cannot map"):
+    with pytest.raises(RingError, match="cannot open"):
         MappedRing(replace(ring.place, pid=2**31 - 1))
     ring.close()
     with pytest.raises(RingError):

@@ -1,0 +1,119 @@
+"""Ending one choice of a request, by the service over an engine without a model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tandem.decode_node.service import DecodeService
+from tandem.decode_node.transfers import Outcome
+from tandem.proto import tandem_pb2 as pb
+from tandem.tests.shared.handoff.fake_node import Node, until
+
+CONTEXT: Any = SimpleNamespace(invocation_metadata=tuple)
+REQUEST = pb.GenerateRequest(
+    request_id="r",
+    call_id=77,
+    prompt=range(20),
+    sampling=pb.Sampling(max_tokens=300, n=2, ignore_eos=True),
+)
+
+
+@asynccontextmanager
+async def asked(node: Node) -> AsyncIterator[tuple[DecodeService, asyncio.Queue[Any]]]:
+    """A service that is asked for two choices; its events, and ``None`` after the last."""
+
+    async def here(sequence: Any, candidates: Any) -> Outcome:
+        node.core.submit(sequence, node.core._listeners[sequence])
+        return Outcome()
+
+    transfers: Any = SimpleNamespace(prefill_remotely=here)
+    service = DecodeService(node.engine, node.identity, transfers, None, pb.StatusReply)  # type: ignore[arg-type]
+    events: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def hear() -> None:
+        async for event in service.Generate(REQUEST, CONTEXT):
+            events.put_nowait(event)
+        events.put_nowait(None)
+
+    async with node.running():
+        hearing = asyncio.create_task(hear())
+        try:
+            yield service, events
+            async with asyncio.timeout(20):
+                await hearing
+        finally:
+            hearing.cancel()
+            await asyncio.gather(hearing, return_exceptions=True)
+
+
+async def end(service: DecodeService, index: int, call_id: int = 77) -> None:
+    await service.EndChoice(pb.EndChoiceRequest(call_id=call_id, index=index), CONTEXT)
+
+
+async def tokens_of(events: asyncio.Queue[Any], *indices: int) -> None:
+    """Until each of these choices has said something."""
+    missing = set(indices)
+    async with asyncio.timeout(20):
+        while missing:
+            event = await events.get()
+            missing -= {event.tokens.index} if event.HasField("tokens") else set()
+
+
+async def rest(events: asyncio.Queue[Any]) -> list[Any]:
+    """What comes from now on."""
+    heard = []
+    async with asyncio.timeout(20):
+        while (event := await events.get()) is not None:
+            heard.append(event)
+    return heard
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_a_choice_that_is_ended_frees_what_it_holds_while_the_other_goes_on(
+    first: int,
+) -> None:
+    node = Node("d", 7)
+    node.ranks.says = 5
+    async with asked(node) as (service, events):
+        await tokens_of(events, 0, 1)
+        node.ranks.computes.clear()
+        both = node.held()
+        await end(service, first)
+        node.ranks.computes.set()
+        await until(lambda: node.scheduler.running == 1)
+        assert 0 < node.held() < both + 2  # what one has less, and the other may need more
+        heard = await rest(events)
+    ends = [event.finished for event in heard if event.HasField("finished")]
+    assert [(e.index, e.reason) for e in ends] == [(1 - first, pb.FINISH_REASON_LENGTH)]
+    assert service.requests == 0
+
+
+async def test_a_request_whose_choices_are_all_ended_is_over() -> None:
+    node = Node("d", 7)
+    node.ranks.says = 5
+    async with asked(node) as (service, events):
+        await tokens_of(events, 0, 1)
+        for index in (0, 0, 1):
+            await end(service, index)
+        assert not [event for event in await rest(events) if event.HasField("finished")]
+
+
+async def test_nothing_ends_before_the_prompt_is_computed_nor_what_is_not_there() -> None:
+    node = Node("d", 7)
+    node.ranks.says = 5
+    node.ranks.computes.clear()
+    async with asked(node) as (service, events):
+        await until(lambda: node.scheduler.running == 1)
+        await end(service, 0)
+        node.ranks.computes.set()
+        await tokens_of(events, 0, 1)
+        await end(service, 9)
+        await end(service, 0, call_id=78)
+        heard = await rest(events)
+    assert sorted(e.finished.index for e in heard if e.HasField("finished")) == [0, 1]

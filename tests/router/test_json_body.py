@@ -1,0 +1,112 @@
+"""Large bodies: the same values and refusals as from ``json``, and nobody waits for them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.router import json_body
+from tandem.router.json_body import (
+    LEAST_MAX_ITEMS,
+    MAX_CONTAINERS,
+    MAX_CONTEXTS,
+    QUICK_BYTES,
+    parse_json,
+)
+from tandem.shared.errors import RequestError
+
+CONTEXT = 10_000
+MOST = MAX_CONTEXTS * CONTEXT
+SPACES = st.sampled_from(["", " ", "\n\t"])
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=30,
+)
+
+
+def array(item: str, count: int) -> str:
+    return f"[{','.join([item] * count)}]"
+
+
+def large(body: str) -> Any:
+    """The value of a body that is made large by spaces."""
+    return parse_json(body.encode() + b" " * QUICK_BYTES, CONTEXT)
+
+
+@given(VALUES, SPACES, SPACES, st.booleans())
+def test_a_large_body_has_the_value_that_it_has_for_json(
+    value: Any, before: str, after: str, ascii_only: bool
+) -> None:
+    separators = f"{before},{after}", f"{before}:{after}"
+    assert large(json.dumps(value, separators=separators, ensure_ascii=ascii_only)) == value
+
+
+@given(st.text(alphabet='[]{},:" 01-.eEtruefalsn\\u', max_size=12))
+def test_what_json_refuses_is_refused_in_a_large_body(body: str) -> None:
+    try:
+        expected = json.loads(body)
+    except ValueError:
+        with pytest.raises(RequestError):
+            large(body)
+    else:
+        assert large(body) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("[1,]", "trailing comma"),
+        ("[,1]", "not valid JSON"),
+        ("[1,,2]", "not valid JSON"),
+        ("[1,2", "not valid JSON"),
+        ("[1,NaN,2]", "NaN is not a JSON number"),
+        ('["a", "\t", 1]', "not valid JSON"),
+        ('["\\ud800"]', "unpaired surrogate"),
+        ('{"\\udc00": 1}', "unpaired surrogate"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a":' * 50_000, "nested too deeply"),
+        (array(array("[]", 9), MAX_CONTAINERS // 10 + 1), "100000 arrays and objects"),
+        (array("1", MOST + 1), "array or object of more than 40000 items"),
+        (array(json.dumps("x" * 50), MOST + 1), "array or object of more than 40000 items"),
+        (json.dumps(dict.fromkeys(map(str, range(MOST + 1)))), "more than 40000 items"),
+    ],
+)
+def test_a_large_body_that_is_none(body: str, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        large(body)
+
+
+def test_an_array_may_be_longer_than_a_short_context() -> None:
+    items = [0] * LEAST_MAX_ITEMS
+    assert parse_json(json.dumps({"a": items}).encode() + b" " * QUICK_BYTES, 64) == {"a": items}
+
+
+class InC:
+    """The parser in C, and the longest text that it got: so long nobody else runs."""
+
+    def __init__(self) -> None:
+        self.longest = 0
+
+    def decode(self, text: str) -> Any:
+        self.longest = max(self.longest, len(text))
+        return json.loads(text)
+
+
+@pytest.mark.parametrize("unit", ["12345", '"text"', '{"role":"user"}', "[1,2,3]", "1e5", "null"])
+def test_a_large_body_is_never_parsed_in_one_go(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_c = InC()
+    monkeypatch.setattr(json_body, "_QUICK", in_c)
+    count = 60_000
+    body = array(unit, count)
+    assert parse_json(body.encode(), count) == json.loads(body)
+    assert in_c.longest <= 4096 * len(f"{unit},") + 2
+    assert len(body) > 2 * in_c.longest
