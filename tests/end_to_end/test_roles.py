@@ -16,7 +16,6 @@ from typing import Any
 import psutil
 import pytest
 
-from tandem.router import admin
 from tandem.tests.end_to_end.clients import greedy, open_request, prompt, stream_lines
 from tandem.tests.end_to_end.cluster import (
     BLOCK,
@@ -38,26 +37,13 @@ def four(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Any:
         cluster.start_nodes(
             *((f"{role}-node", f"--node-id={name}") for name, role in ROLES.items())
         )
-        wait_roles(cluster, ROLES)
+        cluster.wait_roles(ROLES)
         yield cluster
 
 
-def roles(cluster: TestCluster) -> dict[str, str]:
-    """Of the nodes that take work, as the router lists them."""
-    assert cluster.router is not None
-    listed = admin.list_nodes(f"127.0.0.1:{cluster.router.details['registry']}")
-    return {node.node_id: admin.ROLES[node.role] for node in listed if not node.draining}
-
-
-def wait_roles(cluster: TestCluster, wanted: dict[str, str]) -> None:
-    until(lambda: roles(cluster) == wanted, f"the roles {wanted}")
-
-
 def nodes_command(cluster: TestCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    assert cluster.router is not None
-    router = f"--router=127.0.0.1:{cluster.router.details['registry']}"
     return subprocess.run(
-        [sys.executable, "-m", "tandem", "nodes", router, *arguments],
+        [sys.executable, "-m", "tandem", "nodes", f"--router={cluster.registry}", *arguments],
         capture_output=True,
         text=True,
         timeout=60,
@@ -87,7 +73,7 @@ def test_a_repeated_prompt_goes_to_the_node_that_holds_it(four: TestCluster) -> 
     assert old is not None
     old.kill()
     four.start_router(http=old.details["http"], registry=old.details["registry"])
-    wait_roles(four, ROLES)
+    four.wait_roles(ROLES)
     for seed, home in homes.items():
         again = ask(four, [*prompt(100 + seed, 200), 1, 2, 3])
         assert again["tandem"]["decode_nodes"] == home
@@ -121,12 +107,12 @@ def test_nodes_change_their_roles_under_load_and_no_request_is_lost(four: TestCl
             ):
                 done = nodes_command(four, "role", name, role)
                 assert done.returncode == 0, done.stderr
-                until(lambda: roles(four).get(name) == role, f"{name} to be a {role} node")  # noqa: B023
+                until(lambda: four.roles().get(name) == role, f"{name} to be a {role} node")  # noqa: B023
         finally:
             stop.set()
         answers = [future.result() for future in under_load]
     assert min(answers) > 0
-    assert roles(four) == {"p1": "decode", "p2": "decode", "d1": "prefill", "d2": "prefill"}
+    assert four.roles() == {"p1": "decode", "p2": "decode", "d1": "prefill", "d2": "prefill"}
     # The new prefill nodes hand over to the new decode nodes.
     before = Counter({n: transfers(four, n) for n in ("p1", "p2")})
     for _ in range(4):
@@ -135,7 +121,7 @@ def test_nodes_change_their_roles_under_load_and_no_request_is_lost(four: TestCl
     four.wait_idle(*(named(four, name) for name in ROLES))
     for name, role in (("d1", "decode"), ("p1", "prefill"), ("d2", "decode"), ("p2", "prefill")):
         assert nodes_command(four, "role", name, role).returncode == 0
-        until(lambda: roles(four).get(name) == role, f"{name} to be a {role} node")  # noqa: B023
+        until(lambda: four.roles().get(name) == role, f"{name} to be a {role} node")  # noqa: B023
     assert {seed: greedy(four, seed) for seed in want} == want
 
 
@@ -157,9 +143,9 @@ def test_a_node_whose_role_changes_finishes_its_streams_first(four: TestCluster)
     until(lambda: bool(done), "the command")
     ((name, command),) = done
     assert command.returncode == 0, command.stderr
-    until(lambda: roles(four).get(name) == "prefill", f"{name} to be a prefill node")
+    until(lambda: four.roles().get(name) == "prefill", f"{name} to be a prefill node")
     assert nodes_command(four, "role", name, "decode").returncode == 0
-    until(lambda: roles(four).get(name) == "decode", f"{name} to be a decode node again")
+    until(lambda: four.roles().get(name) == "decode", f"{name} to be a decode node again")
 
 
 @pytest.mark.parametrize(
