@@ -92,8 +92,8 @@ class TestCluster:
             part.wait_ready()
         return parts
 
-    def launch_node(self, kind: str, *flags: str) -> Part:
-        """A node that may still be loading."""
+    def launch_node(self, kind: str, *flags: str, inside: tuple[str, ...] = ()) -> Part:
+        """A node that may still be loading. ``inside``: see ``launch``."""
         return self.launch(
             [
                 kind,
@@ -108,7 +108,8 @@ class TestCluster:
                 "--prefill-threshold=1",
                 "--drain-timeout=5",
                 *flags,
-            ]
+            ],
+            inside=inside,
         )
 
     def start(self, arguments: list[str]) -> Part:
