@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from itertools import combinations, permutations
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 
-from tandem.router import admin
-from tandem.tests.end_to_end.cluster import Part, TestCluster, node_metric, running, until
+from tandem.tests.end_to_end.cluster import TestCluster, node_metric, running
+from tandem.tests.end_to_end.ensemble import Ensemble, side
 from tandem.tests.tiny_models import VOCAB
 
 FIELDS = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
@@ -23,56 +23,20 @@ def prompts(seed: int, lengths: tuple[int, ...]) -> list[list[int]]:
     return [[draw.randrange(VOCAB - 10) for _ in range(n)] for n in lengths]
 
 
-def side(kind: str, ranks: int, block_size: int, *flags: str) -> tuple[str, ...]:
-    return (kind, f"--tensor-parallel-size={ranks}", f"--block-size={block_size}", *flags)
-
-
 # Ranks and block size. With four ranks the model's two KV heads are held twice.
 NODES = {"one": (1, 8), "two": (2, 64), "four": (4, 16)}
 PAIRS = list(permutations(NODES, 2))
 
 
-class Trio:
-    """Nodes of which each two are a cluster of their own: a router knows no third, and who prefills
-    is settled by their roles."""
-
-    def __init__(self, cluster: TestCluster) -> None:
-        self.cluster = cluster
-        self._routers = {pair: cluster.start_router() for pair in combinations(NODES, 2)}
-        nodes = cluster.start_nodes(*(self._arguments(name) for name in NODES))
-        self._nodes = dict(zip(NODES, nodes, strict=True))
-
-    def cast(self, prefill: str, decode: str) -> tuple[Part, Part]:
-        """The two, once they play these roles behind the router that knows them."""
-        (self.cluster.router,) = (
-            router for pair, router in self._routers.items() if {prefill, decode} == {*pair}
-        )
-        wanted = {prefill: "prefill", decode: "decode"}
-        until(lambda: self.cluster.roles().keys() == wanted.keys(), "both nodes at the router")
-        for name, role in wanted.items():
-            if self.cluster.roles()[name] != role:
-                admin.set_role(self.cluster.registry, name, role, force=True)
-        self.cluster.wait_roles(wanted)
-        return self._nodes[prefill], self._nodes[decode]
-
-    def _arguments(self, name: str) -> tuple[str, ...]:
-        joined = [
-            f"127.0.0.1:{router.details['registry']}"
-            for pair, router in self._routers.items()
-            if name in pair
-        ]
-        return side("decode-node", *NODES[name], f"--node-id={name}", f"--join={','.join(joined)}")
-
-
 @pytest.fixture(scope="module")
-def trio(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Iterator[Trio]:
+def trio(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Iterator[Ensemble]:
     with running(tmp_path_factory.mktemp("trio"), tiny_model) as cluster:
-        yield Trio(cluster)
+        yield Ensemble(cluster, NODES)
 
 
 @pytest.mark.parametrize(("there", "here"), PAIRS)
 def test_numbers_of_ranks_and_block_sizes_may_differ(
-    trio: Trio, aggregated: TestCluster, there: str, here: str
+    trio: Ensemble, aggregated: TestCluster, there: str, here: str
 ) -> None:
     # What no node has seen.
     batch = prompts(PAIRS.index((there, here)) + 100, LENGTHS)
