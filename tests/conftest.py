@@ -1,10 +1,12 @@
-"""How long property tests search.
+"""How long property tests search, and what started processes need not compile again.
 
 By default the same few examples every time, so that a change fails for what it changed. A long
 search draws new ones: ``make test ARGS="--hypothesis-profile=long tests/shared/handoff"``.
 """
 
 from __future__ import annotations
+
+import os
 
 from hypothesis import HealthCheck, settings
 
@@ -13,3 +15,6 @@ settings.register_profile(
     "long", max_examples=5_000, deadline=None, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile("short")
+
+# Tests start some two hundred interpreters, and each would compile our modules for itself.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tandem.router import admin
+
 START_SECONDS = 60.0
 # Small enough that a short prompt crosses every border.
 BLOCK, CHUNK, CONTEXT = 16, 64, 512
@@ -69,6 +71,11 @@ class TestCluster:
         assert self.router is not None
         return f"http://{self.router.host}:{self.router.details['http']}"
 
+    @property
+    def registry(self) -> str:
+        assert self.router is not None
+        return f"127.0.0.1:{self.router.details['registry']}"
+
     def start_router(self, *flags: str, http: int = 0, registry: int = 0) -> Part:
         arguments = ["router", f"--port={http}", f"--registry-port={registry}", *flags]
         self.router = self.start(arguments)
@@ -85,14 +92,13 @@ class TestCluster:
             part.wait_ready()
         return parts
 
-    def launch_node(self, kind: str, *flags: str) -> Part:
-        """A node that may still be loading."""
-        assert self.router is not None
+    def launch_node(self, kind: str, *flags: str, inside: tuple[str, ...] = ()) -> Part:
+        """A node that may still be loading. ``inside``: see ``launch``."""
         return self.launch(
             [
                 kind,
                 self.model,
-                f"--join=127.0.0.1:{self.router.details['registry']}",
+                f"--join={self.registry}",
                 "--dtype=float32",
                 "--threads=1",
                 f"--block-size={BLOCK}",
@@ -102,7 +108,8 @@ class TestCluster:
                 "--prefill-threshold=1",
                 "--drain-timeout=5",
                 *flags,
-            ]
+            ],
+            inside=inside,
         )
 
     def start(self, arguments: list[str]) -> Part:
@@ -155,6 +162,14 @@ class TestCluster:
             return kinds.count("decode") == decode and kinds.count("prefill") == prefill
 
         until(known, f"{decode} decode and {prefill} prefill nodes at the router")
+
+    def roles(self) -> dict[str, str]:
+        """Of the nodes that take work, as the router lists them."""
+        listed = admin.list_nodes(self.registry)
+        return {node.node_id: admin.ROLES[node.role] for node in listed if not node.draining}
+
+    def wait_roles(self, wanted: dict[str, str]) -> None:
+        until(lambda: self.roles() == wanted, f"the roles {wanted}")
 
     def complete(self, prompt: Any, **fields: Any) -> dict[str, Any]:
         """``POST /v1/completions``; asserts that it succeeded."""

@@ -67,11 +67,16 @@ def memory(cluster: TestCluster) -> int:
     return sum(process.memory_info().rss for process in everyone)
 
 
+@pytest.fixture(scope="module")
+def undisturbed(aggregated: TestCluster) -> list[list[int]]:
+    """What the bystanders say while nobody is beside them."""
+    return [streamed_tokens(aggregated, seed, TOKENS) for seed in SEEDS]
+
+
 @contextmanager
-def bystanders(cluster: TestCluster) -> Iterator[None]:
+def bystanders(cluster: TestCluster, want: list[list[int]]) -> Iterator[None]:
     """Streams that run meanwhile, and must say what they say undisturbed. It is entered when all
     have begun."""
-    want = [streamed_tokens(cluster, seed, TOKENS) for seed in SEEDS]
     _, decode = cluster.parts[1:]
     with ThreadPoolExecutor(len(SEEDS)) as pool:
         streams = [pool.submit(streamed_tokens, cluster, seed, TOKENS) for seed in SEEDS]
@@ -84,7 +89,9 @@ def bystanders(cluster: TestCluster) -> Iterator[None]:
 
 # What clients do does not depend on how KV moves.
 @pytest.mark.parametrize("disaggregated", ["shared_memory"], indirect=True)
-def test_bad_requests_are_refused_while_others_stream(disaggregated: TestCluster) -> None:
+def test_bad_requests_are_refused_while_others_stream(
+    disaggregated: TestCluster, undisturbed: list[list[int]]
+) -> None:
     def refuse_all() -> None:
         for case, (path, body, status) in BAD.items():
             got, answer = disaggregated.post(path, body)
@@ -96,7 +103,7 @@ def test_bad_requests_are_refused_while_others_stream(disaggregated: TestCluster
 
     refuse_all()
     before = memory(disaggregated)
-    with bystanders(disaggregated):
+    with bystanders(disaggregated, undisturbed):
         refuse_all()
     assert memory(disaggregated) - before < 48 * MIB
     disaggregated.wait_idle(*disaggregated.parts[1:])
@@ -124,20 +131,22 @@ def open_and_stall(cluster: TestCluster) -> socket.socket:
 
 # What clients do does not depend on how KV moves.
 @pytest.mark.parametrize("disaggregated", ["shared_memory"], indirect=True)
-def test_a_client_that_reads_nothing_holds_up_nobody(disaggregated: TestCluster) -> None:
+def test_a_client_that_reads_nothing_holds_up_nobody(
+    disaggregated: TestCluster, undisturbed: list[list[int]]
+) -> None:
     _, decode = disaggregated.parts[1:]
 
     def in_progress() -> float:
         name = 'vllm:num_requests_running{model_name="qwen3"}'
         return metric(get(f"{disaggregated.url}/metrics"), name)
 
-    with bystanders(disaggregated):
+    with bystanders(disaggregated, undisturbed):
         before = memory(disaggregated)
         stalled = open_and_stall(disaggregated)
     try:
         until(lambda: node_metric(decode, "tandem_sequences_running") == 0, "the node to finish")
         assert in_progress() == 1, "the events fitted into the sockets' buffers"
-        with bystanders(disaggregated):
+        with bystanders(disaggregated, undisturbed):
             pass
         assert memory(disaggregated) - before < 64 * MIB
     finally:

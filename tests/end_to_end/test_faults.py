@@ -7,46 +7,92 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.error
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from tandem.tests.end_to_end.clients import greedy, prompt, stream_lines
-from tandem.tests.end_to_end.cluster import Part, TestCluster, node_metric, running, until
+from tandem.tests.end_to_end.clients import greedy, open_request, prompt, stream_lines
+from tandem.tests.end_to_end.cluster import Part, TestCluster, get, node_metric, running, until
+
+COMMITTED = 'tandem_transfers_total{outcome="committed"}'
+# Without prefix caches, every prompt is computed and handed over again.
+FORGETFUL = "--no-enable-prefix-caching"
+# The head of a node that asks its ranks for signs of life four times as often.
+IMPATIENT = """
+import sys
+from tandem.shared.engine import executor
+executor.PING_SECONDS /= 4
+from tandem.__main__ import main
+sys.argv[1:] = sys.argv[4:]
+main()
+"""
 
 
-@pytest.fixture
-def cluster(folder: Path, tiny_model: str) -> Any:
-    with running(folder, tiny_model) as cluster:
+class Pair:
+    """A prefill node and a decode node. What one test ends is started again for the next."""
+
+    def __init__(self, cluster: TestCluster) -> None:
+        self._cluster = cluster
+        self._parts: dict[str, Part] = {}
+
+    @property
+    def prefill(self) -> Part:
+        return self._parts["prefill-node"]
+
+    @property
+    def decode(self) -> Part:
+        return self._parts["decode-node"]
+
+    def mend(self) -> None:
+        """Until both serve, and the router knows nobody else."""
+        parts, kinds = self._parts, ("prefill-node", "decode-node")
+        missing = [k for k in kinds if k not in parts or parts[k].process.poll() is not None]
+        started = self._cluster.start_nodes(*((kind, FORGETFUL) for kind in missing))
+        self._parts |= zip(missing, started, strict=True)
+        self._cluster.wait_nodes(decode=1, prefill=1)
+
+    def replace_decode(self, *inside: str) -> None:
+        """By one that ``inside`` runs."""
+        self.decode.process.terminate()
+        assert self.decode.process.wait(20) == 0
+        self._parts["decode-node"] = self._cluster.launch_node("decode-node", inside=inside)
+        self.decode.wait_ready()
+        self.mend()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Iterator[TestCluster]:
+    with running(tmp_path_factory.mktemp("faults"), tiny_model) as cluster:
         cluster.start_router()
         yield cluster
 
 
-def pair(cluster: TestCluster) -> tuple[Part, Part]:
-    # Without a prefix cache on the decode node, every prompt is a new transfer and the prefill
-    # node answers repeated ones from its own cache.
-    prefill, decode = cluster.start_nodes(
-        ("prefill-node",), ("decode-node", "--no-enable-prefix-caching")
-    )
-    cluster.wait_nodes(decode=1, prefill=1)
-    return prefill, decode
+@pytest.fixture(scope="module")
+def shared_pair(cluster: TestCluster) -> Pair:
+    return Pair(cluster)
+
+
+@pytest.fixture
+def pair(shared_pair: Pair) -> Pair:
+    shared_pair.mend()
+    return shared_pair
 
 
 def test_a_prefill_node_may_be_killed_before_during_and_after_transfers(
-    cluster: TestCluster,
+    cluster: TestCluster, pair: Pair
 ) -> None:
-    prefill, decode = pair(cluster)
+    decode, before = pair.decode, node_metric(pair.decode, COMMITTED)
     want = {seed: greedy(cluster, seed) for seed in range(4)}
-    assert node_metric(decode, 'tandem_transfers_total{outcome="committed"}') == 4
+    assert node_metric(decode, COMMITTED) == before + 4
 
     # During: requests are under way while it dies.
     with ThreadPoolExecutor(8) as pool:
         under_way = [pool.submit(greedy, cluster, seed % 4) for seed in range(16)]
         until(lambda: under_way[0].done(), "the first answer")
-        prefill.kill()
+        pair.prefill.kill()
         for index, future in enumerate(under_way):
             assert future.result() == want[index % 4]
 
@@ -56,70 +102,64 @@ def test_a_prefill_node_may_be_killed_before_during_and_after_transfers(
 
     # It comes back as another process, and is used again.
     cluster.wait_nodes(decode=1, prefill=0)
-    cluster.start_node("prefill-node")
-    cluster.wait_nodes(decode=1, prefill=1)
-    before = node_metric(decode, 'tandem_transfers_total{outcome="committed"}')
+    pair.mend()
+    before = node_metric(decode, COMMITTED)
     assert greedy(cluster, 2) == want[2]
-    assert node_metric(decode, 'tandem_transfers_total{outcome="committed"}') == before + 1
-    cluster.wait_idle(decode, cluster.parts[-1])
+    assert node_metric(decode, COMMITTED) == before + 1
+    cluster.wait_idle(decode, pair.prefill)
 
 
-def test_a_stopped_prefill_node_costs_seconds_not_answers(cluster: TestCluster) -> None:
-    prefill, decode = pair(cluster)
+def test_a_stopped_prefill_node_costs_seconds_not_answers(cluster: TestCluster, pair: Pair) -> None:
     want = greedy(cluster, 5)
-    prefill.process.send_signal(signal.SIGSTOP)
+    pair.prefill.process.send_signal(signal.SIGSTOP)
     try:
         assert greedy(cluster, 5) == want
     finally:
-        prefill.process.send_signal(signal.SIGCONT)
-    cluster.wait_idle(prefill, decode)
+        pair.prefill.process.send_signal(signal.SIGCONT)
+    cluster.wait_idle(pair.prefill, pair.decode)
 
 
-def test_a_killed_decode_node_loses_only_its_own_requests(cluster: TestCluster) -> None:
-    prefill, decode = pair(cluster)
+def test_a_killed_decode_node_loses_only_its_own_requests(cluster: TestCluster, pair: Pair) -> None:
     want = greedy(cluster, 6)
     # Sixteen choices, so that the stream cannot have ended before the kill.
-    lines = stream_lines(cluster, prompt(6, 20), decode.kill, max_tokens=400, n=16)
+    lines = stream_lines(cluster, prompt(6, 20), pair.decode.kill, max_tokens=400, n=16)
     errors = [line for line in lines if '"error"' in line]
     assert len(errors) == 1 and lines[-1] == errors[0], lines[-3:]
     status, body = cluster.post("/v1/completions", {"prompt": prompt(6), "max_tokens": 1})
     assert status == 503 and body["error"]["message"], body
 
     cluster.wait_nodes(decode=0, prefill=1)  # the dead one must not be counted below
-    other = cluster.start_node("decode-node")
-    cluster.wait_nodes(decode=1, prefill=1)
+    pair.mend()
     assert greedy(cluster, 6) == want
-    cluster.wait_idle(prefill, other)
+    cluster.wait_idle(pair.prefill, pair.decode)
 
 
-def test_an_idle_node_whose_rank_dies_leaves_at_once(cluster: TestCluster) -> None:
-    prefill, decode = pair(cluster)
-    (rank,) = psutil.Process(prefill.process.pid).children()
+def test_an_idle_node_whose_rank_dies_leaves_at_once(cluster: TestCluster, pair: Pair) -> None:
+    (rank,) = psutil.Process(pair.prefill.process.pid).children()
     rank.kill()
-    assert prefill.process.wait(10) == 1
-    assert "rank 0 ended with exit status -9" in prefill.log.read_text().splitlines()[-1]
+    assert pair.prefill.process.wait(10) == 1
+    assert "rank 0 ended with exit status -9" in pair.prefill.log.read_text().splitlines()[-1]
     cluster.wait_nodes(decode=1, prefill=0)
     greedy(cluster, 8)
-    cluster.wait_idle(decode)
+    cluster.wait_idle(pair.decode)
 
 
 def test_a_node_whose_rank_stands_still_ends_its_streams_with_one_error_and_leaves(
-    cluster: TestCluster,
+    cluster: TestCluster, pair: Pair
 ) -> None:
     """Its head is well, and so are its heartbeats."""
-    decode = cluster.start_node("decode-node")
-    cluster.wait_nodes(decode=1, prefill=0)
+    pair.replace_decode(sys.executable, "-c", IMPATIENT)
+    decode = pair.decode
     (rank,) = psutil.Process(decode.process.pid).children()
     lines = stream_lines(cluster, prompt(9, 20), rank.suspend, max_tokens=450, n=4)
     errors = [line for line in lines if '"error"' in line]
     assert len(errors) == 1 and lines[-1] == errors[0]
     rank.kill()  # sooner than its head would
     assert decode.process.wait(10) == 1
-    assert "rank 0 gave no sign of life for 10 s" in decode.log.read_text().splitlines()[-1]
+    assert "rank 0 gave no sign of life for 2.5 s" in decode.log.read_text().splitlines()[-1]
 
 
-def test_nodes_join_a_restarted_router_again(cluster: TestCluster) -> None:
-    prefill, decode = pair(cluster)
+def test_nodes_join_a_restarted_router_again(cluster: TestCluster, pair: Pair) -> None:
     want = greedy(cluster, 7)
     old = cluster.router
     assert old is not None
@@ -127,30 +167,25 @@ def test_nodes_join_a_restarted_router_again(cluster: TestCluster) -> None:
     cluster.start_router(http=old.details["http"], registry=old.details["registry"])
     cluster.wait_nodes(decode=1, prefill=1)
     assert greedy(cluster, 7) == want
-    cluster.wait_idle(prefill, decode)
+    cluster.wait_idle(pair.prefill, pair.decode)
 
 
-def test_a_drained_node_finishes_its_streams(cluster: TestCluster) -> None:
-    prefill, decode = pair(cluster)
+def test_a_drained_node_finishes_its_streams(cluster: TestCluster, pair: Pair) -> None:
     lines = stream_lines(
         cluster,
         prompt(9, 20),
-        lambda: decode.process.send_signal(signal.SIGTERM),
+        lambda: pair.decode.process.send_signal(signal.SIGTERM),
         max_tokens=200,
     )
     assert lines[-1] == "data: [DONE]"
-    assert decode.process.wait(10) == 0
-    assert prefill.process.poll() is None
+    assert pair.decode.process.wait(10) == 0
+    assert pair.prefill.process.poll() is None
 
 
-def test_an_operator_can_drain_a_node_by_name(cluster: TestCluster) -> None:
-    prefill, decode = pair(cluster)
-    router = cluster.router
-    assert router is not None
-    name = re.search(r"INFO .*?(prefill-\S+) is ready", prefill.log.read_text())
-    assert name, prefill.log.read_text()
-    command = [sys.executable, "-m", "tandem", "nodes"]
-    command.append(f"--router=127.0.0.1:{router.details['registry']}")
+def test_an_operator_can_drain_a_node_by_name(cluster: TestCluster, pair: Pair) -> None:
+    name = re.search(r"INFO .*?(prefill-\S+) is ready", pair.prefill.log.read_text())
+    assert name, pair.prefill.log.read_text()
+    command = [sys.executable, "-m", "tandem", "nodes", f"--router={cluster.registry}"]
     under_way: list[str] = stream_lines(
         cluster,
         prompt(9, 20),
@@ -158,22 +193,52 @@ def test_an_operator_can_drain_a_node_by_name(cluster: TestCluster) -> None:
         max_tokens=200,
     )
     assert under_way[-1] == "data: [DONE]"
-    assert prefill.process.wait(10) == 0
+    assert pair.prefill.process.wait(10) == 0
     cluster.wait_nodes(decode=1, prefill=0)
     greedy(cluster, 9)
-    cluster.wait_idle(decode)
+    cluster.wait_idle(pair.decode)
 
 
-def test_one_prefill_node_serves_two_decode_nodes_and_the_reverse(cluster: TestCluster) -> None:
-    kinds = ("prefill-node", "prefill-node", "decode-node", "decode-node")
-    cluster.start_nodes(*((kind, "--no-enable-prefix-caching") for kind in kinds))
+def test_one_prefill_node_serves_two_decode_nodes_and_the_reverse(
+    cluster: TestCluster, pair: Pair
+) -> None:
+    more = cluster.start_nodes(("prefill-node", FORGETFUL), ("decode-node", FORGETFUL))
     cluster.wait_nodes(decode=2, prefill=2)
+    nodes = (pair.prefill, pair.decode, *more)
+    before = [node_metric(part, COMMITTED) for part in nodes[1::2]]
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda i: greedy(cluster, i % 4), range(24)))
     assert all(answers[i] == answers[i % 4] for i in range(24))
-    used = [
-        node_metric(part, 'tandem_transfers_total{outcome="committed"}')
-        for part in cluster.parts[3:]
-    ]
+    after = [node_metric(part, COMMITTED) for part in nodes[1::2]]
+    used = [now - then for now, then in zip(after, before, strict=True)]
     assert min(used) > 0 and sum(used) == 24
-    cluster.wait_idle(*cluster.parts[1:])
+    cluster.wait_idle(*nodes)
+    for part in more:
+        part.process.terminate()
+        assert part.process.wait(10) == 0
+
+
+def test_a_second_sigterm_ends_a_draining_node_and_its_ranks_at_once(
+    cluster: TestCluster, pair: Pair
+) -> None:
+    node = pair.decode
+    ranks = psutil.Process(node.process.pid).children()
+    connection = open_request(cluster, prompt(1, 20), stream=True, max_tokens=450, n=16)
+    until(lambda: node_metric(node, "tandem_sequences_running") == 16, "the streams")
+    node.process.send_signal(signal.SIGTERM)
+    until(lambda: not is_ready(node), "the node to be unready")
+    assert node.process.poll() is None
+    node.process.send_signal(signal.SIGTERM)
+    assert node.process.wait(10) == 143
+    assert psutil.wait_procs(ranks, timeout=10)[1] == []
+    connection.close()
+
+
+def is_ready(node: Part) -> bool:
+    try:
+        get(f"http://{node.host}:{node.health_port()}/ready")
+    except urllib.error.HTTPError as error:
+        with error:
+            assert error.code == 503
+            return False
+    return True

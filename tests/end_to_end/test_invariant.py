@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -51,31 +53,45 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+# Of each choice.
+Drawn = list[tuple[list[int], list[float]]]
+
+
 def prompts(seed: int) -> list[list[int]]:
     draw = random.Random(seed)
     return [[draw.randrange(VOCAB - 10) for _ in range(length)] for length in BORDERS]
 
 
-def tokens_and_logprobs(body: dict[str, Any]) -> list[tuple[list[int], list[float]]]:
+def fields_of(variant: str) -> dict[str, Any]:
+    fields = {"max_tokens": OUTPUT, "ignore_eos": True, "logprobs": 2, "return_token_ids": True}
+    return fields | VARIANTS[variant]
+
+
+def tokens_and_logprobs(body: dict[str, Any]) -> Drawn:
     return [
         (choice["token_ids"], choice["logprobs"]["token_logprobs"]) for choice in body["choices"]
     ]
 
 
+@pytest.fixture(scope="session")
+def alone(aggregated: TestCluster) -> Callable[[str, int], Drawn]:
+    """What a node that prefills for itself says; each batch is asked once for all carriers."""
+
+    @functools.cache
+    def ask(variant: str, seed: int) -> Drawn:
+        return tokens_and_logprobs(aggregated.complete(prompts(seed), **fields_of(variant)))
+
+    return ask
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_prompts_at_every_border_give_the_same_tokens_and_logprobs(
-    variant: str, aggregated: TestCluster, disaggregated: TestCluster
+    variant: str, alone: Callable[[str, int], Drawn], disaggregated: TestCluster
 ) -> None:
-    fields = {
-        "max_tokens": OUTPUT,
-        "ignore_eos": True,
-        "logprobs": 2,
-        "return_token_ids": True,
-        **VARIANTS[variant],
-    }
-    for seed in (1, 2, 3):
-        batch = prompts(1000 * list(VARIANTS).index(variant) + seed)
-        expected = tokens_and_logprobs(aggregated.complete(batch, **fields))
+    fields = fields_of(variant)
+    for number in (1, 2, 3):
+        seed = 1000 * list(VARIANTS).index(variant) + number
+        batch, expected = prompts(seed), alone(variant, seed)
         first = tokens_and_logprobs(disaggregated.complete(batch, **fields))
         # Again, now that both nodes have the prefixes cached.
         second = tokens_and_logprobs(disaggregated.complete(batch, **fields))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,13 +11,10 @@ import transformers
 
 from tandem.tests import tiny_models
 from tandem.tests.end_to_end.clients import prompt
-from tandem.tests.end_to_end.cluster import TestCluster, node_metric, running, until
-from tandem.tests.end_to_end.test_unequal_sides import side
+from tandem.tests.end_to_end.cluster import Part, TestCluster, node_metric, running, until
+from tandem.tests.end_to_end.ensemble import Ensemble, side
 
 OUTPUT = 8
-FIRST = [prompt(length, length) for length in (2, 9, 33, 64, 65, 300)]
-# Each begins like one of the first, so that both prefix caches have a part in it.
-SECOND = [tokens + prompt(len(tokens), 40) for tokens in FIRST]
 LAYERS, LATENT = 3, 48 + 8
 BYTES = "tandem_transfer_bytes_total"
 COMMITTED = 'tandem_transfers_total{outcome="committed"}'
@@ -30,20 +26,27 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(models: Path) -> tuple[list[list[int]], list[list[int]]]:
-    """What transformers makes of both."""
+def reference(models: Path) -> Callable[[list[int]], list[int]]:
+    """What transformers makes of a prompt."""
     torch.set_num_threads(1)
     folder = tiny_models.cached("deepseek_v3", models)
-    reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
     def greedy(tokens: list[int]) -> list[int]:
         with torch.inference_mode():
-            drawn = reference.generate(
+            drawn = model.generate(
                 torch.tensor([tokens]), max_new_tokens=OUTPUT, do_sample=False, eos_token_id=None
             )
         return list(drawn[0, len(tokens) :].tolist())
 
-    return [greedy(tokens) for tokens in FIRST], [greedy(tokens) for tokens in SECOND]
+    return greedy
+
+
+@pytest.fixture(scope="module")
+def duo(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator[Ensemble]:
+    model = str(tiny_models.cached("deepseek_v3", models))
+    with running(tmp_path_factory.mktemp("duo"), model) as cluster:
+        yield Ensemble(cluster, {"one": (1, 8), "two": (2, 32)})
 
 
 def drawn(cluster: TestCluster, batch: list[list[int]]) -> list[list[int]]:
@@ -58,34 +61,33 @@ def moved(tokens: int, ranks: int, itemsize: int) -> int:
     return tokens * LAYERS * LATENT * itemsize * ranks
 
 
-@pytest.mark.parametrize(("there", "here"), [((1, 8), (2, 32)), ((4, 64), (1, 16))], ids=str)
+@pytest.mark.parametrize(("there", "here"), [("one", "two"), ("two", "one")])
 def test_ranks_and_block_sizes_may_differ(
-    tmp_path: Path,
-    models: Path,
-    expected: tuple[list[list[int]], list[list[int]]],
-    there: tuple[int, int],
-    here: tuple[int, int],
+    duo: Ensemble, reference: Callable[[list[int]], list[int]], there: str, here: str
 ) -> None:
     """Tokens are those of transformers, and only what is missing travels."""
-    with running(tmp_path, str(tiny_models.cached("deepseek_v3", models))) as cluster:
-        cluster.start_router()
-        nodes = cluster.start_nodes(side("prefill-node", *there), side("decode-node", *here))
-        cluster.wait_nodes(decode=1, prefill=1)
-        assert drawn(cluster, FIRST) == expected[0]
-        all_of_them = moved(sum(len(tokens) - 1 for tokens in FIRST), here[0], 4)
-        wait_for_bytes(nodes, all_of_them)
-        assert drawn(cluster, SECOND) == expected[1]
-        assert node_metric(nodes[1], COMMITTED) == len(FIRST + SECOND)
-        held = sum(len(tokens) // here[1] * here[1] for tokens in FIRST)
-        missing = sum(len(tokens) - 1 for tokens in SECOND) - held
-        wait_for_bytes(nodes, all_of_them + moved(missing, here[0], 4))
-        cluster.wait_idle(*nodes)
+    ranks, block = duo.sizes[here]
+    # What neither node has seen, and then what begins like it, so that both prefix caches have a
+    # part in it.
+    first = [prompt(1000 * ranks + length, length) for length in (2, 9, 33, 64, 65, 300)]
+    second = [tokens + prompt(len(tokens), 40) for tokens in first]
+    prefill, decode = nodes = duo.cast(there, here)
+    committed, sent = node_metric(decode, COMMITTED), [node_metric(node, BYTES) for node in nodes]
+    assert drawn(duo.cluster, first) == [reference(tokens) for tokens in first]
+    all_of_them = moved(sum(len(tokens) - 1 for tokens in first), ranks, 4)
+    wait_for_bytes(nodes, [before + all_of_them for before in sent])
+    assert drawn(duo.cluster, second) == [reference(tokens) for tokens in second]
+    assert node_metric(decode, COMMITTED) - committed == len(first + second)
+    held = sum(len(tokens) // block * block for tokens in first)
+    missing = moved(sum(len(tokens) - 1 for tokens in second) - held, ranks, 4)
+    wait_for_bytes(nodes, [before + all_of_them + missing for before in sent])
+    duo.cluster.wait_idle(prefill, decode)
 
 
-def wait_for_bytes(nodes: Sequence[Any], expected: int) -> None:
+def wait_for_bytes(nodes: Sequence[Part], expected: Sequence[float]) -> None:
     """Both sides count the same, once the transfers have been settled."""
-    for node in nodes:
-        until(lambda node=node: node_metric(node, BYTES) == expected, f"{expected} bytes")  # type: ignore[misc]
+    for node, count in zip(nodes, expected, strict=True):
+        until(lambda node=node, count=count: node_metric(node, BYTES) == count, f"{count} bytes")  # type: ignore[misc]
 
 
 def test_formats_may_differ(tmp_path: Path, models: Path) -> None:
@@ -108,5 +110,5 @@ def test_formats_may_differ(tmp_path: Path, models: Path) -> None:
             first, second = (c["logprobs"]["token_logprobs"][0] for c in (one, other))
             assert first == pytest.approx(second, abs=0.5)
         assert node_metric(decode, 'tandem_canaries_total{outcome="passed"}') == 1
-        wait_for_bytes((prefill, decode), moved(sum(lengths) - 3, 1, 1))
+        wait_for_bytes((prefill, decode), [moved(sum(lengths) - 3, 1, 1)] * 2)
         cluster.wait_idle(prefill, decode)

@@ -32,19 +32,9 @@ def _server(model: str, folder: Path, carrier: str) -> list[str]:
     return [*server, "--threads=1", f"--max-model-len={CONTEXT}", f"--carrier={carrier}"]
 
 
-def test_without_shared_memory_kv_goes_through_sockets_in_the_folder(
+def test_nodes_meet_in_a_folder_with_and_without_shared_memory(
     tmp_path: Path, folder: Path, tiny_model: str
 ) -> None:
-    with running(tmp_path, tiny_model) as cluster:
-        cluster.start_router(f"--pd-url=file://{folder}/")
-        cluster.start(_server(tiny_model, folder, "tcp"))
-        decode = cluster.start_node("decode-node", "--carrier=tcp")
-        cluster.wait_nodes(decode=1, prefill=1)
-        seeds = itertools.count(1)
-        until(lambda: _prefilled_there(cluster, decode, next(seeds)), "the node to be used")
-
-
-def test_nodes_meet_in_a_folder(tmp_path: Path, folder: Path, tiny_model: str) -> None:
     server = _server(tiny_model, folder, "auto")
     with running(tmp_path, tiny_model) as cluster:
         cluster.start_router(f"--pd-url=file://{folder}/")
@@ -56,13 +46,20 @@ def test_nodes_meet_in_a_folder(tmp_path: Path, folder: Path, tiny_model: str) -
         cluster.wait_nodes(decode=1, prefill=1)
         seeds = itertools.count(1)  # the first greeting may take longer than a request waits
         until(lambda: _prefilled_there(cluster, decode, next(seeds)), "the node to be used")
-        # A process that was killed leaves its sockets; the next one takes their places.
+        until(lambda: _peers(decode, "shared_memory") == 1, "KV to move in shared memory")
+        # A process that was killed leaves its sockets; the next one takes their places, and sends
+        # through them what it cannot share.
         prefill.kill()
-        prefill = cluster.start(server)
+        prefill = cluster.start(_server(tiny_model, folder, "tcp"))
         until(lambda: _prefilled_there(cluster, decode, next(seeds)), "the new node to be used")
+        until(lambda: _peers(decode, "tcp") == 1, "KV to move through sockets")
         prefill.process.terminate()
         assert prefill.process.wait(30) == 0
         assert [entry.name for entry in folder.iterdir()] == ["prefill.lock"]
+
+
+def _peers(node: Part, carrier: str) -> float:
+    return node_metric(node, f'tandem_data_plane_peers{{carrier="{carrier}",rank="0"}}')
 
 
 def _prefilled_there(cluster: TestCluster, decode: Part, seed: int) -> bool:

@@ -4,25 +4,20 @@ their roles under load without a lost request."""
 from __future__ import annotations
 
 import itertools
-import signal
 import subprocess
 import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from tandem.router import admin
-from tandem.tests.end_to_end.clients import greedy, open_request, prompt, stream_lines
+from tandem.tests.end_to_end.clients import greedy, prompt, stream_lines
 from tandem.tests.end_to_end.cluster import (
     BLOCK,
     Part,
     TestCluster,
-    get,
     node_metric,
     running,
     until,
@@ -38,26 +33,13 @@ def four(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Any:
         cluster.start_nodes(
             *((f"{role}-node", f"--node-id={name}") for name, role in ROLES.items())
         )
-        wait_roles(cluster, ROLES)
+        cluster.wait_roles(ROLES)
         yield cluster
 
 
-def roles(cluster: TestCluster) -> dict[str, str]:
-    """Of the nodes that take work, as the router lists them."""
-    assert cluster.router is not None
-    listed = admin.list_nodes(f"127.0.0.1:{cluster.router.details['registry']}")
-    return {node.node_id: admin.ROLES[node.role] for node in listed if not node.draining}
-
-
-def wait_roles(cluster: TestCluster, wanted: dict[str, str]) -> None:
-    until(lambda: roles(cluster) == wanted, f"the roles {wanted}")
-
-
 def nodes_command(cluster: TestCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    assert cluster.router is not None
-    router = f"--router=127.0.0.1:{cluster.router.details['registry']}"
     return subprocess.run(
-        [sys.executable, "-m", "tandem", "nodes", router, *arguments],
+        [sys.executable, "-m", "tandem", "nodes", f"--router={cluster.registry}", *arguments],
         capture_output=True,
         text=True,
         timeout=60,
@@ -87,7 +69,7 @@ def test_a_repeated_prompt_goes_to_the_node_that_holds_it(four: TestCluster) -> 
     assert old is not None
     old.kill()
     four.start_router(http=old.details["http"], registry=old.details["registry"])
-    wait_roles(four, ROLES)
+    four.wait_roles(ROLES)
     for seed, home in homes.items():
         again = ask(four, [*prompt(100 + seed, 200), 1, 2, 3])
         assert again["tandem"]["decode_nodes"] == home
@@ -121,12 +103,12 @@ def test_nodes_change_their_roles_under_load_and_no_request_is_lost(four: TestCl
             ):
                 done = nodes_command(four, "role", name, role)
                 assert done.returncode == 0, done.stderr
-                until(lambda: roles(four).get(name) == role, f"{name} to be a {role} node")  # noqa: B023
+                until(lambda: four.roles().get(name) == role, f"{name} to be a {role} node")  # noqa: B023
         finally:
             stop.set()
         answers = [future.result() for future in under_load]
     assert min(answers) > 0
-    assert roles(four) == {"p1": "decode", "p2": "decode", "d1": "prefill", "d2": "prefill"}
+    assert four.roles() == {"p1": "decode", "p2": "decode", "d1": "prefill", "d2": "prefill"}
     # The new prefill nodes hand over to the new decode nodes.
     before = Counter({n: transfers(four, n) for n in ("p1", "p2")})
     for _ in range(4):
@@ -135,7 +117,7 @@ def test_nodes_change_their_roles_under_load_and_no_request_is_lost(four: TestCl
     four.wait_idle(*(named(four, name) for name in ROLES))
     for name, role in (("d1", "decode"), ("p1", "prefill"), ("d2", "decode"), ("p2", "prefill")):
         assert nodes_command(four, "role", name, role).returncode == 0
-        until(lambda: roles(four).get(name) == role, f"{name} to be a {role} node")  # noqa: B023
+        until(lambda: four.roles().get(name) == role, f"{name} to be a {role} node")  # noqa: B023
     assert {seed: greedy(four, seed) for seed in want} == want
 
 
@@ -157,9 +139,9 @@ def test_a_node_whose_role_changes_finishes_its_streams_first(four: TestCluster)
     until(lambda: bool(done), "the command")
     ((name, command),) = done
     assert command.returncode == 0, command.stderr
-    until(lambda: roles(four).get(name) == "prefill", f"{name} to be a prefill node")
+    until(lambda: four.roles().get(name) == "prefill", f"{name} to be a prefill node")
     assert nodes_command(four, "role", name, "decode").returncode == 0
-    until(lambda: roles(four).get(name) == "decode", f"{name} to be a decode node again")
+    until(lambda: four.roles().get(name) == "decode", f"{name} to be a decode node again")
 
 
 @pytest.mark.parametrize(
@@ -175,32 +157,3 @@ def test_a_role_that_cannot_be_is_refused(
 ) -> None:
     done = nodes_command(four, *arguments)
     assert done.returncode in (1, 2) and words in done.stderr
-
-
-def test_a_second_sigterm_ends_a_draining_node_and_its_ranks_at_once(
-    tmp_path: Path, tiny_model: str
-) -> None:
-    with running(tmp_path, tiny_model) as cluster:
-        cluster.start_router()
-        node = cluster.start_node("decode-node", "--drain-timeout=60")
-        cluster.wait_nodes(decode=1, prefill=0)
-        ranks = psutil.Process(node.process.pid).children()
-        connection = open_request(cluster, prompt(1, 20), stream=True, max_tokens=450, n=16)
-        until(lambda: node_metric(node, "tandem_sequences_running") == 16, "the streams")
-        node.process.send_signal(signal.SIGTERM)
-        until(lambda: "503" in probe(node), "the node to be unready")
-        assert node.process.poll() is None
-        node.process.send_signal(signal.SIGTERM)
-        assert node.process.wait(10) == 143
-        assert psutil.wait_procs(ranks, timeout=10)[1] == []
-        connection.close()
-
-
-def probe(node: Part) -> str:
-    import urllib.error
-
-    try:
-        return get(f"http://127.0.0.1:{node.health_port()}/ready")
-    except urllib.error.HTTPError as error:
-        with error:
-            return str(error.code)

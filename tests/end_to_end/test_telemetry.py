@@ -43,13 +43,8 @@ def cluster(
             ("prefill-node", "--node-id=z-prefill", *flags),
             ("decode-node", "--node-id=decode", "--no-enable-prefix-caching", *flags),
         )
-        until(lambda: len(list_nodes(registry(made))) == 2, "two nodes at the router")
+        until(lambda: len(list_nodes(made.registry)) == 2, "two nodes at the router")
         yield made
-
-
-def registry(cluster: TestCluster) -> str:
-    assert cluster.router is not None
-    return f"127.0.0.1:{cluster.router.details['registry']}"
 
 
 def ask(cluster: TestCluster, body: Any, **headers: str) -> tuple[int, str, bytes]:
@@ -76,7 +71,7 @@ def join_a_dead_prefill_node(cluster: TestCluster, decode: Part) -> None:
     dead = pb.JoinRequest(
         node_id="a-dead", epoch=9, role=pb.ROLE_PREFILL, address="127.0.0.1:1", model=model
     )
-    with grpc.insecure_channel(registry(cluster)) as channel:
+    with grpc.insecure_channel(cluster.registry) as channel:
         RegistryStub(channel).Join(dead, timeout=10)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 
 from tandem.tests.end_to_end.cluster import TestCluster, node_metric, running
+from tandem.tests.end_to_end.ensemble import Ensemble, side
 from tandem.tests.tiny_models import VOCAB
 
 FIELDS = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
@@ -20,48 +23,36 @@ def prompts(seed: int, lengths: tuple[int, ...]) -> list[list[int]]:
     return [[draw.randrange(VOCAB - 10) for _ in range(n)] for n in lengths]
 
 
-def side(kind: str, ranks: int, block_size: int, *flags: str) -> tuple[str, ...]:
-    return (kind, f"--tensor-parallel-size={ranks}", f"--block-size={block_size}", *flags)
+# Ranks and block size. With four ranks the model's two KV heads are held twice.
+NODES = {"one": (1, 8), "two": (2, 64), "four": (4, 16)}
+PAIRS = list(permutations(NODES, 2))
 
 
-@pytest.mark.parametrize(
-    ("there", "here"),
-    [
-        ((1, 8), (2, 32)),
-        ((2, 64), (1, 16)),
-        ((4, 16), (1, 8)),
-        ((1, 32), (4, 64)),
-        ((2, 16), (4, 8)),
-        ((4, 64), (2, 16)),
-    ],
-    ids=str,
-)
+@pytest.fixture(scope="module")
+def trio(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Iterator[Ensemble]:
+    with running(tmp_path_factory.mktemp("trio"), tiny_model) as cluster:
+        yield Ensemble(cluster, NODES)
+
+
+@pytest.mark.parametrize(("there", "here"), PAIRS)
 def test_numbers_of_ranks_and_block_sizes_may_differ(
-    tmp_path: Path,
-    tiny_model: str,
-    aggregated: TestCluster,
-    there: tuple[int, int],
-    here: tuple[int, int],
+    trio: Ensemble, aggregated: TestCluster, there: str, here: str
 ) -> None:
-    """With four ranks the model's two KV heads are held twice."""
-    batch = prompts(sum(there), LENGTHS)
+    # What no node has seen.
+    batch = prompts(PAIRS.index((there, here)) + 100, LENGTHS)
     # The second half of each begins like the first, so that both prefix caches have a part in it.
     more = [tokens + end for tokens, end in zip(batch, prompts(1, (40,) * len(batch)), strict=True)]
     want = [c["token_ids"] for c in aggregated.complete(batch + more, **FIELDS)["choices"]]
-    with running(tmp_path, tiny_model) as cluster:
-        cluster.start_router()
-        prefill, decode = cluster.start_nodes(
-            side("prefill-node", *there), side("decode-node", *here)
-        )
-        cluster.wait_nodes(decode=1, prefill=1)
-        got = [
-            choice["token_ids"]
-            for part in (batch, more)
-            for choice in cluster.complete(part, **FIELDS)["choices"]
-        ]
-        assert got == want
-        assert node_metric(decode, COMMITTED) == 2 * len(batch)
-        cluster.wait_idle(prefill, decode)
+    prefill, decode = trio.cast(there, here)
+    before = node_metric(decode, COMMITTED)
+    got = [
+        choice["token_ids"]
+        for part in (batch, more)
+        for choice in trio.cluster.complete(part, **FIELDS)["choices"]
+    ]
+    assert got == want
+    assert node_metric(decode, COMMITTED) - before == 2 * len(batch)
+    trio.cluster.wait_idle(prefill, decode)
 
 
 @pytest.mark.parametrize(

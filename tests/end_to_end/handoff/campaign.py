@@ -85,11 +85,6 @@ class Campaign:
         self._flags = flags
         self._seeds = itertools.count(1000)
 
-    @property
-    def registry(self) -> str:
-        assert self.cluster.router is not None
-        return f"127.0.0.1:{self.cluster.router.details['registry']}"
-
     # ---- processes -----------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -106,7 +101,7 @@ class Campaign:
         before = self.wires[PREFILL].bulk.passed()
         self.ask(self.new_prompt())
         self._whole = self.wires[PREFILL].bulk.passed() - before
-        self.baseline = Baseline(self.parts, self.registry)
+        self.baseline = Baseline(self.parts, self.cluster.registry)
 
     def restart(self, name: str) -> None:
         """The node anew, under its name and on its addresses."""

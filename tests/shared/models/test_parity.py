@@ -159,8 +159,11 @@ def test_greedy_is_the_same_in_a_mixed_batch(
 
 
 def test_a_chunk_longer_than_a_tile_matches(model_root: Path) -> None:
+    prompt = prompt_of(1100)
     for name in ("qwen3", "mistral", "deepseek_v3_dense"):
         folder = tiny_models.cached(name, model_root)
-        runner = runner_for(folder, num_blocks=700)
-        expected, _ = reference_run(folder, 1100)
-        assert greedy(runner, prompt_of(1100), scattered(0, 1120)[::-1], 700) == expected
+        drawn = greedy(runner_for(folder, num_blocks=700), prompt, scattered(0, 1120)[::-1], 700)
+        # One pass over what was drawn tells of each token whether it is the one to follow.
+        with torch.inference_mode():
+            logits = reference(folder)(torch.tensor([prompt + drawn[:-1]])).logits[0]
+        assert drawn == logits[len(prompt) - 1 :].argmax(-1).tolist()
