@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from math import inf
 from typing import Any
 
+from .devices import NodeDevice
 from .errors import StartupError, UsageError
 from .kv.formats import AUTO, SPELLINGS
 from .meeting import SCHEME, meeting_address
@@ -468,12 +469,13 @@ def resolve_engine(
     context: int,
     bytes_per_block: int,
     free_bytes: int,
-    on_gpu: bool,
+    device: NodeDevice,
 ) -> ResolvedEngine:
     """Plan the KV cache from the model and the memory of the smallest rank.
 
     ``context`` is the model's own limit in tokens; ``bytes_per_block`` counts all layers of one
-    rank. Raises ``StartupError`` when not even one sequence of two tokens fits.
+    rank, and ``free_bytes`` is what its cache may take. Raises ``StartupError`` when not even one
+    sequence of two tokens fits.
     """
     if config.max_model_len is not None and config.max_model_len > context:
         raise StartupError(
@@ -481,7 +483,7 @@ def resolve_engine(
             f"tokens; lower it"
         )
     length = config.max_model_len or context
-    share = config.kv_fraction if config.kv_fraction is not None else (0.9 if on_gpu else 0.3)
+    share = config.kv_fraction if config.kv_fraction is not None else device.cache_fraction
     affordable = int(free_bytes * share) // bytes_per_block
     wanted = -(-length // config.block_size) * config.max_num_seqs
     if config.num_blocks is not None:
@@ -513,7 +515,7 @@ def resolve_engine(
         block_size=config.block_size,
         max_model_len=length,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens or (2048 if on_gpu else 512),
+        max_num_batched_tokens=config.max_num_batched_tokens or device.token_budget,
         prefix_cache_max_blocks=None if limit is None else limit // config.block_size,
     )
 

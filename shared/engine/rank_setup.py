@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..devices import CPU, CUDA, RankDevice, RankMemory
 from ..errors import StartupError
 from ..handoff.cache_port import Buffer
 from ..handoff.carrier_names import CUDA_IPC, allows
@@ -76,39 +77,78 @@ class LoadedModel:
         return ModelRunner(self.model, cache, sampler, self.tp)
 
 
-def load_model(settings: dict[str, Any]) -> LoadedModel:
-    """Place this rank's part of the model, having met the other ranks if there are any."""
+def open_device(settings: dict[str, Any]) -> torch.device:
+    """The device that this rank is told to use, made this process's own. Raises
+    ``StartupError``."""
     device = _device(settings["device"], settings["device_index"])
-    if device.type == "cpu" and _carrier(settings) == CUDA_IPC:
+    if device.type == CPU and _carrier(settings) == CUDA_IPC:
         raise not_possible(NO_GPU)
+    return device
+
+
+def report(device: torch.device) -> RankDevice:
+    """What the head is told of it."""
+    if device.type == CPU:
+        name = f"CPU with {torch.backends.cpu.get_cpu_capability()}"
+        return RankDevice(CPU, name, _total_memory(), free_memory(device))
+    free, total = torch.cuda.mem_get_info(device)
+    name = f"GPU {device.index} ({torch.cuda.get_device_name(device)})"
+    return RankDevice(device.type, name, total, free)
+
+
+def load_model(settings: dict[str, Any], device: torch.device) -> LoadedModel:
+    """Place this rank's part of the model, having met the other ranks if there are any."""
     torch.set_num_threads(settings["threads"])
     tp = _meet(settings, device)
-    model = load.load_model(
-        settings["folder"],
-        dtype=settings["dtype"],
-        device=device,
-        tp=tp,
-        load_format=settings["load_format"],
-        seed=settings["seed"],
-    )
+    try:
+        model = load.load_model(
+            settings["folder"],
+            dtype=settings["dtype"],
+            device=device,
+            tp=tp,
+            load_format=settings["load_format"],
+            seed=settings["seed"],
+        )
+    except torch.OutOfMemoryError:
+        raise StartupError(
+            f"the weights do not fit: {report(device)}; end what else uses it, name another one "
+            f"with --d, or split the model over several"
+        ) from None
     return LoadedModel(model, settings["block_size"], getattr(torch, settings["kv_dtype"]), tp)
+
+
+def memory_of(loaded: LoadedModel, settings: dict[str, Any]) -> RankMemory:
+    """What is left once the weights are there."""
+    device = loaded.device
+    plane = taken_by_data_plane(settings, device)
+    taken = plane
+    if device.type == CUDA:
+        torch.cuda.empty_cache()  # what loading took for a moment is free again
+        taken += torch.cuda.memory_reserved(device)
+    free = max(0, free_memory(device) - plane)
+    return RankMemory(free, taken, loaded.bytes_per_block)
 
 
 def free_memory(device: torch.device) -> int:
     """Bytes that this process could still take: on a CPU, what the machine and the container
     leave."""
-    if device.type == "cuda":
+    if device.type == CUDA:
         return int(torch.cuda.mem_get_info(device)[0])
     free = _meminfo("MemAvailable") or (8 << 30)
-    limit, used = (_number(Path("/sys/fs/cgroup") / f"memory.{n}") for n in ("max", "current"))
+    limit, used = (_cgroup(name) for name in ("max", "current"))
     if limit is not None and used is not None:
         free = min(free, max(0, limit - used))
     return free
 
 
+def _total_memory() -> int:
+    total = _meminfo("MemTotal") or (8 << 30)
+    return min(total, _cgroup("max") or total)
+
+
 def taken_by_data_plane(settings: dict[str, Any], device: torch.device) -> int:
     """Bytes of a GPU that ``free_memory`` counts and the cache must leave."""
-    return DEVICE_BYTES if device.type == "cuda" and allows(_carrier(settings), CUDA_IPC) else 0
+    return DEVICE_BYTES if device.type == CUDA and allows(_carrier(settings), CUDA_IPC) else 0
 
 
 def _carrier(settings: dict[str, Any]) -> str:
@@ -211,15 +251,21 @@ class CacheOfPlane:
 
 
 def _device(name: str, index: int) -> torch.device:
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
+    if name == CPU or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device(CPU)
     if not torch.cuda.is_available():
-        raise StartupError("--device cuda: this torch sees no CUDA device; use --device cpu")
+        raise StartupError(f"--device cuda: {_no_cuda()}; use --device cpu")
     count = torch.cuda.device_count()
     if index >= count:
         raise StartupError(f"CUDA device {index} was asked for, but there are {count}; see --d")
     torch.cuda.set_device(index)
-    return torch.device("cuda", index)
+    return torch.device(CUDA, index)
+
+
+def _no_cuda() -> str:
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"torch {torch.__version__} is built without CUDA; install one that has it"
+    return "this torch sees no CUDA device"
 
 
 def _meet(settings: dict[str, Any], device: torch.device) -> TensorParallel:
@@ -252,8 +298,8 @@ def _meminfo(field: str) -> int | None:
     return None
 
 
-def _number(file: Path) -> int | None:
+def _cgroup(what: str) -> int | None:
     try:
-        return int(file.read_text())
+        return int(Path(f"/sys/fs/cgroup/memory.{what}").read_text())
     except (OSError, ValueError):  # no cgroup, or "max"
         return None

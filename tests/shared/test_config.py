@@ -13,12 +13,16 @@ from tandem.shared.config import (
     resolve_engine,
     split_addresses,
 )
+from tandem.shared.devices import CPU, NodeDevice, RankDevice
 from tandem.shared.errors import StartupError, UsageError
 
 
 def resolve(free: int = 1 << 20, **options: Any) -> ResolvedEngine:
     config = EngineConfig(**options)
-    return resolve_engine(config, context=1000, bytes_per_block=1024, free_bytes=free, on_gpu=False)
+    device = NodeDevice((RankDevice(CPU, "a CPU", free, free),))
+    return resolve_engine(
+        config, context=1000, bytes_per_block=1024, free_bytes=free, device=device
+    )
 
 
 def test_the_cache_is_as_large_as_memory_allows_and_the_length_follows() -> None:
