@@ -189,6 +189,14 @@ class EngineConfig:
         minimum=0.0,
         maximum=1.0,
     )
+    nodes_per_device: int | None = option(
+        None,
+        "--nodes-per-device",
+        "Nodes that share the memory of each device of this one, and plan for equal parts of it "
+        "(default: as many as one command starts there).",
+        minimum=1,
+        maximum=64,
+    )
     num_blocks: int | None = option(
         None,
         "--num-gpu-blocks-override",
@@ -492,7 +500,7 @@ def resolve_engine(
         if blocks > room:
             raise StartupError(
                 f"--num-gpu-blocks-override {blocks} needs {blocks * bytes_per_block} bytes, but "
-                f"{free_bytes} are free; use at most {room}"
+                f"{free_bytes} are free; use at most {room}{_sharing(device)}"
             )
     else:
         blocks = affordable if config.kv_fraction is not None else min(affordable, wanted)
@@ -500,6 +508,7 @@ def resolve_engine(
         raise StartupError(
             f"no memory for one KV block: a block takes {bytes_per_block} bytes and "
             f"{int(free_bytes * share)} are allowed; raise --kv-fraction or free memory"
+            f"{_sharing(device)}"
         )
     slots = blocks * config.block_size
     if slots < length:
@@ -507,6 +516,7 @@ def resolve_engine(
             raise StartupError(
                 f"--max-model-len {length} needs {length} token slots, but {blocks} blocks of "
                 f"{config.block_size} give {slots}; lower it or raise --kv-fraction"
+                f"{_sharing(device)}"
             )
         length = slots
     limit = config.prefix_cache_max_tokens
@@ -518,6 +528,12 @@ def resolve_engine(
         max_num_batched_tokens=config.max_num_batched_tokens or device.token_budget,
         prefix_cache_max_blocks=None if limit is None else limit // config.block_size,
     )
+
+
+def _sharing(device: NodeDevice) -> str:
+    if device.nodes == 1:
+        return ""
+    return f", or let fewer nodes share the device (--nodes-per-device is {device.nodes})"
 
 
 @dataclass(frozen=True, kw_only=True)

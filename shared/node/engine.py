@@ -97,7 +97,7 @@ async def start_engine(
             for rank in range(size)
         ]
         _share_rendezvous(settings)
-        device = NodeDevice(tuple(await ranks.start(settings)))
+        device = NodeDevice(tuple(await ranks.start(settings)), config.nodes_per_device or 1)
         formats = _formats(config, spec, device)
         memory = await ranks.load(formats)
         resolved = resolve_engine(

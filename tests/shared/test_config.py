@@ -45,6 +45,14 @@ def test_what_does_not_fit_is_refused(free: int, options: dict[str, Any], word: 
         resolve(free, **options)
 
 
+def test_a_node_that_shares_its_device_says_so_when_its_part_is_too_small() -> None:
+    device = NodeDevice((RankDevice(CPU, "a CPU", 1, 1),), nodes=3)
+    told = {"context": 1000, "bytes_per_block": 1024, "free_bytes": 4096, "device": device}
+    for options in ({"kv_fraction": 0.1}, {"num_blocks": 99}, {"max_model_len": 999}):
+        with pytest.raises(StartupError, match=r"fewer nodes .*--nodes-per-device is 3"):
+            resolve_engine(EngineConfig(**options), **told)
+
+
 def test_devices_and_ranks_must_agree() -> None:
     assert EngineConfig(devices="0,1").world_size == 2
     assert EngineConfig(tensor_parallel_size=3).world_size == 3
