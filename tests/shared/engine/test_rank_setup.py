@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -37,12 +38,14 @@ class FakeCuda:
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     fake = FakeCuda()
+    preferred = torch.backends.cuda.cudnn_sdp_enabled()
     for name in dir(fake):
         if not name.startswith("_") and name != "current":
             monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
-    return fake
+    yield fake
+    torch.backends.cuda.enable_cudnn_sdp(preferred)
 
 
 def settings(device: str, index: int = 0, carrier: str = "auto") -> dict[str, Any]:
@@ -56,6 +59,28 @@ def test_the_head_hears_of_the_gpu_that_the_rank_has_made_its_own(
     device = rank_setup.open_device(settings(name, 1))
     assert (device, cuda.current) == (torch.device("cuda", 1), 1)
     assert rank_setup.report(device) == RankDevice("cuda", "GPU 1 (Fake 1)", 80 * GIB, 70 * GIB)
+
+
+def test_attention_that_is_planned_for_each_length_is_not_used(cuda: FakeCuda) -> None:
+    rank_setup.open_device(settings("cuda"))
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_ranks_meet_over_what_their_devices_have(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    met: dict[str, Any] = {}
+
+    def meet(backend: str, **told: Any) -> None:
+        met.update(told, backend=backend)
+
+    monkeypatch.setattr(torch.distributed, "init_process_group", meet)
+    device = torch.device(kind, 1)
+    tp = rank_setup._meet({"size": 2, "rank": 1, "rendezvous": "tcp://127.0.0.1:1"}, device)
+    assert (tp.rank, tp.size) == (1, 2)
+    wanted = ("nccl", device) if kind == "cuda" else ("gloo", None)
+    assert (met["backend"], met["device_id"]) == wanted
 
 
 def test_a_gpu_that_is_not_there_is_refused(cuda: FakeCuda) -> None:
