@@ -170,15 +170,17 @@ def paged_attention(
     contexts: Sequence[Context],
     window: int | None,
     scale: float | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Each row attends to its own sequence, up to itself; [T, H, D] in q's dtype.
 
-    ``scale`` is 1 / sqrt(D) by default. Keys may be their own values: one tensor, read once.
+    ``scale`` is 1 / sqrt(D) by default. Keys may be their own values: one tensor, read once. Of
+    ``out``, if it is given, the contexts' rows are filled.
 
     The products are taken in the cache's dtype, or in q's where the cache is fp8; but not in fp16
     on a CPU, where torch takes two to five times as long as in fp32.
     """
-    out = torch.empty_like(q_THD)
+    out = torch.empty_like(q_THD) if out is None else out
     dtype = q_THD.dtype if keys_KND.dtype == FP8 else keys_KND.dtype
     narrow = dtype == torch.float16 and keys_KND.device.type == "cpu"
     q_THD = q_THD.to(torch.float32 if narrow else dtype)

@@ -25,8 +25,7 @@ from ..kv.cache import KVCache, bytes_per_block
 from ..models.decoder import Decoder
 from ..models.parallel import TensorParallel
 from ..weights import load
-from .runner import ModelRunner
-from .sampler import Sampler
+from .runner import ModelRunner, runner_of
 
 if TYPE_CHECKING:
     from ..handoff.data_plane import DataPlane
@@ -73,8 +72,7 @@ class LoadedModel:
                 f"the KV cache of {num_blocks} blocks ({size} bytes) cannot be allocated: "
                 f"{str(error).splitlines()[0]}; lower --kv-fraction"
             ) from None
-        sampler = Sampler(self.model.spec.vocab_size, self.device)
-        return ModelRunner(self.model, cache, sampler, self.tp)
+        return runner_of(self.model, cache, self.tp)
 
 
 def open_device(settings: dict[str, Any]) -> torch.device:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
+from ...kernels.decode_rows import works
 from ...kernels.linear import Product, product
 from ..errors import StartupError
 from .attention import Angles, Attention, LayerKV
@@ -166,6 +167,15 @@ class Decoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """[rows, vocabulary] in fp32 on rank 0, nothing on the others."""
         return self.head.logits(hidden)
+
+    def decodes_together(self, cache: Sequence[LayerKV], block_size: int) -> bool:
+        """Whether every layer can attend with all decoding rows at once; latents cannot."""
+        kinds = {
+            layer.attention.decode_shape(kept, block_size)
+            for layer, kept in zip(self.layers, cache, strict=True)
+            if isinstance(layer.attention, Attention)
+        }
+        return bool(kinds) and all(works(kind) for kind in kinds)
 
     def slots(self) -> dict[str, Slot]:
         """Every parameter of this rank by name: what the loader must fill."""
