@@ -124,7 +124,8 @@ class Context:
             index = torch.tensor(self.blocks[low:high], device=cache_KND.device)
             self._indices[low, high] = index
         heads, _, dim = cache_KND.shape
-        blocks = cache_KND.view(heads, -1, self.block_size * dim).index_select(1, index)
+        paged = indexable(cache_KND).view(heads, -1, self.block_size * dim)
+        blocks = paged.index_select(1, index).view(cache_KND.dtype)
         offset = low * self.block_size
         return blocks.view(heads, -1, dim)[:, first - offset : end - offset]
 
