@@ -287,24 +287,28 @@ def _start_nodes(
 ) -> None:
     """Returns when every node serves."""
     from .shared.node.cores import share_of_cores
+    from .shared.node.gpus import engines_of, gpus_by_node, usable_gpus
 
     kinds = ["prefill-node"] * config.prefill_nodes + ["decode-node"] * config.decode_nodes
+    names = [f"{kind}-{number}" for number, kind in enumerate(kinds)]
     engine, handoff = fill(EngineConfig, values), fill(HandoffConfig, values)
     # Nodes that all took every core would wait for each other's threads.
     threads = engine.threads or share_of_cores(len(kinds) * engine.world_size)
+    engines = engines_of(replace(engine, threads=threads), len(kinds), usable_gpus(engine))
+    for line in gpus_by_node(names, engines):
+        click.echo(line, err=True)
     locked, secret = _locked(values)
     shared = [
         *to_arguments(fill(TelemetryConfig, values)),
-        *to_arguments(replace(engine, threads=threads)),
         *locked,
         f"--join={registry}",
         f"--drain-timeout={values['drain_timeout']}",
     ]
     parts = []
-    for number, kind in enumerate(kinds):
+    for number, (kind, name) in enumerate(zip(kinds, names, strict=True)):
         own = replace(handoff, kv_port=handoff.kv_port_of(number * engine.world_size))
-        arguments = [kind, *shared, *to_arguments(own)]
-        parts.append(cluster.start(f"{kind}-{number}", arguments, **secret))
+        arguments = [kind, *shared, *to_arguments(engines[number]), *to_arguments(own)]
+        parts.append(cluster.start(name, arguments, **secret))
     for part in parts:
         cluster.wait_ready(part, deadline)
 

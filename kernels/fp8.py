@@ -31,7 +31,7 @@ def castable(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def indexable(x: torch.Tensor) -> torch.Tensor:
-    """fp8 as bytes: torch copies no fp8 by index on CPUs."""
+    """fp8 as bytes: not every device and version of torch copies fp8 by index."""
     return x.view(torch.uint8) if x.dtype == FP8 else x
 
 

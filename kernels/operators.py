@@ -7,7 +7,8 @@ from typing import Protocol
 
 import torch
 
-from . import linear, reference
+from . import decode_rows, linear, reference
+from .decode_rows import DecodeRows, DecodeShape
 from .linear import Product
 from .reference import Context
 
@@ -43,6 +44,10 @@ class Operators(Protocol):
     ) -> torch.Tensor:
         """Queries [T, H, D]; keys and values go to the cache."""
 
+    def attends_together(self, shape: DecodeShape) -> bool:
+        """Whether ``paged_attention`` of this kind wants ``decodes``. Asked before the first step:
+        what is to be compiled or tried for it is done here."""
+
     def paged_attention(
         self,
         q_THD: torch.Tensor,
@@ -50,12 +55,14 @@ class Operators(Protocol):
         values_KND: torch.Tensor,
         contexts: Sequence[Context],
         window: int | None,
+        decodes: DecodeRows | None = None,
     ) -> torch.Tensor:
-        """Each row attends to its own sequence, up to itself; [T, H, D]."""
+        """Each row attends to its own sequence, up to itself, those of ``decodes`` together;
+        [T, H, D]."""
 
 
 class TorchOperators:
-    """On any device."""
+    """On any device; on a GPU decoding rows attend in one launch, where Triton is there."""
 
     activation_dtype = staticmethod(linear.activation_dtype)
     product = staticmethod(linear.product)
@@ -63,4 +70,8 @@ class TorchOperators:
     add_rms_norm = staticmethod(reference.add_rms_norm)
     silu_and_mul = staticmethod(reference.silu_and_mul)
     turn_and_cache = staticmethod(reference.turn_and_cache)
-    paged_attention = staticmethod(reference.paged_attention)
+    paged_attention = staticmethod(decode_rows.paged_attention)
+
+    def attends_together(self, shape: DecodeShape) -> bool:
+        """See ``Operators``."""
+        return decode_rows.works(shape)

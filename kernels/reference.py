@@ -13,6 +13,8 @@ from functools import cache
 
 import torch
 import torch.nn.functional as F
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
+from torch.nn.attention.bias import causal_lower_right
 
 from .fp8 import FP8, castable, indexable
 
@@ -145,7 +147,8 @@ class Context:
             index = torch.tensor(self.blocks[low:high], device=cache_KND.device)
             self._indices[low, high] = index
         heads, _, dim = cache_KND.shape
-        blocks = cache_KND.view(heads, -1, self.block_size * dim).index_select(1, index)
+        paged = indexable(cache_KND).view(heads, -1, self.block_size * dim)
+        blocks = paged.index_select(1, index).view(cache_KND.dtype)
         offset = low * self.block_size
         return blocks.view(heads, -1, dim)[:, first - offset : end - offset]
 
@@ -191,15 +194,17 @@ def paged_attention(
     contexts: Sequence[Context],
     window: int | None,
     scale: float | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Each row attends to its own sequence, up to itself; [T, H, D] in q's dtype.
 
-    ``scale`` is 1 / sqrt(D) by default. Keys may be their own values: one tensor, read once.
+    ``scale`` is 1 / sqrt(D) by default. Keys may be their own values: one tensor, read once. Of
+    ``out``, if it is given, the contexts' rows are filled.
 
     The products are taken in the cache's dtype, or in q's where the cache is fp8; but not in fp16
     on a CPU, where torch takes two to five times as long as in fp32.
     """
-    out = torch.empty_like(q_THD)
+    out = torch.empty_like(q_THD) if out is None else out
     dtype = q_THD.dtype if keys_KND.dtype == FP8 else keys_KND.dtype
     narrow = dtype == torch.float16 and keys_KND.device.type == "cpu"
     q_THD = q_THD.to(torch.float32 if narrow else dtype)
@@ -261,10 +266,14 @@ def _chunk(
     out: torch.Tensor,
 ) -> None:
     rows, start = context.rows, context.start
-    if start == 0 and (window is None or context.end <= window):
+    if window is None or context.end <= window:
         k, v = _read_both(context, keys_KND, values_KND, 0, context.end, q_THD.dtype)
-        out[rows] = _sdpa(q_THD[rows], k, v, None, scale)
-        return
+        if start == 0:
+            out[rows] = _sdpa(q_THD[rows], k, v, None, scale)
+            return
+        if _flash_takes(q_THD[rows], k):
+            out[rows] = _last_rows(q_THD[rows], k, v, scale)
+            return
     for offset in range(0, context.count, _TILE):
         tile = slice(rows.start + offset, min(rows.start + offset + _TILE, rows.stop))
         position, count = start + offset, tile.stop - tile.start
@@ -282,12 +291,67 @@ def _sdpa(
     mask: torch.Tensor | None,
     scale: float | None,
 ) -> torch.Tensor:
+    grouped = q_THD.shape[1] != k_KLD.shape[0]
+    if grouped and q_THD.device.type != "cpu" and not _flash_groups(q_THD, mask):
+        return _sdpa_expanded(q_THD, k_KLD, v_KLD, mask, scale)
     attended = F.scaled_dot_product_attention(
         q_THD.transpose(0, 1)[None],
         k_KLD[None],
         v_KLD[None],
         attn_mask=mask,
         is_causal=mask is None,
+        enable_gqa=grouped,
+        scale=scale,
+    )
+    return attended[0].transpose(0, 1)
+
+
+def _flash_groups(q_THD: torch.Tensor, mask: torch.Tensor | None) -> bool:
+    """Whether a GPU has a kernel in which query heads share a KV head. For all others torch would
+    write the scores of every row and token out: gigabytes for a chunk of a long prompt."""
+    return mask is None and q_THD.dtype != torch.float32 and q_THD.shape[-1] <= 256
+
+
+def _sdpa_expanded(
+    q_THD: torch.Tensor,
+    k_KLD: torch.Tensor,
+    v_KLD: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float | None,
+) -> torch.Tensor:
+    """Each KV head is taken as a batch of its own, and seen once for each of its query heads."""
+    rows, heads, dim = q_THD.shape
+    kv_heads, tokens = k_KLD.shape[:2]
+    q_KGTD = q_THD.view(rows, kv_heads, -1, dim).permute(1, 2, 0, 3)
+    seen = (kv_heads, heads // kv_heads, tokens, -1)
+    attended = F.scaled_dot_product_attention(
+        q_KGTD,
+        k_KLD[:, None].expand(seen),
+        v_KLD[:, None].expand(seen),
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scale,
+    )
+    return attended.flatten(0, 1).transpose(0, 1)
+
+
+def _flash_takes(q_THD: torch.Tensor, k_KLD: torch.Tensor) -> bool:
+    """Whether this is a GPU that attends without a mask to a context longer than the rows."""
+    if q_THD.device.type == "cpu":
+        return False
+    q, k = q_THD.transpose(0, 1)[None], k_KLD[None]
+    return can_use_flash_attention(SDPAParams(q, k, k, None, 0.0, False, True))
+
+
+def _last_rows(
+    q_THD: torch.Tensor, k_KLD: torch.Tensor, v_KLD: torch.Tensor, scale: float | None
+) -> torch.Tensor:
+    """The rows are those of the last tokens of the context."""
+    attended = F.scaled_dot_product_attention(
+        q_THD.transpose(0, 1)[None],
+        k_KLD[None],
+        v_KLD[None],
+        attn_mask=causal_lower_right(q_THD.shape[0], k_KLD.shape[1]),
         enable_gqa=q_THD.shape[1] != k_KLD.shape[0],
         scale=scale,
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from math import inf
 from typing import Any
 
+from .devices import NodeDevice
 from .errors import StartupError, UsageError
 from .kv.formats import AUTO, SPELLINGS
 from .meeting import SCHEME, meeting_address
@@ -188,6 +189,14 @@ class EngineConfig:
         "max-num-seqs needs, at most 0.3 on CPUs and 0.9 on GPUs).",
         minimum=0.0,
         maximum=1.0,
+    )
+    nodes_per_device: int | None = option(
+        None,
+        "--nodes-per-device",
+        "Nodes that share the memory of each device of this one, and plan for equal parts of it "
+        "(default: as many as one command starts there).",
+        minimum=1,
+        maximum=64,
     )
     num_blocks: int | None = option(
         None,
@@ -476,12 +485,13 @@ def resolve_engine(
     context: int,
     bytes_per_block: int,
     free_bytes: int,
-    on_gpu: bool,
+    device: NodeDevice,
 ) -> ResolvedEngine:
     """Plan the KV cache from the model and the memory of the smallest rank.
 
     ``context`` is the model's own limit in tokens; ``bytes_per_block`` counts all layers of one
-    rank. Raises ``StartupError`` when not even one sequence of two tokens fits.
+    rank, and ``free_bytes`` is what its cache may take. Raises ``StartupError`` when not even one
+    sequence of two tokens fits.
     """
     if config.max_model_len is not None and config.max_model_len > context:
         raise StartupError(
@@ -489,7 +499,7 @@ def resolve_engine(
             f"tokens; lower it"
         )
     length = config.max_model_len or context
-    share = config.kv_fraction if config.kv_fraction is not None else (0.9 if on_gpu else 0.3)
+    share = config.kv_fraction if config.kv_fraction is not None else device.cache_fraction
     affordable = int(free_bytes * share) // bytes_per_block
     wanted = -(-length // config.block_size) * config.max_num_seqs
     if config.num_blocks is not None:
@@ -498,7 +508,7 @@ def resolve_engine(
         if blocks > room:
             raise StartupError(
                 f"--num-gpu-blocks-override {blocks} needs {blocks * bytes_per_block} bytes, but "
-                f"{free_bytes} are free; use at most {room}"
+                f"{free_bytes} are free; use at most {room}{_sharing(device)}"
             )
     else:
         blocks = affordable if config.kv_fraction is not None else min(affordable, wanted)
@@ -506,6 +516,7 @@ def resolve_engine(
         raise StartupError(
             f"no memory for one KV block: a block takes {bytes_per_block} bytes and "
             f"{int(free_bytes * share)} are allowed; raise --kv-fraction or free memory"
+            f"{_sharing(device)}"
         )
     slots = blocks * config.block_size
     if slots < length:
@@ -513,6 +524,7 @@ def resolve_engine(
             raise StartupError(
                 f"--max-model-len {length} needs {length} token slots, but {blocks} blocks of "
                 f"{config.block_size} give {slots}; lower it or raise --kv-fraction"
+                f"{_sharing(device)}"
             )
         length = slots
     limit = config.prefix_cache_max_tokens
@@ -521,9 +533,15 @@ def resolve_engine(
         block_size=config.block_size,
         max_model_len=length,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens or (2048 if on_gpu else 512),
+        max_num_batched_tokens=config.max_num_batched_tokens or device.token_budget,
         prefix_cache_max_blocks=None if limit is None else limit // config.block_size,
     )
+
+
+def _sharing(device: NodeDevice) -> str:
+    if device.nodes == 1:
+        return ""
+    return f", or let fewer nodes share the device (--nodes-per-device is {device.nodes})"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 By default the same few examples every time, so that a change fails for what it changed. A long
 search draws new ones: ``make test ARGS="--hypothesis-profile=long tests/shared/handoff"``.
+
+And how Triton's kernels run, which Triton wants to know before it is first imported.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 import os
 
 from hypothesis import HealthCheck, settings
+
+from tandem.shared.handoff.cuda_driver import device_count
 
 settings.register_profile("short", derandomize=True, deadline=None, database=None)
 settings.register_profile(
@@ -18,3 +22,5 @@ settings.load_profile("short")
 
 # Tests start some two hundred interpreters, and each would compile our modules for itself.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+if device_count() == 0:
+    os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -17,6 +17,8 @@ import torch
 ROOT = Path(__file__).parent.parent
 TESTS = (
     "tests/kernels/test_row_sums.py",
+    "tests/kernels/test_paged_decode.py",
+    "tests/shared/models/test_on_device.py",
     "tests/shared/handoff/test_cuda_driver.py",
     "tests/shared/handoff/test_gpu.py",
     "tests/shared/handoff/test_cuda_ipc.py",

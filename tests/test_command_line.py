@@ -359,6 +359,26 @@ def test_a_cluster_whose_token_cannot_be_left_for_others_serves_all_the_same(
     assert "other commands need --cluster-token-file" in told and "XDG_RUNTIME_DIR" in told
 
 
+@pytest.mark.parametrize(("gpus", "devices"), [(0, (None, None)), (1, ("0", "0")), (2, ("0", "1"))])
+def test_serve_tells_each_node_its_gpu_and_who_shares_it(
+    monkeypatch, capsys, gpus: int, devices: tuple[str | None, ...]
+) -> None:
+    monkeypatch.setattr(launcher, "_await_ready", lambda *_: None)
+    monkeypatch.setattr("tandem.shared.node.gpus.device_count", lambda: gpus)
+    monkeypatch.setattr("tandem.shared.node.gpus._torch_has_cuda", lambda: True)
+    values = cli.commands["serve"].make_context("serve", ["--prefill-nodes=1"]).params
+    started: Any = Started()
+    launcher._start_nodes(started, fill(ServeConfig, values), values, "r:1", 0.0)
+    nodes = [fill(EngineConfig, parse_node(arguments)) for arguments in started.arguments]
+    assert tuple(node.devices for node in nodes) == devices
+    assert {node.nodes_per_device for node in nodes} == {1 if gpus == 2 else 2}
+    assert ("decode-node-1: GPU" in capsys.readouterr().err) == (gpus > 0)
+
+
+def parse_node(arguments: list[str]) -> dict[str, Any]:
+    return cli.commands[arguments[0]].make_context(arguments[0], arguments[1:]).params
+
+
 @pytest.mark.parametrize("with_key", [True, False])
 def test_the_greetings_curl_line_asks_for_a_key_where_one_is_needed(capsys, with_key: bool) -> None:
     launcher._greet("http://127.0.0.1:1", "127.0.0.1:2", ServeConfig(), with_key=with_key)

@@ -1,18 +1,15 @@
-"""Decode attention over the paged cache, read where it lies, for all sequences of a step at once.
+"""Decode attention over the paged cache, read where it lies, for all decoding rows of a step.
 
-Shapes as in ``reference.py``. A step's decoding sequences are numbered; of each, a KV head with its
-query heads is one piece of work.
+Shapes as in ``reference.py``. A KV head of one row, with its query heads, is one piece of work.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numba import prange
 
-from ..reference import Context
+from ..decode_rows import DecodeRows
 from .exponential import exp
 from .jit import array, kernel
 from .vector import widen
@@ -20,54 +17,33 @@ from .vector import widen
 _NO_WINDOW = 1 << 62
 
 
-class Decoding:
-    """Which rows of a step are a sequence's only one, and where their contexts lie."""
-
-    def __init__(self, contexts: Sequence[Context]) -> None:
-        decoding = [context for context in contexts if context.count == 1]
-        self.others = [context for context in contexts if context.count != 1]
-        self.rows = np.array([context.rows.start for context in decoding], dtype=np.int64)
-        self._ends = np.array([context.end for context in decoding], dtype=np.int64)
-        lengths = np.array([len(context.blocks) for context in decoding], dtype=np.int64)
-        self._firsts = np.cumsum(lengths) - lengths
-        tables = [block for context in decoding for block in context.blocks]
-        self._tables = np.array(tables, dtype=np.int64)
-        self._block_size = decoding[0].block_size if decoding else 1
-
-    def attend(
-        self,
-        q_THD: torch.Tensor,
-        keys_KND: torch.Tensor,
-        values_KND: torch.Tensor,
-        window: int | None,
-        scale: float | None,
-        out_THD: torch.Tensor,
-    ) -> None:
-        """Fill these rows of ``out``."""
-        _decode(
-            array(q_THD),
-            array(keys_KND),
-            array(values_KND),
-            self.rows,
-            self._tables,
-            self._firsts,
-            self._ends,
-            self._block_size,
-            _NO_WINDOW if window is None else window,
-            q_THD.shape[-1] ** -0.5 if scale is None else scale,
-            out_THD.numpy(),
-        )
+def attend(
+    q_THD: torch.Tensor,
+    keys_KND: torch.Tensor,
+    values_KND: torch.Tensor,
+    decodes: DecodeRows,
+    window: int | None,
+    out_THD: torch.Tensor,
+) -> None:
+    """Fills the decoding rows of ``out``."""
+    _attend(
+        array(q_THD),
+        array(keys_KND),
+        array(values_KND),
+        decodes.table.numpy(),
+        decodes.block_size,
+        _NO_WINDOW if window is None else window,
+        q_THD.shape[-1] ** -0.5,
+        out_THD.numpy(),
+    )
 
 
 @kernel(parallel=True)
-def _decode(
+def _attend(
     q: np.ndarray,
     keys: np.ndarray,
     values: np.ndarray,
     rows: np.ndarray,
-    tables: np.ndarray,
-    firsts: np.ndarray,
-    ends: np.ndarray,
     block_size: int,
     window: int,
     scale: float,
@@ -76,9 +52,8 @@ def _decode(
     heads = keys.shape[0]
     group = q.shape[1] // heads
     for task in prange(len(rows) * heads):
-        sequence, head = task // heads, task % heads
-        row, end = rows[sequence], ends[sequence]
-        table = tables[firsts[sequence] :]
+        told, head = rows[task // heads], task % heads
+        row, end, table = told[0], told[1], told[2:]
         mine = slice(head * group, (head + 1) * group)
         first = max(0, end - window)
         weights = np.empty((group, end - first), np.float32)

@@ -9,11 +9,12 @@ import numpy as np
 import torch
 
 from .. import reference
+from ..decode_rows import DecodeRows, DecodeShape, decode_rows
 from ..linear import Product
 from ..operators import TorchOperators
 from ..reference import Context
 from . import pointwise
-from .attention import Decoding
+from .attention import attend
 from .jit import array, castable
 from .product import PACKED, Panels
 
@@ -29,19 +30,9 @@ class CompiledOperators(TorchOperators):
     """
 
     def __init__(self) -> None:
-        self._contexts: Sequence[Context] = ()
-        self._decoding = Decoding(())
-
-    def compile(self, cache_dtype: torch.dtype) -> None:
-        """All but the products, so that no step waits for it; a product's code is compiled when its
-        weight is packed."""
-        heads, dim = torch.ones(1, 3, 2), torch.ones(1, 1, 2)
-        caches = tuple(torch.zeros(1, 1, 2, dtype=cache_dtype) for _ in range(2))
-        slots, gain = torch.zeros(1, dtype=torch.int64), torch.ones(2)
-        self.add_rms_norm(self.rms_norm(heads[0], gain, 1e-6), heads[0], gain, 1e-6)
-        self.silu_and_mul(heads[0])
-        q = self.turn_and_cache(heads, gain.expand(2, 2), 1e-6, (dim, dim), caches, slots)
-        self.paged_attention(q, caches[0], caches[1], [Context(slice(0, 1), 0, [0], 1)], None)
+        x = torch.ones(1, 2)
+        self.add_rms_norm(self.rms_norm(x, x[0], 1e-6), x, x[0], 1e-6)
+        self.silu_and_mul(x)
 
     def activation_dtype(self, dtype: torch.dtype, device: torch.device) -> torch.dtype:
         """See ``Operators``."""
@@ -110,6 +101,21 @@ class CompiledOperators(TorchOperators):
         )
         return torch.from_numpy(q)
 
+    def attends_together(self, shape: DecodeShape) -> bool:
+        """See ``Operators``. Compiles what turns, caches and attends."""
+        if not castable(shape.cache_dtype):
+            return False
+        angle, slots = torch.ones(1, 1, 2), torch.zeros(1, dtype=torch.int64)
+        keys, values = torch.zeros(2, 1, 1, 2, dtype=shape.cache_dtype)
+        gains = torch.ones(2, 2)
+        q = self.turn_and_cache(
+            torch.ones(1, 3, 2), gains, 1e-6, (angle, angle), (keys, values), slots
+        )
+        contexts = [Context(slice(0, 1), 0, [0], 1)]
+        rows = decode_rows(contexts, q.device)
+        self.paged_attention(q, keys, values, contexts, None, rows)
+        return True
+
     def paged_attention(
         self,
         q_THD: torch.Tensor,
@@ -117,17 +123,17 @@ class CompiledOperators(TorchOperators):
         values_KND: torch.Tensor,
         contexts: Sequence[Context],
         window: int | None,
-        scale: float | None = None,
+        decodes: DecodeRows | None = None,
     ) -> torch.Tensor:
         """See ``Operators``."""
-        if contexts is not self._contexts:  # the first layer of a step
-            self._contexts, self._decoding = contexts, Decoding(contexts)
-        decoding = self._decoding
-        if not len(decoding.rows) or not castable(keys_KND.dtype):
-            return reference.paged_attention(q_THD, keys_KND, values_KND, contexts, window, scale)
-        out = reference.paged_attention(q_THD, keys_KND, values_KND, decoding.others, window, scale)
-        decoding.attend(q_THD, keys_KND, values_KND, window, scale, out)
-        return out
+        if decodes is None:
+            return reference.paged_attention(q_THD, keys_KND, values_KND, contexts, window)
+        out = torch.empty_like(q_THD)
+        attend(q_THD, keys_KND, values_KND, decodes, window, out)
+        chunks = [context for context in contexts if context.count > 1]
+        if not chunks:
+            return out
+        return reference.paged_attention(q_THD, keys_KND, values_KND, chunks, window, out=out)
 
 
 @cache

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..devices import RankDevice, RankMemory
 from ..errors import ModelError, StartupError
 from .channel import PREFIX_BYTES, body_length, pack, unpack
 from .core import ExecutorLostError
@@ -35,14 +36,6 @@ PING_SECONDS = 1.0
 # A rank that leaves so many pings in a row unanswered stands still. They are counted rather than
 # seconds, so that a head which stood still itself does not blame its ranks.
 MAX_UNANSWERED = 10
-
-
-@dataclass(frozen=True, slots=True)
-class RankMemory:
-    """What a rank can give to the KV cache, once its weights are loaded."""
-
-    free_bytes: int
-    bytes_per_block: int
 
 
 @dataclass(slots=True, eq=False)
@@ -75,14 +68,23 @@ class RankPool:
         self._serving = False
         self._watch: asyncio.Task[None] | None = None
 
-    async def start(self, settings: list[dict[str, Any]]) -> list[RankMemory]:
-        """Start one process for each entry and load its weights.
+    async def start(self, settings: list[dict[str, Any]]) -> list[RankDevice]:
+        """Start one process for each entry; each says what it runs on.
 
-        Raises ``ModelError`` or ``StartupError`` with the rank's own words when one cannot.
+        Raises ``StartupError`` with the rank's own words when one cannot.
         """
         for index, values in enumerate(settings):
             self._ranks.append(await self._spawn(index))
-            self._send(self._ranks[-1], "load", values)
+            self._send(self._ranks[-1], "open", values)
+        return [RankDevice(*(await self._reply(rank, "device"))) for rank in self._ranks]
+
+    async def load(self, formats: dict[str, str]) -> list[RankMemory]:
+        """Load the weights, in the number ``formats`` that fit the devices.
+
+        Raises ``ModelError`` or ``StartupError`` with the rank's own words when one cannot.
+        """
+        for rank in self._ranks:
+            self._send(rank, "load", formats)
         return [RankMemory(*(await self._reply(rank, "loaded"))) for rank in self._ranks]
 
     async def allocate(self, num_blocks: int) -> list[list[str]]:

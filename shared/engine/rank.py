@@ -17,6 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError, TandemError
@@ -35,6 +36,7 @@ class Rank:
         self._channel = channel
         self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._settings: dict[str, Any] = {}
+        self._device: Any = None
         self._loaded: Any = None
         self._runner: ModelRunner | None = None
         self._plane: DataPlane | None = None
@@ -45,6 +47,7 @@ class Rank:
         """Answer until the head is gone; that ends the process from the reader thread."""
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         handlers: dict[str, Callable[[Any], None]] = {
+            "open": self._open,
             "load": self._load,
             "allocate": self._allocate,
             "step": self._step,
@@ -82,14 +85,19 @@ class Rank:
             else:
                 self._inbox.put((kind, payload))
 
-    def _load(self, settings: dict[str, Any]) -> None:
-        from .rank_setup import free_memory, load_model, taken_by_data_plane
+    def _open(self, settings: dict[str, Any]) -> None:
+        from .rank_setup import open_device, report
 
         self._settings = settings
-        self._loaded = load_model(settings)
-        device = self._loaded.device
-        free = max(0, free_memory(device) - taken_by_data_plane(settings, device))
-        self._channel.send("loaded", [free, self._loaded.bytes_per_block])
+        self._device = open_device(settings)
+        self._channel.send("device", astuple(report(self._device)))
+
+    def _load(self, formats: dict[str, str]) -> None:
+        from .rank_setup import load_model, memory_of
+
+        self._settings |= formats
+        self._loaded = load_model(self._settings, self._device)
+        self._channel.send("loaded", astuple(memory_of(self._loaded, self._settings)))
 
     def _allocate(self, num_blocks: int) -> None:
         self._runner = self._loaded.runner(num_blocks)

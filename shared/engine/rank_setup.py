@@ -16,6 +16,7 @@ import torch
 
 from ...kernels.cpu import jit
 from ...kernels.operators import Operators, TorchOperators
+from ..devices import CPU, CUDA, RankDevice, RankMemory
 from ..errors import StartupError
 from ..handoff.cache_port import Buffer
 from ..handoff.carrier_names import CUDA_IPC, allows
@@ -26,8 +27,7 @@ from ..kv.cache import KVCache, bytes_per_block
 from ..models.decoder import Decoder
 from ..models.parallel import TensorParallel
 from ..weights import load
-from .runner import ModelRunner
-from .sampler import Sampler
+from .runner import ModelRunner, runner_of
 
 if TYPE_CHECKING:
     from ..handoff.data_plane import DataPlane
@@ -74,45 +74,83 @@ class LoadedModel:
                 f"the KV cache of {num_blocks} blocks ({size} bytes) cannot be allocated: "
                 f"{str(error).splitlines()[0]}; lower --kv-fraction"
             ) from None
-        sampler = Sampler(self.model.spec.vocab_size, self.device)
-        return ModelRunner(self.model, cache, sampler, self.tp)
+        return runner_of(self.model, cache, self.tp)
 
 
-def load_model(settings: dict[str, Any]) -> LoadedModel:
-    """Place this rank's part of the model, having met the other ranks if there are any."""
+def open_device(settings: dict[str, Any]) -> torch.device:
+    """The device that this rank is told to use, made this process's own. Raises
+    ``StartupError``."""
     device = _device(settings["device"], settings["device_index"])
-    if device.type == "cpu" and _carrier(settings) == CUDA_IPC:
+    if device.type == CPU and _carrier(settings) == CUDA_IPC:
         raise not_possible(NO_GPU)
+    return device
+
+
+def report(device: torch.device) -> RankDevice:
+    """What the head is told of it."""
+    if device.type == CPU:
+        name = f"CPU with {torch.backends.cpu.get_cpu_capability()}"
+        return RankDevice(CPU, name, _total_memory(), free_memory(device))
+    free, total = torch.cuda.mem_get_info(device)
+    name = f"GPU {device.index} ({torch.cuda.get_device_name(device)})"
+    return RankDevice(device.type, name, total, free)
+
+
+def load_model(settings: dict[str, Any], device: torch.device) -> LoadedModel:
+    """Place this rank's part of the model, having met the other ranks if there are any."""
     torch.set_num_threads(settings["threads"])
     tp = _meet(settings, device)
-    kv_dtype = getattr(torch, settings["kv_dtype"])
-    model = load.load_model(
-        settings["folder"],
-        dtype=settings["dtype"],
-        device=device,
-        tp=tp,
-        load_format=settings["load_format"],
-        seed=settings["seed"],
-        operators=_operators(settings["cpu_kernels"], device, kv_dtype),
-    )
-    return LoadedModel(model, settings["block_size"], kv_dtype, tp)
+    operators = _operators(settings["cpu_kernels"], device)
+    try:
+        model = load.load_model(
+            settings["folder"],
+            dtype=settings["dtype"],
+            device=device,
+            tp=tp,
+            load_format=settings["load_format"],
+            seed=settings["seed"],
+            operators=operators,
+        )
+    except torch.OutOfMemoryError:
+        raise StartupError(
+            f"the weights do not fit: {report(device)}; end what else uses it, name another one "
+            f"with --d, or split the model over several"
+        ) from None
+    return LoadedModel(model, settings["block_size"], getattr(torch, settings["kv_dtype"]), tp)
+
+
+def memory_of(loaded: LoadedModel, settings: dict[str, Any]) -> RankMemory:
+    """What is left once the weights are there."""
+    device = loaded.device
+    plane = taken_by_data_plane(settings, device)
+    taken = plane
+    if device.type == CUDA:
+        torch.cuda.empty_cache()  # what loading took for a moment is free again
+        taken += torch.cuda.memory_reserved(device)
+    free = max(0, free_memory(device) - plane)
+    return RankMemory(free, taken, loaded.bytes_per_block)
 
 
 def free_memory(device: torch.device) -> int:
     """Bytes that this process could still take: on a CPU, what the machine and the container
     leave."""
-    if device.type == "cuda":
+    if device.type == CUDA:
         return int(torch.cuda.mem_get_info(device)[0])
     free = _meminfo("MemAvailable") or (8 << 30)
-    limit, used = (_number(Path("/sys/fs/cgroup") / f"memory.{n}") for n in ("max", "current"))
+    limit, used = (_cgroup(name) for name in ("max", "current"))
     if limit is not None and used is not None:
         free = min(free, max(0, limit - used))
     return free
 
 
+def _total_memory() -> int:
+    total = _meminfo("MemTotal") or (8 << 30)
+    return min(total, _cgroup("max") or total)
+
+
 def taken_by_data_plane(settings: dict[str, Any], device: torch.device) -> int:
     """Bytes of a GPU that ``free_memory`` counts and the cache must leave."""
-    return DEVICE_BYTES if device.type == "cuda" and allows(_carrier(settings), CUDA_IPC) else 0
+    return DEVICE_BYTES if device.type == CUDA and allows(_carrier(settings), CUDA_IPC) else 0
 
 
 def _carrier(settings: dict[str, Any]) -> str:
@@ -215,22 +253,31 @@ class CacheOfPlane:
 
 
 def _device(name: str, index: int) -> torch.device:
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
+    if name == CPU or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device(CPU)
     if not torch.cuda.is_available():
-        raise StartupError("--device cuda: this torch sees no CUDA device; use --device cpu")
+        raise StartupError(f"--device cuda: {_no_cuda()}; use --device cpu")
     count = torch.cuda.device_count()
     if index >= count:
         raise StartupError(f"CUDA device {index} was asked for, but there are {count}; see --d")
     torch.cuda.set_device(index)
-    return torch.device("cuda", index)
+    # cuDNN, which torch prefers on the newest GPUs, plans its attention anew for each length: half
+    # a second for every token of a stream.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    return torch.device(CUDA, index)
 
 
-def _operators(kernels: str, device: torch.device, kv_dtype: torch.dtype) -> Operators:
+def _no_cuda() -> str:
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"torch {torch.__version__} is built without CUDA; install one that has it"
+    return "this torch sees no CUDA device"
+
+
+def _operators(kernels: str, device: torch.device) -> Operators:
     """Compiled ones are ready to run. Raises ``StartupError``."""
     if kernels == "torch":
         return TorchOperators()
-    if device.type != "cpu":
+    if device.type != CPU:
         raise StartupError(f"--cpu-kernels {kernels} is for CPUs, and this rank is on {device}")
     try:
         jit.prepare()
@@ -241,9 +288,7 @@ def _operators(kernels: str, device: torch.device, kv_dtype: torch.dtype) -> Ope
         ) from None
     from ...kernels.cpu.operators import CompiledOperators
 
-    operators = CompiledOperators()
-    operators.compile(kv_dtype)
-    return operators
+    return CompiledOperators()
 
 
 def _meet(settings: dict[str, Any], device: torch.device) -> TensorParallel:
@@ -251,11 +296,14 @@ def _meet(settings: dict[str, Any], device: torch.device) -> TensorParallel:
         return TensorParallel()
     try:
         torch.distributed.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
+            "nccl" if device.type == CUDA else "gloo",
             init_method=settings["rendezvous"],
             rank=settings["rank"],
             world_size=settings["size"],
             timeout=datetime.timedelta(seconds=RENDEZVOUS_SECONDS),
+            # NCCL connects at once then: what it lacks is known now, and what it takes of the
+            # memory before the cache is planned.
+            device_id=device if device.type == CUDA else None,
         )
     except (RuntimeError, ValueError) as error:
         raise StartupError(
@@ -276,8 +324,8 @@ def _meminfo(field: str) -> int | None:
     return None
 
 
-def _number(file: Path) -> int | None:
+def _cgroup(what: str) -> int | None:
     try:
-        return int(file.read_text())
+        return int(Path(f"/sys/fs/cgroup/memory.{what}").read_text())
     except (OSError, ValueError):  # no cgroup, or "max"
         return None

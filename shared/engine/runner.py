@@ -28,8 +28,15 @@ class ModelRunner:
     history; everything else comes with the plan. Rank 0 alone samples."""
 
     def __init__(
-        self, model: Decoder, cache: KVCache, sampler: Sampler, tp: TensorParallel
+        self,
+        model: Decoder,
+        cache: KVCache,
+        sampler: Sampler,
+        tp: TensorParallel,
+        *,
+        decodes_together: bool = False,
     ) -> None:
+        self.decodes_together = decodes_together
         self.model = model
         self.cache = cache
         self.sampler = sampler
@@ -68,7 +75,13 @@ class ModelRunner:
         result: StepResult,
     ) -> None:
         rows, asked = _output_rows(sequences)
-        batch = build_batch(sequences, self.cache.block_size, self.cache.device, rows)
+        batch = build_batch(
+            sequences,
+            self.cache.block_size,
+            self.cache.device,
+            rows,
+            decodes_together=self.decodes_together,
+        )
         hidden = self.model.forward(batch, self.cache.layers, on_layer)
         sampling = [s.sequence_id for s in sequences if s.sample]
         if sampling:
@@ -162,4 +175,12 @@ def build_runner(
         tp_rank=tp.rank,
         tp_size=tp.size,
     )
-    return ModelRunner(model, cache, Sampler(model.spec.vocab_size, place.device), tp)
+    return runner_of(model, cache, tp)
+
+
+def runner_of(model: Decoder, cache: KVCache, tp: TensorParallel) -> ModelRunner:
+    """A runner that has tried what its device can do."""
+    sampler = Sampler(model.spec.vocab_size, cache.device)
+    with torch.inference_mode():
+        together = model.decodes_together(cache.layers, cache.block_size)
+    return ModelRunner(model, cache, sampler, tp, decodes_together=together)

@@ -11,7 +11,7 @@ together, and no order among them has to be invented. R rows, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -106,28 +106,33 @@ class Sampler:
             good = finite.nonzero().flatten().tolist()
             failed = {sequence_ids[row]: _NOT_FINITE for row in set(range(len(states))) - set(good)}
             states, logits = [states[row] for row in good], logits[good]
-        raw = {r: logits[r].clone() for r, s in enumerate(states) if s.params.logprobs is not None}
+        asking = [row for row, state in enumerate(states) if state.params.logprobs is not None]
+        raw = logits[asking] if asking else logits[:0]  # a copy: what follows edits them
         for row, state in enumerate(states):
             if state.edits_logits:
                 _edit(logits[row], state)
         tokens = _draw(logits, states)
+        listed = _logprobs(raw, asking, tokens, states)
         sampled = []
         for row, (state, token) in enumerate(zip(states, tokens, strict=True)):
             state.drawn += 1
             if state.counts is not None:
                 state.counts[token] += 1
-            sampled.append(
-                Sampled(state.spec.sequence_id, token, _logprobs(raw, row, token, state))
-            )
+            sampled.append(Sampled(state.spec.sequence_id, token, listed.get(row)))
         return sampled, failed
 
 
 def _logprobs(
-    raw: dict[int, torch.Tensor], row: int, token: int, state: _State
-) -> PositionLogprobs | None:
-    if row not in raw:
-        return None
-    return position_logprobs(raw[row][None], [token], state.params.logprobs or 0)[0]
+    raw: torch.Tensor, rows: list[int], tokens: list[int], states: list[_State]
+) -> dict[int, PositionLogprobs]:
+    """Of the ``rows`` that ask, whose logits are ``raw``. All at once: a GPU would be waited for
+    with each."""
+    if not rows:
+        return {}
+    wanted = [states[row].params.logprobs or 0 for row in rows]
+    found = position_logprobs(raw, [tokens[row] for row in rows], max(wanted))
+    cut = [replace(one, top=one.top[:most]) for one, most in zip(found, wanted, strict=True)]
+    return dict(zip(rows, cut, strict=True))
 
 
 def _edit(logits: torch.Tensor, state: _State) -> None:

@@ -36,6 +36,7 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "cuInit": (c_uint,),
     "cuGetErrorName": (c_int, POINTER(c_char_p)),
     "cuGetErrorString": (c_int, POINTER(c_char_p)),
+    "cuDeviceGetCount": (POINTER(c_int),),
     "cuDeviceGet": (POINTER(c_int), c_int),
     "cuDeviceGetUuid_v2": (POINTER(_Uuid), c_int),
     "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
@@ -54,6 +55,18 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "cuMemHostRegister_v2": (c_void_p, c_size_t, c_uint),
     "cuMemHostUnregister": (c_void_p,),
 }
+
+
+def device_count(library: str = LIBRARY) -> int:
+    """GPUs that this process may use, by the numbers that torch gives them: the driver heeds
+    ``CUDA_VISIBLE_DEVICES``. 0 without a driver. Takes nothing of any GPU."""
+    count = c_int()
+    try:
+        driver = _load(library)
+    except DeviceError:
+        return 0
+    failed = driver.cuInit(0) or driver.cuDeviceGetCount(byref(count))
+    return 0 if failed else count.value
 
 
 class CudaDriver:

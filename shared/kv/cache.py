@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...kernels.fp8 import castable
+from ...kernels.fp8 import castable, indexable
 from ..models.memory import bytes_per_block, plan_num_blocks
 from ..models.spec import DecoderSpec
 
@@ -92,7 +92,8 @@ class KVCache:
         for side, cached in zip(packed, self.layers[layer], strict=True):
             held = cached[local.start : local.stop]
             for at, slots in self._runs(block_table, first_token, end_token):
-                side[:, at].copy_(castable(held[:, slots], side.dtype))
+                taken = indexable(held)[:, slots].view(self.dtype)
+                side[:, at].copy_(castable(taken, side.dtype))
 
     def scatter(
         self,
@@ -109,7 +110,7 @@ class KVCache:
         for side, cached in zip(packed, self.layers[layer], strict=True):
             held = cached[local.start : local.stop]
             for at, slots in self._runs(block_table, first_token, end_token):
-                held[:, slots] = side[:, at].to(self.device)
+                indexable(held)[:, slots] = indexable(side[:, at]).to(self.device)
 
     def _local(self, layer: int, heads: range | None) -> range:
         """Global head numbers as indices into this rank's tensors."""

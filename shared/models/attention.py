@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ...kernels.decode_rows import DecodeShape
 from .batch import ForwardBatch
 from .linear import ColumnParallel, RowParallel
 from .norm import HeadNorm
@@ -30,7 +31,10 @@ class Attention:
         self.o = RowParallel(place, "o", spec.num_heads * dim, query_rows, hidden, spec.o_bias)
         self.norm = HeadNorm(place, len(query), len(kv), dim) if spec.qk_norm else None
         self.operators = place.operators
+        self.activations = place.activations
         self.eps = eps
+        self.heads = len(query)
+        self.kv_heads = len(kv)
         self.dim = dim
         self.window = spec.sliding_window
 
@@ -45,8 +49,17 @@ class Attention:
     def attend(self, q: torch.Tensor, batch: ForwardBatch, cache: LayerKV) -> torch.Tensor:
         """Attention and the output projection."""
         keys, values = cache
-        attended = self.operators.paged_attention(q, keys, values, batch.contexts, self.window)
+        told = batch.contexts, self.window, batch.decodes
+        attended = self.operators.paged_attention(q, keys, values, *told)
         return self.o(attended.view(q.shape[0], -1))
+
+    def decode_shape(self, cache: LayerKV, block_size: int) -> DecodeShape:
+        """What attends to this cache, in the type of activations."""
+        keys = cache[0]
+        heads = self.heads, self.kv_heads
+        return DecodeShape(
+            keys.device, self.activations, keys.dtype, *heads, self.dim, self.window, block_size
+        )
 
     def slots(self, prefix: str) -> dict[str, Slot]:
         """The parameters by name, for the loader."""

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from ...kernels.decode_rows import DecodeRows, decode_rows
 from ...kernels.reference import Context
 
 
@@ -32,7 +33,7 @@ class ForwardBatch:
     """The tokens of several sequences, flattened to T rows.
 
     ``output_rows`` are the rows whose hidden state is wanted. When there are none, the model stops
-    after the last layer's KV.
+    after the last layer's KV. ``decodes`` are those of ``contexts`` that are attended together.
     """
 
     tokens: torch.Tensor
@@ -40,6 +41,7 @@ class ForwardBatch:
     slots: torch.Tensor
     contexts: list[Context]
     output_rows: torch.Tensor
+    decodes: DecodeRows | None = None
 
 
 def build_batch(
@@ -47,6 +49,8 @@ def build_batch(
     block_size: int,
     device: torch.device,
     output_rows: Sequence[int] | None = None,
+    *,
+    decodes_together: bool = False,
 ) -> ForwardBatch:
     """Flatten; without ``output_rows``, the last row of each sequence."""
     tokens: list[int] = []
@@ -69,4 +73,5 @@ def build_batch(
         torch.tensor(slots, dtype=torch.int64, device=device),
         contexts,
         torch.tensor(output_rows, dtype=torch.int64, device=device),
+        decode_rows(contexts, device) if decodes_together else None,
     )

@@ -168,6 +168,16 @@ class Decoder:
         """[rows, vocabulary] in fp32 on rank 0, nothing on the others."""
         return self.head.logits(hidden)
 
+    def decodes_together(self, cache: Sequence[LayerKV], block_size: int) -> bool:
+        """Whether every layer can attend with all decoding rows at once; latents cannot."""
+        kinds = {
+            layer.attention.decode_shape(kept, block_size)
+            for layer, kept in zip(self.layers, cache, strict=True)
+            if isinstance(layer.attention, Attention)
+        }
+        together = self.place.operators.attends_together
+        return bool(kinds) and all(together(kind) for kind in kinds)
+
     def slots(self) -> dict[str, Slot]:
         """Every parameter of this rank by name: what the loader must fill."""
         slots = {"embed.weight": self.embed.slot(), **self.norm.slots("norm")}

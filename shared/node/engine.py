@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..config import EngineConfig, HandoffConfig, ResolvedEngine, resolve_engine
+from ..devices import NodeDevice
 from ..engine.core import EngineCore
 from ..engine.executor import RankPool
 from ..engine.scheduler import Scheduler
@@ -26,6 +28,8 @@ from ..text.special_tokens import special_tokens
 from ..weights.locate import display_name, locate_model
 from .cores import share_of_cores
 from .thread import in_thread
+
+log = logging.getLogger("tandem.node")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,24 +90,24 @@ async def start_engine(
     problem = tensor_parallel_problem(spec, size)
     if problem:
         raise ModelError(f"{folder} cannot be split over {size} ranks: {problem}")
-    weight_dtype = spec.dtype_for(config.dtype, on_cpu=not _on_gpu(config))
-    kv_dtype = kv_format(config.kv_cache_dtype, weight_dtype)
     ranks = RankPool(on_event, on_lost)
     try:
         settings = [
-            _rank_settings(config, kv_dtype, identity, folder, rank, size, handoff, listen, curve)
+            _rank_settings(config, identity, folder, rank, size, handoff, listen, curve)
             for rank in range(size)
         ]
         _share_rendezvous(settings)
-        memory = await ranks.start(settings)
+        device = NodeDevice(tuple(await ranks.start(settings)), config.nodes_per_device or 1)
+        formats = _formats(config, spec, device)
+        memory = await ranks.load(formats)
         resolved = resolve_engine(
             config,
             context=spec.max_position,
             bytes_per_block=max(m.bytes_per_block for m in memory),
-            # On one machine the ranks of a CPU node draw on the same memory.
-            free_bytes=min(m.free_bytes for m in memory) // (1 if _on_gpu(config) else size),
-            on_gpu=_on_gpu(config),
+            free_bytes=device.cache_bytes(memory),
+            device=device,
         )
+        _log_plan(device, resolved)
         ends = await ranks.allocate(resolved.num_blocks)
     except BaseException:
         await ranks.stop()
@@ -131,8 +135,8 @@ async def start_engine(
         name=config.served_model_name or display_name(config.model),
         resolved=resolved,
         fingerprint=model_fingerprint(spec, folder),
-        weight_dtype=weight_dtype,
-        kv_dtype=kv_dtype,
+        weight_dtype=formats["dtype"],
+        kv_dtype=formats["kv_dtype"],
         endpoints=[end[:2] for end in ends],
         curve_keys=[key for end in ends for key in end[2:] if key],
         world_size=size,
@@ -184,13 +188,22 @@ def fingerprint_text(fields: dict[str, str]) -> str:
     return "\n".join(f"{key}={value}" for key, value in sorted(fields.items()))
 
 
-def _on_gpu(config: EngineConfig) -> bool:
-    return config.device == "cuda" or (config.device == "auto" and bool(config.device_ids))
+def _formats(config: EngineConfig, spec: DecoderSpec, device: NodeDevice) -> dict[str, str]:
+    """The number formats of weights and cache, by torch's names."""
+    dtype = spec.dtype_for(config.dtype, on_cpu=device.on_cpu)
+    return {"dtype": dtype, "kv_dtype": kv_format(config.kv_cache_dtype, dtype)}
+
+
+def _log_plan(device: NodeDevice, resolved: ResolvedEngine) -> None:
+    for rank, each in enumerate(device.ranks):
+        log.info("rank %d runs on %s before the weights are loaded", rank, each)
+    slots = resolved.num_blocks * resolved.block_size
+    budget = resolved.max_num_batched_tokens
+    log.info("the KV cache holds %d tokens, a step computes up to %d", slots, budget)
 
 
 def _rank_settings(
     config: EngineConfig,
-    kv_dtype: str,
     identity: NodeIdentity,
     folder: Path,
     rank: int,
@@ -215,8 +228,6 @@ def _rank_settings(
         }
     return {
         "folder": str(folder),
-        "dtype": config.dtype,
-        "kv_dtype": kv_dtype,
         "device": config.device if not ids else "cuda",
         "device_index": ids[rank] if ids else rank,
         "rank": rank,

@@ -9,6 +9,7 @@ import torch
 
 from tandem.kernels import reference
 from tandem.kernels.cpu import jit
+from tandem.kernels.decode_rows import DecodeShape, decode_rows
 from tandem.kernels.reference import Context
 
 jit.prepare()
@@ -155,7 +156,8 @@ def test_paged_attention_of_decoding_and_other_rows(
         contexts.append(Context(slice(row, row + count), start, table, BLOCK))
         row += count
     q = torch.randn(row, heads * group, dim)
-    got = compiled.paged_attention(q, keys, values, contexts, window)
+    together = decode_rows(contexts, q.device)
+    got = compiled.paged_attention(q, keys, values, contexts, window, together)
     wide = keys.float(), values.float()
     expected = reference.paged_attention(q, *wide, contexts, window)
     for context in contexts:
@@ -166,22 +168,23 @@ def test_paged_attention_of_decoding_and_other_rows(
         )
 
 
+def shape_of(cache_dtype: torch.dtype) -> DecodeShape:
+    return DecodeShape(torch.device("cpu"), torch.float32, cache_dtype, 3, 1, 8, None, BLOCK)
+
+
 def test_an_fp8_cache_is_left_to_torch(compiled: CompiledOperators) -> None:
-    keys, values = torch.randn(2, 1, 8, 6).to(torch.float8_e4m3fn)
-    q, contexts = torch.randn(1, 2, 6), [Context(slice(0, 1), 6, [1, 0], BLOCK)]
-    got = compiled.paged_attention(q, keys, values, contexts, None)
-    assert got.equal(reference.paged_attention(q, keys, values, contexts, None))
+    assert not compiled.attends_together(shape_of(torch.float8_e4m3fn))
 
 
 def test_no_step_waits_for_the_compiler(compiled: CompiledOperators) -> None:
     """Whatever shapes and strides come, everything was compiled before."""
     from tandem.kernels.cpu import attention, pointwise, product
 
-    compiled.compile(torch.bfloat16)
+    assert compiled.attends_together(shape_of(torch.bfloat16))
     compiled.product(torch.ones(1, 1).bfloat16(), None)
     kernels = [
         *(pointwise.rms_norm, pointwise.add_rms_norm, pointwise.silu_and_mul),
-        *(pointwise.turn_and_cache, attention._decode),
+        *(pointwise.turn_and_cache, attention._attend),
         *(product._multiply, product._multiply_packed),
     ]
     before = [len(kernel.signatures) for kernel in kernels]

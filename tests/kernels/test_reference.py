@@ -151,6 +151,24 @@ def test_a_long_chunk_is_taken_in_tiles() -> None:
     close(got, exact_attention(q, keys.transpose(0, 1), values.transpose(0, 1), 99, None))
 
 
+@DTYPES
+@pytest.mark.parametrize("group", [2, 3])
+@pytest.mark.parametrize(("start", "window"), [(0, None), (7, None), (30, 5)])
+def test_the_ways_to_attend_on_a_gpu_agree_with_the_definition(
+    dtype: torch.dtype, group: int, start: int, window: int | None
+) -> None:
+    """None of them is chosen on a CPU, which can run them all the same."""
+    q = torch.randn(19, 2 * group, 8).to(dtype)
+    k, v = torch.randn(2, start + 19, 2, 8).to(dtype)
+    context = Context(slice(0, 19), start, list(range(99)), BLOCK)
+    mask = context.mask(start, 19, 0, window, q.device) if start else None
+    told = q, k.transpose(0, 1), v.transpose(0, 1)
+    expected = exact_attention(q, k, v, start, window)
+    close(reference._sdpa_expanded(*told, mask, None), expected)
+    if window is None:
+        close(reference._last_rows(*told, None), expected)
+
+
 def test_consecutive_blocks_are_a_view() -> None:
     cache = torch.randn(2, 80, 8)
     context = Context(slice(0, 1), 9, [3, 4, 5, 11], BLOCK)

@@ -13,12 +13,16 @@ from tandem.shared.config import (
     resolve_engine,
     split_addresses,
 )
+from tandem.shared.devices import CPU, NodeDevice, RankDevice
 from tandem.shared.errors import StartupError, UsageError
 
 
 def resolve(free: int = 1 << 20, **options: Any) -> ResolvedEngine:
     config = EngineConfig(**options)
-    return resolve_engine(config, context=1000, bytes_per_block=1024, free_bytes=free, on_gpu=False)
+    device = NodeDevice((RankDevice(CPU, "a CPU", free, free),))
+    return resolve_engine(
+        config, context=1000, bytes_per_block=1024, free_bytes=free, device=device
+    )
 
 
 def test_the_cache_is_as_large_as_memory_allows_and_the_length_follows() -> None:
@@ -39,6 +43,14 @@ def test_the_cache_is_as_large_as_memory_allows_and_the_length_follows() -> None
 def test_what_does_not_fit_is_refused(free: int, options: dict[str, Any], word: str) -> None:
     with pytest.raises(StartupError, match=word):
         resolve(free, **options)
+
+
+def test_a_node_that_shares_its_device_says_so_when_its_part_is_too_small() -> None:
+    device = NodeDevice((RankDevice(CPU, "a CPU", 1, 1),), nodes=3)
+    told = {"context": 1000, "bytes_per_block": 1024, "free_bytes": 4096, "device": device}
+    for options in ({"kv_fraction": 0.1}, {"num_blocks": 99}, {"max_model_len": 999}):
+        with pytest.raises(StartupError, match=r"fewer nodes .*--nodes-per-device is 3"):
+            resolve_engine(EngineConfig(**options), **told)
 
 
 def test_devices_and_ranks_must_agree() -> None:

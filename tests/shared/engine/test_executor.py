@@ -46,7 +46,7 @@ async def test_a_rank_that_is_too_slow_is_an_error_of_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tandem.shared.engine.executor.START_SECONDS", 0.01)
-    with pytest.raises(StartupError, match=r"rank 0 gave no 'loaded' within 0\.01 s"):
+    with pytest.raises(StartupError, match=r"rank 0 gave no 'device' within 0\.01 s"):
         await start_engine(CONFIG, IDENTITY)
 
 

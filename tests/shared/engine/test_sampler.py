@@ -205,6 +205,20 @@ def test_a_row_that_is_not_finite_fails_alone(bad: float) -> None:
     assert "not finite" in failed[1]
 
 
+def test_each_row_lists_as_many_logprobs_as_it_asked_for() -> None:
+    logits = torch.randn(5, 500, generator=torch.Generator().manual_seed(4))
+    asked = [3, None, 0, 1, 5]
+    sampler = Sampler(500)
+    for index, count in enumerate(asked):
+        sampler.add(spec_of(index, temperature=0.0, logprobs=count, logit_bias={7: 2.0}))
+    sampled, _ = sampler.sample(range(5), logits.clone())
+    for row, (one, count) in enumerate(zip(sampled, asked, strict=True)):
+        if count is None:
+            assert one.logprobs is None
+        else:
+            assert [one.logprobs] == position_logprobs(logits[row : row + 1], [one.token], count)
+
+
 def test_logprobs_are_those_of_the_raw_logits() -> None:
     logits = torch.randn(VOCAB)
     sampled = draw(logits, spec_of(temperature=0.3, logprobs=3, logit_bias={11: 90.0}))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem.shared.handoff.cuda_driver import HANDLE_BYTES, CudaDriver
+from tandem.shared.handoff.cuda_driver import HANDLE_BYTES, CudaDriver, device_count
 from tandem.shared.handoff.device import DeviceError
 
 SOURCE = Path(__file__).with_name("fake_cuda.c")
@@ -117,8 +117,15 @@ def test_without_a_driver_it_says_so(tmp_path: Path) -> None:
         CudaDriver(0, "libc.so.6")
 
 
+def test_gpus_are_counted_by_the_driver_if_there_is_one(library: str, tmp_path: Path) -> None:
+    assert device_count(library) == 4
+    assert device_count(str(tmp_path / "libnone.so")) == 0
+    assert device_count("libc.so.6") == 0
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_real_driver_copies_within_its_device() -> None:
+    assert device_count() == torch.cuda.device_count()
     driver = CudaDriver(0)
     driver.enter()
     theirs, ours = driver.allocate(MIB), driver.allocate(MIB)

@@ -1,4 +1,5 @@
-"""What a head finds out about its model before any rank does."""
+"""What a head finds out about its model before any rank does, and plans when they say what they
+run on."""
 
 from __future__ import annotations
 
@@ -8,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from tandem import EngineConfig
 from tandem.shared.builtin_model import builtin_model_path
+from tandem.shared.devices import CPU, CUDA, RankDevice, RankMemory
 from tandem.shared.models.registry import read_spec
-from tandem.shared.node.engine import _with_every_end
+from tandem.shared.node import engine
+from tandem.shared.node.engine import NodeIdentity, _with_every_end, start_engine
 
 ADDED = [{"id": 5, "content": "<end>"}, {"id": 7, "content": "</s>"}, {"id": 10**6, "content": "x"}]
 
@@ -35,3 +39,65 @@ def test_every_end_token_that_the_folder_names_counts(
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": named}))
     (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
     assert _with_every_end(spec, tmp_path).eos_token_ids == ends
+
+
+class FakeRanks:
+    """Ranks whose device is what the test says, and that are told what to load."""
+
+    def __init__(self, kind: str) -> None:
+        self.device = RankDevice(kind, "a device", 1 << 34, 1 << 34)
+        self.formats: dict[str, str] = {}
+
+    async def start(self, settings: list[dict[str, Any]]) -> list[RankDevice]:
+        self.started = len(settings)
+        return [self.device] * self.started
+
+    async def load(self, formats: dict[str, str]) -> list[RankMemory]:
+        self.formats = formats
+        return [RankMemory(1 << 33, 1 << 30, 1 << 20)] * self.started
+
+    async def allocate(self, num_blocks: int) -> list[list[str]]:
+        return [[]] * self.started
+
+    async def stop(self) -> None:
+        pass
+
+
+async def planned(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, **options: Any
+) -> tuple[engine.NodeEngine, dict[str, str]]:
+    """A node of a model that was saved in float16, on this kind of device."""
+    config = json.loads((builtin_model_path() / "config.json").read_text())
+    spelled = {key: "float16" for key in ("dtype", "torch_dtype") if key in config}
+    (tmp_path / "config.json").write_text(json.dumps(config | spelled))
+    ranks = FakeRanks(kind)
+    monkeypatch.setattr(engine, "RankPool", lambda *_: ranks)
+    started = await start_engine(
+        EngineConfig(model=str(tmp_path), max_num_seqs=65536, **options), NodeIdentity("node", 1)
+    )
+    return started, ranks.formats
+
+
+async def test_a_device_that_nobody_named_is_planned_for_as_what_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The head cannot know before its ranks say it."""
+    found = {}
+    for kind in (CUDA, CPU):
+        node, formats = await planned(monkeypatch, tmp_path, kind)
+        resolved = node.resolved
+        assert formats == {"dtype": node.weight_dtype, "kv_dtype": node.kv_dtype}
+        found[kind] = (node.kv_dtype, resolved.num_blocks, resolved.max_num_batched_tokens)
+    blocks = (1 << 33) // (1 << 20)
+    assert found[CUDA] == ("float16", int(blocks * 0.9), 2048)
+    assert found[CPU] == ("bfloat16", int(blocks * 0.3), 512)
+
+
+async def test_options_win_over_what_a_device_suggests(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    options = {"kv_fraction": 0.5, "max_num_batched_tokens": 99, "dtype": "float32"}
+    for kind in (CUDA, CPU):
+        node, formats = await planned(monkeypatch, tmp_path, kind, **options)
+        assert (node.resolved.num_blocks, node.resolved.max_num_batched_tokens) == (4096, 99)
+        assert formats == {"dtype": "float32", "kv_dtype": "float32"}

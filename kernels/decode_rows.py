@@ -1,0 +1,118 @@
+"""The rows of a step that decode, taken together where a GPU can: launching kernels for each
+sequence and layer takes longer than all of their attention.
+
+Triton compiles what does it on the machine that runs it, and needs a C compiler there. So it is
+tried before it is relied on, and sequences are attended one by one where it is missing or wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+
+from . import reference
+from .reference import Context
+
+log = logging.getLogger("tandem.kernels")
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """The decoding rows of a step, for all layers. ``table``, int32 [R, 2 + blocks], has of each
+    its number in the step, its tokens of context, and the blocks that these are in."""
+
+    table: torch.Tensor
+    longest: int
+    block_size: int
+
+
+def decode_rows(contexts: Sequence[Context], device: torch.device) -> DecodeRows | None:
+    """Those of ``contexts`` that bring one row each; ``None`` if none does."""
+    single = [context for context in contexts if context.count == 1]
+    if not single:
+        return None
+    table = np.zeros((len(single), 2 + max(len(c.blocks) for c in single)), dtype=np.int32)
+    for row, context in zip(table, single, strict=True):
+        row[0], row[1] = context.rows.start, context.end
+        row[2 : 2 + len(context.blocks)] = context.blocks
+    longest = max(context.end for context in single)
+    return DecodeRows(torch.from_numpy(table).to(device), longest, single[0].block_size)
+
+
+def paged_attention(
+    q_THD: torch.Tensor,
+    keys_KND: torch.Tensor,
+    values_KND: torch.Tensor,
+    contexts: Sequence[Context],
+    window: int | None,
+    decodes: DecodeRows | None = None,
+) -> torch.Tensor:
+    """``reference.paged_attention``, for the rows of ``decodes`` in one launch."""
+    if decodes is None:
+        return reference.paged_attention(q_THD, keys_KND, values_KND, contexts, window)
+    from .paged_decode import paged_decode
+
+    out = torch.empty_like(q_THD)
+    paged_decode(q_THD, keys_KND, values_KND, decodes, window, out)
+    chunks = [context for context in contexts if context.count > 1]
+    return reference.paged_attention(q_THD, keys_KND, values_KND, chunks, window, out=out)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeShape:
+    """What the kernels are compiled for: one kind of attention on one rank."""
+
+    device: torch.device
+    dtype: torch.dtype
+    cache_dtype: torch.dtype
+    heads: int
+    kv_heads: int
+    dim: int
+    window: int | None
+    block_size: int
+
+
+@cache
+def works(shape: DecodeShape) -> bool:
+    """Whether decoding rows can be taken together, and rightly; compiles what does it."""
+    if shape.device.type != "cuda":
+        return False
+    try:
+        worst = largest_error(shape)
+    except Exception as error:  # Triton has its own for every way of failing
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+    else:
+        if worst < limit(shape):
+            return True
+        reason = f"its results are {worst:g} off"
+    log.warning("sequences decode one by one, because Triton is of no use here: %.300s", reason)
+    return False
+
+
+def limit(shape: DecodeShape) -> float:
+    """What rounding may make of results that are no larger than a few."""
+    return 1e-3 if shape.dtype == shape.cache_dtype == torch.float32 else 0.05
+
+
+def largest_error(shape: DecodeShape) -> float:
+    """Against the reference, over sequences of one part and of several."""
+    lengths = (1, 19, 1100)
+    size, device = shape.block_size, shape.device
+    blocks = list(range(-(-max(lengths) // size)))[::-1]
+    random = torch.Generator(device).manual_seed(0)
+    cached = (2, shape.kv_heads, len(blocks) * size, shape.dim)
+    cache_2KND = torch.randn(cached, generator=random, device=device).to(shape.cache_dtype)
+    q_shape = (len(lengths), shape.heads, shape.dim)
+    q_THD = torch.randn(q_shape, generator=random, device=device).to(shape.dtype)
+    contexts = [
+        Context(slice(row, row + 1), length - 1, blocks, size) for row, length in enumerate(lengths)
+    ]
+    told = q_THD, cache_2KND[0], cache_2KND[1], contexts, shape.window
+    got = paged_attention(*told, decode_rows(contexts, device))
+    difference = got.float() - reference.paged_attention(*told).float()
+    return float(difference.abs().nan_to_num(torch.inf).max())

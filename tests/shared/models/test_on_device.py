@@ -1,0 +1,101 @@
+"""Whole models on a GPU, against the same ones on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tandem.shared.engine.plan import SamplerSpec, SamplingParams, SequenceStep, StepPlan
+from tandem.shared.engine.runner import ModelRunner, build_runner
+from tandem.tests import tiny_models
+
+GPU = [pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="none"))]
+NAMES = pytest.mark.parametrize("name", ["qwen3", "mistral", "deepseek_v3"])
+FORMATS = pytest.mark.parametrize(
+    ("dtype", "kept"), [("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "fp8")]
+)
+PROMPTS = [list(range(5)), [9] * 300, [7, 8] * 50]
+STEPS, CHUNK, BLOCK = 6, 64, 16
+
+
+def drawn(runner: ModelRunner) -> list[list[int]]:
+    """Greedy tokens of all prompts in one batch: prefilled in chunks, some while others decode."""
+    tokens = [list(prompt) for prompt in PROMPTS]
+    computed = [0] * len(tokens)
+    tables = [list(range(first, first + 40))[::-1] for first in range(0, 120, 40)]
+    added = [SamplerSpec(i, SamplingParams(temperature=0.0), 0, ()) for i in range(len(tokens))]
+    step = 0
+    while any(len(all_) < len(p) + STEPS for all_, p in zip(tokens, PROMPTS, strict=True)):
+        rows = []
+        for i, known in enumerate(tokens):
+            part = known[computed[i] : computed[i] + CHUNK]
+            whole = computed[i] + len(part) == len(known)
+            rows.append(SequenceStep(i, part, computed[i], tables[i], whole))
+            computed[i] += len(part)
+        for sampled in runner.execute(StepPlan(step, rows, added)).sampled:
+            tokens[sampled.sequence_id].append(sampled.token)
+        added, step = [], step + 1
+    ends = zip(tokens, PROMPTS, strict=True)
+    return [known[len(p) : len(p) + STEPS] for known, p in ends]
+
+
+def runner_on(device: str, folder: Path, dtype: str = "float32", kept: str = "auto") -> ModelRunner:
+    formats = {"dtype": dtype, "kv_dtype": kept}
+    return build_runner(folder, **formats, device=device, block_size=BLOCK, num_blocks=120)
+
+
+@NAMES
+@pytest.mark.parametrize("device", GPU)
+def test_greedy_tokens_do_not_depend_on_the_device(tmp_path: Path, name: str, device: str) -> None:
+    folder = tiny_models.cached(name, tmp_path)
+    assert drawn(runner_on(device, folder)) == drawn(runner_on("cpu", folder))
+
+
+def test_greedy_tokens_are_the_same_again_without_a_gpu(tmp_path: Path) -> None:
+    """So that what the others do is tried everywhere."""
+    folder = tiny_models.cached("mistral", tmp_path)
+    tokens = drawn(runner_on("cpu", folder))
+    assert [len(each) for each in tokens] == [STEPS] * len(PROMPTS)
+    assert tokens == drawn(runner_on("cpu", folder))
+
+
+@NAMES
+@FORMATS
+@pytest.mark.parametrize("device", GPU)
+def test_no_attention_writes_all_scores_out(
+    tmp_path: Path, name: str, dtype: str, kept: str, device: str
+) -> None:
+    runner = runner_on(device, tiny_models.cached(name, tmp_path), dtype, kept)
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
+        drawn(runner)
+
+
+@FORMATS
+@pytest.mark.parametrize("device", GPU)
+def test_decoding_rows_are_taken_together(
+    tmp_path: Path, dtype: str, kept: str, device: str
+) -> None:
+    runner = runner_on(device, tiny_models.cached("qwen3", tmp_path), dtype, kept)
+    assert runner.decodes_together
+
+
+@FORMATS
+@pytest.mark.parametrize("device", ["cpu", *GPU])
+def test_kv_leaves_a_cache_and_enters_another_of_the_same_device(
+    tmp_path: Path, dtype: str, kept: str, device: str
+) -> None:
+    folder = tiny_models.cached("qwen3", tmp_path)
+    full, empty = (runner_on(device, folder, dtype, kept).cache for _ in range(2))
+    for side in full.layers[0]:
+        side.copy_(torch.randn(side.shape).clamp(-9, 9))
+    there, here = list(range(0, 60, 3)), list(range(119, 99, -1))
+    for place in ("cpu", device):
+        packed = torch.zeros(full.packed_bytes(0, 300), dtype=torch.uint8, device=place)
+        full.pack(0, there, 5, 305, packed)
+        empty.scatter(0, here, 5, 305, packed)
+        again = torch.empty_like(packed)
+        empty.pack(0, here, 5, 305, again)
+        assert torch.equal(packed, again) and packed.any()
