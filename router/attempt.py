@@ -52,10 +52,10 @@ class Attempt:
                 yield from self._show(choice.finish(event.finished))
 
     def cut_off(self) -> list[int]:
-        """The choices that stop strings have ended since it was last asked, of which the node does
-        not know."""
+        """The choices that stop strings have ended since it was last asked, while others go on: the
+        node does not know of it."""
         ended, self._cut_off = self._cut_off, []
-        return ended
+        return [] if self.finished else ended
 
     def account(self, usage: Usage) -> None:
         """Add what this prompt cost, and where it ran."""

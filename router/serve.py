@@ -68,14 +68,16 @@ async def _serve_prompt(
                 if attempt is not None:
                     yield Restarted(number)
                 attempt = Attempt(generation, number, node)
-            for item in attempt.take(event):
+            items = list(attempt.take(event))
+            # At once: a client that is slow to read would keep the choice running.
+            for index in attempt.cut_off():
+                node.end_choice(request.call_id, index)
+            for item in items:
                 yield item
             if attempt.finished:
                 # Leaving cancels the call: what a stop string ended must not go on on the node.
                 attempt.account(usage)
                 return
-            for index in attempt.cut_off():
-                node.end_choice(request.call_id, index)
     raise NodeError("The node ended the request before it was finished.")
 
 

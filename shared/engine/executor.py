@@ -76,7 +76,9 @@ class RankPool:
         for index, values in enumerate(settings):
             self._ranks.append(await self._spawn(index))
             self._send(self._ranks[-1], "open", values)
-        return [RankDevice(*(await self._reply(rank, "device"))) for rank in self._ranks]
+        return [
+            RankDevice(*(await self._reply(rank, "device", START_SECONDS))) for rank in self._ranks
+        ]
 
     async def load(self, formats: dict[str, str]) -> list[RankMemory]:
         """Load the weights, in the number ``formats`` that fit the devices.
@@ -85,14 +87,16 @@ class RankPool:
         """
         for rank in self._ranks:
             self._send(rank, "load", formats)
-        return [RankMemory(*(await self._reply(rank, "loaded"))) for rank in self._ranks]
+        return [
+            RankMemory(*(await self._reply(rank, "loaded", START_SECONDS))) for rank in self._ranks
+        ]
 
     async def allocate(self, num_blocks: int) -> list[list[str]]:
         """Give every rank its cache. Returns each rank's data-plane endpoints and CURVE key, if it
         has any."""
         for rank in self._ranks:
             self._send(rank, "allocate", num_blocks)
-        endpoints = [await self._reply(rank, "ready") for rank in self._ranks]
+        endpoints = [await self._reply(rank, "ready", START_SECONDS) for rank in self._ranks]
         self._serving = True
         self._watch = asyncio.create_task(self._ping())
         return endpoints
@@ -207,8 +211,7 @@ class RankPool:
                 return f"ended with exit status {status}"
         return "closed its channel"
 
-    async def _reply(self, rank: _Rank, wanted: str, seconds: float | None = None) -> Any:
-        seconds = START_SECONDS if seconds is None else seconds
+    async def _reply(self, rank: _Rank, wanted: str, seconds: float) -> Any:
         try:
             async with asyncio.timeout(seconds):
                 kind, payload = await rank.replies.get()
