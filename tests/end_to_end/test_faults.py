@@ -7,14 +7,15 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.error
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
 
-from tandem.tests.end_to_end.clients import greedy, prompt, stream_lines
-from tandem.tests.end_to_end.cluster import Part, TestCluster, node_metric, running, until
+from tandem.tests.end_to_end.clients import greedy, open_request, prompt, stream_lines
+from tandem.tests.end_to_end.cluster import Part, TestCluster, get, node_metric, running, until
 
 COMMITTED = 'tandem_transfers_total{outcome="committed"}'
 # Without prefix caches, every prompt is computed and handed over again.
@@ -215,3 +216,29 @@ def test_one_prefill_node_serves_two_decode_nodes_and_the_reverse(
     for part in more:
         part.process.terminate()
         assert part.process.wait(10) == 0
+
+
+def test_a_second_sigterm_ends_a_draining_node_and_its_ranks_at_once(
+    cluster: TestCluster, pair: Pair
+) -> None:
+    node = pair.decode
+    ranks = psutil.Process(node.process.pid).children()
+    connection = open_request(cluster, prompt(1, 20), stream=True, max_tokens=450, n=16)
+    until(lambda: node_metric(node, "tandem_sequences_running") == 16, "the streams")
+    node.process.send_signal(signal.SIGTERM)
+    until(lambda: not is_ready(node), "the node to be unready")
+    assert node.process.poll() is None
+    node.process.send_signal(signal.SIGTERM)
+    assert node.process.wait(10) == 143
+    assert psutil.wait_procs(ranks, timeout=10)[1] == []
+    connection.close()
+
+
+def is_ready(node: Part) -> bool:
+    try:
+        get(f"http://{node.host}:{node.health_port()}/ready")
+    except urllib.error.HTTPError as error:
+        with error:
+            assert error.code == 503
+            return False
+    return True

@@ -4,24 +4,20 @@ their roles under load without a lost request."""
 from __future__ import annotations
 
 import itertools
-import signal
 import subprocess
 import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from tandem.tests.end_to_end.clients import greedy, open_request, prompt, stream_lines
+from tandem.tests.end_to_end.clients import greedy, prompt, stream_lines
 from tandem.tests.end_to_end.cluster import (
     BLOCK,
     Part,
     TestCluster,
-    get,
     node_metric,
     running,
     until,
@@ -161,32 +157,3 @@ def test_a_role_that_cannot_be_is_refused(
 ) -> None:
     done = nodes_command(four, *arguments)
     assert done.returncode in (1, 2) and words in done.stderr
-
-
-def test_a_second_sigterm_ends_a_draining_node_and_its_ranks_at_once(
-    tmp_path: Path, tiny_model: str
-) -> None:
-    with running(tmp_path, tiny_model) as cluster:
-        cluster.start_router()
-        node = cluster.start_node("decode-node", "--drain-timeout=60")
-        cluster.wait_nodes(decode=1, prefill=0)
-        ranks = psutil.Process(node.process.pid).children()
-        connection = open_request(cluster, prompt(1, 20), stream=True, max_tokens=450, n=16)
-        until(lambda: node_metric(node, "tandem_sequences_running") == 16, "the streams")
-        node.process.send_signal(signal.SIGTERM)
-        until(lambda: "503" in probe(node), "the node to be unready")
-        assert node.process.poll() is None
-        node.process.send_signal(signal.SIGTERM)
-        assert node.process.wait(10) == 143
-        assert psutil.wait_procs(ranks, timeout=10)[1] == []
-        connection.close()
-
-
-def probe(node: Part) -> str:
-    import urllib.error
-
-    try:
-        return get(f"http://127.0.0.1:{node.health_port()}/ready")
-    except urllib.error.HTTPError as error:
-        with error:
-            return str(error.code)

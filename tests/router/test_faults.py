@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -268,7 +269,12 @@ async def test_a_client_that_goes_away_frees_the_node(
 
 
 async def _send(c: Cluster, path: str, body: Any) -> asyncio.StreamWriter:
-    _, writer = await asyncio.open_connection("127.0.0.1", c.router.http_port)
+    sock = socket.socket()
+    # Before connect, to have effect: a client that stops reading need not be sent megabytes first.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", c.router.http_port))
+    _, writer = await asyncio.open_connection(sock=sock)
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\ncontent-type: application/json\r\n"
     writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)

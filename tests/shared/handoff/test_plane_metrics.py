@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tandem.shared.handoff import plane_loop
 from tandem.shared.handoff.messages import CancelSend, Received, to_wire
 from tandem.shared.handoff.stats import DataPlaneStats
 from tandem.shared.node.plane_metrics import PlaneCollector
@@ -13,6 +14,11 @@ from .fake_node import Node
 from .plane_pair import BLOCK, CELL, LAYERS, Rank, until
 
 pytestmark = pytest.mark.usefixtures("each_carrier")
+
+
+@pytest.fixture(autouse=True)
+def prompt_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plane_loop, "REPORT_SECONDS", 0.02)
 
 
 def _latest(rank: Rank) -> dict[str, float]:
