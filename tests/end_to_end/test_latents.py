@@ -46,7 +46,7 @@ def reference(models: Path) -> Callable[[list[int]], list[int]]:
 def duo(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator[Ensemble]:
     model = str(tiny_models.cached("deepseek_v3", models))
     with running(tmp_path_factory.mktemp("duo"), model) as cluster:
-        yield Ensemble(cluster, {"one": (1, 8), "two": (2, 32)})
+        yield Ensemble(cluster, {"one": (1, 8), "two": (2, 32)}, [("one", "two")])
 
 
 def drawn(cluster: TestCluster, batch: list[list[int]]) -> list[list[int]]:
@@ -66,7 +66,7 @@ def test_ranks_and_block_sizes_may_differ(
     duo: Ensemble, reference: Callable[[list[int]], list[int]], there: str, here: str
 ) -> None:
     """Tokens are those of transformers, and only what is missing travels."""
-    ranks, block = duo.sizes[here]
+    ranks, block = duo.kinds[here]
     # What neither node has seen, and then what begins like it, so that both prefix caches have a
     # part in it.
     first = [prompt(1000 * ranks + length, length) for length in (2, 9, 33, 64, 65, 300)]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tandem.router import admin
 from tandem.tests.end_to_end.clients import greedy, prompt, stream_lines
 from tandem.tests.end_to_end.cluster import (
     BLOCK,
@@ -116,7 +117,7 @@ def test_nodes_change_their_roles_under_load_and_no_request_is_lost(four: TestCl
     assert sum(transfers(four, n) - before[n] for n in ("p1", "p2")) >= 4
     four.wait_idle(*(named(four, name) for name in ROLES))
     for name, role in (("d1", "decode"), ("p1", "prefill"), ("d2", "decode"), ("p2", "prefill")):
-        assert nodes_command(four, "role", name, role).returncode == 0
+        admin.set_role(four.registry, name, role)
         until(lambda: four.roles().get(name) == role, f"{name} to be a {role} node")  # noqa: B023
     assert {seed: greedy(four, seed) for seed in want} == want
 
@@ -140,7 +141,7 @@ def test_a_node_whose_role_changes_finishes_its_streams_first(four: TestCluster)
     ((name, command),) = done
     assert command.returncode == 0, command.stderr
     until(lambda: four.roles().get(name) == "prefill", f"{name} to be a prefill node")
-    assert nodes_command(four, "role", name, "decode").returncode == 0
+    admin.set_role(four.registry, name, "decode")
     until(lambda: four.roles().get(name) == "decode", f"{name} to be a decode node again")
 
 

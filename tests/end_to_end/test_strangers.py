@@ -32,8 +32,7 @@ def test_nodes_of_another_model_are_refused_while_serving_goes_on(
     strangers: TestCluster, disaggregated: TestCluster
 ) -> None:
     want = greedy(disaggregated, 3)
-    for kind in ("prefill-node", "decode-node"):
-        stranger = strangers.launch_node(kind)
+    for stranger in [strangers.launch_node(kind) for kind in ("prefill-node", "decode-node")]:
         assert stranger.process.wait(START_SECONDS) == 1
         (line,) = [x for x in stranger.log.read_text().splitlines() if x.startswith("tandem: ")]
         assert "rope_theta is '10000.0' in the cluster and '5000.0' on the node" in line
