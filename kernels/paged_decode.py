@@ -2,8 +2,8 @@
 
     q [T, H, D]   keys, values [K, N, D]   ->   out [T, H, D], of which those rows are filled
 
-A program takes up to ``SPLIT`` tokens of one sequence and one KV head, for all query heads that
-share it; a second kernel weighs the parts. Where a sequence is cut depends on its own length alone,
+A program takes a part of the tokens of one sequence and one KV head, for all query heads that share
+it; a second kernel weighs the parts. Where a sequence is cut depends on its own length alone,
 so a row's result is the same in any batch. Scores, sums and parts are float32; products are taken
 in the cache's type, or in q's where the cache is fp8.
 
@@ -20,8 +20,10 @@ import triton.language as tl
 from .decode_rows import DecodeRows
 from .fp8 import FP8, indexable
 
-# Tokens of a program. Fewer leave more to weigh, more leave a GPU idle in small batches.
+# Tokens of a program, unless that made more parts of a sequence than a GPU needs to be busy: parts
+# take memory. Fewer tokens leave more to weigh, more leave a GPU idle in small batches.
 SPLIT = 512
+MOST_PARTS = 64
 # Parts that are weighed at a time.
 _PARTS = 16
 # A tensor core multiplies no fewer rows or columns.
@@ -49,11 +51,12 @@ def paged_decode(
     packed = keys_KND.dtype == FP8
     q_THD = q_THD if packed else q_THD.to(keys_KND.dtype)
     count, visible = decodes.table.shape[0], min(decodes.longest, window or decodes.longest)
-    splits = triton.cdiv(visible, SPLIT)
+    splits = min(MOST_PARTS, triton.cdiv(visible, SPLIT))
     parts = q_THD.new_empty(count, heads, splits, dim, dtype=torch.float32)
     weights = q_THD.new_empty(count, heads, splits, dtype=torch.float32)
     wide = max(_LEAST, triton.next_power_of_2(dim))
-    shape = {"WINDOW": window or 0, "SPLITS_OF": SPLIT, "DIM": dim, "WIDE": wide}
+    cut = {"WINDOW": window or 0, "LEAST": SPLIT, "MOST": MOST_PARTS}
+    shape = {"DIM": dim, "WIDE": wide}
     _attend[(count, kv_heads, splits)](
         q_THD,
         indexable(keys_KND),
@@ -71,6 +74,7 @@ def paged_decode(
         GROUPS=max(_LEAST, triton.next_power_of_2(heads // kv_heads)),
         TILE=max(_LEAST, min(64, _TILE_BYTES // (wide * q_THD.dtype.itemsize))),
         PACKED=packed,
+        **cut,
         **shape,
         num_warps=4,
         num_stages=2,
@@ -84,6 +88,7 @@ def paged_decode(
         decodes.table.stride(0),
         *out_THD.stride()[:2],
         PARTS=_PARTS,
+        **cut,
         **shape,
         num_warps=4,
     )
@@ -96,6 +101,12 @@ def _widened(code: tl.tensor) -> tl.tensor:
     half = ((code & 0x80) << 8) | ((code & 0x7F) << 7)
     wide = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
     return tl.where((code & 0x7F) == 0x7F, float("nan"), wide)
+
+
+@triton.jit
+def _size(visible: tl.tensor, LEAST: tl.constexpr, MOST: tl.constexpr) -> tl.tensor:
+    """Tokens of a part of a sequence of which so many are visible."""
+    return tl.maximum(tl.cdiv(visible, MOST), LEAST)
 
 
 @triton.jit(do_not_specialize=["splits", "table_stride"])
@@ -114,7 +125,8 @@ def _attend(
     cache_head: tl.tensor,
     cache_slot: tl.tensor,
     WINDOW: tl.constexpr,
-    SPLITS_OF: tl.constexpr,
+    LEAST: tl.constexpr,
+    MOST: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -128,8 +140,9 @@ def _attend(
     mine = table + number.to(tl.int64) * table_stride
     row, length = tl.load(mine).to(tl.int64), tl.load(mine + 1)
     first = tl.maximum(length - WINDOW, 0) if WINDOW else 0
-    begin = first + split * SPLITS_OF
-    end = tl.minimum(begin + SPLITS_OF, length)
+    size = _size(length - first, LEAST, MOST)
+    begin = first + split * size
+    end = tl.minimum(begin + size, length)
     if begin < length:
         group, column = tl.arange(0, GROUPS), tl.arange(0, WIDE)
         head = kv_head * GROUP + group
@@ -178,7 +191,8 @@ def _weigh(
     out_row: tl.tensor,
     out_head: tl.tensor,
     WINDOW: tl.constexpr,
-    SPLITS_OF: tl.constexpr,
+    LEAST: tl.constexpr,
+    MOST: tl.constexpr,
     DIM: tl.constexpr,
     WIDE: tl.constexpr,
     PARTS: tl.constexpr,
@@ -188,7 +202,7 @@ def _weigh(
     mine = table + number.to(tl.int64) * table_stride
     row, length = tl.load(mine).to(tl.int64), tl.load(mine + 1)
     visible = tl.minimum(length, WINDOW) if WINDOW else length
-    count = tl.cdiv(visible, SPLITS_OF)
+    count = tl.cdiv(visible, _size(visible, LEAST, MOST))
     at = (number.to(tl.int64) * tl.num_programs(1) + head) * splits
     column = tl.arange(0, WIDE)
     most = tl.full([1], float("-inf"), tl.float32)

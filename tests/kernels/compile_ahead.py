@@ -21,7 +21,7 @@ GENERATIONS = (80, 90, 100)
 SHARED_BYTES = 99 << 10
 STRIDES = {"q_row", "q_head", "cache_head", "cache_slot", "out_row", "out_head"}
 POINTERS = {"table": "*i32", "parts_RHSD": "*fp32", "weights_RHS": "*fp32", "scale": "fp32"}
-SHAPE = {"WINDOW": 0, "SPLITS_OF": paged_decode.SPLIT, "DIM": 128, "WIDE": 128}
+SHAPE = {"WINDOW": 0, "LEAST": 512, "MOST": 64, "DIM": 128, "WIDE": 128}
 ATTEND = SHAPE | {"BLOCK": 16, "GROUP": 4, "GROUPS": 16}
 
 
