@@ -14,7 +14,6 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
-from torch.nn.attention.bias import causal_lower_right
 
 from .fp8 import FP8, castable, indexable
 
@@ -347,6 +346,9 @@ def _last_rows(
     q_THD: torch.Tensor, k_KLD: torch.Tensor, v_KLD: torch.Tensor, scale: float | None
 ) -> torch.Tensor:
     """The rows are those of the last tokens of the context."""
+    # It loads torch's compiler, which takes as long as the rest of torch; GPUs alone need it.
+    from torch.nn.attention.bias import causal_lower_right
+
     attended = F.scaled_dot_product_attention(
         q_THD.transpose(0, 1)[None],
         k_KLD[None],

@@ -114,7 +114,10 @@ def loaded_by(module: str) -> set[str]:
     [
         ("tandem.router.server", {"torch", "transformers", "triton"}),
         ("tandem.shared.text.tokenizer", {"torch", "transformers", "triton"}),
-        ("tandem.shared.engine.runner", {*WEB, "transformers"}),
+        (
+            "tandem.shared.engine.rank_setup",
+            {*WEB, "transformers", "torch._dynamo", "numba", "triton"},
+        ),
         ("tandem.shared.engine.api", {*WEB, "torch", "transformers"}),
         ("tandem", {"torch", "numpy", "grpc", "click", "asyncio", "tandem.shared"}),
         ("tandem.__main__", {"torch", "numpy", "grpc", "fastapi"}),

@@ -6,6 +6,7 @@ Everything heavy is imported here, so that a rank that is told to stop at once n
 from __future__ import annotations
 
 import datetime
+import importlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -264,6 +265,8 @@ def _device(name: str, index: int) -> torch.device:
     # cuDNN, which torch prefers on the newest GPUs, plans its attention anew for each length: half
     # a second for every token of a stream.
     torch.backends.cuda.enable_cudnn_sdp(False)
+    # Chunks attend with it, and it loads torch's compiler: now, not in a step.
+    importlib.import_module("torch.nn.attention.bias")
     return torch.device(CUDA, index)
 
 
