@@ -38,16 +38,17 @@ def prepare() -> None:
     except ImportError as error:
         raise Unavailable(f"numba, or its OpenMP layer, is missing ({error})") from None
     numba.config.THREADING_LAYER = "omp"
-    numba.config.CACHE_DIR = str(_cache_folder())
+    numba.config.CACHE_DIR = _cache_folder()
 
 
-def _cache_folder() -> Path:
+def _cache_folder() -> str:
     """numba would take code for current as long as the one file that it was written in is, whatever
-    has become of those that it calls. So each version of all of them has a folder of its own."""
+    has become of those that it calls. So each version of all of them has a folder of its own.
+    Empty, which lets numba look for one, for a user without a home, as in some containers."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
     version = hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()[:16]
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "tandem" / f"kernels-{version}"
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(root, "tandem", f"kernels-{version}") if os.path.isabs(root) else ""
 
 
 def kernel(*, parallel: bool = False) -> Callable[[Callable[..., Any]], Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -197,6 +198,16 @@ def test_no_step_waits_for_the_compiler(compiled: CompiledOperators) -> None:
     test_products(7, 37, 99, torch.bfloat16)
     test_products(99, 37, 99, torch.bfloat16)
     assert [len(kernel.signatures) for kernel in kernels] == before
+
+
+def test_what_is_compiled_is_kept_for_this_version_of_the_kernels(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert Path(jit._cache_folder()).parent == tmp_path / "tandem"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    assert jit._cache_folder() == ""
 
 
 def test_without_numba_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
