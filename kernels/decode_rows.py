@@ -8,7 +8,7 @@ tried before it is relied on, and sequences are attended one by one where it is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -31,6 +31,12 @@ class DecodeRows:
     block_size: int
 
 
+# What fills the decoding rows of its last argument, from queries, keys, values, rows and window.
+DecodeKernel = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, DecodeRows, int | None, torch.Tensor], None
+]
+
+
 def decode_rows(contexts: Sequence[Context], device: torch.device) -> DecodeRows | None:
     """Those of ``contexts`` that bring one row each; ``None`` if none does."""
     single = [context for context in contexts if context.count == 1]
@@ -50,17 +56,32 @@ def paged_attention(
     values_KND: torch.Tensor,
     contexts: Sequence[Context],
     window: int | None,
-    decodes: DecodeRows | None = None,
+    decodes: DecodeRows | None,
+    kernel: DecodeKernel,
 ) -> torch.Tensor:
-    """``reference.paged_attention``, for the rows of ``decodes`` in one launch."""
+    """``reference.paged_attention``, for the rows of ``decodes`` by one call of ``kernel``."""
     if decodes is None:
         return reference.paged_attention(q_THD, keys_KND, values_KND, contexts, window)
+    out = torch.empty_like(q_THD)
+    kernel(q_THD, keys_KND, values_KND, decodes, window, out)
+    chunks = [context for context in contexts if context.count > 1]
+    if not chunks:
+        return out
+    return reference.paged_attention(q_THD, keys_KND, values_KND, chunks, window, out=out)
+
+
+def triton_kernel(
+    q_THD: torch.Tensor,
+    keys_KND: torch.Tensor,
+    values_KND: torch.Tensor,
+    rows: DecodeRows,
+    window: int | None,
+    out_THD: torch.Tensor,
+) -> None:
+    """``paged_decode``; Triton is loaded by those alone that have rows for it."""
     from .paged_decode import paged_decode
 
-    out = torch.empty_like(q_THD)
-    paged_decode(q_THD, keys_KND, values_KND, decodes, window, out)
-    chunks = [context for context in contexts if context.count > 1]
-    return reference.paged_attention(q_THD, keys_KND, values_KND, chunks, window, out=out)
+    paged_decode(q_THD, keys_KND, values_KND, rows, window, out_THD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +134,6 @@ def largest_error(shape: DecodeShape) -> float:
         Context(slice(row, row + 1), length - 1, blocks, size) for row, length in enumerate(lengths)
     ]
     told = q_THD, cache_2KND[0], cache_2KND[1], contexts, shape.window
-    got = paged_attention(*told, decode_rows(contexts, device))
+    got = paged_attention(*told, decode_rows(contexts, device), triton_kernel)
     difference = got.float() - reference.paged_attention(*told).float()
     return float(difference.abs().nan_to_num(torch.inf).max())

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from . import decode_rows, linear, reference
-from .decode_rows import DecodeRows, DecodeShape
+from .decode_rows import DecodeKernel, DecodeRows, DecodeShape
 from .linear import Product
 from .reference import Context
 
@@ -70,8 +70,21 @@ class TorchOperators:
     add_rms_norm = staticmethod(reference.add_rms_norm)
     silu_and_mul = staticmethod(reference.silu_and_mul)
     turn_and_cache = staticmethod(reference.turn_and_cache)
-    paged_attention = staticmethod(decode_rows.paged_attention)
+    decode_kernel: DecodeKernel = staticmethod(decode_rows.triton_kernel)
 
     def attends_together(self, shape: DecodeShape) -> bool:
         """See ``Operators``."""
         return decode_rows.works(shape)
+
+    def paged_attention(
+        self,
+        q_THD: torch.Tensor,
+        keys_KND: torch.Tensor,
+        values_KND: torch.Tensor,
+        contexts: Sequence[Context],
+        window: int | None,
+        decodes: DecodeRows | None = None,
+    ) -> torch.Tensor:
+        """See ``Operators``."""
+        told = q_THD, keys_KND, values_KND, contexts, window, decodes
+        return decode_rows.paged_attention(*told, self.decode_kernel)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
 import torch
 
 from .. import reference
-from ..decode_rows import DecodeRows, DecodeShape, decode_rows
+from ..decode_rows import DecodeShape, decode_rows
 from ..linear import Product
 from ..operators import TorchOperators
 from ..reference import Context
@@ -28,6 +27,8 @@ class CompiledOperators(TorchOperators):
 
     What has no kernel here, an fp8 cache and latent attention, takes torch's operators.
     """
+
+    decode_kernel = staticmethod(attend)
 
     def __init__(self) -> None:
         x = torch.ones(1, 2)
@@ -115,25 +116,6 @@ class CompiledOperators(TorchOperators):
         rows = decode_rows(contexts, q.device)
         self.paged_attention(q, keys, values, contexts, None, rows)
         return True
-
-    def paged_attention(
-        self,
-        q_THD: torch.Tensor,
-        keys_KND: torch.Tensor,
-        values_KND: torch.Tensor,
-        contexts: Sequence[Context],
-        window: int | None,
-        decodes: DecodeRows | None = None,
-    ) -> torch.Tensor:
-        """See ``Operators``."""
-        if decodes is None:
-            return reference.paged_attention(q_THD, keys_KND, values_KND, contexts, window)
-        out = torch.empty_like(q_THD)
-        attend(q_THD, keys_KND, values_KND, decodes, window, out)
-        chunks = [context for context in contexts if context.count > 1]
-        if not chunks:
-            return out
-        return reference.paged_attention(q_THD, keys_KND, values_KND, chunks, window, out=out)
 
 
 @cache

@@ -122,7 +122,8 @@ class ZmqDialer:
                 if self._keys is not None:
                     self._keys.dial(socket, endpoints.key)
                 socket.connect(endpoint)
-                socket.send(greeting.encode(hello), zmq.NOBLOCK)
+                with contextlib.suppress(zmq.Again):  # it has ended already, and its watch tells
+                    socket.send(greeting.encode(hello), zmq.NOBLOCK)
         except zmq.ZMQError as error:
             self._lose(dial, f"cannot connect to {endpoint!r}: {error}")
 

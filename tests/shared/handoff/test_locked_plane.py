@@ -8,11 +8,13 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import zmq
 
 from tandem.shared.errors import PeerRefusedError
+from tandem.shared.handoff import greeting, zmq_dialer
 from tandem.shared.handoff.curve import check_keys
 from tandem.shared.handoff.messages import (
     Admit,
@@ -113,6 +115,31 @@ def test_an_unlocked_rank_gets_no_word_out_of_a_locked_one(locked: Rank) -> None
     hands_over(locked)
 
 
+@pytest.fixture(params=["before", "after"])
+def greeted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greetings of decode ranks are sent before or after their first connection has failed."""
+    if request.param == "before":
+        return
+    dialled: list[zmq.Socket[bytes]] = []
+    watched, encode = zmq_dialer.watched_socket, greeting.encode
+
+    def noted(*told: Any) -> Any:
+        socket, watch = watched(*told)
+        dialled.append(socket)
+        return socket, watch
+
+    def late(hello: greeting.Greeting) -> bytes:
+        if dialled:
+            bulk = dialled[0]
+            dialled.clear()
+            until(lambda: not int(bulk.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
+        return encode(hello)
+
+    monkeypatch.setattr(zmq_dialer, "watched_socket", noted)
+    monkeypatch.setattr(greeting, "encode", late)
+
+
+@pytest.mark.usefixtures("greeted")
 def test_whoever_answers_without_the_announced_key_is_not_believed(locked: Rank) -> None:
     """Somebody else on the address of a prefill rank."""
     with Rank("d", listen_host=None, curve=True) as decode, Rank("p", curve=True) as other:
