@@ -445,7 +445,7 @@ def test_what_is_closed_leaves_nothing(carrier: str) -> None:
         held = _held_bytes()
     finally:
         tracemalloc.stop()
-    assert sum(held.values()) < 1 << 16, held  # less than one of the twenty-four slots
+    assert sum(held.values()) < 1 << 16, held  # less than a cache, which every part refers to
     # Others in this process may have let go of theirs meanwhile.
     until(
         lambda: all(now <= then for now, then in zip(_open(), (descriptors, threads), strict=True))
