@@ -9,6 +9,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # torch's default wheels bring several GB of CUDA; TORCH_INDEX= (empty) installs those instead.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH := torch==2.13.0
+# torch's CUDA builds bring their own; beside the others it is for the tests of kernels.
+TRITON := $(if $(TORCH_INDEX),'triton==3.9.0; sys_platform == "linux"')
+# Tests wait for processes half of their time. Those of a file share clusters and stay together.
+WORKERS ?= 2
 
 .PHONY: serve test check format bench model stubs clean
 
@@ -16,7 +20,7 @@ serve: $(VENV)/.serve
 	$(BIN)/tandem serve --prefill-nodes 1 $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -53,5 +57,5 @@ $(VENV)/.serve: $(VENV)/.torch pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt
-	$(BIN)/pip install -q -c constraints.txt -e '.[serve,dev]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[serve,dev]' $(TRITON)
 	touch $@ $(VENV)/.serve

@@ -1,7 +1,7 @@
 """The decode kernels against the reference: on a GPU if there is one, else as Triton interprets
 them, and compiled for GPUs that are not here.
 
-Without Triton (the extra ``kernels``) they are skipped.
+Without Triton, as beside some builds of torch, they are skipped.
 """
 
 from __future__ import annotations
