@@ -96,8 +96,7 @@ class Campaign:
             self._connect(name)
         self.cluster.wait_nodes(decode=2, prefill=2)
         for home in itertools.product(DECODE_NODES, PREFILL_NODES):
-            answer = self.ask(self.new_prompt(*home))
-            assert len(answer.tokens) == OUTPUT, answer
+            self._connected(*home)
         before = self.wires[PREFILL].bulk.passed()
         self.ask(self.new_prompt())
         self._whole = self.wires[PREFILL].bulk.passed() - before
@@ -174,18 +173,23 @@ class Campaign:
 
     def recover(self) -> None:
         """Wait until a prompt goes from the one node to the other again, and nothing is held."""
-        deadline = time.monotonic() + RECOVERY_SECONDS
-        while True:
-            before = self._moved()
-            answer = self.ask(self.new_prompt())
-            if all(now > then for now, then in zip(self._moved(), before, strict=True)):
-                break
-            assert time.monotonic() < deadline, f"{PREFILL} is still not used: {answer}"
+        self._connected(DECODE, PREFILL)
         self.baseline.check()
 
-    def _moved(self) -> tuple[float, float]:
+    def _connected(self, decode: str, prefill: str) -> None:
+        """Wait until a prompt goes from the one node to the other."""
+        deadline = time.monotonic() + RECOVERY_SECONDS
+        while True:
+            before = self._moved(decode, prefill)
+            answer = self.ask(self.new_prompt(decode, prefill))
+            moved = zip(self._moved(decode, prefill), before, strict=True)
+            if all(now > then for now, then in moved):
+                return
+            assert time.monotonic() < deadline, f"{prefill} is not used by {decode}: {answer}"
+
+    def _moved(self, decode: str, prefill: str) -> tuple[float, float]:
         """Transfers that have left the one node, and that have come to the other."""
-        return node_metric(self.parts[PREFILL], SENT), node_metric(self.parts[DECODE], RECEIVED)
+        return node_metric(self.parts[prefill], SENT), node_metric(self.parts[decode], RECEIVED)
 
 
 def ask(cluster: TestCluster, tokens: list[int], count: int = OUTPUT) -> Answer:
