@@ -80,7 +80,8 @@ def left_token(address: str, token: str) -> Iterator[None]:
         unfinished.rename(name)
         yield
     finally:
-        _remove(name, file)
+        for path in (name, unfinished):
+            _remove(path, file)
         os.close(file)
 
 

@@ -102,9 +102,17 @@ def test_docker_is_sent_everything_the_wheel_is_made_of():
 def test_images_have_both_targets_and_no_root():
     text = (d.DEPLOY / "Dockerfile").read_text()
     assert {"cpu", "cuda"} <= set(re.findall(r"^FROM \S+ AS (\S+)$", text, re.M))
-    user = re.search(r"^USER (\d+):\d+$", text, re.M)
-    assert user is not None and int(user[1]) > 0
-    assert {d.pod(w)["securityContext"]["runAsUser"] for w in d.workloads()} == {int(user[1])}
+    stages = [re.findall(r"^USER (\d+)", stage, re.M) for stage in text.split("\nFROM ")]
+    left = {int(users[-1]) for users in stages if users}
+    assert len(left) == 1 and min(left) > 0
+    assert {d.pod(w)["securityContext"]["runAsUser"] for w in d.workloads()} == left
+
+
+def test_images_install_extras_that_there_are():
+    named = re.findall(r"'\.\[(.+)\]'", (d.DEPLOY / "Dockerfile").read_text())
+    settings = tomllib.loads((d.ROOT / "pyproject.toml").read_text())
+    extras = settings["project"]["optional-dependencies"]
+    assert len(named) == 2 and all(set(some.split(",")) <= extras.keys() for some in named)
 
 
 # --- flags

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -58,6 +59,18 @@ def test_what_a_killed_launcher_left_is_shown_to_nobody_and_swept(runtime: Path)
     assert find_token(REGISTRY) == ""
     with left_token("127.0.0.1:8002", "new"):
         assert [entry.name for entry in runtime.iterdir()] == ["127.0.0.1:8002"]
+
+
+def test_a_token_that_cannot_be_written_leaves_no_half_of_it(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "no space is left")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="no space"), left_token(REGISTRY, "one"):
+        pytest.fail("it was not written")
+    assert list(runtime.iterdir()) == []
 
 
 def test_a_launcher_that_ends_leaves_the_token_of_its_successor(runtime: Path) -> None:
