@@ -168,6 +168,18 @@ class TestCluster:
         listed = admin.list_nodes(self.registry)
         return {node.node_id: admin.ROLES[node.role] for node in listed if not node.draining}
 
+    def wait_parts(self, *parts: Part) -> None:
+        """Until the router lists these nodes and no other: also none that has ended and whose
+        heartbeats are still waited for."""
+        wanted = {part.details["address"] for part in parts}
+
+        def known() -> bool:
+            listed = admin.list_nodes(self.registry)
+            taking_work = {node.address for node in listed if not node.draining}
+            return taking_work == wanted and len(listed) == len(parts)
+
+        until(known, f"the nodes {wanted} at the router")
+
     def wait_roles(self, wanted: dict[str, str]) -> None:
         until(lambda: self.roles() == wanted, f"the roles {wanted}")
 

@@ -52,7 +52,7 @@ class Pair:
         missing = [k for k in kinds if k not in parts or parts[k].process.poll() is not None]
         started = self._cluster.start_nodes(*((kind, FORGETFUL) for kind in missing))
         self._parts |= zip(missing, started, strict=True)
-        self._cluster.wait_nodes(decode=1, prefill=1)
+        self._cluster.wait_parts(*self._parts.values())
 
     def replace_decode(self, *inside: str) -> None:
         """By one that ``inside`` runs."""
