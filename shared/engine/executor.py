@@ -66,6 +66,7 @@ class RankPool:
         self._on_lost = on_lost
         self._ranks: list[_Rank] = []
         self._serving = False
+        self._lost = ""
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self, settings: list[dict[str, Any]]) -> list[RankDevice]:
@@ -93,10 +94,15 @@ class RankPool:
 
     async def allocate(self, num_blocks: int) -> list[list[str]]:
         """Give every rank its cache. Returns each rank's data-plane endpoints and CURVE key, if it
-        has any."""
+        has any.
+
+        Raises ``StartupError`` with the rank's own words when one cannot, or is lost.
+        """
         for rank in self._ranks:
             self._send(rank, "allocate", num_blocks)
         endpoints = [await self._reply(rank, "ready", START_SECONDS) for rank in self._ranks]
+        if self._lost:  # after its answer
+            raise StartupError(self._lost)
         self._serving = True
         self._watch = asyncio.create_task(self._ping())
         return endpoints
@@ -170,6 +176,7 @@ class RankPool:
 
     def _lose(self, rank: _Rank, reason: str) -> None:
         """Tell whoever waits and, once, the node."""
+        self._lost = self._lost or reason
         if not self._serving:
             rank.replies.put_nowait(("lost", reason))
             return

@@ -16,6 +16,7 @@ from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.config import HandoffConfig
 from tandem.shared.engine import executor, pulse
 from tandem.shared.engine.core import ExecutorLostError
+from tandem.shared.engine.executor import RankPool
 from tandem.shared.engine.plan import StepPlan
 from tandem.shared.errors import StartupError
 from tandem.shared.node.engine import NodeIdentity, start_engine
@@ -57,7 +58,22 @@ async def test_a_rank_that_is_asked_to_end_is_not_lost() -> None:
     assert lost == []
 
 
-async def test_an_event_that_cannot_be_handled_ends_the_node_not_only_the_hearing() -> None:
+@pytest.mark.parametrize("slow_head", [False, True])
+async def test_an_event_that_cannot_be_handled_ends_the_node_not_only_the_hearing(
+    slow_head: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it comes before its head knows that the rank is ready, or after."""
+    reply = RankPool._reply
+
+    async def late(self: RankPool, rank: Any, wanted: str, seconds: float) -> Any:
+        answer = await reply(self, rank, wanted, seconds)
+        if wanted == "ready":
+            await asyncio.wait_for(asyncio.shield(rank.pump), SECONDS)
+        return answer
+
+    if slow_head:
+        monkeypatch.setattr(RankPool, "_reply", late)
+
     def cannot(rank: int, data: bytes) -> None:
         raise IndexError("no place for it")
 
