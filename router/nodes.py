@@ -73,6 +73,7 @@ class Node:
         self.inflight = 0
         self._sequences = 0  # of this router's calls
         self._other_sequences = 0  # of others', by the last report
+        self._most_sequences = 0  # of this router's calls, at any time since the last report
         self._calls: dict[Any, int] = {}  # with the sequences of each
         self._telling: set[Any] = set()
         self._lock = lock
@@ -104,7 +105,9 @@ class Node:
     def report(self, load: pb.Load, prefixes: pb.Prefixes) -> None:
         """What the node says of itself, now and then."""
         self.load = load
-        self._other_sequences = max(0, load.running + load.waiting - self._sequences)
+        # It was written a little before it came, perhaps about calls that have ended since.
+        self._other_sequences = max(0, load.running + load.waiting - self._most_sequences)
+        self._most_sequences = self._sequences
         self._link_rates = {link.node_id: link.tokens_per_second for link in load.link_rates}
         self.ledger.reported(load.queued_prefill_tokens)
         self.prefixes.update(prefixes)
@@ -141,6 +144,7 @@ class Node:
         call = stub.Generate(request, timeout=timeout, metadata=metadata)
         self._calls[call] = max(1, request.sampling.n)
         self._sequences += self._calls[call]
+        self._most_sequences = max(self._most_sequences, self._sequences)
         self.inflight += 1
         return call
 

@@ -23,6 +23,7 @@ from tandem.tests.end_to_end.handoff.fault_proxy import BOTH, DOWN, Mark
 
 # A stream of so many tokens has begun, and not ended, when so many bytes of it have passed.
 LONG, BEGUN_BYTES = 30, 500
+FRAMES = 'tandem_data_plane_frames_total{direction="sent",rank="0"}'
 STALE = 'tandem_data_plane_frames_dropped_total{rank="0",reason="stale"}'
 
 
@@ -102,10 +103,13 @@ def test_late_frames_of_a_request_that_was_given_up_reach_nobody(
 ) -> None:
     """They come on the connection that is still in use: only the attempt tells them apart."""
     decode, wire = campaign.parts[DECODE], campaign.wires[PREFILL].bulk
-    before = node_metric(decode, STALE)
+    prefill, before = campaign.parts[PREFILL], node_metric(decode, STALE)
+    sent = node_metric(prefill, FRAMES)
     mark = campaign.strike(fraction, lambda: wire.hole(DOWN))
     client = open_request(campaign.cluster, campaign.new_prompt(), max_tokens=1)
     assert mark.fired.wait(DETECTION_SECONDS)
+    # What passed first may have been a ping of ZeroMQ's.
+    until(lambda: node_metric(prefill, FRAMES) > sent, "a frame to be on its way")
     client.close()
     until(lambda: node_metric(decode, "tandem_transfers_live") == 0, "the transfer to be over")
     wire.heal()
