@@ -417,7 +417,7 @@ def _held_bytes() -> dict[str, int]:
     gc.collect()
     of = tracemalloc.Filter(True, "*/shared/handoff/*")
     lines = tracemalloc.take_snapshot().filter_traces([of]).statistics("lineno")
-    return {str(line.traceback): line.size for line in lines if line.size >= 1 << 12}
+    return {str(line.traceback): line.size for line in lines}
 
 
 def _open() -> tuple[int, int]:

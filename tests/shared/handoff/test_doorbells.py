@@ -147,7 +147,7 @@ def test_nothing_is_left_open() -> None:
             HeardDoorbells(os.getpid(), mine.descriptor, 0)
         mine.close()
         mine.close()
-    assert len(os.listdir("/proc/self/fd")) < before + 5  # others here may let go of theirs
+    assert len(os.listdir("/proc/self/fd")) <= before  # others may let go of theirs
 
 
 @pytest.mark.parametrize("record", [b"", doorbell(1, 2)[:-1], b"TDMF" + bytes(12)])

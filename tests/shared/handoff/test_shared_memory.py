@@ -219,9 +219,9 @@ def test_connections_that_come_and_go_leave_no_mapping_and_no_descriptor() -> No
             for number in range(3):
                 with Rank("d", listen_host=None) as decode:
                     hand_over(prefill, decode, number)
-    # Others in this process may let go of theirs meanwhile; one that leaks has leaked five times.
     mappings, descriptors = _held()
-    assert mappings == before[0] == 0 and descriptors < before[1] + 5
+    # Others in this process may let go of theirs meanwhile.
+    assert mappings == before[0] and descriptors <= before[1]
 
 
 # ---- the ring ----------------------------------------------------------------------------------
