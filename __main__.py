@@ -231,7 +231,9 @@ def _serve_cluster(config: ServeConfig, values: Values) -> None:
         lock = read_lock(fill(LockConfig, values))
     if front.prefill_addresses and not config.pd_client:
         raise UsageError("--pd-url needs --pd-client or --pd-server")
-    signal.signal(signal.SIGTERM, _interrupt)
+    # A script starts its background processes with SIGINT ignored; the parts would be left running.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupt)
     cluster = Cluster(Path(config.log_dir), _plain_environment(), front.drain_timeout)
     with contextlib.ExitStack() as until_end:
         try:

@@ -28,6 +28,8 @@ class Served:
         self.logs = folder
         self.process = subprocess.Popen(
             [
+                # As from a script's background, where SIGINT is ignored until somebody asks for it.
+                *("sh", "-c", "trap '' INT; exec \"$@\"", "sh"),
                 sys.executable,
                 "-m",
                 "tandem",
@@ -49,14 +51,17 @@ class Served:
         self.children = psutil.Process(self.process.pid).children(recursive=True)
 
     def wait_gone(self) -> None:
-        until(
-            lambda: not any(c.is_running() and c.status() != "zombie" for c in self.children),
-            "every part to end",
-            30,
-        )
         assert self.process.stdout is not None
-        self.process.wait(30)
-        self.process.stdout.close()
+        try:
+            until(
+                lambda: not any(c.is_running() and c.status() != "zombie" for c in self.children),
+                "every part to end",
+                30,
+            )
+            self.process.wait(30)
+        finally:
+            self.process.kill()  # its parts end with it
+            self.process.stdout.close()
 
 
 @pytest.fixture(scope="module")
