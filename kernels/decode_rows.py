@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -29,6 +30,21 @@ class DecodeRows:
     table: torch.Tensor
     longest: int
     block_size: int
+
+
+class PagedAttention(Protocol):
+    """``reference.paged_attention``, or what computes the same."""
+
+    def __call__(
+        self,
+        q_THD: torch.Tensor,
+        keys_KND: torch.Tensor,
+        values_KND: torch.Tensor,
+        contexts: Sequence[Context],
+        window: int | None,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
 
 
 # What fills the decoding rows of its last argument, from queries, keys, values, rows and window.
@@ -58,16 +74,17 @@ def paged_attention(
     window: int | None,
     decodes: DecodeRows | None,
     kernel: DecodeKernel,
+    other_rows: PagedAttention = reference.paged_attention,
 ) -> torch.Tensor:
     """``reference.paged_attention``, for the rows of ``decodes`` by one call of ``kernel``."""
     if decodes is None:
-        return reference.paged_attention(q_THD, keys_KND, values_KND, contexts, window)
+        return other_rows(q_THD, keys_KND, values_KND, contexts, window)
     out = torch.empty_like(q_THD)
     kernel(q_THD, keys_KND, values_KND, decodes, window, out)
     chunks = [context for context in contexts if context.count > 1]
     if not chunks:
         return out
-    return reference.paged_attention(q_THD, keys_KND, values_KND, chunks, window, out=out)
+    return other_rows(q_THD, keys_KND, values_KND, chunks, window, out=out)
 
 
 def triton_kernel(

@@ -37,7 +37,7 @@ def product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
     """The product with this weight. When it packs, it keeps the packed copy only."""
     if weight.device.type != "cpu":
         return lambda x: F.linear(x, weight, bias)
-    if _multiplies(weight.dtype):
+    if multiplies(weight.dtype):
         return _blocked(weight, bias)
     if weight.dtype == torch.float32:
         return lambda x: F.linear(x, weight, bias)
@@ -49,12 +49,13 @@ def product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
 def activation_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """What to keep activations in, with weights of ``dtype``: float32 on a CPU that would convert
     them around every product and every norm anyway."""
-    if device.type != "cpu" or _multiplies(dtype):
+    if device.type != "cpu" or multiplies(dtype):
         return dtype
     return torch.float32
 
 
-def _multiplies(dtype: torch.dtype) -> bool:
+def multiplies(dtype: torch.dtype) -> bool:
+    """Whether this CPU takes products of this type as they are, in oneDNN's layout."""
     return dtype in (torch.bfloat16, torch.float32) and works(_blocked, dtype)
 
 

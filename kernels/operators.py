@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from . import decode_rows, linear, reference
-from .decode_rows import DecodeKernel, DecodeRows, DecodeShape
+from .decode_rows import DecodeKernel, DecodeRows, DecodeShape, PagedAttention
 from .linear import Product
 from .reference import Context
 
@@ -71,6 +71,7 @@ class TorchOperators:
     silu_and_mul = staticmethod(reference.silu_and_mul)
     turn_and_cache = staticmethod(reference.turn_and_cache)
     decode_kernel: DecodeKernel = staticmethod(decode_rows.triton_kernel)
+    other_rows: PagedAttention = staticmethod(reference.paged_attention)
 
     def attends_together(self, shape: DecodeShape) -> bool:
         """See ``Operators``."""
@@ -87,4 +88,4 @@ class TorchOperators:
     ) -> torch.Tensor:
         """See ``Operators``."""
         told = q_THD, keys_KND, values_KND, contexts, window, decodes
-        return decode_rows.paged_attention(*told, self.decode_kernel)
+        return decode_rows.paged_attention(*told, self.decode_kernel, self.other_rows)

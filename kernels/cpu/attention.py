@@ -12,9 +12,9 @@ from numba import prange
 from ..decode_rows import DecodeRows
 from .exponential import exp
 from .jit import array, kernel
-from .vector import widen
+from .vector import LANES, narrow, widen
 
-_NO_WINDOW = 1 << 62
+NO_WINDOW = 1 << 62
 
 
 def attend(
@@ -32,9 +32,9 @@ def attend(
         array(values_KND),
         decodes.table.numpy(),
         decodes.block_size,
-        _NO_WINDOW if window is None else window,
+        NO_WINDOW if window is None else window,
         q_THD.shape[-1] ** -0.5,
-        out_THD.numpy(),
+        array(out_THD),
     )
 
 
@@ -54,12 +54,19 @@ def _attend(
     for task in prange(len(rows) * heads):
         told, head = rows[task // heads], task % heads
         row, end, table = told[0], told[1], told[2:]
-        mine = slice(head * group, (head + 1) * group)
         first = max(0, end - window)
         weights = np.empty((group, end - first), np.float32)
-        _score(q[row, mine], keys[head], table, block_size, first, np.float32(scale), weights)
+        queries = np.empty((group, q.shape[2]), np.float32)
+        for g in range(group):
+            for d in range(q.shape[2]):
+                queries[g, d] = widen(q[row, head * group + g, d]) * np.float32(scale)
+        _score(queries, keys[head], table, block_size, first, weights)
         _softmax(weights)
-        _sum(weights, values[head], table, block_size, first, out[row, mine])
+        _sum(weights, values[head], table, block_size, first, queries)
+        for g in range(group):
+            into = out[row, head * group + g]
+            for d in range(len(into)):
+                into[d] = narrow(queries[g, d], into[d])
 
 
 @kernel()
@@ -69,7 +76,6 @@ def _score(
     table: np.ndarray,
     block_size: int,
     first: int,
-    scale: np.float32,
     scores: np.ndarray,
 ) -> None:
     for token in range(first, first + scores.shape[1]):
@@ -78,16 +84,15 @@ def _score(
             query, total = q[g], np.float32(0)
             for d in range(len(key)):
                 total += query[d] * widen(key[d])
-            scores[g, token - first] = total * scale
+            scores[g, token - first] = total
 
 
 @kernel()
 def _softmax(scores: np.ndarray) -> None:
+    lanes = np.empty(LANES, np.float32)
     for g in range(scores.shape[0]):
         row = scores[g]
-        highest = np.float32(-np.inf)
-        for t in range(len(row)):
-            highest = max(highest, row[t])
+        highest = highest_of(row, np.float32(-np.inf), lanes)
         total = np.float32(0)
         for t in range(len(row)):
             row[t] = exp(row[t] - highest)
@@ -113,3 +118,21 @@ def _sum(
             into, weight = out[g], weights[g, token - first]
             for d in range(len(value)):
                 into[d] += weight * widen(value[d])
+
+
+@kernel()
+def highest_of(row: np.ndarray, before: np.float32, lanes: np.ndarray) -> np.float32:
+    """The highest of the row and ``before``. Lanes are compared side by side: a running maximum,
+    in which NaN is not to be lost, is not vectorised."""
+    lanes[:] = before
+    whole = len(row) // LANES * LANES
+    for t in range(0, whole, LANES):
+        part = row[t : t + LANES]
+        for lane in range(LANES):
+            lanes[lane] = max(lanes[lane], part[lane])
+    highest = before
+    for lane in range(LANES):
+        highest = max(highest, lanes[lane])
+    for t in range(whole, len(row)):
+        highest = max(highest, row[t])
+    return highest

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
+# Whether the CPU has the registers of AVX-512: 32 of them, each as wide as a panel.
+WIDE = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 # numba knows neither of the half types: their bits are passed as integers, whose type says which.
 _AS_INTEGERS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
 
@@ -46,7 +48,8 @@ def _cache_folder() -> str:
     has become of those that it calls. So each version of all of them has a folder of its own.
     Empty, which lets numba look for one, for a user without a home, as in some containers."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
-    version = hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()[:16]
+    code = b"".join(file.read_bytes() for file in sources) + bytes([WIDE])
+    version = hashlib.sha256(code).hexdigest()[:16]
     root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return os.path.join(root, "tandem", f"kernels-{version}") if os.path.isabs(root) else ""
 

@@ -1,46 +1,41 @@
-"""The operators with compiled kernels where those are faster: in products, and at few rows."""
+"""The operators with compiled kernels, and with torch's products where those are faster."""
 
 from __future__ import annotations
 
 from functools import cache
 
-import numpy as np
 import torch
 
-from .. import reference
+from .. import linear, reference
 from ..decode_rows import DecodeShape, decode_rows
 from ..linear import Product
 from ..operators import TorchOperators
 from ..reference import Context
-from . import pointwise
+from . import chunk, pointwise
 from .attention import attend
-from .jit import array, castable
+from .jit import WIDE, array, castable
 from .product import PACKED, Panels
-
-# With more rows, torch's operators are no slower, and use all threads.
-_FEW = 32
-_NO_GAINS = np.empty((0, 0), np.float32)
 
 
 class CompiledOperators(TorchOperators):
-    """For a CPU: activations and sums are fp32, whatever the weights and the cache are in.
+    """For a CPU: activations are fp32 or, with AVX-512, of the weights' type if it multiplies that.
 
     What has no kernel here, an fp8 cache and latent attention, takes torch's operators.
     """
 
     decode_kernel = staticmethod(attend)
-
-    def __init__(self) -> None:
-        x = torch.ones(1, 2)
-        self.add_rms_norm(self.rms_norm(x, x[0], 1e-6), x, x[0], 1e-6)
-        self.silu_and_mul(x)
+    other_rows = staticmethod(chunk.attend)
 
     def activation_dtype(self, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-        """See ``Operators``."""
-        return torch.float32
+        """See ``Operators``. Compiles what takes activations of this type."""
+        activations = dtype if _blocked(dtype) else torch.float32
+        _compile_pointwise(activations)
+        return activations
 
     def product(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
         """See ``Operators``. Any number of rows."""
+        if _blocked(weight.dtype):
+            return linear.product(weight, bias)
         _compile_product(weight.dtype)
         panels = Panels(weight)
         if bias is None:
@@ -50,29 +45,27 @@ class CompiledOperators(TorchOperators):
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See ``Operators``."""
-        if x.dim() != 2 or len(x) > _FEW:
+        if x.dim() != 2:
             return reference.rms_norm(x, weight, eps)
-        out = np.empty(x.shape, np.float32)
-        pointwise.rms_norm(array(x), array(weight), eps, out)
-        return torch.from_numpy(out)
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        pointwise.rms_norm(array(x), array(weight), eps, array(out))
+        return out
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``Operators``."""
-        if len(x) > _FEW:
-            return reference.add_rms_norm(x, residual, weight, eps)
-        out, total = np.empty(x.shape, np.float32), np.empty(x.shape, np.float32)
-        pointwise.add_rms_norm(array(x), array(residual), array(weight), eps, out, total)
-        return torch.from_numpy(out), torch.from_numpy(total)
+        out, total = x.new_empty(x.shape), x.new_empty(x.shape)
+        told = array(x), array(residual), array(weight)
+        pointwise.add_rms_norm(*told, eps, array(out), array(total))
+        return out, total
 
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Operators``."""
-        if len(x) > _FEW:
-            return reference.silu_and_mul(x)
-        out = np.empty((len(x), x.shape[1] // 2), np.float32)
-        pointwise.silu_and_mul(array(x), out)
-        return torch.from_numpy(out)
+        out = x.new_empty(len(x), x.shape[1] // 2)
+        pointwise.silu_and_mul(array(x), array(out))
+        return out
 
     def turn_and_cache(
         self,
@@ -86,21 +79,21 @@ class CompiledOperators(TorchOperators):
         """See ``Operators``."""
         keys, values = cache
         rows, heads, dim = qkv_TXD.shape
-        if rows > _FEW or not castable(keys.dtype):
+        if not castable(keys.dtype):
             return reference.turn_and_cache(qkv_TXD, gains, eps, angles, cache, slots_T)
-        q = np.empty((rows, heads - 2 * keys.shape[0], dim), np.float32)
+        q = qkv_TXD.new_empty(rows, heads - 2 * keys.shape[0], dim)
         pointwise.turn_and_cache(
             array(qkv_TXD),
-            _NO_GAINS if gains is None else array(gains),
+            array(qkv_TXD.new_empty(0, 0) if gains is None else gains),
             eps,
             array(angles[0]),
             array(angles[1]),
             array(keys),
             array(values),
             array(slots_T),
-            q,
+            array(q),
         )
-        return torch.from_numpy(q)
+        return q
 
     def attends_together(self, shape: DecodeShape) -> bool:
         """See ``Operators``. Compiles what turns, caches and attends."""
@@ -108,14 +101,18 @@ class CompiledOperators(TorchOperators):
             return False
         angle, slots = torch.ones(1, 1, 2), torch.zeros(1, dtype=torch.int64)
         keys, values = torch.zeros(2, 1, 1, 2, dtype=shape.cache_dtype)
-        gains = torch.ones(2, 2)
-        q = self.turn_and_cache(
-            torch.ones(1, 3, 2), gains, 1e-6, (angle, angle), (keys, values), slots
-        )
+        ones = torch.ones(1, 3, 2, dtype=shape.dtype)
+        q = self.turn_and_cache(ones, ones[0, :2], 1e-6, (angle, angle), (keys, values), slots)
         contexts = [Context(slice(0, 1), 0, [0], 1)]
-        rows = decode_rows(contexts, q.device)
-        self.paged_attention(q, keys, values, contexts, None, rows)
+        for rows in (None, decode_rows(contexts, q.device)):
+            self.paged_attention(q, keys, values, contexts, None, rows)
         return True
+
+
+@cache
+def _blocked(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has the faster products: with AVX-512, at any number of rows."""
+    return WIDE and linear.multiplies(dtype)
 
 
 @cache
@@ -123,3 +120,10 @@ def _compile_product(dtype: torch.dtype) -> None:
     panels = Panels(torch.zeros(1, 1, dtype=dtype))
     for rows in (1, PACKED):
         panels(torch.zeros(rows, 1))
+
+
+@cache
+def _compile_pointwise(dtype: torch.dtype) -> None:
+    operators, x = CompiledOperators(), torch.ones(1, 2, dtype=dtype)
+    operators.add_rms_norm(operators.rms_norm(x, x[0], 1e-6), x, x[0], 1e-6)
+    operators.silu_and_mul(x)

@@ -1,26 +1,35 @@
-"""What lies between the products, for few rows: there a call of one of torch's operators takes
-longer than its work, and each of these would be five to twenty calls.
+"""What lies between the products. For few rows a call of one of torch's operators takes longer than
+its work, and each of these would be five to twenty calls; for many they would go over memory as
+often.
 
-Shapes as in ``reference.py``, all fp32 but the cache.
+Shapes as in ``reference.py``; activations of one type, the cache of another. Sums are fp32.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from numba import prange
 
 from .exponential import exp
 from .jit import kernel
-from .vector import narrow
+from .vector import narrow, widen
+
+# Up to so many rows, to divide them among threads takes longer than their work.
+_FEW = 32
 
 
-@kernel()
+@kernel(parallel=True)
 def rms_norm(x_TC: np.ndarray, weight: np.ndarray, eps: float, out: np.ndarray) -> None:
     """Each row by itself."""
-    for t in range(x_TC.shape[0]):
-        _norm_row(x_TC[t], weight, eps, out[t])
+    if len(x_TC) <= _FEW:
+        for t in range(len(x_TC)):
+            _norm_row(x_TC[t], weight, eps, out[t])
+    else:
+        for t in prange(len(x_TC)):
+            _norm_row(x_TC[t], weight, eps, out[t])
 
 
-@kernel()
+@kernel(parallel=True)
 def add_rms_norm(
     x_TC: np.ndarray,
     residual: np.ndarray,
@@ -30,33 +39,60 @@ def add_rms_norm(
     total: np.ndarray,
 ) -> None:
     """The sum of both, and that normed."""
-    for t in range(x_TC.shape[0]):
-        for c in range(x_TC.shape[1]):
-            total[t, c] = x_TC[t, c] + residual[t, c]
-        _norm_row(total[t], weight, eps, out[t])
+    if len(x_TC) <= _FEW:
+        for t in range(len(x_TC)):
+            _add_norm_row(x_TC[t], residual[t], weight, eps, out[t], total[t])
+    else:
+        for t in prange(len(x_TC)):
+            _add_norm_row(x_TC[t], residual[t], weight, eps, out[t], total[t])
+
+
+@kernel()
+def _add_norm_row(
+    x: np.ndarray,
+    residual: np.ndarray,
+    weight: np.ndarray,
+    eps: float,
+    out: np.ndarray,
+    total: np.ndarray,
+) -> None:
+    for c in range(len(x)):
+        total[c] = narrow(widen(x[c]) + widen(residual[c]), total[c])
+    _norm_row(total, weight, eps, out)
 
 
 @kernel()
 def _norm_row(x: np.ndarray, weight: np.ndarray, eps: float, out: np.ndarray) -> None:
     squares = np.float32(0)
     for c in range(len(x)):
-        squares += x[c] * x[c]
+        value = widen(x[c])
+        squares += value * value
     scale = np.float32(1 / np.sqrt(squares / len(x) + eps))
     for c in range(len(x)):
-        out[c] = x[c] * scale * weight[c]
+        out[c] = narrow(widen(x[c]) * scale * widen(weight[c]), out[c])
 
 
-@kernel()
+@kernel(parallel=True)
 def silu_and_mul(x: np.ndarray, out: np.ndarray) -> None:
     """``silu(gate) * up`` of [T, gate | up]."""
-    rows, width = out.shape
-    for t in range(rows):
-        gate, up, into = x[t, :width], x[t, width:], out[t]
-        for c in range(width):
-            into[c] = gate[c] / (np.float32(1) + exp(-gate[c])) * up[c]
+    if len(out) <= _FEW:
+        for t in range(len(out)):
+            _silu_row(x[t], out[t])
+    else:
+        for t in prange(len(out)):
+            _silu_row(x[t], out[t])
 
 
 @kernel()
+def _silu_row(x: np.ndarray, out: np.ndarray) -> None:
+    width = len(out)
+    gates, ups = x[:width], x[width:]
+    for c in range(width):
+        gate = widen(gates[c])
+        out[c] = narrow(gate / (np.float32(1) + exp(-gate)) * widen(ups[c]), out[c])
+
+
+@kernel(parallel=True)
 def turn_and_cache(
     qkv_TXD: np.ndarray,
     gains_RD: np.ndarray,
@@ -69,24 +105,44 @@ def turn_and_cache(
     q_THD: np.ndarray,
 ) -> None:
     """``reference.turn_and_cache``; there are no gains if the array is empty."""
-    rows, heads, dim = q_THD.shape
-    kv_heads = keys_KND.shape[0]
-    turned = np.empty(dim, np.float32)
-    for t in range(rows):
-        x, slot = qkv_TXD[t], slots_T[t]
-        for h in range(heads + kv_heads):
-            source = x[h]
-            if len(gains_RD):
-                _norm_row(source, gains_RD[h], eps, turned)
-                source = turned
-            if h < heads:
-                _turn(source, cos[t, 0], sin[t, 0], q_THD[t, h])
-            else:
-                _turn(source, cos[t, 0], sin[t, 0], keys_KND[h - heads, slot])
-        for k in range(kv_heads):
-            source, into = x[heads + kv_heads + k], values_KND[k, slot]
+    if len(q_THD) <= _FEW:
+        for t in range(len(q_THD)):
+            keys, values = keys_KND[:, slots_T[t]], values_KND[:, slots_T[t]]
+            _turn_row(qkv_TXD[t], gains_RD, eps, cos[t, 0], sin[t, 0], keys, values, q_THD[t])
+    else:
+        for t in prange(len(q_THD)):
+            keys, values = keys_KND[:, slots_T[t]], values_KND[:, slots_T[t]]
+            _turn_row(qkv_TXD[t], gains_RD, eps, cos[t, 0], sin[t, 0], keys, values, q_THD[t])
+
+
+@kernel()
+def _turn_row(
+    x_XD: np.ndarray,
+    gains_RD: np.ndarray,
+    eps: float,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    keys_KD: np.ndarray,
+    values_KD: np.ndarray,
+    q_HD: np.ndarray,
+) -> None:
+    heads, dim = q_HD.shape
+    kv_heads = len(keys_KD)
+    wide = np.empty(dim, np.float32)
+    for h in range(heads + kv_heads):
+        if len(gains_RD):
+            _norm_row(x_XD[h], gains_RD[h], eps, wide)
+        else:
             for d in range(dim):
-                into[d] = narrow(source[d], into[d])
+                wide[d] = widen(x_XD[h, d])
+        if h < heads:
+            _turn(wide, cos, sin, q_HD[h])
+        else:
+            _turn(wide, cos, sin, keys_KD[h - heads])
+    for k in range(kv_heads):
+        source, into = x_XD[heads + kv_heads + k], values_KD[k]
+        for d in range(dim):
+            into[d] = narrow(widen(source[d]), into[d])
 
 
 @kernel()

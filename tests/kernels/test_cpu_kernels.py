@@ -15,9 +15,11 @@ from tandem.kernels.reference import Context
 
 jit.prepare()
 
+from tandem.kernels.cpu import chunk  # noqa: E402
 from tandem.kernels.cpu.operators import CompiledOperators  # noqa: E402
 from tandem.kernels.cpu.product import Panels  # noqa: E402
 
+ACTIVATIONS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 BLOCK = 4
 
@@ -50,6 +52,17 @@ def test_a_row_has_the_same_product_in_any_batch() -> None:
         assert torch.equal(panels(x[first:end]), whole[first:end])
 
 
+@pytest.mark.parametrize("faster", [True, False])
+def test_torch_takes_the_products_that_it_is_faster_in(
+    compiled: CompiledOperators, monkeypatch: pytest.MonkeyPatch, faster: bool
+) -> None:
+    monkeypatch.setattr("tandem.kernels.cpu.operators._blocked", lambda dtype: faster)
+    product = compiled.product(torch.ones(3, 2), None)
+    assert isinstance(product, Panels) != faster
+    activations = compiled.activation_dtype(torch.bfloat16, torch.device("cpu"))
+    assert activations == (torch.bfloat16 if faster else torch.float32)
+
+
 def test_a_product_of_no_rows(compiled: CompiledOperators) -> None:
     assert compiled.product(torch.randn(37, 8), torch.randn(37))(torch.randn(0, 8)).shape == (0, 37)
 
@@ -68,19 +81,19 @@ def test_nan_and_infinity_are_not_lost() -> None:
     assert (got[2] == 2).all()
 
 
+@ACTIVATIONS
 @pytest.mark.parametrize("rows", [0, 1, 19, 99])
-def test_norms(compiled: CompiledOperators, rows: int) -> None:
-    x, residual = torch.randn(2, rows, 65)
-    weight = torch.randn(65)
+def test_norms(compiled: CompiledOperators, rows: int, dtype: torch.dtype) -> None:
+    x, residual = torch.randn(2, rows, 65).to(dtype)
+    weight = torch.randn(65).to(dtype)
     torch.testing.assert_close(
-        compiled.rms_norm(x[:, :65], weight, 1e-6), reference.rms_norm(x, weight, 1e-6)
+        compiled.rms_norm(x[:, :65], weight, 1e-6),
+        reference.rms_norm(x.float(), weight.float(), 1e-6).to(dtype),
     )
-    for got, expected in zip(
-        compiled.add_rms_norm(x, residual, weight, 1e-6),
-        reference.add_rms_norm(x, residual, weight, 1e-6),
-        strict=True,
-    ):
-        torch.testing.assert_close(got, expected)
+    normed, total = compiled.add_rms_norm(x, residual, weight, 1e-6)
+    assert total.equal(x + residual)
+    expected = reference.rms_norm(total.float(), weight.float(), 1e-6).to(dtype)
+    torch.testing.assert_close(normed, expected)
 
 
 def test_a_norm_of_a_part_of_a_row(compiled: CompiledOperators) -> None:
@@ -89,10 +102,12 @@ def test_a_norm_of_a_part_of_a_row(compiled: CompiledOperators) -> None:
     torch.testing.assert_close(got, reference.rms_norm(x[:, 5:18], weight, 1e-6))
 
 
+@ACTIVATIONS
 @pytest.mark.parametrize("rows", [0, 1, 19, 99])
-def test_silu_and_mul(compiled: CompiledOperators, rows: int) -> None:
-    x = torch.randn(rows, 38) * 10
-    torch.testing.assert_close(compiled.silu_and_mul(x), reference.silu_and_mul(x))
+def test_silu_and_mul(compiled: CompiledOperators, rows: int, dtype: torch.dtype) -> None:
+    x = (torch.randn(rows, 38) * 10).to(dtype)
+    expected = reference.silu_and_mul(x.float()).to(dtype)
+    torch.testing.assert_close(compiled.silu_and_mul(x), expected)
 
 
 def test_silu_far_from_zero(compiled: CompiledOperators) -> None:
@@ -105,21 +120,25 @@ def test_silu_far_from_zero(compiled: CompiledOperators) -> None:
 @DTYPES
 @pytest.mark.parametrize("rows", [1, 5, 99])
 @pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("activations", [torch.float32, torch.bfloat16], ids=str)
 def test_turn_and_cache(
-    compiled: CompiledOperators, rows: int, normed: bool, dtype: torch.dtype
+    compiled: CompiledOperators,
+    rows: int,
+    normed: bool,
+    dtype: torch.dtype,
+    activations: torch.dtype,
 ) -> None:
     heads, kv_heads, dim = 6, 2, 10
-    qkv = torch.randn(rows, heads + 2 * kv_heads, dim)
-    gains = torch.randn(heads + kv_heads, dim) if normed else None
+    qkv = torch.randn(rows, heads + 2 * kv_heads, dim).to(activations)
+    gains = torch.randn(heads + kv_heads, dim).to(activations) if normed else None
     turns = torch.rand(rows, 1, dim // 2) * 100
     angles = turns.cos().repeat(1, 1, 2), torch.cat([-turns.sin(), turns.sin()], -1)
     slots = torch.randperm(120)[:rows]
     caches = torch.zeros(2, 2, kv_heads, 120, dim).to(dtype)
-    got, expected = (
-        operators.turn_and_cache(qkv, gains, 1e-6, angles, tuple(cache), slots)
-        for operators, cache in ((compiled, caches[0]), (reference, caches[1]))
-    )
-    torch.testing.assert_close(got, expected)
+    got = compiled.turn_and_cache(qkv, gains, 1e-6, angles, tuple(caches[0]), slots)
+    wide = qkv.float(), None if gains is None else gains.float()
+    expected = reference.turn_and_cache(*wide, 1e-6, angles, tuple(caches[1]), slots)
+    torch.testing.assert_close(got, expected.to(activations))
     # A sum in another order may round to the next value.
     torch.testing.assert_close(caches[0], caches[1])
 
@@ -169,6 +188,48 @@ def test_paged_attention_of_decoding_and_other_rows(
         )
 
 
+@DTYPES
+@pytest.mark.parametrize("activations", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("window", [None, 1, 40, 300])
+@pytest.mark.parametrize(("start", "count"), [(0, 1), (0, 70), (255, 2), (511, 66), (700, 5)])
+def test_chunks_over_several_blocks_of_tokens(
+    dtype: torch.dtype,
+    activations: torch.dtype,
+    window: int | None,
+    start: int,
+    count: int,
+) -> None:
+    heads, group, dim, blocks = 2, 3, 20, 200
+    table = torch.randperm(blocks)[: -(-(start + count) // BLOCK)].tolist()
+    context = Context(slice(2, 2 + count), start, table, BLOCK)
+    keys, values = torch.full((2, heads, blocks * BLOCK, dim), torch.nan, dtype=dtype)
+    for token in range(start + count):
+        slot = table[token // BLOCK] * BLOCK + token % BLOCK
+        keys[:, slot], values[:, slot] = torch.randn(2, heads, dim).to(dtype)
+    q = (torch.randn(count + 3, heads * group, dim) * 3).to(activations)
+    got = chunk.attend(q, keys, values, [context], window)
+    wide = q.float(), keys.float(), values.float()
+    expected = reference.paged_attention(*wide, [context], window)
+    torch.testing.assert_close(got[context.rows], expected[context.rows].to(activations))
+
+
+def test_a_chunk_with_a_value_that_is_no_number_does_not_hide_it() -> None:
+    keys, values = torch.randn(2, 1, 40, 8)
+    keys[0, 7] = torch.nan
+    q = torch.randn(20, 1, 8)
+    context = Context(slice(0, 20), 0, list(range(5)), BLOCK)
+    got = chunk.attend(q, keys, values, [context], None)
+    assert not got[:7].isnan().any()
+    assert got[7:].isnan().all()
+
+
+def test_a_chunk_over_an_fp8_cache_is_left_to_torch() -> None:
+    keys, values = torch.randn(2, 1, 40, 8).to(torch.float8_e4m3fn)
+    context = Context(slice(0, 20), 0, list(range(5)), BLOCK)
+    told = torch.randn(20, 2, 8), keys, values, [context], None
+    assert chunk.attend(*told).equal(reference.paged_attention(*told))
+
+
 def shape_of(cache_dtype: torch.dtype) -> DecodeShape:
     return DecodeShape(torch.device("cpu"), torch.float32, cache_dtype, 3, 1, 8, None, BLOCK)
 
@@ -177,27 +238,45 @@ def test_an_fp8_cache_is_left_to_torch(compiled: CompiledOperators) -> None:
     assert not compiled.attends_together(shape_of(torch.float8_e4m3fn))
 
 
-def test_no_step_waits_for_the_compiler(compiled: CompiledOperators) -> None:
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_no_step_waits_for_the_compiler(compiled: CompiledOperators, weights: torch.dtype) -> None:
     """Whatever shapes and strides come, everything was compiled before."""
     from tandem.kernels.cpu import attention, pointwise, product
 
-    assert compiled.attends_together(shape_of(torch.bfloat16))
-    compiled.product(torch.ones(1, 1).bfloat16(), None)
+    cpu = torch.device("cpu")
+    activations = compiled.activation_dtype(weights, cpu)
+    shape = DecodeShape(cpu, activations, torch.bfloat16, 3, 1, 8, None, BLOCK)
+    assert compiled.attends_together(shape)
+    compiled.product(torch.ones(1, 1).to(weights), None)
     kernels = [
         *(pointwise.rms_norm, pointwise.add_rms_norm, pointwise.silu_and_mul),
-        *(pointwise.turn_and_cache, attention._attend),
+        *(pointwise.turn_and_cache, attention._attend, chunk._pack, chunk._attend),
         *(product._multiply, product._multiply_packed),
     ]
     before = [len(kernel.signatures) for kernel in kernels]
-    test_norms(compiled, 19)
-    test_a_norm_of_a_part_of_a_row(compiled)
-    test_silu_and_mul(compiled, 19)
-    test_turn_and_cache(compiled, 5, True, torch.bfloat16)
-    test_turn_and_cache(compiled, 5, False, torch.bfloat16)
-    test_paged_attention_of_decoding_and_other_rows(compiled, torch.bfloat16, None, 3)
-    test_products(7, 37, 99, torch.bfloat16)
-    test_products(99, 37, 99, torch.bfloat16)
+    test_norms(compiled, 19, activations)
+    test_silu_and_mul(compiled, 19, activations)
+    test_turn_and_cache(compiled, 5, True, torch.bfloat16, activations)
+    test_turn_and_cache(compiled, 5, False, torch.bfloat16, activations)
+    if activations == torch.float32:
+        test_a_norm_of_a_part_of_a_row(compiled)
+        test_paged_attention_of_decoding_and_other_rows(compiled, torch.bfloat16, None, 3)
+    test_chunks_over_several_blocks_of_tokens(torch.bfloat16, activations, None, 3, 9)
+    weight = torch.randn(37, 99).to(weights)
+    for rows in (7, 99):
+        compiled.product(weight, None)(torch.randn(rows, 99).to(activations))
     assert [len(kernel.signatures) for kernel in kernels] == before
+
+
+@ACTIVATIONS
+def test_decoding_rows_of_either_type(compiled: CompiledOperators, dtype: torch.dtype) -> None:
+    keys, values = torch.randn(2, 2, 80, 8).bfloat16()
+    contexts = [Context(slice(row, row + 1), 9 * row, list(range(20)), BLOCK) for row in range(5)]
+    q = torch.randn(5, 6, 8).to(dtype)
+    together = decode_rows(contexts, q.device)
+    got = compiled.paged_attention(q, keys, values, contexts, None, together)
+    wide = q.float(), keys.float(), values.float()
+    torch.testing.assert_close(got, reference.paged_attention(*wide, contexts, None).to(dtype))
 
 
 def test_what_is_compiled_is_kept_for_this_version_of_the_kernels(

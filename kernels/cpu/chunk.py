@@ -1,0 +1,213 @@
+"""Attention of the rows of a chunk over the paged cache, without writing their scores out.
+
+Shapes as in ``reference.py``. Blocks of tokens are attended one after the other, with the running
+maximum and sum of each row (Dao et al. 2022, "FlashAttention"). Both products of a block are
+``multiply_tile``'s: K and V are first laid out in panels, which all query heads of a KV head share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numba import prange
+
+from .. import reference
+from ..reference import Context
+from .attention import NO_WINDOW, highest_of
+from .exponential import exp
+from .jit import WIDE, array, castable, kernel
+from .vector import LANES, multiply_tile, narrow, widen
+
+# Rows and panels whose sums stay in registers. AVX-512 would have room for more rows, but general
+# registers run out, which hold where each row is.
+_ROWS, _WIDTH = (8, 2) if WIDE else (6, 1)
+# Rows of a piece of work: what they share of a panel, they find in the first cache.
+_SHARE = 4 * _ROWS
+# Tokens of a block. Its K and V fit the second cache.
+_TOKENS = 256
+
+
+def attend(
+    q_THD: torch.Tensor,
+    keys_KND: torch.Tensor,
+    values_KND: torch.Tensor,
+    contexts: Sequence[Context],
+    window: int | None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """As ``reference.paged_attention``, which takes what has no kernel here."""
+    if not castable(keys_KND.dtype):
+        return reference.paged_attention(q_THD, keys_KND, values_KND, contexts, window, out=out)
+    out = torch.empty_like(q_THD) if out is None else out
+    for context in contexts:
+        first = 0 if window is None else max(0, context.start - window + 1)
+        panels = _panels(array(keys_KND), array(values_KND), context, first)
+        _attend(
+            array(q_THD[context.rows]),
+            *panels,
+            context.start - first,
+            NO_WINDOW if window is None else window,
+            q_THD.shape[-1] ** -0.5,
+            array(out[context.rows]),
+        )
+    return out
+
+
+def _panels(
+    keys: np.ndarray, values: np.ndarray, context: Context, first: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """K [heads, blocks, tokens / LANES, D, LANES] and V [heads, blocks, D / LANES, tokens, LANES],
+    of the tokens from ``first`` on."""
+    heads, _, dim = keys.shape
+    blocks = -(-(context.end - first) // _TOKENS)
+    wide = -(-dim // (_WIDTH * LANES)) * _WIDTH
+    keys_packed = np.empty((heads, blocks, _TOKENS // LANES, dim, LANES), keys.dtype)
+    values_packed = np.empty((heads, blocks, wide, _TOKENS, LANES), values.dtype)
+    table = np.array(context.blocks, np.int64)
+    told = table, context.block_size, first, context.end
+    _pack(keys, values, *told, keys_packed, values_packed)
+    return keys_packed, values_packed
+
+
+@kernel(parallel=True)
+def _pack(
+    keys: np.ndarray,
+    values: np.ndarray,
+    table: np.ndarray,
+    block_size: int,
+    first: int,
+    end: int,
+    keys_packed: np.ndarray,
+    values_packed: np.ndarray,
+) -> None:
+    heads, blocks, panels, dim, lanes = keys_packed.shape
+    for piece in prange(heads * blocks):
+        head, block = piece // blocks, piece % blocks
+        for panel in range(panels):
+            for lane in range(lanes):
+                t = panel * lanes + lane
+                token = first + block * panels * lanes + t
+                into = keys_packed[head, block, panel]
+                if token < end:
+                    slot = table[token // block_size] * block_size + token % block_size
+                    key, value = keys[head, slot], values[head, slot]
+                    for d in range(dim):
+                        into[d, lane] = key[d]
+                        values_packed[head, block, d // lanes, t, d % lanes] = value[d]
+                else:
+                    for d in range(dim):
+                        into[d, lane] = 0
+                        values_packed[head, block, d // lanes, t, d % lanes] = 0
+
+
+@kernel(parallel=True)
+def _attend(
+    q: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    start: int,
+    window: int,
+    scale: float,
+    out: np.ndarray,
+) -> None:
+    heads = len(keys)
+    group = q.shape[1] // heads
+    shares = (len(q) * group + _SHARE - 1) // _SHARE
+    for piece in prange(heads * shares):
+        head, turn = piece // shares, piece % shares
+        # Later rows have more to attend to; each thread gets as many of them.
+        share = turn // 2 if turn % 2 == 0 else shares - 1 - turn // 2
+        mine = slice(head * group, (head + 1) * group)
+        row = share * _SHARE
+        _attend_share(
+            q[:, mine],
+            keys[head],
+            values[head],
+            row,
+            start,
+            window,
+            np.float32(scale),
+            out[:, mine],
+        )
+
+
+@kernel()
+def _attend_share(
+    q_TGD: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    begin: int,
+    start: int,
+    window: int,
+    scale: np.float32,
+    out_TGD: np.ndarray,
+) -> None:
+    """Row ``begin`` and those after it, of the query heads of one KV head: those of a token one
+    after the other. ``start`` is the first token's position, counted as the panels' tokens are."""
+    group, dim = q_TGD.shape[1:]
+    rows = min(_SHARE, len(q_TGD) * group - begin)
+    x = np.zeros((_SHARE, dim), np.float32)
+    for r in range(rows):
+        source = q_TGD[(begin + r) // group, (begin + r) % group]
+        for d in range(dim):
+            x[r, d] = widen(source[d]) * scale
+    scores = np.empty((_SHARE, _TOKENS), np.float32)
+    highest = np.full(_SHARE, -np.inf, np.float32)
+    totals = np.zeros(_SHARE, np.float32)
+    sums = np.zeros((_SHARE, values.shape[1] * LANES), np.float32)
+    added = np.empty_like(sums)
+    lanes = np.empty(LANES, np.float32)
+    end = start + (begin + rows - 1) // group + 1
+    for block in range(max(0, start + begin // group - window + 1) // _TOKENS, len(keys)):
+        base = block * _TOKENS
+        tokens = min(_TOKENS, end - base)
+        if tokens <= 0:
+            break
+        for panel in range(0, (tokens + LANES - 1) // LANES, _WIDTH):
+            for r in range(0, rows, _ROWS):
+                multiply_tile(_ROWS, _WIDTH, 0, keys[block], panel, x, r, scores, 0, dim)
+        for r in range(rows):
+            seen = start + (begin + r) // group + 1 - base
+            first, last = max(0, seen - window), max(0, min(tokens, seen))
+            highest[r], factor = _weigh(
+                scores[r, :tokens], first, last, highest[r], totals[r : r + 1], lanes
+            )
+            for d in range(sums.shape[1]):
+                sums[r, d] *= factor
+        for panel in range(0, values.shape[1], _WIDTH):
+            for r in range(0, rows, _ROWS):
+                multiply_tile(_ROWS, _WIDTH, 0, values[block], panel, scores, r, added, 0, tokens)
+        for r in range(rows):
+            for d in range(dim):
+                sums[r, d] += added[r, d]
+    for r in range(rows):
+        into = out_TGD[(begin + r) // group, (begin + r) % group]
+        for d in range(dim):
+            into[d] = narrow(sums[r, d] / totals[r], into[d])
+
+
+@kernel()
+def _weigh(
+    row: np.ndarray,
+    first: int,
+    last: int,
+    before: np.float32,
+    total: np.ndarray,
+    lanes: np.ndarray,
+) -> tuple[np.float32, np.float32]:
+    """Scores become weights, all but those from ``first`` to ``last`` nothing. Returns the highest
+    score so far, and what all before has to be multiplied by."""
+    row[:first] = 0
+    row[last:] = 0
+    # A slice, so that no index can be negative: such loops are not vectorised.
+    seen = row[first:last]
+    highest = highest_of(seen, before, lanes)
+    factor = exp(before - highest) if last > first else np.float32(1)
+    added = np.float32(0)
+    for t in range(len(seen)):
+        seen[t] = exp(seen[t] - highest)
+        added += seen[t]
+    total[0] = total[0] * factor + added
+    return highest, factor
