@@ -15,7 +15,7 @@ from .jit import kernel
 from .vector import narrow, widen
 
 # Up to so many rows, to divide them among threads takes longer than their work.
-_FEW = 32
+_FEW = 4
 
 
 @kernel(parallel=True)
