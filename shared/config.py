@@ -226,7 +226,7 @@ class EngineConfig:
     cpu_kernels: str = option(
         "torch",
         "--cpu-kernels",
-        "What a CPU computes with: torch's operators, or kernels compiled by numba, which decode "
+        "What a CPU computes with: torch's operators, or kernels compiled by numba, which are "
         "faster (pip install 'tandem-llm[cpu]'; the first start takes some seconds longer).",
         choices=("torch", "compiled"),
     )

@@ -60,12 +60,16 @@ def write(name: str, rows: Sequence[dict[str, Any]]) -> Path:
 
 
 def machine() -> str:
-    """Processor, cores that this process may use, and the accelerator if torch is loaded."""
+    """Processor, cores that this process may use, and the accelerator if torch is loaded. Virtual
+    machines often leave the model's number out; what it can multiply says more."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        names = [x for x in cpuinfo.read_text().splitlines() if x.startswith("model name")]
-        model = names[0].partition(":")[2].strip() if names else model
+        lines = [line.partition(":") for line in cpuinfo.read_text().splitlines()]
+        told = {name.strip(): value.split() for name, _, value in lines}
+        model = " ".join(told.get("model name", [model]))
+        known = [name for name in ("avx512f", "avx512_bf16") if name in told.get("flags", [])]
+        model = " ".join([model, *known])
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     text = f"{model}, {cores} cores"
     torch = sys.modules.get("torch")
