@@ -79,7 +79,7 @@ def paged_attention(
     """``reference.paged_attention``, for the rows of ``decodes`` by one call of ``kernel``."""
     if decodes is None:
         return other_rows(q_THD, keys_KND, values_KND, contexts, window)
-    out = torch.empty_like(q_THD)
+    out = q_THD.new_empty(q_THD.shape)  # in order, whatever q is
     kernel(q_THD, keys_KND, values_KND, decodes, window, out)
     chunks = [context for context in contexts if context.count > 1]
     if not chunks:

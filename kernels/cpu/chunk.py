@@ -40,7 +40,7 @@ def attend(
     """As ``reference.paged_attention``, which takes what has no kernel here."""
     if not castable(keys_KND.dtype):
         return reference.paged_attention(q_THD, keys_KND, values_KND, contexts, window, out=out)
-    out = torch.empty_like(q_THD) if out is None else out
+    out = q_THD.new_empty(q_THD.shape) if out is None else out  # in order, whatever q is
     for context in contexts:
         first = 0 if window is None else max(0, context.start - window + 1)
         panels = _panels(array(keys_KND), array(values_KND), context, first)

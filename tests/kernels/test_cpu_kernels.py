@@ -213,6 +213,19 @@ def test_chunks_over_several_blocks_of_tokens(
     torch.testing.assert_close(got[context.rows], expected[context.rows].to(activations))
 
 
+def test_queries_need_not_lie_in_order(compiled: CompiledOperators) -> None:
+    keys, values = torch.randn(2, 2, 40, 8)
+    q = torch.randn(4, 21, 8).transpose(0, 1)
+    contexts = [
+        Context(slice(0, 20), 0, list(range(5)), BLOCK),
+        Context(slice(20, 21), 9, list(range(5)), BLOCK),
+    ]
+    expected = reference.paged_attention(q, keys, values, contexts, None)
+    for together in (None, decode_rows(contexts, q.device)):
+        got = compiled.paged_attention(q, keys, values, contexts, None, together)
+        torch.testing.assert_close(got, expected)
+
+
 def test_a_chunk_with_a_value_that_is_no_number_does_not_hide_it() -> None:
     keys, values = torch.randn(2, 1, 40, 8)
     keys[0, 7] = torch.nan
