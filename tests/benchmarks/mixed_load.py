@@ -15,7 +15,8 @@ from the nodes of either side, as they would in service. The side that is not me
 Both kinds of ``--cpu-kernels`` are measured. The mean inter-token latency has a bound that no
 server can pass: the aggregated one stops its streams only while it prefills, about 0.28 of the time
 here, so the ratio is 0.72 times what a decode step takes on one core over what it takes on two. The
-better a step uses the second core, the worse the ratio.
+better a step uses the second core, the worse the ratio. So it is with the longest latencies: the
+faster a chunk of a prompt is computed, the shorter it stops the aggregated server's streams.
 
 Threads that wait for each other suffer more from a busy neighbour than threads that do not, so a
 noisy machine favours the disaggregated side. Rounds in which others took more than a twentieth of
