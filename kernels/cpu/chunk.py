@@ -41,9 +41,10 @@ def attend(
     if not castable(keys_KND.dtype):
         return reference.paged_attention(q_THD, keys_KND, values_KND, contexts, window, out=out)
     out = q_THD.new_empty(q_THD.shape) if out is None else out  # in order, whatever q is
+    keys, values = array(keys_KND), array(values_KND)
     for context in contexts:
         first = 0 if window is None else max(0, context.start - window + 1)
-        panels = _panels(array(keys_KND), array(values_KND), context, first)
+        panels = _panels(keys, values, context, first)
         _attend(
             array(q_THD[context.rows]),
             *panels,
