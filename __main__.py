@@ -99,11 +99,13 @@ def command(name: str, *configs: type, model: bool = True) -> Callable[[Any], cl
 
 def _telemetry(values: Values, role: str, node_id: str) -> Tracer:
     """Logs as they were asked for; the tracer is to be closed last."""
-    from .shared.telemetry import setup_logging
+    from .shared.telemetry import LogSettings, setup_logging
     from .shared.tracing import start_tracer
 
     config = fill(TelemetryConfig, values)
-    setup_logging(config.log_format, role=role, node_id=node_id)
+    setup_logging(
+        LogSettings(form=config.log_format, level=config.log_level, role=role, node_id=node_id)
+    )
     return start_tracer(config.otlp_endpoint, role, node_id)
 
 

@@ -354,6 +354,12 @@ class TelemetryConfig:
         "Lines of the log: for people, or for programs.",
         choices=("text", "json"),
     )
+    log_level: str = option(
+        "info",
+        "--log-level",
+        "The least important lines of the log that are written.",
+        choices=("debug", "info", "warning", "error"),
+    )
     otlp_endpoint: str | None = option(
         None,
         "--otlp-endpoint",

@@ -18,10 +18,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from math import inf
-from typing import Any
+from typing import Any, TextIO
 
-FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s %(message)s"
 TEXT, JSON = "text", "json"
+LEVELS = ("debug", "info", "warning", "error")
 # How long after a line of ``Seldom`` there is no other one like it.
 QUIET_SECONDS = 10.0
 
@@ -75,15 +76,40 @@ def checked_request_id(given: str) -> str:
     return given if _REQUEST_ID.fullmatch(given) else ""
 
 
-def setup_logging(
-    form: str = TEXT, *, role: str = "", node_id: str = "", level: str = "info"
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSettings:
+    """What a process logs, how, and what every line of it says about the process. ``rank`` is
+    empty for a head."""
+
+    form: str = TEXT
+    level: str = "info"
+    role: str = ""
+    node_id: str = ""
+    rank: str = ""
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """The process's one handler; it remembers its settings, for the processes that it starts."""
+
+    def __init__(self, settings: LogSettings) -> None:
+        super().__init__(sys.stderr)
+        self.settings = settings
+        self.setFormatter(_JsonLines(settings) if settings.form == JSON else _TextLines(settings))
+
+
+def setup_logging(settings: LogSettings) -> None:
     """Call once, in a process's main."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonLines(role, node_id) if form == JSON else _TextLines())
     root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(level.upper())
+    root.handlers[:] = [_Handler(settings)]
+    level = logging.getLevelNamesMapping()[settings.level.upper()]
+    logging.getLogger("tandem").setLevel(level)
+    root.setLevel(max(level, logging.INFO))  # the libraries' debugging is not ours
+
+
+def log_settings() -> LogSettings:
+    """The settings of this process; the defaults when a program that embeds Tandem logs itself."""
+    ours = (h.settings for h in logging.getLogger().handlers if isinstance(h, _Handler))
+    return next(ours, LogSettings())
 
 
 def logger(part: str) -> logging.Logger:
@@ -119,21 +145,28 @@ class _TextLines(logging.Formatter):
     """For people: the subject stands in brackets at the end of the message.
 
     Names and reasons come from other processes too: what would begin a line of its own, or move the
-    cursor of a terminal, is written out.
+    cursor of a terminal, is written out. The lines of a traceback are indented, so that a record is
+    everything up to the next line that begins with a date.
     """
 
-    def __init__(self) -> None:
-        super().__init__(FORMAT, datefmt="%H:%M:%S")
+    def __init__(self, settings: LogSettings) -> None:
+        super().__init__(FORMAT, datefmt="%Y-%m-%d %H:%M:%S")
+        self._process = f"{settings.node_id} rank {settings.rank}" if settings.rank else ""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         line = _printable(super().formatMessage(record))
         about = subject()
         words = [
+            self._process,
             f"request {about.request_id}" if about.request_id else "",
             f"transfer {about.transfer_id}/{about.attempt}" if about.transfer_id else "",
         ]
         shown = ", ".join(word for word in words if word)
         return f"{line} [{shown}]" if shown else line
+
+    def formatException(self, ei: Any) -> str:
+        lines = super().formatException(ei).split("\n")
+        return "\n".join("    " + _printable(line) for line in lines)
 
 
 def _printable(line: str) -> str:
@@ -143,11 +176,14 @@ def _printable(line: str) -> str:
 
 
 class _JsonLines(logging.Formatter):
-    """For programs: one object a line, whatever a message has in it."""
+    """For programs: one object a line, whatever a message has in it. A record's ``fields`` stand
+    beside its message."""
 
-    def __init__(self, role: str, node_id: str) -> None:
+    def __init__(self, settings: LogSettings) -> None:
         super().__init__()
-        self._always = {"role": role, "node_id": node_id}
+        self._always = {"role": settings.role, "node_id": settings.node_id}
+        if settings.rank:
+            self._always["rank"] = settings.rank
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -157,6 +193,7 @@ class _JsonLines(logging.Formatter):
             "message": record.getMessage(),
             **self._always,
             **subject().known(),
+            **getattr(record, "fields", {}),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

@@ -9,24 +9,27 @@ end closes, the process exits: a rank never outlives its head.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import queue
 import signal
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError, TandemError
+from ..telemetry import LogSettings, setup_logging
 from .channel import BlockingChannel
 from .plan import StepPlan, plan_from_wire, to_wire
 
 if TYPE_CHECKING:
     from ..handoff.data_plane import DataPlane
     from .runner import ModelRunner
+
+log = logging.getLogger("tandem.rank")
 
 
 class Rank:
@@ -60,7 +63,7 @@ class Rank:
                 category = "model" if isinstance(error, ModelError) else "startup"
                 self._channel.send("failed", [category, str(error)])
             except Exception as error:
-                traceback.print_exc()
+                log.exception("%r failed", kind)
                 self._channel.send("failed", ["internal", f"{type(error).__name__}: {error}"])
 
     def _read(self) -> None:
@@ -70,7 +73,7 @@ class Rank:
             self._sort()
             status = 0
         except Exception:
-            traceback.print_exc()
+            log.exception("the head's messages cannot be read")
         finally:
             os._exit(status)  # the main thread may be deep in a forward pass; nothing needs saving
 
@@ -88,6 +91,7 @@ class Rank:
     def _open(self, settings: dict[str, Any]) -> None:
         from .rank_setup import open_device, report
 
+        setup_logging(LogSettings(**settings.get("log", {})))
         self._settings = settings
         self._device = open_device(settings)
         self._channel.send("device", astuple(report(self._device)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from ..models.spec import (
     kv_heads_by_rank,
     tensor_parallel_problem,
 )
+from ..telemetry import log_settings
 from ..text.special_tokens import special_tokens
 from ..weights.locate import display_name, locate_model
 from .cores import share_of_cores
@@ -239,6 +240,7 @@ def _rank_settings(
         "threads": config.threads or share_of_cores(size),
         "cpu_kernels": config.cpu_kernels,
         "data_plane": data_plane,
+        "log": asdict(replace(log_settings(), rank=str(rank))),
     }
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from tandem.shared.telemetry import (
+    LogSettings,
     Seldom,
     checked_request_id,
+    log_settings,
     setup_logging,
     subject,
     within,
@@ -23,17 +27,18 @@ log = logging.getLogger("tandem.test")
 
 @pytest.fixture(autouse=True)
 def loggers_as_before() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    root, ours = logging.getLogger(), logging.getLogger("tandem")
+    handlers, levels = root.handlers[:], (root.level, ours.level)
     yield
     root.handlers[:] = handlers
-    root.setLevel(level)
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
 
 
 def test_a_line_for_programs_is_one_object_whatever_is_in_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    setup_logging("json", role="decode-node", node_id="d1")
+    setup_logging(LogSettings(form="json", role="decode-node", node_id="d1"))
     with within(request_id="r1", trace_id="ab" * 16), within(transfer_id="7", attempt="2"):
         try:
             raise ValueError('a "quoted"\nreason')
@@ -59,14 +64,14 @@ def test_a_line_for_programs_is_one_object_whatever_is_in_it(
 def test_a_line_for_people_is_one_line_whatever_is_in_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    setup_logging()
+    setup_logging(LogSettings())
     log.warning("node %s joined", "a\n12:00:00 ERROR tandem.router \x1b[2J\u2028é b")
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith(r"node a\n12:00:00 ERROR tandem.router \x1b[2J\u2028é b joined")
 
 
 def test_a_line_for_people_ends_with_what_it_is_about(capsys: pytest.CaptureFixture[str]) -> None:
-    setup_logging()
+    setup_logging(LogSettings())
     log.info("nothing special")
     with within(request_id="r1"):
         log.info("asked")
@@ -76,6 +81,47 @@ def test_a_line_for_people_ends_with_what_it_is_about(capsys: pytest.CaptureFixt
     assert lines[0].endswith("INFO tandem.test nothing special")
     assert lines[1].endswith("asked [request r1]")
     assert lines[2].endswith("moved [request r1, transfer 7/1]")
+
+
+def test_a_record_for_people_has_a_date_and_its_traceback_is_indented(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    setup_logging(LogSettings())
+    try:
+        raise ValueError("a reason\n2026-01-01 00:00:00.000 ERROR tandem.router \x1b[2J made up")
+    except ValueError:
+        log.exception("failed")
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} ERROR tandem.test failed$", first)
+    assert rest and all(line.startswith("    ") and line.isprintable() for line in rest)
+
+
+def test_a_level_is_of_our_own_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    library = logging.getLogger("library.test")
+    setup_logging(LogSettings(level="debug"))
+    log.debug("ours")
+    library.debug("theirs")
+    library.info("theirs as well")
+    setup_logging(LogSettings(level="error"))
+    log.warning("hushed")
+    library.warning("hushed")
+    log.error("told")
+    words = [line.rpartition(" ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert words == ["ours", "well", "told"]
+
+
+def test_ranks_log_with_the_settings_of_their_head(capsys: pytest.CaptureFixture[str]) -> None:
+    head = LogSettings(form="json", level="warning", role="decode-node", node_id="d1")
+    setup_logging(head)
+    assert log_settings() == head
+    setup_logging(replace(log_settings(), rank="3"))
+    log.info("hushed")
+    log.warning("not pinned")
+    (line,) = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (line["message"], line["node_id"], line["rank"]) == ("not pinned", "d1", "3")
+    setup_logging(LogSettings(node_id="d1", rank="3"))
+    log.warning("not pinned")
+    assert capsys.readouterr().err.endswith("not pinned [d1 rank 3]\n")
 
 
 async def test_tasks_work_for_whom_they_were_started_and_do_not_mix() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import subprocess
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import psutil
@@ -20,6 +22,7 @@ from tandem.shared.engine.executor import RankPool
 from tandem.shared.engine.plan import StepPlan
 from tandem.shared.errors import StartupError
 from tandem.shared.node.engine import NodeIdentity, start_engine
+from tandem.shared.telemetry import LogSettings
 from tandem.tests.shared.handoff.fake_node import until
 
 CONFIG = EngineConfig(model=str(builtin_model_path()), threads=1, num_blocks=64, max_model_len=512)
@@ -173,3 +176,16 @@ def test_a_rank_that_does_not_understand_its_head_ends() -> None:
                 assert process.wait(SECONDS) == 1
             finally:
                 process.kill()
+
+
+async def test_a_rank_logs_as_its_head_does(capfd: pytest.CaptureFixture[str]) -> None:
+    settings = LogSettings(form="json", role="decode-node", node_id="d7", rank="0")
+    ranks = RankPool()
+    try:
+        with pytest.raises(StartupError, match="KeyError"):
+            await ranks.start([{"log": asdict(settings)}])
+    finally:
+        await ranks.stop()
+    (line,) = (json.loads(line) for line in capfd.readouterr().err.splitlines())
+    assert (line["level"], line["node_id"], line["rank"]) == ("error", "d7", "0")
+    assert "Traceback" in line["exception"]
