@@ -26,6 +26,7 @@ from .completion_request import parse_completion
 from .errors import ApiError, internal_error, to_api_error
 from .exchange import ClientGoneError, Exchange
 from .generation import Admitted, Delta, Done, Generation, Item
+from .hosts import AllowedHosts
 from .json_body import parse_json
 from .metrics import CONTENT_TYPE, Metrics, RequestMetrics
 from .model import ServedModel
@@ -37,7 +38,7 @@ from .serve import serve
 log = logger("router")
 
 PAGE = Path(__file__).with_name("chat.html")
-PROBES = ("/health", "/ready")
+PROBES = ("/live", "/health", "/ready")
 # Bodies below this are parsed and encoded on the spot: a thread would take longer.
 SMALL_BODY = 16 * 1024
 PARSER_THREADS = 2
@@ -63,6 +64,7 @@ class App:
         self._metrics = metrics
         self._tracer = tracer
         self._keys = [hashlib.sha256(key.encode()).digest() for key in options.api_keys]
+        self._hosts = AllowedHosts(options)
         self._parsers = ThreadPoolExecutor(PARSER_THREADS, thread_name_prefix="parse")
         self._work: set[asyncio.Task[None]] = set()
         self._bodies = BodyBudget(max(options.max_held_body_bytes, options.max_body_bytes))
@@ -70,6 +72,7 @@ class App:
         self.draining = False
         self._routes: dict[str, tuple[str, Callable[[Exchange], Any]]] = {
             "/": ("GET", self._page),
+            "/live": ("GET", self._live),
             "/health": ("GET", self._health),
             "/ready": ("GET", self._ready),
             "/version": ("GET", self._version),
@@ -104,6 +107,7 @@ class App:
     def _route(self, exchange: Exchange) -> Callable[[Exchange], Any]:
         path = exchange.path
         if path not in PROBES:
+            self._hosts.check(exchange.header(b"host"))
             self._check_key(exchange)
         if path.startswith("/v1/models/"):
             method, handler = self._one_model_route
@@ -161,7 +165,12 @@ class App:
         headers = [(b"content-security-policy", policy), (b"x-content-type-options", b"nosniff")]
         await exchange.answer(200, PAGE.read_bytes(), b"text/html; charset=utf-8", headers)
 
+    async def _live(self, exchange: Exchange) -> None:
+        await exchange.json(200, {"status": "ok"})
+
     async def _health(self, exchange: Exchange) -> None:
+        """503 until the router can serve for the first time, since scripts wait for this route."""
+        self._registry.check_started()
         await exchange.json(200, {"status": "ok"})
 
     async def _ready(self, exchange: Exchange) -> None:

@@ -47,6 +47,12 @@ class RouterOptions(RouterConfig):
         return () if self.api_key is None else tuple(k.strip() for k in self.api_key.split(","))
 
     @property
+    def allowed_host_names(self) -> frozenset[str]:
+        """The names of ``--allowed-hosts``, in lower case."""
+        names = (self.allowed_hosts or "").split(",")
+        return frozenset(name.strip().lower() for name in names) - {""}
+
+    @property
     def prefill_addresses(self) -> tuple[str, ...]:
         """Prefill nodes that do not join by themselves."""
         return prefill_addresses(self.pd_url)

@@ -123,6 +123,14 @@ class BoundedProtocol(HttpToolsProtocol):
         ends that begin nothing."""
         return self.cycle is not None and self.cycle.response_complete
 
+    @property
+    def _answerable(self) -> bool:
+        """Whether an error written now is the answer to the request that caused it. While an
+        earlier request is served it would be taken for that one's, or end up in its stream."""
+        if self.cycle is None or self.cycle.response_complete:
+            return True
+        return self.cycle.more_body and not self.cycle.response_started and not self.pipeline
+
     def _unread(self) -> bool:
         """Is the client still sending what we have answered?"""
         in_body = self.cycle is not None and self.cycle.more_body
@@ -148,8 +156,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _late(self) -> None:
-        if not self._head_open:
-            self.transport.close()  # there is no request that an answer could be to
+        if not self._head_open or not self._head_bytes:
+            self.transport.close()  # no request has begun that could be answered
             return
         limit = self.options.header_timeout
         self._refuse(ApiError(408, f"The headers did not arrive within {limit:g} s."))
@@ -157,6 +165,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         self._disarm()
         if self.transport.is_closing():
+            return
+        if not self._answerable:
+            self.transport.close()
             return
         body = dump(error.body())
         self.transport.write(

@@ -51,6 +51,11 @@ class Registry(RegistryServicer):
             raise UnavailableError("No decode node has joined this router yet; try again soon.")
         return self._model
 
+    def check_started(self) -> None:
+        """``UnavailableError`` until a decode node has joined for the first time."""
+        if self._model is None:
+            raise UnavailableError("No decode node has joined this router yet; try again soon.")
+
     async def enter(self, request: pb.JoinRequest, address: str) -> None:
         """A node comes, by itself or because the operator named it.
 

@@ -69,7 +69,7 @@ class Survey:
 
 def survey(url: str, registry: str, lock: Lock = OPEN) -> Survey:
     """Ask the router at ``url`` and ``registry``, then its nodes, all at the same time."""
-    health, ready = _get(f"{url}/health"), _get(f"{url}/ready")
+    health, ready = _get(f"{url}/live"), _get(f"{url}/ready")
     listed = _call(lock, registry, RegistryStub, lambda s: s.List(pb.ListRequest(), **_LIMIT))
     infos = list(listed.reply.nodes) if listed.reply is not None else []
     with ThreadPoolExecutor(MAX_CALLS) as pool:

@@ -432,6 +432,12 @@ class RouterConfig:
         "Keys that clients must show, separated by commas (default: none).",
         secret=True,
     )
+    allowed_hosts: str | None = option(
+        None,
+        "--allowed-hosts",
+        "Host names that clients may use besides localhost and IP addresses, separated by commas; "
+        "* allows any (default: *, but none where --host is loopback and there is no --api-key).",
+    )
     max_body_bytes: int = option(
         32 << 20, "--max-body-bytes", "Largest request body; a larger one gets 413.", minimum=1024
     )

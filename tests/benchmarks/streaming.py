@@ -57,7 +57,7 @@ async def _events(port: int, body: dict[str, Any]) -> AsyncIterator[dict[str, An
     try:
         data = json.dumps(body).encode()
         head = (
-            "POST /v1/completions HTTP/1.1\r\nhost: benchmark\r\nconnection: close\r\n"
+            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
             f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
         )
         writer.write(head.encode() + data)

@@ -124,7 +124,7 @@ def open_and_stall(cluster: TestCluster) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # before connect, to have effect
     host, _, port = cluster.url.removeprefix("http://").partition(":")
     sock.connect((host, int(port)))
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     sock.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
     return sock
 

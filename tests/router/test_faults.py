@@ -334,14 +334,19 @@ async def test_no_more_connections_than_the_limit(tmp_path: Path) -> None:
 
 async def test_without_a_decode_node_the_answer_is_503(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0) as c:
-        assert (await c.client.get("/health")).status_code == 200
+        assert (await c.client.get("/live")).status_code == 200
+        assert (await c.client.get("/health")).status_code == 503
         assert (await c.client.get("/ready")).status_code == 503
         for response in (await c.chat(), await c.complete(), await c.client.get("/v1/models")):
             assert response.status_code == 503
             assert "retry-after" in response.headers
-        await c.add()
-        assert (await c.client.get("/ready")).status_code == 200
+        node = await c.add()
+        for path in ("/health", "/ready"):
+            assert (await c.client.get(path)).status_code == 200
         assert (await c.chat()).status_code == 200
+        await c.registry.Leave(pb.LeaveRequest(node_id=node.node_id, epoch=node.epoch))
+        assert (await c.client.get("/ready")).status_code == 503
+        assert (await c.client.get("/health")).status_code == 200
 
 
 async def test_a_drain_lets_streams_finish_and_ends_the_rest(tmp_path: Path) -> None:
