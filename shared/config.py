@@ -163,6 +163,12 @@ class EngineConfig:
         "auto reads safetensors; dummy fills the weights with seeded random numbers (benchmarks).",
         choices=("auto", "safetensors", "dummy"),
     )
+    ignore_config_keys: str | None = option(
+        None,
+        "--ignore-config-keys",
+        "Keys of the model's config.json to treat as if they were not there, separated by commas: "
+        "for keys that are refused as unknown although they do not change what the model computes.",
+    )
     block_size: int = option(
         16, "--block-size", "Token slots of a KV block.", minimum=1, maximum=1024
     )
@@ -251,6 +257,12 @@ class EngineConfig:
         if len(set(ids)) != len(ids) or min(ids) < 0:
             raise UsageError(f"--d {self.devices!r} names a device twice or a negative one")
         return ids
+
+    @property
+    def ignored_config_keys(self) -> frozenset[str]:
+        """The keys named by ``--ignore-config-keys``."""
+        names = (self.ignore_config_keys or "").split(",")
+        return frozenset(name.strip() for name in names if name.strip())
 
     @property
     def world_size(self) -> int:

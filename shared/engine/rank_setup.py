@@ -109,6 +109,7 @@ def load_model(settings: dict[str, Any], device: torch.device) -> LoadedModel:
             device=device,
             tp=tp,
             load_format=settings["load_format"],
+            ignored_keys=frozenset(settings["ignored_config_keys"]),
             seed=settings["seed"],
             operators=operators,
         )

@@ -6,78 +6,33 @@ import math
 from typing import Any
 
 from ..errors import ModelError
+from .no_effect import has_no_effect
 from .spec import LinearScaling, Llama3Scaling, RopeScaling, RopeSpec, YarnScaling
-
-# Bookkeeping, defaults of text generation (of which older transformers wrote all), and training
-# knobs: none changes the forward pass.
-NO_EFFECT = frozenset(
-    {
-        "architectures",
-        "attention_dropout",
-        "attn_implementation",
-        "auto_map",
-        "bos_token_id",
-        "chunk_size_feed_forward",
-        "decoder_start_token_id",
-        "diversity_penalty",
-        "do_sample",
-        "dtype",
-        "early_stopping",
-        "encoder_no_repeat_ngram_size",
-        "eos_token_id",
-        "finetuning_task",
-        "gradient_checkpointing",
-        "hidden_dropout",
-        "id2label",
-        "initializer_range",
-        "is_decoder",
-        "is_encoder_decoder",
-        "is_llama_config",
-        "label2id",
-        "length_penalty",
-        "max_length",
-        "max_window_layers",
-        "min_length",
-        "model_type",
-        "neftune_noise_alpha",
-        "no_repeat_ngram_size",
-        "num_beam_groups",
-        "num_beams",
-        "num_return_sequences",
-        "output_attentions",
-        "output_hidden_states",
-        "pad_token_id",
-        "pretraining_tp",
-        "problem_type",
-        "repetition_penalty",
-        "return_dict",
-        "sep_token_id",
-        "task_specific_params",
-        "temperature",
-        "tokenizer_class",
-        "top_k",
-        "top_p",
-        "torch_dtype",
-        "transformers.js_config",
-        "transformers_version",
-        "typical_p",
-        "unsloth_fixed",
-        "unsloth_version",
-        "use_cache",
-    }
-)
 
 # No size and no factor is larger. JSON as Python reads it also has NaN, Infinity and any integer.
 _LARGEST = 1 << 40
 
 
 class Config:
-    """A config dict that remembers which of its keys were read."""
+    """A config dict that remembers which of its keys were read.
 
-    def __init__(self, values: dict[str, Any], file: str = "config.json") -> None:
-        self.values = values
+    ``ignored`` keys are treated as if the file did not have them, in its tables too.
+    """
+
+    def __init__(
+        self,
+        values: dict[str, Any],
+        file: str = "config.json",
+        ignored: frozenset[str] = frozenset(),
+    ) -> None:
+        self.values = {key: value for key, value in values.items() if key not in ignored}
         self.file = file
+        self._ignored = ignored
         self._read: set[str] = set()
+
+    def table(self, key: str, values: dict[str, Any]) -> Config:
+        """A table inside this config, with keys of its own."""
+        return Config(values, f"{self.file}: {key}", self._ignored)
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value, or the default where the key is missing or null."""
@@ -134,15 +89,18 @@ class Config:
         return ModelError(f"{self.file}: {key} is {value!r}; supported: {supported}")
 
     def finish(self) -> None:
-        """Refuse what nobody read, unless it is switched off or known to have no effect."""
-        for key, value in self.values.items():
-            off = value is None or value is False or value == {}
-            harmless = off or key in NO_EFFECT or key.startswith("_")
-            if key not in self._read and not harmless:
-                raise ModelError(
-                    f"{self.file}: {key} ({value!r}) is not supported for this model; "
-                    f"it may change what the model computes, so it is not ignored"
-                )
+        """Refuse a key that nothing has read, unless it is off or known to have no effect."""
+        unknown = [
+            key
+            for key, value in self.values.items()
+            if key not in self._read and not has_no_effect(key, value)
+        ]
+        if unknown:
+            listed = ", ".join(f"{key} ({self.values[key]!r:.100})" for key in unknown)
+            raise ModelError(
+                f"{self.file}: {listed} is not known for this model and may change what it "
+                f"computes; if it does not, add --ignore-config-keys {','.join(unknown)}"
+            )
 
 
 def read_rope(config: Config, head_dim: int) -> RopeSpec:
@@ -154,7 +112,7 @@ def read_rope(config: Config, head_dim: int) -> RopeSpec:
     config.get("rope_scaling")
     if not isinstance(values, dict) or any(isinstance(v, dict) for v in values.values()):
         raise config.refusal(key, values, "one flat table for all layers")
-    rope = Config(values, f"{config.file}: {key}")
+    rope = config.table(key, values)
     theta = rope.number("rope_theta", theta)
     rope.one_of("partial_rotary_factor", (1.0,), 1.0)
     scaling = _scaling(rope, config.integer("max_position_embeddings"))

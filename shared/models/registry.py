@@ -58,12 +58,15 @@ def family_of(values: dict[str, Any], file: str = "config.json") -> Family:
     return FAMILIES[name]
 
 
-def read_spec(folder: str | Path) -> DecoderSpec:
-    """The spec of the model in a folder, with the end tokens of ``generation_config.json`` too."""
+def read_spec(folder: str | Path, ignored_keys: frozenset[str] = frozenset()) -> DecoderSpec:
+    """The spec of the model in a folder, with the end tokens of ``generation_config.json`` too.
+
+    ``ignored_keys`` of ``config.json`` are treated as if they were not there.
+    """
     folder = Path(folder)
     file = folder / "config.json"
     values = read_json(file)
-    spec = family_of(values, str(file)).read(Config(values, str(file)))
+    spec = family_of(values, str(file)).read(Config(values, str(file), ignored_keys))
     generation = folder / "generation_config.json"
     if not generation.is_file():
         return spec

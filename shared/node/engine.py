@@ -86,7 +86,7 @@ async def start_engine(
     Raises ``ModelError`` or ``StartupError``; nothing is left running then.
     """
     folder = await in_thread(lambda: locate_model(config.model))  # it may be a long download
-    spec = await in_thread(lambda: _with_every_end(read_spec(folder), folder))
+    spec = await in_thread(lambda: _read_spec(config, folder))
     size = config.world_size
     problem = tensor_parallel_problem(spec, size)
     if problem:
@@ -142,6 +142,20 @@ async def start_engine(
         curve_keys=[key for end in ends for key in end[2:] if key],
         world_size=size,
     )
+
+
+def _read_spec(config: EngineConfig, folder: Path) -> DecoderSpec:
+    """The spec of the model, and a warning if the user asked for a part of it to be ignored."""
+    ignored = config.ignored_config_keys
+    spec = read_spec(folder, ignored)
+    if ignored:
+        log.warning(
+            "--ignore-config-keys: %s of %s are ignored; if one of them changes what the model "
+            "computes, its answers are wrong",
+            ", ".join(sorted(ignored)),
+            folder / "config.json",
+        )
+    return _with_every_end(spec, folder)
 
 
 def _with_every_end(spec: DecoderSpec, folder: Path) -> DecoderSpec:
@@ -236,6 +250,7 @@ def _rank_settings(
         "rendezvous": "",
         "block_size": config.block_size,
         "load_format": config.load_format,
+        "ignored_config_keys": sorted(config.ignored_config_keys),
         "seed": config.seed,
         "threads": config.threads or share_of_cores(size),
         "cpu_kernels": config.cpu_kernels,

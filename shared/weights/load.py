@@ -37,11 +37,15 @@ def load_model(
     device: torch.device | str = "cpu",
     tp: TensorParallel | None = None,
     load_format: str = "auto",
+    ignored_keys: frozenset[str] = frozenset(),
     seed: int = 0,
     operators: Operators | None = None,
 ) -> Decoder:
-    """The model of a folder, this rank's part of it. ``dummy`` needs ``config.json`` alone."""
-    spec = read_spec(folder)
+    """The model of a folder, this rank's part of it. ``dummy`` needs ``config.json`` alone.
+
+    ``ignored_keys``: see ``read_spec``.
+    """
+    spec = read_spec(folder, ignored_keys)
     device = torch.device(device)
     place = Placement(
         resolve_dtype(dtype, spec, device),

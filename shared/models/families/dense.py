@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...errors import ModelError
 from ..config import Config, read_rope
 from ..spec import AttentionSpec, DecoderSpec, DenseSpec, LayerSpec, RopeSpec, YarnScaling
 
@@ -85,8 +86,7 @@ def read_dense(
 
 def read_decoder(config: Config, layers: tuple[LayerSpec, ...], *, rope_dim: int) -> DecoderSpec:
     """What is around the layers. It is read last: what nobody has read by now is refused."""
-    if method := config.get("quantization_config"):
-        raise config.refusal("quantization_config", method, "none; convert the weights to bfloat16")
+    _refuse_quantized(config)
     bos = config.token_ids("bos_token_id")
     rope = read_rope(config, rope_dim)
     spec = DecoderSpec(
@@ -103,6 +103,20 @@ def read_decoder(config: Config, layers: tuple[LayerSpec, ...], *, rope_dim: int
     )
     config.finish()
     return spec
+
+
+# By the writer: transformers, MLX, and older compressed-tensors.
+_QUANTIZED = ("quantization_config", "quantization", "compression_config")
+
+
+def _refuse_quantized(config: Config) -> None:
+    for key in _QUANTIZED:
+        if how := config.get(key):
+            method = how.get("quant_method") if isinstance(how, dict) else None
+            raise ModelError(
+                f"{config.file}: the weights are quantized ({key}, method {method or 'not named'}),"
+                f" which is not supported: use the model's bfloat16 or float16 version"
+            )
 
 
 def _context(max_position: int, rope: RopeSpec) -> int:

@@ -119,11 +119,10 @@ def test_weights_that_do_not_fit_are_an_error_with_the_memory_that_there_is(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(rank_setup.load, "load_model", load)
-    told = dict.fromkeys(("folder", "dtype", "load_format", "seed", "kv_dtype"))
+    told: dict[str, Any] = dict.fromkeys(("folder", "dtype", "load_format", "seed", "kv_dtype"))
+    told |= {"size": 1, "threads": 1, "cpu_kernels": "torch", "ignored_config_keys": []}
     with pytest.raises(StartupError, match=r"do not fit: GPU 0 .* 70.0 of 80.0 GiB .* --d"):
-        rank_setup.load_model(
-            told | {"size": 1, "threads": 1, "cpu_kernels": "torch"}, torch.device("cuda", 0)
-        )
+        rank_setup.load_model(told, torch.device("cuda", 0))
 
 
 def test_compiled_kernels_are_refused_on_a_gpu() -> None:

@@ -194,7 +194,11 @@ def test_a_fingerprint_names_what_differs(changes: dict[str, Any], field: str) -
 @pytest.mark.parametrize(
     ("base", "changes", "words"),
     [
-        (V3, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config .* bfloat16"),
+        (
+            V3,
+            {"quantization_config": {"quant_method": "fp8"}},
+            "quantization_config, method fp8.* bfloat16",
+        ),
         (V3, {"topk_method": "greedy"}, "topk_method is 'greedy'; supported: 'noaux_tc'"),
         (V3, {"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
         (V3, {"n_group": 7}, "n_group is 7; supported: a divisor of 256"),

@@ -146,7 +146,11 @@ def test_the_family_is_found_by_model_type_too() -> None:
         ({"hidden_size": True}, "hidden_size is True"),
         ({"layer_types": ["full_attention"]}, "layer_types"),
         ({"architectures": [["LlamaForCausalLM"]]}, "architectures is .*supported"),
-        ({"quantization_config": {"bits": 4}}, "convert the weights to bfloat16"),
+        (
+            {"quantization_config": {"bits": 4}},
+            "quantized .*quantization_config, method not named.* use the model's bfloat16",
+        ),
+        ({"quantization": {"bits": 4, "group_size": 64}}, "the weights are quantized"),
         ({"rope_theta": float("nan")}, "rope_theta is nan; supported: a positive number"),
         ({"rms_norm_eps": 10**400}, "rms_norm_eps is 1000"),
         ({"num_hidden_layers": 10**400}, "num_hidden_layers is 1000"),
@@ -163,6 +167,28 @@ def test_what_is_not_implemented_is_refused_by_name(changes: dict[str, Any], wor
 
 def test_unknown_keys_that_are_off_do_not_matter() -> None:
     assert spec_of(use_mtp=False, attn_logit_softcapping=None, _attn_implementation="sdpa")
+
+
+def test_a_key_that_is_not_known_is_refused_with_the_flag_that_ignores_it() -> None:
+    strange = {"query_scale": 2.0, "depth_gate": "on"}
+    with pytest.raises(ModelError) as caught:
+        spec_of(**strange)
+    assert "query_scale (2.0), depth_gate ('on')" in str(caught.value)
+    assert "--ignore-config-keys query_scale,depth_gate" in str(caught.value)
+    values = {**BASE, **strange}
+    ignored = Config(values, ignored=frozenset(strange))
+    assert family_of(values).read(ignored) == spec_of()
+
+
+def test_a_key_inside_a_table_can_be_ignored_too() -> None:
+    values = {**BASE, "rope_parameters": {"rope_type": "default", "twist": 2.0}}
+    with pytest.raises(ModelError, match=r"rope_parameters: twist .*--ignore-config-keys twist"):
+        family_of(values).read(Config(values))
+    assert family_of(values).read(Config(values, ignored=frozenset({"twist"}))) == spec_of()
+
+
+def test_ids_of_special_tokens_do_not_matter() -> None:
+    assert spec_of(unk_token_id=0, mask_token_id=4, cls_token_id=5) == spec_of()
 
 
 def test_bookkeeping_does_not_matter() -> None:

@@ -12,6 +12,7 @@ import pytest
 from tandem import EngineConfig
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.devices import CPU, CUDA, RankDevice, RankMemory
+from tandem.shared.errors import ModelError
 from tandem.shared.models.registry import read_spec
 from tandem.shared.node import engine
 from tandem.shared.node.engine import NodeIdentity, _with_every_end, start_engine
@@ -49,6 +50,7 @@ class FakeRanks:
         self.formats: dict[str, str] = {}
 
     async def start(self, settings: list[dict[str, Any]]) -> list[RankDevice]:
+        self.settings = settings
         self.started = len(settings)
         return [self.device] * self.started
 
@@ -101,3 +103,20 @@ async def test_options_win_over_what_a_device_suggests(
         node, formats = await planned(monkeypatch, tmp_path, kind, **options)
         assert (node.resolved.num_blocks, node.resolved.max_num_batched_tokens) == (4096, 99)
         assert formats == {"dtype": "float32", "kv_dtype": "float32"}
+
+
+async def test_config_keys_are_ignored_by_heads_and_ranks_alike_and_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = json.loads((builtin_model_path() / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"query_scale": 2.0}))
+    ranks = FakeRanks(CPU)
+    monkeypatch.setattr(engine, "RankPool", lambda *_: ranks)
+    identity = NodeIdentity("node", 1)
+    with pytest.raises(ModelError, match="--ignore-config-keys query_scale"):
+        await start_engine(EngineConfig(model=str(tmp_path)), identity)
+    await start_engine(
+        EngineConfig(model=str(tmp_path), ignore_config_keys="other, query_scale"), identity
+    )
+    assert ranks.settings[0]["ignored_config_keys"] == ["other", "query_scale"]
+    assert "other, query_scale of " in caplog.text

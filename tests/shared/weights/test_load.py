@@ -54,6 +54,12 @@ def refusal(folder: Path, **options: Any) -> str:
     return str(caught.value)
 
 
+def test_a_config_key_that_is_ignored_does_not_keep_weights_from_loading(folder: Path) -> None:
+    change_config(folder, query_scale=2.0)
+    assert "--ignore-config-keys query_scale" in refusal(folder)
+    assert load_model(folder, ignored_keys=frozenset({"query_scale"}))
+
+
 def test_no_folder(tmp_path: Path) -> None:
     assert "config.json is missing: give the folder" in refusal(tmp_path / "nowhere")
 
