@@ -1,9 +1,10 @@
 """Decides what each step computes: running decodes first, then prompt chunks, under one budget.
 
 The scheduler owns every sequence; the block pool owns every block. When blocks run out, the
-sequence that would run last gives its own back and is computed again later (its tokens stay), so
-the one that runs first always proceeds and nothing deadlocks. It knows no torch, no sockets, no
-clock.
+sequence that would run last gives its own back and is computed again later (its tokens stay),
+whether it is running or waits with blocks (a received prompt, a further choice). So the one that
+runs first always proceeds, nothing deadlocks, and what waits takes nothing from what runs. It knows
+no torch, no sockets, no clock.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from ..errors import OverloadedError
 from ..kv.block_pool import BlockPool, OutOfBlocksError
@@ -21,6 +23,9 @@ from .sequence import FinishReason, Phase, Sequence
 # Shortest-first: how many tokens of advantage one arrival is worth. A later, shorter sequence can
 # pass an older one only a bounded number of times, so nothing starves.
 AGING_TOKENS = 64
+# Nobody can take blocks back from a transfer that fills them. So a reservation leaves each running
+# sequence room to grow by so many tokens, about what it generates while a prompt is received.
+GROWTH_TOKENS = 128
 
 _POLICIES: dict[str, Callable[[Sequence], tuple[int, ...]]] = {
     "fcfs": lambda s: (s.arrival,),
@@ -159,13 +164,20 @@ class Scheduler:
     def receive(self, sequence: Sequence, end: int) -> list[int]:
         """Park a new sequence while a transfer fills its blocks up to token ``end``.
 
-        Returns the reserved blocks. Raises ``OutOfBlocksError`` (nothing is kept but the prefix).
+        Returns the reserved blocks. Raises ``OutOfBlocksError`` (nothing is kept but the prefix),
+        also when those that run or go first would soon lack the blocks.
         """
-        size = self.pool.block_size
-        count = -(-end // size) - len(sequence.block_table)
+        self._stamp(sequence)
+        count = self._missing(sequence, end)
+        needed = self._needed_before(sequence)
+        available = self.pool.counts().available
+        if count + needed > available:
+            raise OutOfBlocksError(
+                f"{count} blocks asked for, and {needed} of the {available} available ones are "
+                f"needed by sequences that run or go first"
+            )
         last = sequence.block_table[-1] if sequence.block_table else None
         reserved = self.pool.reserve(count, last)
-        self._stamp(sequence)
         sequence.move(Phase.RECEIVING)
         self._receiving.add(sequence)
         sequence.block_table.extend(reserved)
@@ -296,18 +308,16 @@ class Scheduler:
             del sequence.block_table[-len(reserved) :]
 
     def _grant(self, sequence: Sequence, budget: _StepBudget) -> None:
-        """Give a running sequence its share, preempting later ones while blocks are short."""
+        """Give a running sequence its share, taking blocks back from later ones while it must."""
         if sequence.phase is not Phase.RUNNING or budget.left <= 0:
             return  # preempted by an earlier one, or the step is full
         tokens = min(sequence.target - sequence.computed, budget.left)
         while not self._cover(sequence, sequence.computed + tokens):
-            victim = self._running[-1]
-            if victim is sequence and self._reclaim_from_waiting(sequence):
-                continue
-            if victim is sequence and len(self._running) == 1 and self.pool.counts().reserved:
-                return  # only transfers hold blocks; they end, so waiting is enough
+            victim = self._last_holder()
+            if victim is sequence and self._is_only_holder(sequence):
+                return  # only transfers hold other blocks; they end, so waiting is enough
             budget.take_back(victim)
-            self._preempt(victim)
+            self._take_blocks(victim)
             if victim is sequence:
                 return
         budget.grant(sequence, tokens)
@@ -323,9 +333,8 @@ class Scheduler:
             # blocks at once, so that it can never be the one that runs out of them.
             whole = sequence.compute_until is not None
             end = sequence.target if whole else sequence.computed + tokens
+            self._reclaim_for_head(self._missing(sequence, end))
             if not self._cover(sequence, end):
-                if not self._running and self._reclaim_from_waiting(sequence):
-                    continue
                 if not sequence.received:
                     self._give_back(sequence)
                 return
@@ -334,10 +343,29 @@ class Scheduler:
             insort(self._running, sequence, key=self._key)
             budget.grant(sequence, tokens)
 
+    def _missing(self, sequence: Sequence, end: int) -> int:
+        """How many blocks the table lacks to reach token ``end``."""
+        return max(0, -(-end // self.pool.block_size) - len(sequence.block_table))
+
+    def _needed_before(self, newcomer: Sequence) -> int:
+        """Blocks that a reservation must leave: to running sequences the ones that they will fill
+        soon, to waiting ones that go first and have a slot to run in all that they lack."""
+        ends = ((s, min(s.length + GROWTH_TOKENS, self._end(s))) for s in self._running)
+        growth = sum(self._missing(sequence, end) for sequence, end in ends)
+        slots = self._max_seqs - len(self._running)
+        first = (s for s in self._waiting[:slots] if self._key(s) < self._key(newcomer))
+        return growth + sum(self._missing(sequence, sequence.target) for sequence in first)
+
+    def _end(self, sequence: Sequence) -> int:
+        """The length at which the sequence ends at the latest."""
+        if sequence.compute_until is not None:
+            return sequence.compute_until
+        return min(len(sequence.prompt) + sequence.params.max_tokens, self.max_model_len)
+
     def _cover(self, sequence: Sequence, end: int) -> bool:
         """Make the block table reach token ``end``; False when the pool cannot."""
-        missing = -(-end // self.pool.block_size) - len(sequence.block_table)
-        if missing <= 0:
+        missing = self._missing(sequence, end)
+        if not missing:
             return True
         last = sequence.block_table[-1] if sequence.block_table else None
         try:
@@ -346,15 +374,34 @@ class Scheduler:
             return False
         return True
 
-    def _reclaim_from_waiting(self, sequence: Sequence) -> bool:
-        """Last resort, so that waiting sequences (received prompts, later choices) that hold
-        blocks cannot deadlock the one that must run: the last of them is computed again here."""
-        for holder in reversed(self._waiting):
-            if holder is not sequence and holder.block_table:
-                self._give_back(holder)
-                holder.received = 0
-                return True
-        return False
+    def _last_holder(self) -> Sequence:
+        """Of the running sequences and the waiting ones that hold blocks, the one that runs last
+        by policy."""
+        waiting = (s for s in reversed(self._waiting) if s.block_table)
+        return max([*self._running[-1:], *islice(waiting, 1)], key=self._key)
+
+    def _is_only_holder(self, sequence: Sequence) -> bool:
+        """Whether only transfers hold blocks besides this sequence, which runs."""
+        others = len(self._running) > 1 or any(s.block_table for s in self._waiting)
+        return not others and bool(self.pool.counts().reserved)
+
+    def _reclaim_for_head(self, missing: int) -> None:
+        """Take back what later waiting sequences hold, the last first, if the head of the queue
+        can run with it. What still would not do stays where it is."""
+        available = self.pool.counts().available
+        holders = [s for s in self._waiting[1:] if s.block_table]
+        if missing > available + sum(len(s.block_table) for s in holders):
+            return
+        while holders and missing > self.pool.counts().available:
+            self._take_blocks(holders.pop())
+
+    def _take_blocks(self, victim: Sequence) -> None:
+        """A sequence loses its blocks, and computes its tokens again when it is its turn."""
+        if victim.phase is Phase.RUNNING:
+            self._preempt(victim)
+        else:
+            self._give_back(victim)
+            victim.received = 0
 
     def _preempt(self, sequence: Sequence) -> None:
         self._running.remove(sequence)

@@ -12,7 +12,14 @@ import sys
 
 from .report import RESULTS
 
-BENCHMARKS = ("startup", "handoff_tcp", "handoff_shared_memory", "engine", "mixed_load")
+BENCHMARKS = (
+    "startup",
+    "handoff_tcp",
+    "handoff_shared_memory",
+    "engine",
+    "overload",
+    "mixed_load",
+)
 
 
 def table() -> str:

@@ -217,6 +217,147 @@ def receive(scheduler: Scheduler, one: Sequence, outcome: str) -> None:
         scheduler.cancel_received(one, reserved)
 
 
+def test_received_prompts_that_wait_give_way_to_streams_that_run() -> None:
+    scheduler = make(blocks=24, max_num_seqs=3, max_model_len=64)
+    streams = [sequence(n, 4, max_tokens=28) for n in range(3)]
+    for one in streams:
+        scheduler.add(one)
+    later = [sequence(10 + n, 13, max_tokens=4) for n in range(4)]
+    for one in later:
+        receive(scheduler, one, "commit")
+    assert scheduler.pool.counts().owned == 12
+    while any(s.phase is not Phase.FINISHED for s in streams):
+        run_step(scheduler)
+        assert not any(s.preemptions for s in streams)
+    drain(scheduler)
+    assert all(len(s.outputs) == 4 for s in later)
+
+
+def test_the_head_of_the_queue_takes_back_what_later_ones_hold() -> None:
+    scheduler = make(blocks=16, max_num_batched_tokens=64, max_num_seqs=2, max_model_len=64)
+    scheduler.add(runner := sequence(1, 4, max_tokens=12))
+    received = sequence(2, 24, max_tokens=2)
+    scheduler.match_prefix(received)
+    reserved = scheduler.receive(received, 23)
+    scheduler.add(head := sequence(3, 40, max_tokens=2))
+    head.arrival, received.arrival = received.arrival, head.arrival
+    run_step(scheduler)
+    assert head.phase is Phase.WAITING, "only a transfer holds what it lacks"
+    scheduler.commit_received(received, reserved, 23)
+    run_step(scheduler)
+    assert runner.phase is head.phase is Phase.RUNNING and received.received == 0
+    drain(scheduler)
+
+
+def test_what_would_not_do_is_not_taken_back() -> None:
+    scheduler = make(blocks=16, max_num_batched_tokens=64, max_num_seqs=3, max_model_len=64)
+    scheduler.add(sequence(1, 27, max_tokens=4))
+    run_step(scheduler)
+    received = sequence(3, 10, max_tokens=2)
+    scheduler.match_prefix(received)
+    reserved = scheduler.receive(received, 9)
+    head = sequence(2, 50, max_tokens=2)
+    scheduler.add(head)
+    head.arrival = 2
+    received.arrival = 3
+    scheduler.commit_received(received, reserved, 9)
+    run_step(scheduler)
+    assert head.phase is Phase.WAITING and received.received == 9
+    drain(scheduler)
+    assert received.received == 9
+
+
+def test_a_reservation_leaves_running_sequences_room_to_grow() -> None:
+    scheduler = make(blocks=16, max_model_len=64)
+    scheduler.add(sequence(1, 4, max_tokens=40))
+    run_step(scheduler)
+    one = sequence(2, 21)
+    scheduler.match_prefix(one)
+    with pytest.raises(OutOfBlocksError, match="10 of the 15 available ones are needed"):
+        scheduler.receive(one, 24)
+    assert len(scheduler.receive(one, 20)) == 5
+
+
+def test_a_reservation_leaves_waiting_sequences_what_they_lack() -> None:
+    scheduler = make(blocks=16, max_num_seqs=1)
+    scheduler.add(sequence(1, 40))
+    one = sequence(2, 30)
+    scheduler.match_prefix(one)
+    with pytest.raises(OutOfBlocksError, match="10 of the 16"):
+        scheduler.receive(one, 28)
+    run_step(scheduler)
+    scheduler.add(sequence(3, 40))  # it has no slot to run in, whatever blocks are free
+    assert len(scheduler.receive(one, 4)) == 1
+
+
+class Watched(Scheduler):
+    """Notes who was preempted while somebody later kept blocks."""
+
+    def _preempt(self, sequence: Sequence) -> None:
+        super()._preempt(sequence)
+        key = self._key(sequence)
+        for other in [*self._running, *self._waiting]:
+            assert not other.block_table or self._key(other) < key, (
+                f"{sequence.sequence_id} was preempted, and {other.sequence_id}, which runs later, "
+                f"holds {len(other.block_table)} blocks"
+            )
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.sampled_from(POLICIES))
+def test_nobody_is_preempted_while_somebody_later_holds_blocks(
+    data: st.DataObject, policy: str
+) -> None:
+    """Received prompts, further choices and transfers in flight come and go at any time."""
+    blocks, slots = data.draw(st.integers(6, 20)), data.draw(st.integers(1, 5))
+    scheduler = Watched(
+        BlockPool(blocks, 4, enable_prefix_cache=data.draw(st.booleans())),
+        max_num_batched_tokens=16,
+        max_num_seqs=slots,
+        max_model_len=4 * blocks,
+        max_waiting=100,
+        policy=policy,
+    )
+    transfers: list[tuple[Sequence, list[int]]] = []
+    number = 0
+
+    def arrive() -> None:
+        nonlocal number
+        prompt = data.draw(st.integers(2, 2 * blocks))
+        one = sequence(number, prompt, max_tokens=data.draw(st.integers(1, 2 * blocks)))
+        one.priority = data.draw(st.integers(0, 2))
+        if data.draw(st.booleans()):
+            one.siblings = [sequence(number + 1, prompt, max_tokens=4)]
+            one.siblings[0].prompt = one.prompt
+        number += 2
+        if data.draw(st.booleans()):
+            scheduler.add(one)
+            return
+        scheduler.match_prefix(one)
+        try:
+            transfers.append((one, scheduler.receive(one, len(one.prompt) - 1)))
+        except OutOfBlocksError:
+            scheduler.enqueue(one)
+
+    def settle() -> None:
+        one, reserved = transfers.pop(data.draw(st.integers(0, len(transfers) - 1)))
+        if data.draw(st.integers(0, 3)):
+            scheduler.commit_received(one, reserved, len(one.prompt) - 1)
+        else:
+            scheduler.abandon_received(one, reserved)
+
+    for _ in range(data.draw(st.integers(5, 25))):
+        if data.draw(st.booleans()):
+            arrive()
+        if transfers and data.draw(st.booleans()):
+            settle()
+        run_step(scheduler)
+    while transfers:
+        settle()
+    drain(scheduler)
+    assert scheduler.idle and scheduler.pool.counts().available == blocks
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.data(), st.sampled_from(POLICIES))
 def test_everything_ends_and_every_block_returns(data: st.DataObject, policy: str) -> None:
