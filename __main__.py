@@ -216,6 +216,7 @@ def _serve_prefill(values: Values) -> None:
 
 
 def _serve_cluster(config: ServeConfig, values: Values) -> None:
+    from .router import admin
     from .router.options import RouterOptions
     from .shared.local_token import left_token, make_token
     from .shared.lock import is_loopback, read_lock
@@ -243,8 +244,12 @@ def _serve_cluster(config: ServeConfig, values: Values) -> None:
             address, registry = _start_router(cluster, values, lock, deadline)
             if own:
                 _leave(until_end, left_token(registry, lock.token))
-            _start_nodes(cluster, config, values, registry, deadline)
-            _await_ready(cluster, address, deadline)
+            started = _start_nodes(cluster, config, values, registry, deadline)
+
+            def refusal() -> str:
+                return admin.refusal_of(registry, started, lock)
+
+            _await_ready(cluster, address, deadline, refusal)
             _introduce(front.prefill_addresses, registry, lock)
             _greet(address, registry, config, with_key=bool(front.api_keys))
             cluster.wait()
@@ -288,8 +293,8 @@ def _locked(values: Values) -> tuple[list[str], dict[str, str]]:
 
 def _start_nodes(
     cluster: Cluster, config: ServeConfig, values: Values, registry: str, deadline: float
-) -> None:
-    """Returns when every node serves."""
+) -> set[str]:
+    """Returns the nodes' addresses when every node listens."""
     from .shared.node.cores import share_of_cores
     from .shared.node.gpus import engines_of, gpus_by_node, usable_gpus
 
@@ -313,8 +318,7 @@ def _start_nodes(
         own = replace(handoff, kv_port=handoff.kv_port_of(number * engine.world_size))
         arguments = [kind, *shared, *to_arguments(engines[number]), *to_arguments(own)]
         parts.append(cluster.start(name, arguments, **secret))
-    for part in parts:
-        cluster.wait_ready(part, deadline)
+    return {cluster.wait_ready(part, deadline).get("address", "") for part in parts}
 
 
 def _plain_environment() -> dict[str, str]:
@@ -336,8 +340,11 @@ def _visible(host: str) -> str:
     return f"[{own}]" if ":" in own else own
 
 
-def _await_ready(cluster: Cluster, address: str, deadline: float) -> None:
-    """Until the router knows a decode node: nodes join a moment after they listen."""
+def _await_ready(
+    cluster: Cluster, address: str, deadline: float, refusal: Callable[[], str]
+) -> None:
+    """Until the router knows a decode node: nodes join a moment after they listen. Raises
+    ``StartupError`` when it refuses one of ours, whose own log would say so for ever."""
     from .shared.lock import open_url
 
     while time.monotonic() < deadline:
@@ -346,7 +353,9 @@ def _await_ready(cluster: Cluster, address: str, deadline: float) -> None:
             with open_url(f"{address}/ready", seconds=2):
                 return
         except OSError:  # that it is not ready is one as well
-            time.sleep(0.02)
+            if reason := refusal():
+                raise StartupError(f"the router refuses a node: {reason}") from None
+            time.sleep(0.1)
     raise StartupError(f"{address}/ready did not answer in time; see --start-timeout")
 
 
@@ -397,14 +406,20 @@ def nodes(context: click.Context, registry: str, as_json: bool, **values: Any) -
 
 @nodes.command("drain")
 @click.argument("node")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    help="Seconds after which it ends although requests still run (default: no limit).",
+)
 @click.pass_obj
-def drain_node(router: tuple[str, Lock], node: str) -> None:
+def drain_node(router: tuple[str, Lock], node: str, timeout: float | None) -> None:
     """Have NODE take no more work, finish what it has, and end."""
     from .router import admin
 
     registry, lock = router
-    admin.drain_node(registry, node, lock)
-    click.echo(f"{node} takes no more work, and ends when it has finished what it has")
+    admin.drain_node(registry, node, lock, timeout=timeout)
+    limit = "" if timeout is None else f", after {timeout:g} s at the latest"
+    click.echo(f"{node} takes no more work, and ends when it has finished what it has{limit}")
 
 
 @nodes.command("role")

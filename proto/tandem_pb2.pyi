@@ -161,16 +161,18 @@ class Metric(_message.Message):
     def __init__(self, name: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., value: _Optional[float] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "drain", "prefix_version", "role")
+    __slots__ = ("known", "drain", "prefix_version", "role", "drain_seconds")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     PREFIX_VERSION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     known: bool
     drain: bool
     prefix_version: int
     role: Role
-    def __init__(self, known: _Optional[bool] = ..., drain: _Optional[bool] = ..., prefix_version: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ...) -> None: ...
+    drain_seconds: float
+    def __init__(self, known: _Optional[bool] = ..., drain: _Optional[bool] = ..., prefix_version: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., drain_seconds: _Optional[float] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("node_id", "epoch")
@@ -239,10 +241,12 @@ class ListReply(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., absent: _Optional[_Iterable[_Union[AbsentNode, _Mapping]]] = ..., version: _Optional[str] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("node_id",)
+    __slots__ = ("node_id", "timeout_seconds")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
-    def __init__(self, node_id: _Optional[str] = ...) -> None: ...
+    timeout_seconds: float
+    def __init__(self, node_id: _Optional[str] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
 
 class DrainReply(_message.Message):
     __slots__ = ()

@@ -26,6 +26,11 @@ class Absent:
             del self._nodes[next(iter(self._nodes))]
         self._nodes[node.node_id] = self._clock(), node
 
+    def reason(self, node_id: str) -> str:
+        """The latest word on this name; empty without one."""
+        at, node = self._nodes.get(node_id, (0.0, pb.AbsentNode()))
+        return node.reason if self._clock() - at < REMEMBERED_SECONDS else ""
+
     def came(self, node_id: str) -> None:
         """It is here now."""
         self._nodes.pop(node_id, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import grpc
@@ -36,13 +36,26 @@ def list_nodes(registry: str, lock: Lock = OPEN) -> list[pb.NodeInfo]:
     return list(reply.nodes)
 
 
-def drain_node(registry: str, node_id: str, lock: Lock = OPEN) -> None:
-    """Have a node take no more work, finish what it has, and end.
+def refusal_of(registry: str, addresses: Collection[str], lock: Lock = OPEN) -> str:
+    """Why the router behind ``registry`` refuses one of the nodes at ``addresses``; empty when it
+    refuses none. Raises ``UnavailableError``."""
+    reply: pb.ListReply = _ask(
+        registry, lock, lambda stub: stub.List(pb.ListRequest(), timeout=CALL_SECONDS)
+    )
+    reasons = [node.reason for node in reply.absent if node.refused and node.address in addresses]
+    return reasons[0] if reasons else ""
+
+
+def drain_node(
+    registry: str, node_id: str, lock: Lock = OPEN, *, timeout: float | None = None
+) -> None:
+    """Have a node take no more work, finish what it has, and end; after ``timeout`` seconds in any
+    case.
 
     Raises ``RequestError`` when the router knows no such node or cannot reach it with a command,
     ``UnavailableError`` when no router answers.
     """
-    request = pb.DrainRequest(node_id=node_id)
+    request = pb.DrainRequest(node_id=node_id, timeout_seconds=timeout)
     _ask(registry, lock, lambda stub: stub.Drain(request, timeout=CALL_SECONDS))
 
 

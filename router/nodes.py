@@ -67,6 +67,7 @@ class Node:
         self.draining = False
         self.left = False
         self.to_drain = False  # an operator asked for it
+        self.drain_seconds: float | None = None  # and gave what runs this long
         self.next_role: pb.Role = pb.ROLE_UNSPECIFIED  # likewise
         self.lost = False
         self.last_seen = now
@@ -164,10 +165,12 @@ class Node:
         self._sequences -= self._calls.pop(call)
         self.inflight -= 1
 
-    def drain(self) -> None:
-        """From now on it gets no work, and its next heartbeat tells it so."""
+    def drain(self, seconds: float | None = None) -> None:
+        """From now on it gets no work, and its next heartbeat tells it so. What runs there has
+        ``seconds``, or as long as it takes."""
         log.info("node %s is to drain", self.node_id)
         self.to_drain = self.draining = True
+        self.drain_seconds = seconds
 
     def switch(self, role: pb.Role) -> None:
         """The same, until it joins again in this role."""

@@ -7,6 +7,7 @@ import re
 import secrets
 import time
 import urllib.parse
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ log = logger("router")
 
 WILDCARDS = ("", "0.0.0.0", "[::]", "::")
 MAX_NAME = 256
+# Of a model's folder, in a message.
+MAX_PATH = 256
 PORT = re.compile("[0-9]{1,5}")
 
 
@@ -67,22 +70,34 @@ class Registry(RegistryServicer):
             raise RequestError(problem)
         # One at a time: the first brings the model, and the others are compared with it.
         async with self._entering:
-            refusal = self._conflict(request.model, address)
-            if refusal:
-                self._nodes.absent.add(
-                    pb.AbsentNode(
-                        node_id=request.node_id,
-                        role=request.role,
-                        address=address,
-                        refused=True,
-                        reason=refusal,
-                    )
-                )
-                raise PeerRefusedError(refusal)
-            if request.role == pb.ROLE_DECODE:
-                await self._load_tokenizer(request.model)
-            self._nodes.join(request, address)
-            self._update_model()
+            try:
+                await self._take(request, address)
+            except PeerRefusedError as error:
+                self._note_refusal(request, address, str(error))
+                raise
+
+    async def _take(self, request: pb.JoinRequest, address: str) -> None:
+        refusal = self._conflict(request.model, address)
+        if refusal:
+            raise PeerRefusedError(refusal)
+        if request.role == pb.ROLE_DECODE:
+            await self._load_tokenizer(request.model)
+        self._nodes.join(request, address)
+        self._update_model()
+
+    def _note_refusal(self, request: pb.JoinRequest, address: str, reason: str) -> None:
+        """Nodes ask again and again; what has been logged is only remembered."""
+        if self._nodes.absent.reason(request.node_id) != reason:
+            log.warning("node %s is refused: %s", request.node_id, reason)
+        self._nodes.absent.add(
+            pb.AbsentNode(
+                node_id=request.node_id,
+                role=request.role,
+                address=address,
+                refused=True,
+                reason=reason,
+            )
+        )
 
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:
         try:
@@ -90,7 +105,6 @@ class Registry(RegistryServicer):
         except RequestError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except PeerRefusedError as error:
-            log.warning("node %s is refused: %s", request.node_id, error)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return pb.JoinReply(
             router_epoch=self._epoch, heartbeat_seconds=self._options.heartbeat_seconds
@@ -103,6 +117,7 @@ class Registry(RegistryServicer):
         return pb.HeartbeatReply(
             known=True,
             drain=node.to_drain,
+            drain_seconds=node.drain_seconds,
             prefix_version=node.prefixes.version,
             role=node.next_role,
         )
@@ -118,7 +133,11 @@ class Registry(RegistryServicer):
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainReply:
         node = await self._commanded(request.node_id, context)
-        node.drain()
+        limited = request.HasField("timeout_seconds")
+        if limited and not 0 <= request.timeout_seconds < inf:  # NaN is not, either
+            message = f"a drain's timeout is {request.timeout_seconds}, not a time"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
+        node.drain(request.timeout_seconds if limited else None)
         return pb.DrainReply()
 
     async def SetRole(self, request: pb.SetRoleRequest, context: Any) -> pb.SetRoleReply:
@@ -215,8 +234,10 @@ class Registry(RegistryServicer):
         try:
             # A join that runs out of time does not end the work: the next one finds it done.
             self._tokenizer = await asyncio.shield(self._loading[1])
-        except ModelError as error:
-            self._loading = None
+        except Exception as error:
+            self._loading = None  # a folder that cannot be read now may be readable later
+            if not isinstance(error, ModelError):
+                log.exception("loading the tokenizer of %r failed", card.path)
             message = f"the router cannot use the model's tokenizer: {error}"
             raise PeerRefusedError(message) from None
 
@@ -249,7 +270,10 @@ async def _tokenizer_of(card: pb.ModelCard) -> Tokenizer:
     """Raises ``ModelError`` when it cannot be read or is not this model's."""
     from ..shared.text.tokenizer import Tokenizer
 
-    tokenizer = await asyncio.to_thread(Tokenizer.load, Path(card.path))
+    try:
+        tokenizer = await asyncio.to_thread(Tokenizer.load, Path(card.path))
+    except OSError as error:
+        raise ModelError(f"{card.path[:MAX_PATH]!r} cannot be read: {error.strerror}") from None
     # A few published models have special tokens beyond the embedding; they cannot be sampled.
     if card.vocab_size and tokenizer.base_vocab_size > card.vocab_size:
         raise ModelError(

@@ -10,8 +10,10 @@ import contextlib
 import logging
 import secrets
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 import grpc
@@ -89,7 +91,7 @@ async def run_node(
     check_exposure(lock, handoff.insecure, listens)
     identity = NodeIdentity(named(node, role_name(cast.role)).node_id or "", new_epoch())
     life = _Life()
-    catch_signals(life.stop.set)
+    catch_signals(lambda: life.drain(node.drain_timeout))
     # A taken port is known before the model is loaded, and the probes answer meanwhile.
     gate = Gate(lock.token, "tandem_calls_refused")
     server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=(gate,))
@@ -109,17 +111,18 @@ async def run_node(
             cast.register(server, frame)
             await server.start()
             registrations = _registrations(routers, described, metrics, life, lock)
+            described.registrations = registrations
             loops = [engine.core.run(), *cast.background(), *(r.run() for r in registrations)]
             loops.append(_change_roles(life, cast, described, registrations))
             tasks = [asyncio.create_task(loop) for loop in loops]
             described.ready = True
-            probe.show(lambda: described.ready, metrics.text)
+            probe.show(lambda: described.has_work_to_come, metrics.text)
             log.info("%s is ready on %s, probes on port %d", identity.node_id, address, health)
             on_ready(address)
             try:
                 await _until(life.stop, tasks)
                 described.ready, described.draining = False, True
-                await _drain(cast, registrations, 0.0 if life.lost else node.drain_timeout)
+                await _drain(cast, registrations, life)
             finally:
                 await server.stop(grace=0.5)
                 await cast.close()
@@ -147,8 +150,7 @@ def _registrations(
             router,
             described.join,
             metrics.samples,
-            life.end,
-            life.stop.set,
+            life.drain,
             lock,
             prefixes=metrics.prefixes,
             on_role=life.play,
@@ -164,13 +166,26 @@ class _Life:
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self.lost = ""
+        self._deadline = inf
         self.role_asked = asyncio.Event()
         self.role: pb.Role = pb.ROLE_UNSPECIFIED
 
-    def end(self, reason: str) -> None:
-        """The ranks are lost, or a router refuses this node; the first reason counts."""
-        self.lost = self.lost or reason
+    def drain(self, seconds: float | None) -> None:
+        """End once running requests have ended, or after ``seconds``; ``None``: no limit. Of
+        several limits, the earliest counts."""
+        if seconds is not None:
+            self._deadline = min(self._deadline, time.monotonic() + seconds)
         self.stop.set()
+
+    def end(self, reason: str) -> None:
+        """End at once, with an error: the ranks are lost. The first reason counts."""
+        self.lost = self.lost or reason
+        self.drain(0.0)
+
+    @property
+    def expired(self) -> bool:
+        """Running requests have no time left."""
+        return time.monotonic() >= self._deadline
 
     def play(self, role: pb.Role) -> None:
         """A router's operator asks for this role."""
@@ -196,6 +211,7 @@ class _Description:
     ) -> None:
         self.ready = False
         self.draining = False
+        self.registrations: list[Registration] = []
         self._cast = cast
         self._identity = identity
         self._metrics = metrics
@@ -208,6 +224,12 @@ class _Description:
             vocab_size=engine.spec.vocab_size,
             eos_token_ids=engine.spec.eos_token_ids,
         )
+
+    @property
+    def has_work_to_come(self) -> bool:
+        """It takes work, and a router that gives some has it; without --join, others ask it."""
+        joined = not self.registrations or any(each.joined for each in self.registrations)
+        return self.ready and joined
 
     def join(self) -> pb.JoinRequest:
         return pb.JoinRequest(
@@ -317,15 +339,19 @@ async def _change_roles(
             log.info("this is a %s node now", role_name(wanted))
 
 
-async def _drain(cast: Cast, registrations: list[Registration], seconds: float) -> None:
-    """Refuse new work and let the old finish, for at most ``seconds``."""
+async def _drain(cast: Cast, registrations: list[Registration], life: _Life) -> None:
+    """Refuse new work and let the old finish, as long as ``life`` allows."""
     cast.drain()
     for registration in registrations:
         registration.draining = True
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            while cast.busy:  # noqa: ASYNC110 - requests end in many places, drains are rare
-                await asyncio.sleep(POLL_SECONDS)
+    begun = time.monotonic()
+    while cast.busy and not life.expired:  # noqa: ASYNC110 - requests end in many places
+        await asyncio.sleep(POLL_SECONDS)
+    seconds = time.monotonic() - begun
+    if cast.busy and not life.lost:
+        log.warning("drained for %.1f s; what still runs is cut off", seconds)
+    elif not life.lost:
+        log.info("drained in %.1f s", seconds)
 
 
 def check_carrier(handoff: HandoffConfig) -> None:

@@ -11,14 +11,18 @@ import grpc
 
 from ...proto import tandem_pb2 as pb
 from ...proto.tandem_pb2_grpc import RegistryStub
-from ..errors import PeerRefusedError
+from ..backoff import Backoff
 from ..lock import OPEN, Lock
 
 log = logging.getLogger("tandem.node")
 
 CALL_SECONDS = 2.0
-RETRY_SECONDS = 0.2
-# Asking again would get the same answer.
+FIRST_RETRY_SECONDS = 0.2
+# A router that restarts has its nodes back after at most this; an operator who corrects the cause
+# of a refusal waits a little longer.
+LONGEST_AWAY_SECONDS = 3.0
+LONGEST_REFUSED_SECONDS = 15.0
+# The router has answered that it does not take this node as it is.
 _REFUSALS = (
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -31,11 +35,15 @@ _CHANNEL = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_bac
 class Registration:
     """One node's standing with one router.
 
+    It is retried for ever: neither a refusal nor an error ends the node, which may serve other
+    routers and has streams that need no registration. ``joined`` tells whether the router has the
+    node, ``refusal`` why it does not take it.
+
     ``describe`` gives a fresh ``JoinRequest``; ``metrics`` the samples of a heartbeat; ``prefixes``
     what has changed in the prefix index since a version of it, if there is one.
-    ``on_refused`` is called when the router will never take this node, ``on_drain`` when an
-    operator has told the router that this node is to end, ``on_role`` that it is to take on another
-    role.
+    ``on_drain`` is called when an operator has told the router that this node is to end, with the
+    seconds that running requests have for that (``None``: no limit), ``on_role`` when it is to take
+    on another role.
     """
 
     def __init__(
@@ -43,62 +51,67 @@ class Registration:
         router: str,
         describe: Callable[[], pb.JoinRequest],
         metrics: Callable[[], list[pb.Metric]],
-        on_refused: Callable[[str], None],
-        on_drain: Callable[[], None],
+        on_drain: Callable[[float | None], None],
         lock: Lock = OPEN,
         *,
         prefixes: Callable[[int], pb.Prefixes | None] = lambda version: None,
         on_role: Callable[[pb.Role], None] = lambda role: None,
     ) -> None:
-        self._router = router
+        self.router = router
         self._describe = describe
         self._metrics = metrics
-        self._on_refused = on_refused
         self._on_drain = on_drain
         self._prefixes = prefixes
         self._on_role = on_role
         self._lock = lock
         self.draining = False
         self.joined = False
+        self.refusal = ""
         self._trouble = ""
+        self._away = Backoff(FIRST_RETRY_SECONDS, LONGEST_AWAY_SECONDS)
+        self._refused = Backoff(FIRST_RETRY_SECONDS, LONGEST_REFUSED_SECONDS)
 
     async def run(self) -> None:
         """Until cancelled; then the router is told that the node leaves."""
-        async with self._lock.channel(self._router, _CHANNEL) as channel:
+        async with self._lock.channel(self.router, _CHANNEL) as channel:
             stub = self._lock.stub(RegistryStub, channel)
             try:
                 while True:
+                    pause = 0.0
                     try:
                         await self._join_and_beat(stub)
-                    except PeerRefusedError as error:
-                        self._on_refused(str(error))
-                        return
                     except grpc.aio.AioRpcError as error:
-                        self._note(error)
-                        await asyncio.sleep(RETRY_SECONDS)
+                        pause = self._failed(error)
+                    except Exception:
+                        self.joined = False
+                        log.exception("the registration with router %s failed", self.router)
+                        pause = self._refused.pause()
+                    await asyncio.sleep(pause)
             finally:
                 await self._leave(stub)
 
-    def _note(self, error: grpc.aio.AioRpcError) -> None:
-        """The router is away. It is asked often, so the same trouble is logged once."""
-        trouble = self._lock.explain(error)
+    def _failed(self, error: grpc.aio.AioRpcError) -> float:
+        """Log trouble that is new; returns the pause until the next attempt."""
+        refused = error.code() in _REFUSALS
+        trouble = str(error.details()) if refused else self._lock.explain(error)
         if self.joined or trouble != self._trouble:
-            log.warning("router %s does not answer: %s", self._router, trouble)
+            what = "refuses this node, which asks again" if refused else "does not answer"
+            log.warning("router %s %s: %s", self.router, what, trouble)
         self.joined, self._trouble = False, trouble
+        self.refusal = trouble if refused else ""
+        return (self._refused if refused else self._away).pause()
+
+    def _has_joined(self) -> None:
+        log.info("joined router %s", self.router)
+        self.joined, self.refusal, self._trouble = True, "", ""
 
     async def _join_and_beat(self, stub: RegistryStub) -> None:
         """Returns when the node must be introduced anew: its role is another, or the router has
         forgotten it, as it does when it restarts."""
         joined = self._describe()
         joined.prefixes.MergeFrom(self._prefixes(0) or pb.Prefixes())
-        try:
-            reply = await stub.Join(joined, timeout=CALL_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            if error.code() in _REFUSALS:
-                raise PeerRefusedError(f"router {self._router}: {error.details()}") from None
-            raise
-        self.joined = True
-        log.info("joined router %s", self._router)
+        reply = await stub.Join(joined, timeout=CALL_SECONDS)
+        self._has_joined()
         version = joined.prefixes.version
         # A join does not say that the node drains: until the first heartbeat it would get work.
         pause = 0.0 if self.draining else reply.heartbeat_seconds
@@ -121,6 +134,8 @@ class Registration:
             )
             if not answer.known:
                 return
+            self._away.reset()
+            self._refused.reset()
             version = answer.prefix_version
             self._obey(answer, me.role)
 
@@ -129,8 +144,10 @@ class Registration:
         if self.draining:
             return
         if answer.drain:
-            log.info("router %s asks this node to drain", self._router)
-            self._on_drain()
+            seconds = answer.drain_seconds if answer.HasField("drain_seconds") else None
+            limit = "without a limit" if seconds is None else f"for at most {seconds:g} s"
+            log.info("router %s asks this node to drain, %s", self.router, limit)
+            self._on_drain(seconds)
         elif answer.role not in (pb.ROLE_UNSPECIFIED, role):
             self._on_role(answer.role)
 

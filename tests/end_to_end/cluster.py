@@ -242,6 +242,17 @@ def node_metric(node: Part, series: str) -> float:
     return metric(node.metrics(), series)
 
 
+def is_ready(node: Part) -> bool:
+    """What the node's own /ready says."""
+    try:
+        get(f"http://{node.host}:{node.health_port()}/ready")
+    except urllib.error.HTTPError as error:
+        with error:
+            assert error.code == 503
+            return False
+    return True
+
+
 def get(url: str) -> str:
     with urllib.request.urlopen(url, timeout=10) as answer:
         return str(answer.read().decode())

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import urllib.error
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +14,14 @@ import psutil
 import pytest
 
 from tandem.tests.end_to_end.clients import greedy, open_request, prompt, stream_lines
-from tandem.tests.end_to_end.cluster import Part, TestCluster, get, node_metric, running, until
+from tandem.tests.end_to_end.cluster import (
+    Part,
+    TestCluster,
+    is_ready,
+    node_metric,
+    running,
+    until,
+)
 
 COMMITTED = 'tandem_transfers_total{outcome="committed"}'
 # Without prefix caches, every prompt is computed and handed over again.
@@ -232,13 +238,3 @@ def test_a_second_sigterm_ends_a_draining_node_and_its_ranks_at_once(
     assert node.process.wait(10) == 143
     assert psutil.wait_procs(ranks, timeout=10)[1] == []
     connection.close()
-
-
-def is_ready(node: Part) -> bool:
-    try:
-        get(f"http://{node.host}:{node.health_port()}/ready")
-    except urllib.error.HTTPError as error:
-        with error:
-            assert error.code == 503
-            return False
-    return True

@@ -43,6 +43,41 @@ async def test_a_node_of_another_model_is_refused_by_name(tmp_path: Path) -> Non
         assert "layers is '2' in the cluster and '3' on the node ('another')" in details
 
 
+async def test_a_folder_that_cannot_be_read_keeps_out_its_node_and_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with cluster(tmp_path, nodes=0) as c:
+        node = FakeNode("decode-0", c.encode("hello"))
+        await node.start()
+        c.nodes.append(node)
+        for _ in range(3):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await c.registry.Join(node.join_request(Path("/" + "x" * 300)))
+            code, details = refusal(caught)
+            assert code == grpc.StatusCode.FAILED_PRECONDITION
+            assert "the router cannot use the model's tokenizer" in details
+            assert "File name too long" in details
+        told = [r for r in caplog.records if "is refused" in r.getMessage()]
+        assert len(told) == 1, "once, however often it asks"
+        await c.registry.Join(node.join_request(c.model))
+        assert (await c.chat()).status_code == 200
+
+
+async def test_a_bug_in_the_loading_of_a_tokenizer_is_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(folder: Path) -> None:
+        raise MemoryError
+
+    async with cluster(tmp_path, nodes=0) as c:
+        with monkeypatch.context() as patch:
+            patch.setattr("tandem.shared.text.tokenizer.Tokenizer.load", broken)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await c.add()
+        await c.add()
+        assert (await c.chat()).status_code == 200
+
+
 async def test_two_versions_serve_side_by_side_and_are_never_paired(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         for name, version in (("prefill-old", "layers=2"), ("prefill-new", "layers=3")):
@@ -293,7 +328,8 @@ async def test_operators_see_the_nodes_and_can_drain_one(tmp_path: Path) -> None
         drained = c.nodes[1]
         await asyncio.to_thread(admin.drain_node, registry, drained.node_id)
         beat = pb.HeartbeatRequest(node_id=drained.node_id, epoch=drained.epoch)
-        assert (await c.registry.Heartbeat(beat)).drain
+        told = await c.registry.Heartbeat(beat)
+        assert told.drain and not told.HasField("drain_seconds")
         for _ in range(4):
             assert (await c.chat()).status_code == 200
         assert not drained.requests
@@ -304,6 +340,19 @@ async def test_operators_see_the_nodes_and_can_drain_one(tmp_path: Path) -> None
             await asyncio.to_thread(admin.drain_node, registry, "x")
     with pytest.raises(UnavailableError, match=f"no router answers at {registry}"):
         await asyncio.to_thread(admin.list_nodes, registry)
+
+
+async def test_a_drain_may_have_a_limit(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        registry = f"127.0.0.1:{c.router.registry_port}"
+        beat = pb.HeartbeatRequest(node_id=c.node.node_id, epoch=c.node.epoch)
+        for wrong in (-1.0, float("nan"), float("inf")):
+            with pytest.raises(RequestError, match="not a time"):
+                await asyncio.to_thread(admin.drain_node, registry, c.node.node_id, timeout=wrong)
+        assert not (await c.registry.Heartbeat(beat)).drain
+        await asyncio.to_thread(admin.drain_node, registry, c.node.node_id, timeout=0.0)
+        told = await c.registry.Heartbeat(beat)
+        assert told.drain and told.HasField("drain_seconds") and told.drain_seconds == 0.0
 
 
 async def test_a_node_that_sends_no_heartbeats_cannot_be_told_to_drain(tmp_path: Path) -> None:

@@ -5,13 +5,23 @@ from __future__ import annotations
 import asyncio
 import sys
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.shared.config import HandoffConfig
+from tandem.shared.config import HandoffConfig, NodeConfig
 from tandem.shared.errors import StartupError, UsageError
-from tandem.shared.node.process import _drain, _until, check_carrier, with_host
+from tandem.shared.node.cast import Cast
+from tandem.shared.node.engine import NodeIdentity
+from tandem.shared.node.process import (
+    _Description,
+    _drain,
+    _Life,
+    _until,
+    check_carrier,
+    with_host,
+)
 from tandem.shared.node.registration import Registration
 
 
@@ -56,12 +66,12 @@ class Role:
 
 
 def registration() -> Registration:
-    return Registration("127.0.0.1:1", pb.JoinRequest, list, lambda reason: None, lambda: None)
+    return Registration("127.0.0.1:1", pb.JoinRequest, list, lambda seconds: None)
 
 
 async def test_a_drain_refuses_tells_and_waits_for_the_work() -> None:
     role, told = Role(), registration()
-    drain = asyncio.create_task(_drain(role, [told], 30.0))
+    drain = asyncio.create_task(_drain(role, [told], _Life()))
     await asyncio.sleep(0)
     assert role.drained and told.draining and not drain.done()
     role.finish.set()
@@ -69,9 +79,49 @@ async def test_a_drain_refuses_tells_and_waits_for_the_work() -> None:
 
 
 async def test_a_drain_that_takes_too_long_ends() -> None:
-    role = Role()
-    await asyncio.wait_for(_drain(role, [], 0.05), 10)
+    role, life = Role(), _Life()
+    life.drain(0.05)
+    await asyncio.wait_for(_drain(role, [], life), 10)
     assert role.busy
+
+
+async def test_a_signal_limits_a_drain_that_has_no_limit_and_not_the_reverse() -> None:
+    role, life = Role(), _Life()
+    life.drain(None)
+    assert life.stop.is_set() and not life.expired
+    drain = asyncio.create_task(_drain(role, [], life))
+    await asyncio.sleep(0)
+    assert not drain.done()
+    life.drain(0.0)
+    life.drain(None)
+    await asyncio.wait_for(drain, 10)
+    assert role.busy
+
+
+async def test_a_node_that_lost_its_ranks_has_nothing_to_wait_for() -> None:
+    role, life = Role(), _Life()
+    life.drain(None)
+    life.end("rank 0 ended")
+    await asyncio.wait_for(_drain(role, [], life), 10)
+    assert life.lost == "rank 0 ended"
+
+
+def test_a_node_has_work_to_come_once_one_of_its_routers_has_it() -> None:
+    engine = MagicMock(fingerprint={}, folder="/model")
+    engine.name, engine.resolved.max_model_len = "m", 8
+    engine.spec.vocab_size, engine.spec.eos_token_ids = 9, [0]
+    described = _Description(
+        Cast([Role()]), engine, NodeIdentity("n", 1), MagicMock(), "a:1", NodeConfig()
+    )
+    assert not described.has_work_to_come
+    described.ready = True
+    assert described.has_work_to_come, "without --join others ask it"
+    first, second = described.registrations = [registration(), registration()]
+    assert not described.has_work_to_come
+    second.joined = True
+    assert described.has_work_to_come
+    second.joined = False
+    assert not described.has_work_to_come and not first.joined
 
 
 async def test_a_node_runs_until_it_is_stopped_even_when_a_loop_has_ended_well() -> None:

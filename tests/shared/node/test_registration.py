@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -26,6 +27,7 @@ class FakeRegistry(RegistryServicer):
         self.left: list[pb.LeaveRequest] = []
         self.known = True
         self.drain = False
+        self.drain_seconds: float | None = None
         self.role: pb.Role = pb.ROLE_UNSPECIFIED
         self.prefix_version = 0
         self.heartbeat_seconds = 0.01
@@ -46,6 +48,7 @@ class FakeRegistry(RegistryServicer):
         return pb.HeartbeatReply(
             known=self.known,
             drain=self.drain,
+            drain_seconds=self.drain_seconds,
             role=self.role,
             prefix_version=self.prefix_version,
         )
@@ -77,13 +80,16 @@ class Node:
     """What a registration asks its node for; ``load`` changes with every question."""
 
     def __init__(self) -> None:
-        self.refusals: list[str] = []
-        self.drained = asyncio.Event()
+        self.drained: asyncio.Future[float | None] = asyncio.Future()
         self.role: pb.Role = pb.ROLE_DECODE
         self.asked = 0
+        self.broken = False
         self.known_versions: list[int] = []
 
     def describe(self) -> pb.JoinRequest:
+        if self.broken:
+            self.broken = False
+            raise ValueError("value out of range")
         self.asked += 1
         load = pb.Load(running=self.asked)
         return pb.JoinRequest(node_id="n", epoch=7, role=self.role, load=load)
@@ -91,6 +97,10 @@ class Node:
     def prefixes(self, version: int) -> pb.Prefixes:
         self.known_versions.append(version)
         return pb.Prefixes(version=5, base=version)
+
+    def drain(self, seconds: float | None) -> None:
+        if not self.drained.done():
+            self.drained.set_result(seconds)
 
     def play(self, role: pb.Role) -> None:
         self.role = role
@@ -100,8 +110,7 @@ class Node:
             f"127.0.0.1:{port}",
             self.describe,
             lambda: [SAMPLE],
-            self.refusals.append,
-            self.drained.set,
+            self.drain,
             prefixes=self.prefixes,
             on_role=self.play,
         )
@@ -154,13 +163,14 @@ async def test_a_draining_node_that_joins_anew_says_so_at_once() -> None:
             assert registry.beats[0].draining
 
 
-async def test_an_operator_can_have_the_node_drain() -> None:
+@pytest.mark.parametrize("seconds", [None, 2.5])
+async def test_an_operator_can_have_the_node_drain(seconds: float | None) -> None:
     registry, node = FakeRegistry(), Node()
     async with serving(registry) as port, registered(node.register(port)):
         await registry.until(lambda: bool(registry.beats))
-        assert not node.drained.is_set()
-        registry.drain = True
-        await asyncio.wait_for(node.drained.wait(), 10)
+        assert not node.drained.done()
+        registry.drain, registry.drain_seconds = True, seconds
+        assert await asyncio.wait_for(node.drained, 10) == seconds
 
 
 async def test_a_node_that_takes_on_another_role_joins_anew() -> None:
@@ -207,33 +217,56 @@ async def test_a_router_that_is_not_there_yet_or_restarts_is_found() -> None:
         async with serving(second, port):
             await second.until(lambda: bool(second.beats))
             assert registration.joined
-    assert node.refusals == []
 
 
 @pytest.mark.parametrize(
-    ("code", "gives_up"),
+    ("code", "words"),
     [
-        (grpc.StatusCode.FAILED_PRECONDITION, True),
-        (grpc.StatusCode.INVALID_ARGUMENT, True),
-        (grpc.StatusCode.UNAUTHENTICATED, True),
-        (grpc.StatusCode.UNAVAILABLE, False),
+        (grpc.StatusCode.FAILED_PRECONDITION, "refuses this node, which asks again: layers is 2"),
+        (grpc.StatusCode.INVALID_ARGUMENT, "refuses this node, which asks again: layers is 2"),
+        (grpc.StatusCode.UNAUTHENTICATED, "refuses this node, which asks again: layers is 2"),
+        (grpc.StatusCode.UNAVAILABLE, "does not answer: layers is 2"),
     ],
 )
-async def test_a_refusal_is_final_and_trouble_is_not(code: grpc.StatusCode, gives_up: bool) -> None:
+async def test_a_node_that_is_refused_asks_again_until_it_is_taken(
+    code: grpc.StatusCode, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
     registry, node = FakeRegistry(), Node()
-    registry.refuse = code, "layers is '2' in the cluster"
+    registry.refuse = code, "layers is 2"
     async with serving(registry) as port:
         registration = node.register(port)
-        if gives_up:
-            await asyncio.wait_for(registration.run(), 10)
-            assert node.refusals == [f"router 127.0.0.1:{port}: layers is '2' in the cluster"]
-            assert len(registry.joins) == 1 and not registration.joined
-            return
         async with registered(registration):
-            await registry.until(lambda: len(registry.joins) >= 2)
+            await registry.until(lambda: len(registry.joins) >= 3)
+            refused = code is not grpc.StatusCode.UNAVAILABLE
+            assert not registration.joined
+            assert registration.refusal == ("layers is 2" if refused else "")
+            told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+            assert told == [f"router 127.0.0.1:{port} {words}"]
             registry.refuse = None
             await registry.until(lambda: bool(registry.beats))
-        assert node.refusals == []
+            assert registration.joined and registration.refusal == ""
+
+
+async def test_another_reason_is_logged_too(caplog: pytest.LogCaptureFixture) -> None:
+    registry, node = FakeRegistry(), Node()
+    registry.refuse = grpc.StatusCode.UNAUTHENTICATED, "no token"
+    async with serving(registry) as port, registered(node.register(port)):
+        await registry.until(lambda: len(registry.joins) >= 2)
+        registry.refuse = grpc.StatusCode.FAILED_PRECONDITION, "another model"
+        count = len(registry.joins)
+        await registry.until(lambda: len(registry.joins) >= count + 3)
+    told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert [line.rpartition(": ")[2] for line in told] == ["no token", "another model"]
+
+
+async def test_a_bug_in_the_description_is_logged_and_does_not_end_the_registration(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry, node = FakeRegistry(), Node()
+    node.broken = True
+    async with serving(registry) as port, registered(node.register(port)):
+        await registry.until(lambda: bool(registry.beats))
+    assert "value out of range" in caplog.text
 
 
 async def test_leaving_a_router_that_is_gone_is_no_error() -> None:
