@@ -1,12 +1,18 @@
-"""Prefill nodes that lately cost a request seconds: nobody waits for them again so soon."""
+"""Prefill nodes whose silence lately cost a request seconds: nobody waits for them so soon."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..shared.causes import Cause
 from ..shared.errors import TransferError
 
+# What says something about the node. Every other cause may be one request's own fault, and one
+# client's long prompts must not take a prefill node away from everybody.
+SILENCE = frozenset(
+    {Cause.TIMEOUT_GREET, Cause.TIMEOUT_OPEN, Cause.TIMEOUT_PROGRESS, Cause.PEER_LOST}
+)
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 MAX_ABSENCES = 1024

@@ -57,7 +57,9 @@ class Canary:
             raise TransferError("no free blocks for a canary", cause=Cause.NO_BLOCKS)
         try:
             computed = self._compute(ours)
-            receipt = await self._node.receive(theirs, peer, secrets.randbits(63), 0)
+            receipt = await self._node.receive(
+                theirs, peer, secrets.randbits(63), 0, CANARY_SECONDS
+            )
             await computed
             worst = await self._compare(ours, theirs, end, coarsest(self._formats(peer)))
         finally:

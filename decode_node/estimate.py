@@ -7,6 +7,7 @@ slower of computing and moving.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 # Until this node's own rate is measured: below this, a round trip costs more than it saves.
@@ -38,21 +39,31 @@ class There:
 
 
 def why_local(
-    here: Here, there: There, *, prompt: int, missing: int, threshold: int | None = None
+    here: Here,
+    there: There,
+    *,
+    prompt: int,
+    missing: int,
+    threshold: int | None = None,
+    seconds: float = math.inf,
 ) -> str:
     """Why ``missing`` of ``prompt`` tokens are better computed here; empty when they are not.
 
-    ``threshold`` is the operator's word: with it nothing is estimated.
+    ``threshold`` is the operator's word: with it the two sides are not compared. ``seconds`` are
+    those that the request has left: what would take longer there is not begun.
     """
     if not missing:
         return "nothing missing"
     if threshold is None and here.tokens_per_second <= 0:
         threshold = DEFAULT_TOKENS
-    if threshold is not None:
-        return "below threshold" if missing < threshold else ""
-    if _seconds_here(here, missing) <= _seconds_there(here, there, prompt, missing):
+    if threshold is not None and missing < threshold:
+        return "below threshold"
+    if not (here.tokens_per_second or there.tokens_per_second):
+        return ""  # nothing is measured
+    seconds_there = _seconds_there(here, there, prompt, missing)
+    if threshold is None and _seconds_here(here, missing) <= seconds_there:
         return "faster here"
-    return ""
+    return "too late there" if seconds_there > seconds else ""
 
 
 def _seconds_here(here: Here, missing: int) -> float:

@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 import grpc
@@ -23,7 +24,7 @@ from ..shared.handoff.peer import CAPABILITY_WINDOWS, introduction
 from ..shared.lock import OPEN, Lock
 from ..shared.node.engine import NodeEngine, NodeIdentity
 from ..shared.node.metrics import NodeMetrics
-from .absences import Absences
+from .absences import SILENCE, Absences
 from .link import Link
 from .peer import Peer, PeerLostError, calling, endpoints_of
 from .refusals import Refusals
@@ -32,13 +33,21 @@ log = logging.getLogger("tandem.decode")
 
 HELLO_SECONDS = 2.0
 RECONCILE_SECONDS = 5.0
-# How long a request waits for a canary before it goes elsewhere.
+# How long after a canary has begun requests still wait for it; then they go elsewhere at once.
 VET_SECONDS = 5.0
 # Renewals come at a third of a lease; a peer that grants hardly any must not keep us busy, and one
 # that grants very long ones is looked at now and then, because it may have been forgotten.
 MIN_RENEW_SECONDS = 0.1
 MAX_RENEW_SECONDS = 10.0
 MAX_PEERS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Vetting:
+    """A canary under way, or what has come of it."""
+
+    canary: asyncio.Task[TransferError | None]
+    begun: float = field(default_factory=time.monotonic)
 
 
 class Peers:
@@ -62,7 +71,7 @@ class Peers:
         self._metrics = metrics
         self._lock = lock
         self._peers: dict[str, Peer] = {}
-        self._canaries: dict[Peer, asyncio.Task[str]] = {}
+        self._canaries: dict[Peer, _Vetting] = {}
         self._passed: dict[str, int] = {}  # node to epoch
         self._refusals = Refusals()
         self.absences = Absences(time.monotonic)
@@ -77,7 +86,7 @@ class Peers:
         """
         peer = await self.greet(candidate)
         if peer not in self._canaries:
-            self._canaries[peer] = asyncio.create_task(self._sing(peer))
+            self._canaries[peer] = _Vetting(asyncio.create_task(self._sing(peer)))
         await self._vetted(peer, self._canaries[peer])
         return peer
 
@@ -116,13 +125,13 @@ class Peers:
         """Greet again before the next transfer: the process behind the address is another one."""
         if self._peers.get(peer.address) is peer:
             del self._peers[peer.address]
-        canary = self._canaries.get(peer)
-        if canary is not None:
-            canary.add_done_callback(lambda _: self._canaries.pop(peer, None))
+        vetting = self._canaries.get(peer)
+        if vetting is not None:
+            vetting.canary.add_done_callback(lambda _: self._canaries.pop(peer, None))
         await peer.channel.close(grace=0)
 
     async def close(self) -> None:
-        canaries = list(self._canaries.values())
+        canaries = [vetting.canary for vetting in self._canaries.values()]
         for canary in canaries:
             canary.cancel()
         await asyncio.gather(*canaries, return_exceptions=True)
@@ -178,10 +187,10 @@ class Peers:
         self._met.set()
         return peer
 
-    async def _sing(self, peer: Peer) -> str:
+    async def _sing(self, peer: Peer) -> TransferError | None:
         """Runs the canary unless it has passed before; returns why the peer cannot be used now."""
         if self._passed.get(peer.node_id) == peer.epoch:
-            return ""
+            return None
         begun = time.monotonic()
         try:
             await self._vet(peer)
@@ -192,25 +201,29 @@ class Peers:
                 self._refusals.add(peer.address, peer.node_id, peer.epoch, error)
             log.warning("the canary of %s: %s", peer.address, error)
             self._metrics.canaries.labels(outcome).inc()
-            return str(error)
+            return error
         log.info("the canary of %s passed in %.3f s", peer.address, time.monotonic() - begun)
         self._metrics.canaries.labels("passed").inc()
         if len(self._passed) >= MAX_PEERS:
             del self._passed[next(iter(self._passed))]
         self._passed[peer.node_id] = peer.epoch
-        return ""
+        return None
 
-    async def _vetted(self, peer: Peer, canary: asyncio.Task[str]) -> None:
-        """Wait for the canary, but not for one that the peer's queue keeps long."""
-        await asyncio.wait([canary], timeout=VET_SECONDS)
-        if not canary.done():
+    async def _vetted(self, peer: Peer, vetting: _Vetting) -> None:
+        """Wait for the canary, but not for one that takes long."""
+        left = vetting.begun + VET_SECONDS - time.monotonic()
+        await asyncio.wait([vetting.canary], timeout=max(0.0, left))
+        if not vetting.canary.done():
             waiting = f"{peer.address}: its canary is still under way"
             raise TransferError(waiting, cause=Cause.CANARY)
-        reason = "the node is shutting down" if canary.cancelled() else canary.result()
-        if reason:
+        if vetting.canary.cancelled():
+            raise TransferError("the node is shutting down", cause=Cause.STOPPING)
+        error = vetting.canary.result()
+        if error is not None:
             await self.forget(peer)
             self._refusals.check(peer.address, peer.epoch)
-            raise TransferError(reason, cause=Cause.CANARY)
+            cause = error.cause if error.cause in SILENCE else Cause.CANARY
+            raise TransferError(str(error), cause=cause)
 
     async def _greet(self, address: str) -> Peer:
         channel = self._lock.channel(address, _CHANNEL)

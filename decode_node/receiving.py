@@ -64,27 +64,35 @@ class ReceivingNode:
     config: HandoffConfig
 
     async def receive(
-        self, sequence: Sequence, peer: Peer, transfer_id: int, attempt: int
+        self, sequence: Sequence, peer: Peer, transfer_id: int, attempt: int, seconds: float
     ) -> Receipt:
         """Fill the sequence's blocks from ``sequence.computed`` to the last prompt token but one.
 
-        On return every block is filled and checked; on any exception no rank writes them any more.
+        ``seconds`` are those that the request has left. On return every block is filled and
+        checked; on any exception no rank writes them any more.
         Raises ``TransferError``; ``PeerLostError`` when the peer must be greeted again.
         """
-        return await _Receiving(self, sequence, peer, transfer_id, attempt).run()
+        return await _Receiving(self, sequence, peer, transfer_id, attempt, seconds).run()
 
 
 class _Receiving:
     def __init__(
-        self, node: ReceivingNode, sequence: Sequence, peer: Peer, transfer_id: int, attempt: int
+        self,
+        node: ReceivingNode,
+        sequence: Sequence,
+        peer: Peer,
+        transfer_id: int,
+        attempt: int,
+        seconds: float,
     ) -> None:
         self._node = node
         self._sequence = sequence
         self._peer = peer
+        self._seconds = seconds
         self._attempt = node.inbox.open(transfer_id, attempt)
         self._life = decode_life(
             f"transfer {transfer_id} attempt {attempt}",
-            transfer_seconds=node.config.transfer_timeout,
+            request_seconds=seconds,
             silence_seconds=node.config.progress_timeout,
             clock=time.monotonic,
         )
@@ -139,10 +147,7 @@ class _Receiving:
                 first_head=part.heads.start,
                 end_head=part.heads.stop,
                 window_bytes=config.window_bytes or WINDOW_OF_CARRIER,
-                deadline_seconds=config.transfer_timeout,
-                # A chunk may compute for a while between frames; the control plane notices sooner
-                # when the node itself is gone.
-                progress_seconds=5 * config.progress_timeout,
+                deadline_seconds=self._seconds,
             )
             self._node.inbox.command(self._attempt, part.receiver, expect)
 
@@ -159,7 +164,7 @@ class _Receiving:
             end_token=len(sequence.prompt) - 1,
             priority=sequence.priority,
             cache_salt=sequence.salt,
-            deadline_seconds=config.transfer_timeout,
+            deadline_seconds=self._life.left_of_request,
             window_bytes=config.window_bytes or WINDOW_OF_CARRIER,
             private=sequence.private,
             ranks=self._node.engine.world_size,
@@ -222,6 +227,8 @@ class _Receiving:
         reason = self._life.overdue()
         if not reason:
             return TransferError(f"{address} has not renewed the lease", cause=Cause.LEASE)
+        if self._life.request_over:
+            return TransferError(f"{address}: {reason}", cause=Cause.TIMEOUT_TRANSFER)
         asked = self._life.state in (DecodeState.OPENING, DecodeState.RECEIVING)
         if asked and self._life.idle >= self._node.config.progress_timeout:
             opening = self._life.state is DecodeState.OPENING

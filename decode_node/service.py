@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -85,17 +86,21 @@ class DecodeService(DecodeServicer):
         choices.listen()
         self._calls[request.call_id] = choices
         self.requests += 1
-        start = asyncio.create_task(self._start(choices.leader, list(request.prefill)))
+        seconds = request.deadline_seconds or DEFAULT_DEADLINE_SECONDS
+        deadline = time.monotonic() + seconds
+        start = asyncio.create_task(
+            self._transfers.prefill_remotely(choices.leader, list(request.prefill), deadline)
+        )
         try:
             yield pb.GenerateEvent(admitted=pb.Admitted(node_epoch=self._identity.epoch))
-            async with asyncio.timeout(request.deadline_seconds or DEFAULT_DEADLINE_SECONDS):
+            async with asyncio.timeout(seconds):
                 outcome = await start
                 async for event in self._events(choices, outcome):
                     yield event
         except TimeoutError:
             await context.abort(
                 grpc.StatusCode.DEADLINE_EXCEEDED,
-                f"the request took longer than {request.deadline_seconds:g} s",
+                f"the request took longer than {seconds:g} s",
             )
         except UnavailableError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
@@ -154,9 +159,6 @@ class DecodeService(DecodeServicer):
         except UnavailableError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         raise AssertionError("abort returned")
-
-    async def _start(self, leader: Sequence, candidates: list[pb.PrefillCandidate]) -> Outcome:
-        return await self._transfers.prefill_remotely(leader, candidates)
 
     async def _events(self, choices: Choices, outcome: Outcome) -> AsyncIterator[pb.GenerateEvent]:
         with AnswerTrace(outcome) as trace:

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 from ..proto import tandem_pb2 as pb
 from ..shared.engine.sequence import Sequence
-from ..shared.errors import PeerRefusedError, TransferError
+from ..shared.errors import TransferError
 from ..shared.node.metrics import NodeMetrics
 from ..shared.telemetry import within
 from ..shared.tracing import step
+from .absences import SILENCE
 from .estimate import Here, There, why_local
 from .peer import PeerLostError
 from .peers import Peers
@@ -50,17 +51,17 @@ class Transfers:
         self._live = 0
 
     async def prefill_remotely(
-        self, sequence: Sequence, candidates: list[pb.PrefillCandidate]
+        self, sequence: Sequence, candidates: list[pb.PrefillCandidate], deadline: float
     ) -> Outcome:
         """Fill a new sequence's prompt from a prefill node, or queue it for local prefill.
 
-        Either way the sequence is scheduled on return. When cancelled, the sequence is finished
-        and its blocks are free.
+        ``deadline`` is when the request ends, by the monotonic clock. Either way the sequence is
+        scheduled on return. When cancelled, the sequence is finished and its blocks are free.
         """
         core = self._engine.core
         end = len(sequence.prompt) - 1
         core.scheduler.match_prefix(sequence)
-        usable, reason = self._choose(sequence, candidates)
+        usable, reason = self._choose(sequence, candidates, deadline)
         reserved = core.reserve(sequence, end) if not reason else None
         if reserved is None:
             return self._locally(sequence, reason or "no free blocks")
@@ -71,7 +72,9 @@ class Transfers:
             for number, candidate in enumerate(usable):
                 with within(transfer_id=str(transfer_id), attempt=str(number + 1)):
                     try:
-                        receipt = await self._attempt(sequence, transfer_id, number, candidate)
+                        receipt = await self._attempt(
+                            sequence, transfer_id, number, candidate, deadline
+                        )
                     except TransferError as error:
                         reason = str(error) or type(error).__name__
                         log.warning(
@@ -94,7 +97,7 @@ class Transfers:
         return Outcome(reason=reason)
 
     def _choose(
-        self, sequence: Sequence, candidates: list[pb.PrefillCandidate]
+        self, sequence: Sequence, candidates: list[pb.PrefillCandidate], deadline: float
     ) -> tuple[list[pb.PrefillCandidate], str]:
         """The prefill nodes that are worth trying, in the router's order, or why there is none."""
         if not candidates:
@@ -104,11 +107,12 @@ class Transfers:
         allowed = [node for node in candidates if not self._peers.refuses(node)]
         if not allowed:
             return [], "all prefill nodes refused"
-        reasons = [self._why_local(sequence, node) for node in allowed]
+        seconds = deadline - time.monotonic()
+        reasons = [self._why_local(sequence, node, seconds) for node in allowed]
         worth = [node for node, reason in zip(allowed, reasons, strict=True) if not reason]
         return worth, "" if worth else reasons[0]
 
-    def _why_local(self, sequence: Sequence, node: pb.PrefillCandidate) -> str:
+    def _why_local(self, sequence: Sequence, node: pb.PrefillCandidate, seconds: float) -> str:
         core, link = self._engine.core, self._peers.link(node)
         here = Here(
             tokens_per_second=core.prefill_tokens_per_second,
@@ -128,6 +132,7 @@ class Transfers:
             prompt=end,
             missing=end - sequence.computed,
             threshold=self._config.prefill_threshold,
+            seconds=seconds,
         )
 
     def _locally(self, sequence: Sequence, reason: str) -> Outcome:
@@ -138,20 +143,23 @@ class Transfers:
 
     @contextlib.contextmanager
     def _noticing_absence(self, candidate: pb.PrefillCandidate) -> Iterator[None]:
-        """A node that costs a request seconds is left alone for a while."""
+        """A node whose silence costs a request seconds is left alone for a while."""
         begun = time.monotonic()
         try:
             yield
-        except PeerRefusedError:
-            raise
         except TransferError as error:
-            if time.monotonic() - begun > SLOW_SECONDS:
+            if error.cause in SILENCE and time.monotonic() - begun > SLOW_SECONDS:
                 self._peers.absences.add(candidate.address, candidate.epoch, str(error))
             raise
         self._peers.absences.end(candidate.address)
 
     async def _attempt(
-        self, sequence: Sequence, transfer_id: int, number: int, candidate: pb.PrefillCandidate
+        self,
+        sequence: Sequence,
+        transfer_id: int,
+        number: int,
+        candidate: pb.PrefillCandidate,
+        deadline: float,
     ) -> Receipt:
         """One try with one node. On return every block is filled and checked; on any exception no
         rank writes them any more."""
@@ -170,7 +178,8 @@ class Transfers:
             peer = await self._peers.meet(candidate)
             span.event("greeted")
             try:
-                receipt = await self._node.receive(sequence, peer, transfer_id, number)
+                seconds = deadline - time.monotonic()
+                receipt = await self._node.receive(sequence, peer, transfer_id, number, seconds)
             except PeerLostError:
                 await self._peers.forget(peer)
                 raise

@@ -45,7 +45,8 @@ class Sending:
         engine: NodeEngine,
         inbox: Inbox,
         *,
-        transfer_seconds: float,
+        request_seconds: float,
+        still_seconds: float,
         progress_seconds: float,
     ) -> None:
         self.request = request
@@ -65,7 +66,8 @@ class Sending:
         )
         self._life = prefill_life(
             f"transfer {request.transfer_id} attempt {request.attempt}",
-            transfer_seconds=transfer_seconds,
+            request_seconds=request_seconds,
+            still_seconds=still_seconds,
             clock=time.monotonic,
         )
         self._attempt = inbox.open(request.transfer_id, request.attempt)
@@ -135,6 +137,10 @@ class Sending:
 
     async def _next(self) -> object:
         """What happened, or ``None`` when it is time for a sign of life."""
+        if self._engine.core.stepping:
+            # For this prompt or for one ahead of it. A step may last for half an hour, and one that
+            # hangs loses the ranks.
+            self._life.progress()
         seconds = min(PULSE_SECONDS, self._life.left)
         try:
             # Not wait_for: before Python 3.12 it may swallow a cancellation.

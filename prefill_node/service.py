@@ -42,6 +42,9 @@ from .sending import Sending
 
 log = logging.getLogger("tandem.prefill")
 
+# Of a peer that does not say when its request ends.
+DEFAULT_REQUEST_SECONDS = 3600.0
+
 
 class PrefillService(PrefillServicer):
     """Owns the transfers of one node and their leases; the engine owns the rest."""
@@ -192,13 +195,12 @@ class PrefillService(PrefillServicer):
     def _accept(self, request: pb.OpenRequest) -> Sending:
         granted = self._leases.grant(_tenant(request), request.transfer_id, request.attempt)
         assert granted, "checked before"
-        # A peer cannot ask for more time than this node's own limit.
-        limit = self._config.transfer_timeout
         sending = Sending(
             request,
             self._engine,
             self._inbox,
-            transfer_seconds=min(request.deadline_seconds or limit, limit),
+            request_seconds=request.deadline_seconds or DEFAULT_REQUEST_SECONDS,
+            still_seconds=self._config.transfer_timeout,
             progress_seconds=self._config.progress_timeout,
         )
         self._sending[request.transfer_id] = sending

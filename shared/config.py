@@ -326,13 +326,19 @@ class HandoffConfig:
         10.0, "--lease-seconds", "How long a prefill node holds KV without a renewal.", minimum=0.5
     )
     transfer_timeout: float = option(
-        120.0, "--transfer-timeout", "Seconds that one attempt at a transfer may take.", minimum=0.1
+        120.0,
+        "--transfer-timeout",
+        "Seconds that a prefill node may keep a prompt waiting while it computes nothing at all, "
+        "neither for it nor for those ahead. A transfer that makes progress has no limit but its "
+        "request's.",
+        minimum=0.1,
     )
     progress_timeout: float = option(
         2.5,
         "--progress-timeout",
-        "Seconds without a sign of life that end an attempt.",
-        minimum=0.1,
+        "Seconds without a sign of life from the other side that end an attempt; peers give one a "
+        "second.",
+        minimum=1.5,
     )
 
     def kv_port_of(self, rank: int) -> int:

@@ -64,6 +64,7 @@ class EngineCore:
         self._wake = asyncio.Event()
         self._next_id = 0
         self._lost = ""
+        self.stepping = False  # a step is under way, and the executor watches it
         self.steps = 0
         self.step_seconds = 0.0
         self.prefill_tokens_per_second = 0.0
@@ -153,11 +154,14 @@ class EngineCore:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
+            self.stepping = True
             try:
                 result = await self._executor.step(plan, self._open_streams(plan))
             except ExecutorLostError as error:
                 self._fail(str(error))
                 return
+            finally:
+                self.stepping = False
             self._account(plan, result)
             for output in self.scheduler.apply(result):
                 self._hand_out(output)

@@ -71,9 +71,8 @@ class CancelSend:
 class Expect:
     """Decode side: blocks are reserved; take [first_token, end_token) from a prefill rank.
 
-    ``deadline_seconds`` bounds the whole attempt; ``progress_seconds`` the silence after the first
-    frame (before it, the prefill node may have a queue). ``first_tokens`` as in OpenSend. ``key``
-    is the peer's public CURVE key.
+    ``deadline_seconds``: when the request ends, whatever has arrived. ``first_tokens`` as in
+    OpenSend. ``key`` is the peer's public CURVE key.
     """
 
     transfer_id: int
@@ -92,7 +91,6 @@ class Expect:
     key: str = ""
     window_bytes: int = WINDOW_OF_CARRIER
     deadline_seconds: float = 300.0
-    progress_seconds: float = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

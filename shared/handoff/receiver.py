@@ -33,8 +33,9 @@ from .messages import (
 from .plane_end import PartKey, PlaneEnd, heads_of, part_of, why_not, window_of
 from .stats import DataPlaneStats
 
-# A quarter of a window takes longer than a sender waits for progress where many transfers share a
-# slow link, each of which does move.
+# The longest that received bytes stay unacknowledged. A sender counts what is not acknowledged as
+# waiting for its peer, so the rest of a quarter window must not wait for the next frame: the link
+# may be slow, and the computation may pause for as long as it likes.
 ACK_SECONDS = 0.5
 
 
@@ -51,7 +52,6 @@ class Incoming:
     cell_bytes: int
     opened_at: float
     acknowledged_at: float
-    frame_at: float = 0.0
     announced: bool = False
     sequence: int = 0
     received: int = 0
@@ -237,12 +237,15 @@ class Receiver:
         transfer.digest.add(checksum)
         transfer.sequence += 1
         transfer.received += len(payload)
-        transfer.frame_at = self._clock()
         self._stats.frames_received += 1
         self._stats.bytes_received += len(payload)
         quarter = 4 * (transfer.received - transfer.acknowledged) >= window
-        if quarter or transfer.frame_at - transfer.acknowledged_at >= ACK_SECONDS:
+        if quarter or self._ack_is_due(transfer):
             self._acknowledge(transfer)
+
+    def _ack_is_due(self, transfer: Incoming) -> bool:
+        waited = self._clock() - transfer.acknowledged_at
+        return transfer.received > transfer.acknowledged and waited >= ACK_SECONDS
 
     def _check_data(self, transfer: Incoming, header: Header, length: int, window: int) -> None:
         heads = range(header.first_head, header.end_head)
@@ -320,14 +323,18 @@ class Receiver:
             self._fail(transfer, f"{what} {peer}: {reason}", cause, retriable=not refused)
 
     def tick(self, now: float) -> None:
+        """Acknowledge the rest of what has come, and fail what is past its deadline.
+
+        Silence is not judged here. Between two frames the peer may compute for any time; that it
+        lives is seen by pings on the connection, and that the computation goes on by its head.
+        """
         for transfer in list(self._transfers.values()):
-            command = transfer.command
-            if now - transfer.opened_at > command.deadline_seconds:
-                reason = f"not complete after {command.deadline_seconds:g} s"
+            seconds = transfer.command.deadline_seconds
+            if now - transfer.opened_at > seconds:
+                reason = f"not complete after {seconds:g} s, when its request ends"
                 self._reject(transfer, reason, Cause.TIMEOUT_TRANSFER)
-            elif transfer.frame_at and now - transfer.frame_at > command.progress_seconds:
-                reason = f"no frame for {command.progress_seconds:g} s"
-                self._reject(transfer, reason, Cause.TIMEOUT_PROGRESS)
+            elif self._ack_is_due(transfer):
+                self._acknowledge(transfer)
 
     def _reject(self, transfer: Incoming, reason: str, cause: Cause) -> None:
         """Tell the sender that this attempt failed here, and give it up."""

@@ -84,6 +84,8 @@ class Sender:
         self._turn: deque[PartKey] = deque()
         self._departing: dict[Lane, deque[tuple[AnySlot, Departure]]] = {}
         self._held: Counter[Lane] = Counter()
+        # When a frame last left for a peer, or was acknowledged by it, in whichever transfer.
+        self._moved_at: dict[PeerKey, float] = {}
         self._closed = ClosedAttempts()
         # Whether the last pump could have sent more, had a slot been free.
         self.awaits_slots = False
@@ -209,6 +211,8 @@ class Sender:
         slot = ring.acquire() if held < ring.free else None
         if slot is None:
             self.awaits_slots = True
+            if not held:  # others have the whole ring, which is not this peer's fault
+                transfer.progress_at = self._clock()
             return False
         try:
             message = slot.message(length)
@@ -299,7 +303,7 @@ class Sender:
             return
         self._stats.bytes_acknowledged += received - transfer.acknowledged
         transfer.acknowledged = received
-        transfer.progress_at = self._clock()
+        transfer.progress_at = self._moved_at[transfer.peer] = self._clock()
         # Only the answer to the fin counts it; all bytes acknowledged is not yet all verified.
         if transfer.fin_sent and sequence == transfer.sequence + 1 and not transfer.in_flight:
             self._finish(transfer)
@@ -324,9 +328,15 @@ class Sender:
             self._fail(transfer, f"lost {peer}: {reason}", Cause.PEER_LOST)
 
     def tick(self, now: float) -> None:
-        """Fail what waits too long for its receiver; waiting for the computation is the head's."""
+        """Fail what waits too long for its receiver; waiting for the computation is the head's.
+
+        Transfers to one peer share its link, where each may wait long for its turn: as long as
+        anything moves to the peer, none of them has failed.
+        """
+        peers = {transfer.peer for transfer in self._transfers.values()}
+        self._moved_at = {peer: at for peer, at in self._moved_at.items() if peer in peers}
         for transfer in list(self._transfers.values()):
-            waited = now - transfer.progress_at
+            waited = now - max(transfer.progress_at, self._moved_at.get(transfer.peer, 0.0))
             if transfer.waits_for_peer and waited > transfer.command.progress_seconds:
                 reason = f"no progress at {transfer.peer} for {waited:.1f} s"
                 self._fail(transfer, reason, Cause.TIMEOUT_PROGRESS, tell=True)
@@ -367,6 +377,7 @@ class Sender:
             while queue and queue[0][1].done:
                 self._rings[lane.on_device].release(queue.popleft()[0])
                 self._held[lane] -= 1
+                self._moved_at[lane.peer] = self._clock()
             if not queue:
                 del self._departing[lane]
                 del self._held[lane]

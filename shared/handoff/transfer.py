@@ -1,8 +1,13 @@
 """The life of one attempt at a transfer, as each of the two heads lives it.
 
-Here stands which state may follow which, and how long each may last; nobody else keeps a state of a
-transfer. No sockets, and no clock of its own. A life belongs to one (transfer, attempt): the next
-attempt begins another one, so news of an old attempt has nothing that it could change.
+Here stands which state may follow which, and how long each may pass without progress; nobody else
+keeps a state of a transfer. No sockets, and no clock of its own. A life belongs to one (transfer,
+attempt): the next attempt begins another one, so news of an old attempt has nothing that it could
+change.
+
+No state that moves KV or waits for a computation has a limit of its own. How long it takes depends
+on the model, the prompt and the queue, and what moves is best left alone. Only the request it
+belongs to ends it.
 """
 
 from __future__ import annotations
@@ -18,8 +23,6 @@ INFINITY = float("inf")
 GREET_SECONDS = 3.0
 # Every rank has verified every byte by then; the peer's own count is awaited for this long.
 ACCOUNT_SECONDS = 1.0
-# A step of the model that takes longer than this will not end.
-STEP_SECONDS = 60.0
 
 
 class DecodeState(Enum):
@@ -71,12 +74,15 @@ class IllegalTransitionError(TransferError):
 class Limit:
     """Seconds that a state may last, and that it may pass without anything moving."""
 
-    seconds: float
+    seconds: float = INFINITY
     idle: float = INFINITY
 
 
 class Life(Generic[S]):
-    """One attempt's state, since when, and when something last moved."""
+    """One attempt's state, since when, and when something last moved.
+
+    ``request_seconds``: when the request that it belongs to ends, in whatever state it is then.
+    """
 
     def __init__(
         self,
@@ -84,6 +90,7 @@ class Life(Generic[S]):
         start: S,
         table: Mapping[S, frozenset[S]],
         limits: Mapping[S, Limit],
+        request_seconds: float,
         clock: Callable[[], float],
     ) -> None:
         self._name = name
@@ -93,6 +100,7 @@ class Life(Generic[S]):
         self.state: S = start
         self._visited: set[S] = {start}
         self._entered = self._moved = clock()
+        self._ends = self._entered + request_seconds
 
     @property
     def over(self) -> bool:
@@ -118,9 +126,11 @@ class Life(Generic[S]):
 
     @property
     def left(self) -> float:
-        """Seconds until this state is overdue; infinity for one that may last."""
-        limit = self._limits.get(self.state, Limit(INFINITY))
-        deadline = min(self._entered + limit.seconds, self._moved + limit.idle)
+        """Seconds until this state is overdue; infinity for the last one."""
+        if self.over:
+            return INFINITY
+        limit = self._limits.get(self.state, Limit())
+        deadline = min(self._entered + limit.seconds, self._moved + limit.idle, self._ends)
         return deadline - self._clock()
 
     @property
@@ -133,30 +143,43 @@ class Life(Generic[S]):
         if self.left > 0:
             return ""
         lasted = self._clock() - self._entered
-        return f"{self.state.value} for {lasted:.1f} s, {self.idle:.1f} s idle"
+        what = f"{self.state.value} for {lasted:.1f} s, {self.idle:.1f} s idle"
+        return f"{what}, when the request's time was over" if self.request_over else what
+
+    @property
+    def left_of_request(self) -> float:
+        """Seconds until nobody waits for the outcome any more."""
+        return max(0.0, self._ends - self._clock())
+
+    @property
+    def request_over(self) -> bool:
+        return self.left_of_request == 0
 
 
 def decode_life(
-    name: str, *, transfer_seconds: float, silence_seconds: float, clock: Callable[[], float]
+    name: str, *, request_seconds: float, silence_seconds: float, clock: Callable[[], float]
 ) -> Life[DecodeState]:
     """``silence_seconds``: without a sign of life, the peer is taken to be gone."""
     limits = {
         DecodeState.RESERVED: Limit(GREET_SECONDS),
         DecodeState.OPENING: Limit(silence_seconds),
-        DecodeState.RECEIVING: Limit(transfer_seconds, idle=silence_seconds),
+        DecodeState.RECEIVING: Limit(idle=silence_seconds),
         DecodeState.VERIFYING: Limit(ACCOUNT_SECONDS),
     }
-    return Life(name, DecodeState.RESERVED, DECODE_TRANSITIONS, limits, clock)
+    return Life(name, DecodeState.RESERVED, DECODE_TRANSITIONS, limits, request_seconds, clock)
 
 
 def prefill_life(
-    name: str, *, transfer_seconds: float, clock: Callable[[], float]
+    name: str, *, request_seconds: float, still_seconds: float, clock: Callable[[], float]
 ) -> Life[PrefillState]:
-    """Progress of a held transfer is the data plane's to watch: only it sees bytes confirmed."""
+    """``still_seconds``: how long the node may compute nothing while the prompt waits for it.
+
+    Progress of a held transfer is the data plane's to watch: only it sees bytes confirmed.
+    """
+    still = Limit(idle=still_seconds)
     limits = {
-        PrefillState.QUEUED: Limit(transfer_seconds),
-        PrefillState.RUNNING: Limit(transfer_seconds, idle=STEP_SECONDS),
-        PrefillState.STREAMING: Limit(transfer_seconds, idle=STEP_SECONDS),
-        PrefillState.HELD: Limit(transfer_seconds),
+        PrefillState.QUEUED: still,
+        PrefillState.RUNNING: still,
+        PrefillState.STREAMING: still,
     }
-    return Life(name, PrefillState.QUEUED, PREFILL_TRANSITIONS, limits, clock)
+    return Life(name, PrefillState.QUEUED, PREFILL_TRANSITIONS, limits, request_seconds, clock)

@@ -28,7 +28,7 @@ REQUEST = pb.GenerateRequest(
 async def asked(node: Node) -> AsyncIterator[tuple[DecodeService, asyncio.Queue[Any]]]:
     """A service that is asked for two choices; its events, and ``None`` after the last."""
 
-    async def here(sequence: Any, candidates: Any) -> Outcome:
+    async def here(sequence: Any, *_: Any) -> Outcome:
         node.core.submit(sequence, node.core._listeners[sequence])
         return Outcome()
 

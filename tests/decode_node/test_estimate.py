@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tandem.decode_node.link import DEFAULT_ROUND_TRIP, MIN_BYTES, Link
 from tandem.proto import tandem_pb2 as pb
 
 REMOTE, FASTER, BELOW, NONE = "", "faster here", "below threshold", "nothing missing"
+LATE = "too late there"
 # Two equal nodes, 5 ms apart: a transfer's round trips cost as much as 20 tokens.
 EQUAL: dict[str, Any] = {"rate": 1000.0, "trip": 0.005}
 
@@ -50,6 +52,14 @@ EQUAL: dict[str, Any] = {"rate": 1000.0, "trip": 0.005}
         (99, EQUAL | {"threshold": 100}, BELOW),
         (100, EQUAL | {"threshold": 100, "queue": 10**6}, REMOTE),
         (1, {"threshold": 1}, REMOTE),
+        # The request ends before it would be done there.
+        (1000, EQUAL | {"running": 3, "seconds": 1.03}, REMOTE),
+        (1000, EQUAL | {"running": 3, "seconds": 1.01}, LATE),
+        (1000, EQUAL | {"queue": 1000, "running": 3, "seconds": 1.5}, LATE),
+        (1000, EQUAL | {"link": 800.0, "running": 3, "seconds": 1.2}, LATE),
+        (100, EQUAL | {"threshold": 100, "queue": 10**6, "seconds": 900}, LATE),
+        (100, {"there": 50.0, "threshold": 100, "seconds": 1}, LATE),
+        (100, {"seconds": 1}, REMOTE),
         # All of it is cached: however long the queue here, there is nothing to hand over.
         (0, {}, NONE),
         (0, EQUAL | {"prompt": 100, "own_queue": 10**6}, NONE),
@@ -74,6 +84,7 @@ def test_where(missing: int, facts: dict[str, Any], where: str) -> None:
         prompt=facts.get("prompt", missing),
         missing=missing,
         threshold=facts.get("threshold"),
+        seconds=facts.get("seconds", inf),
     )
     assert found == where
 

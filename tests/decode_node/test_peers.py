@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,6 +13,7 @@ from tandem.decode_node import peers as module
 from tandem.decode_node.peer import Peer, PeerLostError
 from tandem.decode_node.peers import Peers
 from tandem.proto import tandem_pb2 as pb
+from tandem.shared.causes import Cause
 from tandem.shared.errors import PeerRefusedError, TransferError
 from tandem.tests.decode_node.fake_prefill import prefill
 from tandem.tests.shared.handoff.fake_node import RANKS, Node, until
@@ -86,9 +88,33 @@ async def test_nobody_uses_a_peer_before_its_canary_has_passed(
         for _ in range(2):
             with pytest.raises(TransferError, match="still under way"):
                 await peers.meet(fake.candidate)
+        begun = time.monotonic()
+        monkeypatch.setattr(module, "VET_SECONDS", 0.0)  # who comes later does not wait at all
+        with pytest.raises(TransferError, match="still under way"):
+            await peers.meet(fake.candidate)
+        assert time.monotonic() - begun < 1
+        monkeypatch.setattr(module, "VET_SECONDS", 10.0)
         vet.ready.set()
         await peers.meet(fake.candidate)
         assert (fake.hellos, vet.calls) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("cause", "told"),
+    [
+        (Cause.TIMEOUT_GREET, Cause.TIMEOUT_GREET),
+        (Cause.PEER_LOST, Cause.PEER_LOST),
+        (Cause.NO_BLOCKS, Cause.CANARY),
+        (Cause.COMPUTE, Cause.CANARY),
+    ],
+)
+async def test_a_canary_that_failed_for_silence_says_so(cause: Cause, told: Cause) -> None:
+    """Otherwise each request would wait anew for ports that cannot be reached."""
+    async with met() as (peers, vet, _), prefill() as fake:
+        vet.error = TransferError("no", cause=cause)
+        with pytest.raises(TransferError) as caught:
+            await peers.meet(fake.candidate)
+        assert caught.value.cause is told
 
 
 async def test_a_mismatch_refuses_this_start_of_the_peer_alone() -> None:

@@ -52,12 +52,13 @@ class Attempt:
         peer: Peer,
         sequence: Sequence,
         config: HandoffConfig,
+        seconds: float,
     ) -> None:
         self.node, self.fake, self.peer = node, fake, peer
         self.sequence = sequence
         self.reserved = node.core.reserve(self.sequence, 49)
         receiving = ReceivingNode(node.engine, node.identity, node.ranks.inbox, config)
-        self.task = asyncio.create_task(receiving.receive(self.sequence, peer, ID, 0))
+        self.task = asyncio.create_task(receiving.receive(self.sequence, peer, ID, 0, seconds))
 
     async def fill(self, count: int = 100) -> None:
         """Every rank has got ``count`` bytes."""
@@ -80,6 +81,7 @@ async def attempt(
     greets: bool = True,
     sequence: Sequence | None = None,
     sends_windows: bool = False,
+    seconds: float = 60.0,
     **config: Any,
 ) -> AsyncIterator[Attempt]:
     """Afterwards nobody holds anything, and every rank has let go of the blocks."""
@@ -100,7 +102,8 @@ async def attempt(
             *(fake.address, "p", 3, endpoints, "float32", parts, stub, channel, trust),
             sends_windows=sends_windows,
         )
-        one = Attempt(node, fake, peer, sequence or prompt_of_50(), HandoffConfig(**config))
+        asked_for = sequence or prompt_of_50()
+        one = Attempt(node, fake, peer, asked_for, HandoffConfig(**config), seconds)
         yield one
         one.task.cancel()
         await asyncio.wait([one.task])
@@ -200,11 +203,13 @@ async def test_a_silent_peer_is_lost() -> None:
         assert "no sign of life: receiving for 0.1 s" in str(error)
 
 
-async def test_signs_of_life_do_not_prolong_a_transfer_for_ever() -> None:
-    async with attempt(transfer_timeout=0.3) as one:
+async def test_signs_of_life_prolong_a_transfer_until_its_request_ends() -> None:
+    async with attempt(seconds=0.5, transfer_timeout=0.1) as one:
         error = await one.error()
         assert not isinstance(error, PeerLostError) and error.cause is Cause.TIMEOUT_TRANSFER
-        assert "receiving for 0.3 s" in str(error)
+        assert "when the request's time was over" in str(error)
+        [opened] = one.fake.opened
+        assert 0 < opened.deadline_seconds <= 0.5
 
 
 async def test_a_lease_that_is_not_renewed_ends_the_attempt() -> None:

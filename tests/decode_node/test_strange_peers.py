@@ -19,7 +19,6 @@ from tandem.decode_node.peers import Peers, _renew_seconds
 from tandem.decode_node.service import DecodeService
 from tandem.decode_node.transfers import Outcome
 from tandem.proto import tandem_pb2 as pb
-from tandem.shared.engine.sequence import Sequence
 from tandem.shared.errors import TransferError, UnavailableError
 from tandem.tests.decode_node.fake_prefill import prefill
 from tandem.tests.fuzz import FEWER, changed, protos
@@ -126,7 +125,7 @@ class Context:
         raise AbortedError(details)
 
 
-async def _nowhere(sequence: Sequence, candidates: list[pb.PrefillCandidate]) -> Outcome:
+async def _nowhere(*_: object) -> Outcome:
     """Where requests of this test end: it has no model."""
     raise UnavailableError("admitted")
 

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from tandem.decode_node import transfers as module
-from tandem.decode_node.absences import Absences
+from tandem.decode_node.absences import SILENCE, Absences
 from tandem.decode_node.link import Link
 from tandem.decode_node.peer import PeerLostError
 from tandem.decode_node.receiving import Receipt
 from tandem.decode_node.transfers import Outcome, Transfers
 from tandem.proto import tandem_pb2 as pb
+from tandem.shared.causes import Cause
 from tandem.shared.config import HandoffConfig
 from tandem.shared.engine.plan import SamplingParams
 from tandem.shared.engine.sequence import Phase, Sequence
@@ -33,6 +34,7 @@ class World:
         self.node = Node("d", 7)
         self.fates = fates
         self.refused: set[str] = set()
+        self.seconds = 60.0  # that the request has left
         self.absences = Absences(time.monotonic)
         self.forgotten: list[str] = []
         self.tried: list[tuple[str, int]] = []
@@ -47,7 +49,8 @@ class World:
         self.transfers = Transfers(receiving, self, self.node.metrics)  # type: ignore[arg-type]
 
     async def run(self, *candidates: pb.PrefillCandidate) -> Outcome:
-        return await self.transfers.prefill_remotely(self.sequence, list(candidates))
+        deadline = time.monotonic() + self.seconds
+        return await self.transfers.prefill_remotely(self.sequence, list(candidates), deadline)
 
     def failed(self, reason: str) -> float:
         return self.node.metric("tandem_local_prefills_total", reason=reason)
@@ -69,7 +72,10 @@ class World:
     async def forget(self, peer: Any) -> None:
         self.forgotten.append(peer.address)
 
-    async def receive(self, sequence: Sequence, peer: Any, _: int, attempt: int) -> Receipt:
+    async def receive(
+        self, sequence: Sequence, peer: Any, _: int, attempt: int, seconds: float
+    ) -> Receipt:
+        assert 0 < seconds <= self.seconds
         self.tried.append((peer.address, attempt))
         error = self.fates[peer.address]
         if isinstance(error, TimeoutError):
@@ -79,12 +85,18 @@ class World:
         return Receipt(1000, None)
 
 
-@pytest.mark.parametrize(("slow", "absent"), [(0.0, True), (60.0, False)])
-async def test_only_a_failure_that_took_long_makes_a_node_absent(
-    slow: float, absent: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("slow", "cause", "absent"),
+    [
+        *((0.0, cause, cause in SILENCE) for cause in Cause),
+        *((60.0, cause, False) for cause in sorted(SILENCE)),
+    ],
+)
+async def test_only_silence_that_took_long_makes_a_node_absent(
+    slow: float, cause: Cause, absent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SLOW_SECONDS", slow)
-    world = World({"a": TransferError("silent"), "b": None})
+    world = World({"a": TransferError("silent", cause=cause), "b": None})
     assert await world.run(A, B) == Outcome(node="b")
     with pytest.raises(TransferError, match="silent") if absent else contextlib.nullcontext():
         world.absences.check("a", A.epoch)
@@ -139,6 +151,14 @@ async def test_a_node_with_a_long_queue_is_passed_over() -> None:
     assert await world.run(busy, B) == Outcome(node="b")
     world.sequence = Sequence(2, list(range(200, 300)), SamplingParams())
     assert (await world.run(busy)).reason == "faster here"
+
+
+async def test_what_cannot_end_in_time_is_not_begun() -> None:
+    world = World({"a": None})
+    world.seconds = 1.5
+    slow = pb.PrefillCandidate(node_id="a", address="a", prefill_tokens_per_second=50)
+    assert (await world.run(slow)).reason == "too late there"
+    assert world.tried == [] and world.failed("too late there") == 1
 
 
 async def test_a_cancelled_request_gives_its_reservation_back() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tandem.prefill_node import sending
 from tandem.prefill_node.service import PrefillService
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.tandem_pb2_grpc import PrefillStub, add_PrefillServicer_to_server
@@ -276,12 +277,32 @@ async def test_a_failed_rank_or_a_failed_step_fails_the_attempt_in_its_state() -
         assert "not finite" in failed.failed.reason and failed.failed.cause == "compute"
 
 
-async def test_a_state_that_lasts_too_long_fails_the_attempt() -> None:
+async def test_an_attempt_ends_with_its_request() -> None:
     async with prefill_node() as node:
         node.ranks.computes.clear()
         *_, failed = await rest(node.open(deadline_seconds=0.2))
         assert failed.failed.reason.startswith("running: running for 0.2 s")
+        assert failed.failed.cause == "timeout_transfer"
         node.ranks.computes.set()
+
+
+async def test_a_prompt_waits_while_the_node_computes_and_no_longer_when_it_stands_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first one fills the pool; the step that computes it may take for ever."""
+    monkeypatch.setattr(sending, "PULSE_SECONDS", 0.05)
+    of = {"first_token": 0, "end_token": 510}
+    async with prefill_node(transfer_timeout=0.3) as node:
+        node.ranks.computes.clear()
+        calls = [node.open(number, prompt=[number] * 511, **of) for number in (1, 2, 3)]
+        signs = [[await call.read() for _ in range(20)] for call in calls]
+        assert {sign.WhichOneof("event") for each in signs for sign in each[1:]} == {"progress"}
+        node.ranks.computes.set()
+        # Two of 32 blocks each are computed, and nobody takes them: the third one has no room.
+        *_, failed = await rest(calls[2])
+        assert failed.failed.reason.startswith("queued: queued for")
+        for call in calls:
+            call.cancel()
 
 
 async def test_a_client_that_goes_away_frees_everything() -> None:

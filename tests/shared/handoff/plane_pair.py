@@ -171,6 +171,7 @@ class Rank:
 def expect(sender: Rank | Any, transfer_id: int, blocks: Iterable[int], **fields) -> Expect:
     fields = {"attempt": 1, "first_head": 0, "end_head": HEADS} | fields
     fields.setdefault("peer_epoch", sender.config.epoch)
+    fields.pop("progress_seconds", None)  # only a sender has such a limit
     return Expect(
         transfer_id=transfer_id,
         peer_node=sender.config.node_id,

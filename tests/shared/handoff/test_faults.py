@@ -115,6 +115,45 @@ def test_a_transfer_that_moves_slowly_is_not_given_up() -> None:
         assert decode.log.of(Received), decode.log.of(ReceiveFailed)
 
 
+@pytest.mark.parametrize(
+    ("carrier", "first"), [*((carrier, 7) for carrier in CARRIERS), (MEMORY, 1), (MEMORY, 49)]
+)
+def test_a_computation_that_pauses_in_the_middle_costs_nothing(carrier: str, first: int) -> None:
+    """What has arrived is acknowledged without another frame to do so: however long the rest takes
+    to compute, nothing is on its way, and nobody waits for the receiver."""
+    with World(carrier) as world:
+        prefill, decode = _pair(world)
+        _greeted(world, prefill, decode)
+        prefill.compute(1, 0, first, chunk=first)
+        world.until(lambda: decode.plane.stats().frames_received > 0)
+        world.until(lambda: prefill.plane.stats().credit_in_flight == 0)
+        paused_until = world.clock() + (250.0 if world.memory else 1.5)
+        while world.clock() < paused_until:
+            world.turn()
+            world.pass_time(0.2)
+        prefill.compute(1, first, END, chunk=33)
+        _settle(world, prefill, decode)
+        assert decode.log.of(Received), decode.log.of(ReceiveFailed)
+
+
+def test_a_transfer_that_waits_for_its_turn_on_a_slow_link_is_not_given_up() -> None:
+    """Each of thirty gets a frame now and then; what moves is the link."""
+    with World(MEMORY, Schedule(bytes_a_second=2e4)) as world:
+        prefill, decode = _pair(world)
+        fields = {"first_token": 0, "end_token": END}
+        for number in range(30):
+            decode.plane.submit(expect(prefill, number, BLOCKS, **fields))
+            prefill.open(decode, number, BLOCKS, progress_seconds=1.0, **fields)
+            prefill.compute(number, 0, END, chunk=END)
+
+        def turn() -> None:
+            world.turn()
+            world.pass_time(0.02)
+
+        world.until(lambda: len(_outcomes(decode)) == 30, turn, seconds=120)
+        assert len(decode.log.of(Received)) == 30, decode.log.of(ReceiveFailed)[0]
+
+
 def test_a_loss_that_was_not_told_of_yet_is_no_news_of_the_next_attempt() -> None:
     fields = {"first_token": 0, "end_token": END}
     with World("memory") as world:

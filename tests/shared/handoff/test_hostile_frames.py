@@ -203,15 +203,6 @@ def test_after_the_cancel_is_acknowledged_nothing_is_scattered(decode, sender):
     assert not decode.log.of(ReceiveFailed)
 
 
-def test_silence_after_the_first_frame_fails_the_attempt(decode, sender):
-    decode.plane.submit(
-        expect(sender, 8, BLOCKS, first_token=0, end_token=END, progress_seconds=0.1)
-    )
-    decode.log.wait(Expecting, 8)
-    sender.send(sender.data(8, 0, 0, 0, 4))
-    assert "no frame for 0.1 s" in decode.log.wait(ReceiveFailed, 8).reason
-
-
 def test_an_attempt_that_never_starts_ends_at_its_deadline(decode, sender):
     fields = {"first_token": 0, "end_token": END, "deadline_seconds": 0.1}
     decode.plane.submit(expect(sender, 8, BLOCKS, **fields))

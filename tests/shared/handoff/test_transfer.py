@@ -28,11 +28,11 @@ class Clock:
 
 
 def _decode(clock: Clock) -> Life[DecodeState]:
-    return decode_life("transfer 5", transfer_seconds=60, silence_seconds=3, clock=clock)
+    return decode_life("transfer 5", request_seconds=60, silence_seconds=3, clock=clock)
 
 
 def _prefill(clock: Clock) -> Life[PrefillState]:
-    return prefill_life("transfer 5", transfer_seconds=100, clock=clock)
+    return prefill_life("transfer 5", request_seconds=1000, still_seconds=100, clock=clock)
 
 
 def _decode_at(state: DecodeState, clock: Clock) -> Life[DecodeState]:
@@ -86,18 +86,40 @@ def test_every_decode_state_that_is_not_the_end_has_a_deadline(state):
     assert life.left <= 0
 
 
-@pytest.mark.parametrize("state", [P.QUEUED, P.RUNNING, P.STREAMING, P.HELD])
-def test_every_prefill_state_that_holds_something_has_a_deadline(state):
-    clock = Clock()
+def _prefill_at(state: PrefillState, clock: Clock) -> Life[PrefillState]:
     life = _prefill(clock)
     for step in (P.RUNNING, P.STREAMING, P.HELD):
         if life.state is not state:
             life.enter(step)
+    return life
+
+
+@pytest.mark.parametrize("state", [P.QUEUED, P.RUNNING, P.STREAMING])
+def test_a_prefill_state_ends_without_progress_and_lasts_with_it(state):
+    clock = Clock()
+    life = _prefill_at(state, clock)
+    for _ in range(9):
+        clock.now += 99
+        assert not life.overdue()
+        life.progress()
     clock.now += 101
     assert life.overdue().startswith(state.value)
+    assert not life.request_over
 
 
-def test_a_state_that_lasts_too_long_is_overdue_and_progress_helps_only_so_far():
+@pytest.mark.parametrize("state", [P.QUEUED, P.RUNNING, P.STREAMING, P.HELD])
+def test_every_prefill_state_that_holds_something_ends_with_the_request(state):
+    clock = Clock()
+    life = _prefill_at(state, clock)
+    clock.now += 999
+    life.progress()
+    assert not life.overdue() and not life.request_over
+    clock.now += 1
+    assert life.overdue().startswith(state.value)
+    assert life.overdue().endswith("when the request's time was over")
+
+
+def test_a_state_that_lasts_too_long_is_overdue_and_progress_helps_until_the_request_ends():
     clock = Clock()
     life = _decode_at(D.RECEIVING, clock)
     clock.now += 2
