@@ -42,6 +42,8 @@ PROBES = ("/live", "/health", "/ready")
 # Bodies below this are parsed and encoded on the spot: a thread would take longer.
 SMALL_BODY = 16 * 1024
 PARSER_THREADS = 2
+# Names of unknown fields that are logged, once each; clients may make up any number of them.
+MAX_NAMED_FIELDS = 64
 
 Parse = Callable[[Any, ServedModel, RouterOptions], Generation]
 Words = type[ChatAnswer] | type[CompletionAnswer]
@@ -69,6 +71,7 @@ class App:
         self._work: set[asyncio.Task[None]] = set()
         self._bodies = BodyBudget(max(options.max_held_body_bytes, options.max_body_bytes))
         self._active = 0
+        self._named_fields: set[str] = set()
         self.draining = False
         self._routes: dict[str, tuple[str, Callable[[Exchange], Any]]] = {
             "/": ("GET", self._page),
@@ -215,11 +218,19 @@ class App:
             with serving(self._tracer, "request", traceparent, **about) as span:
                 with self._bodies.share() as share:
                     generation = await self._parse(await exchange.body(share), parse)
+                self._name_ignored(generation)
                 span.set(**_described(generation))
                 answer = words(generation, int(time.time()))
                 await self._unless_gone(exchange, self._answer(exchange, generation, answer))
         finally:
             self._active -= 1
+
+    def _name_ignored(self, generation: Generation) -> None:
+        """A field that nobody knows may be a misspelled one: say so, once."""
+        for name in sorted(generation.ignored - self._named_fields):
+            if len(self._named_fields) < MAX_NAMED_FIELDS:
+                self._named_fields.add(name)
+                log.warning("requests have the field %r, which is unknown and ignored", name)
 
     async def _parse(self, body: bytes, parse: Parse) -> Generation:
         model = self._registry.model()

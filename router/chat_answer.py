@@ -51,6 +51,8 @@ class ChatAnswer:
             "choices": [self._whole(i, choice) for i, choice in enumerate(answer.choices)],
             "usage": usage_body(answer.usage),
             "tandem": placement_body(answer.usage),
+            "prompt_token_ids": None,
+            "prompt_logprobs": None,
         }
         if self._generation.return_token_ids:
             body["prompt_token_ids"] = self._generation.prompts[0].tokens
@@ -69,6 +71,7 @@ class ChatAnswer:
             "logprobs": logprobs,
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
+            "token_ids": None,
         }
         if self._generation.return_token_ids:
             body["token_ids"] = choice.tokens

@@ -5,52 +5,44 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from ..shared.text.chat_template import flatten_content
 from . import sampling as read
+from .chat_messages import characters_of, read_messages
 from .errors import invalid
-from .fields import Fields, wrong_type
+from .fields import Fields
 from .generation import Generation, Prompt
 from .model import ServedModel
 from .options import RouterOptions
 
-ROLES = ("system", "developer", "user", "assistant")
-MAX_MESSAGES = 16_384
-KNOWN = read.COMMON | {
-    "messages",
-    "max_completion_tokens",
-    "top_logprobs",
-    "add_generation_prompt",
-    "chat_template_kwargs",
-}
+KNOWN = (
+    read.COMMON
+    | {
+        "messages",
+        "max_completion_tokens",
+        "top_logprobs",
+        "add_generation_prompt",
+        "chat_template_kwargs",
+        "reasoning_effort",
+    }
+    # Without tools, and with nothing to predict or to keep, they change no answer.
+    | {"parallel_tool_calls", "prediction", "store", "service_tier"}
+)
 UNSUPPORTED: dict[str, tuple[Any, ...]] = read.UNSUPPORTED | {
-    "tools": (),
-    "tool_choice": ("none",),
-    "parallel_tool_calls": (),
-    "functions": (),
-    "function_call": ("none",),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
-    "prediction": (),
-    "store": (False,),
-    "service_tier": ("auto", "default"),
     "web_search_options": (),
-    "reasoning_effort": (),
-    "verbosity": (),
+    "verbosity": ("medium",),
     "chat_template": (),
     "documents": ([],),
     "echo": (False,),
     "continue_final_message": (False,),
     "include_reasoning": (True,),
-    "mm_processor_kwargs": (),
-}
-MESSAGE_FIELDS = frozenset(("role", "content", "name", "reasoning_content"))
-MESSAGE_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "tool_calls": ([],),
-    "tool_call_id": (),
-    "function_call": (),
-    "audio": (),
-    "refusal": (),
-    "annotations": ([],),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "return_prompt_text": (False,),
 }
 # Template variables that would not be the client's to set.
 RESERVED = frozenset(("messages", "tools", "add_generation_prompt", "chat_template"))
@@ -59,7 +51,7 @@ RESERVED = frozenset(("messages", "tools", "add_generation_prompt", "chat_templa
 def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generation:
     """Check everything, render the template, count the tokens."""
     fields = Fields(body)
-    fields.refuse_others(KNOWN, UNSUPPORTED)
+    fields.check_names(KNOWN, UNSUPPORTED)
     shared = read.read_shared(fields, model, options)
     text = read.read_text_options(fields)
     logprobs = _logprobs(fields)
@@ -76,83 +68,42 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
         max_tokens=granted,
         text=text,
         logprobs=logprobs,
+        ignored=fields.ignored,
         **shared,
     )
 
 
 def _encode(fields: Fields, model: ServedModel) -> list[int]:
-    messages = _messages(fields, model)
-    characters = sum(len(message["content"]) for message in messages)
-    read.check_length(characters, model, param="messages")
-    kwargs = fields.mapping("chat_template_kwargs", 64)
-    for name in kwargs:
-        if name in RESERVED or name.startswith("_"):
-            message = f"'chat_template_kwargs' must not set '{name[:64]}'."
-            raise invalid(message, "chat_template_kwargs")
+    messages = read_messages(fields, model)
+    variables = _template_variables(fields)
+    read.check_length(characters_of([messages, variables]), model, param="messages")
     tokens = model.tokenizer.encode_chat(
         messages,
         add_generation_prompt=fields.boolean("add_generation_prompt", True),
         add_special_tokens=fields.boolean("add_special_tokens", False),
-        template_kwargs=kwargs,
+        template_kwargs=variables,
     )
     if not tokens:
         raise invalid("The messages make an empty prompt.", "messages")
     return tokens
 
 
-def _messages(fields: Fields, model: ServedModel) -> list[dict[str, Any]]:
-    if "messages" not in fields:
-        message = "Missing required parameter: 'messages'."
-        raise invalid(message, "messages", "missing_required_parameter")
-    messages = fields.array("messages", MAX_MESSAGES)
-    if not messages:
-        raise invalid(
-            "Invalid 'messages': empty array; expected at least one message.",
-            "messages",
-            "empty_array",
-        )
-    return [_message(item, f"messages[{i}]", model) for i, item in enumerate(messages)]
-
-
-def _message(item: Any, param: str, model: ServedModel) -> dict[str, Any]:
-    if not isinstance(item, dict):
-        raise wrong_type(param, "an object", item)
-    fields = Fields(item)
-    role = fields.string("role", "", 64)
-    if role in ("tool", "function"):
-        message = f"'{param}.role': messages of role '{role}' are not supported by this server."
-        raise invalid(message, f"{param}.role", "unsupported_value")
-    if role not in ROLES:
-        raise invalid(
-            f"Invalid value for '{param}.role': '{role}'; supported values are: "
-            f"{', '.join(ROLES)}.",
-            f"{param}.role",
-            "invalid_value",
-        )
-    fields.refuse_others(MESSAGE_FIELDS, MESSAGE_UNSUPPORTED)
-    if "content" not in fields:
-        message = f"Missing required parameter: '{param}.content'."
-        raise invalid(message, f"{param}.content", "missing_required_parameter")
-    made = {"role": _role(role, model)}
-    made["content"] = flatten_content(fields.raw("content"), param=f"{param}.content")
-    for name in ("name", "reasoning_content"):
-        if name in fields:
-            made[name] = fields.string(name, "", 1 << 20)
-    return made
-
-
-def _role(role: str, model: ServedModel) -> str:
-    """OpenAI's newer name for the system role, for the templates that do not know it."""
-    template = model.tokenizer.template
-    if role == "developer" and template is not None and "developer" not in template.source:
-        return "system"
-    return role
+def _template_variables(fields: Fields) -> dict[str, Any]:
+    given = fields.mapping("chat_template_kwargs", 64)
+    for name in given:
+        if name in RESERVED or name.startswith("_"):
+            message = f"'chat_template_kwargs' must not set '{name[:64]}'."
+            raise invalid(message, "chat_template_kwargs")
+    effort = fields.string("reasoning_effort", "", 64)
+    # As in vLLM; a template that has no such variables is not affected.
+    own = {"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort else {}
+    return own | given
 
 
 def _logprobs(fields: Fields) -> int | None:
     wanted = fields.boolean("logprobs")
     top = fields.optional_integer("top_logprobs", 0, read.MAX_LOGPROBS)
-    if top is not None and not wanted:
+    if top and not wanted:
         message = "'top_logprobs' is only allowed when 'logprobs' is enabled."
         raise invalid(message, "top_logprobs")
     return (top or 0) if wanted else None

@@ -64,6 +64,9 @@ class CompletionAnswer:
             "logprobs": logprobs,
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
+            "prompt_token_ids": None,
+            "token_ids": None,
+            "prompt_logprobs": None,
         }
         if self._generation.return_token_ids:
             body["prompt_token_ids"] = self._prompt(index)

@@ -22,7 +22,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> Generation:
     """Check everything, encode the prompts, count the tokens."""
     fields = Fields(body)
-    fields.refuse_others(KNOWN, UNSUPPORTED)
+    fields.check_names(KNOWN, UNSUPPORTED)
     shared = read.read_shared(fields, model, options)
     n = shared["sampling"].n
     _check_best_of(fields, n)
@@ -47,6 +47,7 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> G
         max_tokens=granted,
         text=text,
         logprobs=logprobs,
+        ignored=fields.ignored,
         **shared,
     )
     total = sum(len(prompt.tokens) for prompt in prompts)

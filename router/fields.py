@@ -29,13 +29,26 @@ def wrong_type(name: str, expected: str, value: Any) -> Exception:
     )
 
 
-class Fields:
-    """A request body. ``null`` stands for the default, as in OpenAI's API."""
+# Of one request; clients that send more such fields send them again and again.
+MAX_IGNORED = 16
 
-    def __init__(self, body: Any) -> None:
+
+class Fields:
+    """A request body. ``null`` stands for the default, as in OpenAI's API.
+
+    ``ignored`` has the names that nothing here knows; ``within`` is what they stand in.
+    """
+
+    def __init__(self, body: Any, within: str = "", ignored: set[str] | None = None) -> None:
         if not isinstance(body, dict):
             raise invalid("The request body must be a JSON object.")
         self._body = {name: value for name, value in body.items() if value is not None}
+        self._within = within
+        self.ignored: set[str] = set() if ignored is None else ignored
+
+    def inner(self, body: dict[str, Any], within: str) -> Fields:
+        """An object in this one; what it has that is not known is noted here too."""
+        return Fields(body, f"{within}.", self.ignored)
 
     def __contains__(self, name: str) -> bool:
         return name in self._body
@@ -44,19 +57,18 @@ class Fields:
         """The value as it came; ``None`` when absent."""
         return self._body.get(name)
 
-    def refuse_others(
+    def check_names(
         self, known: frozenset[str], unsupported: Mapping[str, tuple[Any, ...]]
     ) -> None:
-        """400 for unknown names, and for known ones whose value asks for what is not there yet."""
+        """400 for a known name whose value asks for what is not implemented; ``unsupported`` has
+        the values that ask for nothing. Unknown names are ignored, as in vLLM."""
         for name, value in self._body.items():
             if name in unsupported:
                 if value not in unsupported[name]:
                     message = f"'{name}' is not supported by this server; leave it out."
                     raise invalid(message, name, "unsupported_parameter")
-            elif name not in known:
-                shown = name if len(name) <= 64 else name[:64] + "..."
-                message = f"Unrecognized request argument supplied: {shown}"
-                raise invalid(message, shown, "unknown_parameter")
+            elif name not in known and len(self.ignored) < MAX_IGNORED:
+                self.ignored.add(self._within + name[:64])
 
     def boolean(self, name: str, default: bool = False) -> bool:
         value = self._body.get(name, default)
@@ -77,6 +89,8 @@ class Fields:
     def integer(self, name: str, default: int, low: int, high: int) -> int:
         """An integer in [low, high]."""
         value = self._body.get(name, default)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # some clients write 100.0; vLLM takes that as well
         check_integer(name, value, low, high)
         return int(value)
 

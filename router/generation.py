@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from ..proto import tandem_pb2 as pb
@@ -45,6 +46,7 @@ class Generation:
     return_token_ids: bool = False
     priority: int = 0
     cache_salt: str = ""
+    ignored: Set[str] = frozenset()  # fields of the request that are not known
 
     @property
     def n(self) -> int:

@@ -71,7 +71,12 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "structured_outputs": (),
     "kv_transfer_params": (),
     "vllm_xargs": ({},),
-    "best_of": (),
+    "best_of": (1,),
+    "logprob_token_ids": (),
+    "thinking_token_budget": (-1,),
+    "repetition_detection": (),
+    "ec_transfer_params": (),
+    "watermarking": (False,),
     "response_format": ({"type": "text"},),
 }
 
@@ -149,16 +154,15 @@ def _stream(fields: Fields) -> tuple[bool, bool]:
     stream = fields.boolean("stream")
     if "stream_options" not in fields:
         return stream, False
-    options = Fields(fields.mapping("stream_options", 16))
-    if not stream:
+    options = fields.inner(fields.mapping("stream_options", 16), "stream_options")
+    if not stream and fields.raw("stream_options"):
         raise invalid(
             "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
             "stream_options",
         )
-    # Obfuscation pads chunks against traffic analysis; a client may decline what is never done.
-    options.refuse_others(
-        frozenset(("include_usage",)),
-        {"include_obfuscation": (False,), "continuous_usage_stats": (False,)},
+    # Obfuscation pads chunks against traffic analysis, which is never done here.
+    options.check_names(
+        frozenset(("include_usage", "include_obfuscation")), {"continuous_usage_stats": (False,)}
     )
     return stream, options.boolean("include_usage")
 
@@ -207,9 +211,9 @@ def check_length(characters: int, model: ServedModel, *, param: str) -> None:
     fewest = model.tokenizer.fewest_tokens(characters)
     if fewest >= model.max_model_len:
         raise invalid(
-            f"This model's maximum context length is {model.max_model_len} tokens. However, your "
-            f"{param} has {characters} characters, which are at least {fewest} tokens. Please "
-            f"reduce the length of the {param}.",
+            f"This model's maximum context length is {model.max_model_len} tokens. However, there "
+            f"are {characters} characters in your {param}, which are at least {fewest} tokens. "
+            f"Please reduce the length of the {param}.",
             param,
             "context_length_exceeded",
         )

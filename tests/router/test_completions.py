@@ -63,7 +63,7 @@ async def test_echo_with_logprobs_covers_the_prompt(tmp_path: Path, stream: bool
         for index in range(2):
             text, joined = _joined(response, index, stream)
             assert text == "one two hello world"
-            assert stream or "prompt_logprobs" not in response.json()["choices"][index]
+            assert stream or response.json()["choices"][index]["prompt_logprobs"] is None
             assert len(joined["tokens"]) == len(ids) + len(c.node.reply)
             assert joined["token_logprobs"][0] is None and joined["top_logprobs"][0] is None
             assert joined["token_logprobs"][1] == pytest.approx(-0.5)

@@ -1,0 +1,185 @@
+"""What clients written for OpenAI and vLLM send, and where they look for what they asked for."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tandem.router.app import MAX_NAMED_FIELDS
+from tandem.tests.router.support import TEMPLATE, Cluster, cluster, make_model
+
+# A template that shows tool calls and thinking, as those of Qwen3 and others do.
+TOOLS = (
+    "{% for m in messages %}<|start|>{{ m.role }}\n"
+    "{% if m.role == 'tool' %}result of {{ m.tool_call_id }}: {% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}[{{ c.function.name }}({{ c.function.arguments.x }})]"
+    "{% endfor %}<|end|>\n{% endfor %}"
+    "{% if enable_thinking is defined %}{{ enable_thinking }} {{ reasoning_effort }}{% endif %}"
+)
+
+NULLS: dict[str, Any] = dict.fromkeys(
+    (
+        "tools",
+        "tool_choice",
+        "functions",
+        "function_call",
+        "logit_bias",
+        "stream_options",
+        "response_format",
+        "stop",
+        "seed",
+        "n",
+        "max_tokens",
+        "max_completion_tokens",
+        "logprobs",
+        "top_logprobs",
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "reasoning_effort",
+        "parallel_tool_calls",
+        "audio",
+        "prediction",
+        "modalities",
+    )
+)
+TAKEN: dict[str, dict[str, Any]] = {
+    "nulls": NULLS,
+    "no tools": {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
+    "tool_choice none": {"tool_choice": "none"},
+    "text": {"response_format": {"type": "text"}, "modalities": ["text"], "verbosity": "medium"},
+    "accounting": {"store": True, "service_tier": "flex", "user": "u", "metadata": {"a": "b"}},
+    "llama.cpp": {"cache_prompt": True, "mirostat": 0, "repeat_penalty": 1.1},
+    "litellm": {"drop_params": True, "extra_body": {"x": 1}},
+    "open webui": {"stream": True, "stream_options": {"include_usage": True}, "chat_id": "1"},
+    "obfuscation": {"stream": True, "stream_options": {"include_obfuscation": True}},
+    "stream_options": {"stream": False, "stream_options": {}},
+    "vllm": {"request_id": "r", "session_id": "s", "stream_interval": 4, "top_logprobs": 0},
+    "floats": {"max_tokens": 5.0, "top_k": 40.0, "n": 1.0, "seed": 7.0},
+    "effort": {"reasoning_effort": "low"},
+}
+
+
+@pytest.fixture
+async def c(tmp_path: Path) -> Any:
+    async with cluster(tmp_path) as running:
+        yield running
+
+
+def prompt(c: Cluster) -> str:
+    """The prompt of the last request, as text."""
+    tokenizer = c.router.registry.model().tokenizer
+    return tokenizer.decode(c.node.requests[-1].prompt, skip_special_tokens=False)
+
+
+async def test_what_asks_for_nothing_is_taken(c: Cluster) -> None:
+    for case, fields in TAKEN.items():
+        response = await c.chat(**fields)
+        assert response.status_code == 200, (case, response.text)
+    completion = {name: value for name, value in NULLS.items() if name != "top_logprobs"}
+    assert (await c.complete(**completion)).status_code == 200
+    assert (await c.complete(cache_prompt=True, suffix=None)).status_code == 200
+
+
+async def test_a_field_that_nobody_knows_is_named_once(
+    c: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told() -> list[str]:
+        return [r.getMessage() for r in caplog.records if "unknown and ignored" in r.getMessage()]
+
+    message = {"role": "user", "content": "hi", "id": 5}
+    for _ in range(3):
+        response = await c.client.post(
+            "/v1/chat/completions", json={"messages": [message], "tempreature": 1}
+        )
+        assert response.status_code == 200
+    assert len(told()) == 2
+    assert "'messages[].id'" in told()[0] and "'tempreature'" in told()[1]
+    assert all(r.levelno == logging.WARNING for r in caplog.records if "ignored" in r.message)
+    for number in range(2 * MAX_NAMED_FIELDS):
+        await c.complete(**{f"x{number}": 1, "y" * 100_000: 2})
+    assert len(told()) == MAX_NAMED_FIELDS and max(map(len, told())) < 200
+
+
+async def test_an_assistants_empty_content_is_an_empty_text(c: Cluster) -> None:
+    hello = {"role": "user", "content": "hi"}
+    wanted = c.encode("<|start|>assistant\n<|end|>\n<|start|>user\nhi<|end|>\n<|start|>assistant\n")
+    # An answer of ours that the client sends back with all its fields.
+    for silent in ({"content": None}, {}, {"content": None, "refusal": None, "tool_calls": []}):
+        messages = [{"role": "assistant"} | silent, hello]
+        response = await c.client.post("/v1/chat/completions", json={"messages": messages})
+        assert response.status_code == 200, response.text
+        assert list(c.node.requests[-1].prompt) == wanted
+
+
+async def test_tool_calls_of_the_history_go_to_a_template_that_shows_them(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", TOOLS)
+    function = {"name": "f", "arguments": json.dumps({"x": 3})}
+    call = {"id": "1", "type": "function", "function": function}
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "r", "tool_call_id": "1"},
+    ]
+    async with cluster(tmp_path) as c:
+        response = await c.client.post(
+            "/v1/chat/completions", json={"messages": messages, "reasoning_effort": "none"}
+        )
+        assert response.status_code == 200, response.text
+        assert "[f(3)]" in prompt(c) and "result of 1: r" in prompt(c)
+        assert prompt(c).endswith("False none")
+        function["arguments"] = "{"
+        refused = await c.client.post("/v1/chat/completions", json={"messages": messages})
+        assert "arguments' is not valid JSON" in refused.json()["error"]["message"]
+    make_model(tmp_path / "plain" / "model", TEMPLATE)
+    async with cluster(tmp_path / "plain") as c:
+        for history in (messages[1:2], messages[2:]):
+            refused = await c.client.post("/v1/chat/completions", json={"messages": history})
+            assert refused.status_code == 400
+            assert "chat template has no place for" in refused.json()["error"]["message"]
+
+
+async def test_the_openai_client_finds_vllms_fields(c: Cluster) -> None:
+    messages: Any = [{"role": "user", "content": "hi"}]
+    ask: Any = {"extra_body": {"prompt_logprobs": 1, "return_token_ids": True}}
+    async with openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="x", max_retries=0) as client:
+        chat: Any = await client.chat.completions.create(model="tiny", messages=messages, **ask)
+        ids = list(c.node.requests[-1].prompt)
+        assert chat.prompt_token_ids == ids and len(chat.prompt_logprobs) == len(ids)
+        assert chat.prompt_logprobs[0] is None
+        assert chat.prompt_logprobs[1][str(ids[1])]["decoded_token"]
+        assert chat.choices[0].token_ids == [*c.node.reply, 0]
+        text: Any = await client.completions.create(model="tiny", prompt=["a", "hi"], **ask)
+        for choice, request in zip(text.choices, c.node.requests[-2:], strict=True):
+            ids = list(request.prompt)
+            assert choice.prompt_token_ids == ids and len(choice.prompt_logprobs) == len(ids)
+            assert choice.token_ids == [*c.node.reply, 0]
+        # Not asked for, they are there and null, as vLLM has them: its clients do not test.
+        chat = await client.chat.completions.create(model="tiny", messages=messages)
+        assert chat.prompt_logprobs is chat.prompt_token_ids is chat.choices[0].token_ids is None
+        text = await client.completions.create(model="tiny", prompt="hi")
+        choice = text.choices[0]
+        assert choice.prompt_logprobs is choice.prompt_token_ids is choice.token_ids is None
+
+
+async def test_the_openai_client_takes_its_own_answers_back(c: Cluster) -> None:
+    messages: Any = [{"role": "user", "content": "hi"}]
+    async with openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="x", max_retries=0) as client:
+        for _ in range(2):
+            made = await client.chat.completions.create(
+                model="tiny",
+                messages=messages,
+                tools=[],
+                tool_choice="none",
+                logit_bias=None,
+                response_format={"type": "text"},
+            )
+            answer = made.choices[0].message
+            messages += [answer.model_dump(), answer, {"role": "user", "content": "more"}]
+    assert len(c.node.requests) == 2
