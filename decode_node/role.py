@@ -37,6 +37,7 @@ class DecodeRole:
 
         def status() -> pb.StatusReply:
             reply = frame.status()
+            reply.metrics.extend(frame.metrics.samples())
             reply.refused.extend(self._peers.refused)
             return reply
 

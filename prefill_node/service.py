@@ -295,6 +295,8 @@ class PrefillService(PrefillServicer):
         self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.StatusReply:
         reply = self._status()
+        if not request.without_metrics:
+            reply.metrics.extend(self._metrics.samples())
         reply.prefixes.MergeFrom(self._metrics.prefixes(request.prefix_version) or pb.Prefixes())
         return reply
 

@@ -128,20 +128,18 @@ class JoinReply(_message.Message):
     def __init__(self, router_epoch: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("node_id", "epoch", "load", "draining", "metrics", "prefixes")
+    __slots__ = ("node_id", "epoch", "load", "draining", "prefixes")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
-    METRICS_FIELD_NUMBER: _ClassVar[int]
     PREFIXES_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     epoch: int
     load: Load
     draining: bool
-    metrics: _containers.RepeatedCompositeFieldContainer[Metric]
     prefixes: Prefixes
-    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., draining: _Optional[bool] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., prefixes: _Optional[_Union[Prefixes, _Mapping]] = ...) -> None: ...
+    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., draining: _Optional[bool] = ..., prefixes: _Optional[_Union[Prefixes, _Mapping]] = ...) -> None: ...
 
 class Metric(_message.Message):
     __slots__ = ("name", "labels", "value")
@@ -468,10 +466,12 @@ class GenerateEvent(_message.Message):
     def __init__(self, admitted: _Optional[_Union[Admitted, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
-    __slots__ = ("prefix_version",)
+    __slots__ = ("prefix_version", "without_metrics")
     PREFIX_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_METRICS_FIELD_NUMBER: _ClassVar[int]
     prefix_version: int
-    def __init__(self, prefix_version: _Optional[int] = ...) -> None: ...
+    without_metrics: bool
+    def __init__(self, prefix_version: _Optional[int] = ..., without_metrics: _Optional[bool] = ...) -> None: ...
 
 class StatusReply(_message.Message):
     __slots__ = ("node_id", "epoch", "role", "ready", "draining", "load", "model", "metrics", "refused", "version", "prefixes")

@@ -186,7 +186,7 @@ class App:
         await exchange.json(200, {"version": version()})
 
     async def _show_metrics(self, exchange: Exchange) -> None:
-        await exchange.answer(200, self._metrics.render(), CONTENT_TYPE)
+        await exchange.answer(200, await self._metrics.page(), CONTENT_TYPE)
 
     async def _models(self, exchange: Exchange) -> None:
         card = self._registry.model().card()

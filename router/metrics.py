@@ -1,46 +1,37 @@
-"""What /metrics shows: the router's series under vLLM's names, and those of its nodes."""
+"""What /metrics shows: the router's series under vLLM's names, and a few of each node."""
 
 from __future__ import annotations
 
-import math
-import re
+import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ..shared.roles import role_name
 from ..shared.tracing import current
 from .generation import Delta, Done, Generation, Usage
-from .nodes import Node, NodeTable
+from .node_series import Standing, snapshot, text
+from .nodes import NodeTable
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 LABEL = ("model_name",)
 FIRST_TOKEN = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 2.5, 5, 10, 20, 40, 80, 160)
 BETWEEN = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)
 WHOLE = (0.05, 0.1, 0.3, 0.5, 1, 1.5, 2.5, 5, 10, 15, 20, 30, 60, 120, 300, 600, 1800)
-METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-HISTOGRAM = re.compile(r"(.*)_(bucket|sum|count)")
-LOAD_FIELDS = (
-    "running",
-    "waiting",
-    "free_blocks",
-    "total_blocks",
-    "reserved_blocks",
-    "cached_blocks",
-    "owned_blocks",
-    "queued_prefill_tokens",
-    "transfers",
-)
+# A page is shown again for this many times as long as it took to make, and at most for a second, so
+# that scrapes take a small share of a core however many nodes there are.
+PAGE_REUSE = 10.0
+MAX_PAGE_SECONDS = 1.0
 
 
 class Metrics:
     """Owns a registry of its own: two routers in one process do not mix."""
 
     def __init__(self, nodes: NodeTable) -> None:
+        self._nodes = nodes
+        self._page: asyncio.Task[bytes] | None = None
+        self._page_until = 0.0
         self._registry = own = CollectorRegistry()
         self.running = Gauge(
             "vllm:num_requests_running", "Requests in progress.", LABEL, registry=own
@@ -81,14 +72,34 @@ class Metrics:
         self.errors = Counter(
             "tandem_request_errors", "Answers with an error, by status.", ("status",), registry=own
         )
-        own.register(_NodeSeries(nodes, own))
 
     def add(self, series: Collector) -> None:
         """Show what another part of the router counts."""
         self._registry.register(series)
 
     def render(self) -> bytes:
-        return generate_latest(self._registry)
+        """Everything in Prometheus' text format."""
+        return self._render(self._standings())
+
+    async def page(self) -> bytes:
+        """The same, rendered in a thread and at most a second old."""
+        if self._page is None or (self._page.done() and time.monotonic() >= self._page_until):
+            self._page = asyncio.create_task(self._new_page())
+        # Whoever else waits for it must get it, although the first to ask may hang up.
+        return await asyncio.shield(self._page)
+
+    async def _new_page(self) -> bytes:
+        begun = time.monotonic()
+        page = await asyncio.to_thread(self._render, self._standings())
+        done = time.monotonic()
+        self._page_until = done + min(MAX_PAGE_SECONDS, PAGE_REUSE * (done - begun))
+        return page
+
+    def _standings(self) -> list[Standing]:
+        return snapshot(self._nodes, self._nodes.now())
+
+    def _render(self, standings: Sequence[Standing]) -> bytes:
+        return generate_latest(self._registry) + text(standings).encode()
 
 
 class RequestMetrics:
@@ -131,57 +142,3 @@ class RequestMetrics:
         self._metrics.whole.labels(self._name).observe(time.monotonic() - self._start)
         self._metrics.prompt_tokens.labels(self._name).inc(done.usage.prompt_tokens)
         return done.usage
-
-
-class _NodeSeries:
-    """The nodes' samples as they came in heartbeats, and their load, each with a ``node`` label."""
-
-    def __init__(self, nodes: NodeTable, own: CollectorRegistry) -> None:
-        self._nodes = nodes
-        self._own = own
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing is known before the nodes have joined."""
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
-        families: dict[str, Metric] = {}
-        for node in self._nodes:
-            self._add_load(families, node)
-            self._add_samples(families, node)
-        yield from families.values()
-
-    def _add_load(self, families: dict[str, Metric], node: Node) -> None:
-        labels = {"node": node.node_id, "role": role_name(node.role)}
-        for field in LOAD_FIELDS:
-            name = f"tandem_node_{field}"
-            family = families.setdefault(name, Metric(name, "From the last heartbeat.", "gauge"))
-            family.add_sample(name, labels, float(getattr(node.load, field)))
-
-    def _add_samples(self, families: dict[str, Metric], node: Node) -> None:
-        histograms = {
-            match[1]
-            for sample in node.metrics
-            if (match := HISTOGRAM.fullmatch(sample.name)) and match[2] == "bucket"
-        }
-        own = self._own._names_to_collectors
-        for sample in node.metrics:
-            name, kind = _family(sample.name, histograms)
-            # A node must not be able to spoil the page, nor to add to the router's own series.
-            usable = METRIC_NAME.fullmatch(sample.name) and name not in own
-            if not usable or not all(map(LABEL_NAME.fullmatch, sample.labels)):
-                continue
-            family = families.setdefault(name, Metric(name, "From the nodes.", kind))
-            if family.type == kind and not math.isnan(sample.value):
-                labels = {**sample.labels, "node": node.node_id}
-                family.add_sample(sample.name, labels, sample.value)
-
-
-def _family(name: str, histograms: set[str]) -> tuple[str, str]:
-    """The family's name and type, by Prometheus' naming rules."""
-    match = HISTOGRAM.fullmatch(name)
-    if match and match[1] in histograms:
-        return match[1], "histogram"
-    if name.endswith("_total"):
-        return name.removesuffix("_total"), "counter"
-    return name, "gauge"

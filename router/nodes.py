@@ -26,8 +26,6 @@ from .prefixes import HeldPrefixes, PromptKeys
 
 log = logger("router")
 
-# Samples kept of one heartbeat.
-MAX_METRICS = 4096
 # Keys of a prompt that are expected where it was placed, until the node tells what it holds.
 MAX_EXPECTED_KEYS = 512
 
@@ -63,7 +61,6 @@ class Node:
         self.prefixes = HeldPrefixes()
         self.ledger = Ledger()
         self._link_rates: dict[str, float] = {}
-        self.metrics: tuple[pb.Metric, ...] = ()
         self.draining = False
         self.left = False
         self.to_drain = False  # an operator asked for it
@@ -251,7 +248,6 @@ class NodeTable:
         node.last_seen = self._clock()
         node.report(request.load, request.prefixes)
         node.draining = request.draining or node.left or node.taken_out
-        node.metrics = tuple(request.metrics[:MAX_METRICS])
         return node
 
     def leave(self, node_id: str, epoch: int) -> None:
@@ -279,6 +275,10 @@ class NodeTable:
                             node_id=node.node_id, role=node.role, address=node.address, reason=gone
                         )
                     )
+
+    def now(self) -> float:
+        """The time that ``last_seen`` is measured by."""
+        return self._clock()
 
     def infos(self) -> list[pb.NodeInfo]:
         """All nodes, prefill nodes first, by name."""

@@ -49,7 +49,7 @@ class StaticNodes:
             stub = self._lock.stub(PrefillStub, channel)
             while True:
                 try:
-                    request = pb.StatusRequest(prefix_version=version)
+                    request = pb.StatusRequest(prefix_version=version, without_metrics=True)
                     status = await stub.Status(request, timeout=CALL_SECONDS)
                     # The decode nodes bring the model that the named ones are compared with.
                     if self._nodes.decode_ready():
@@ -71,7 +71,6 @@ class StaticNodes:
             epoch=status.epoch,
             load=status.load,
             draining=status.draining or not status.ready,
-            metrics=status.metrics,
             prefixes=status.prefixes,
         )
         if not self._nodes.heartbeat(beat):

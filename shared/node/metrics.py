@@ -1,13 +1,15 @@
-"""A node's own counters, which travel to the router with every heartbeat.
+"""A node's own counters, for whoever scrapes its health port.
 
 One registry a node, never the library's global one: two nodes may live in one test process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from ...proto import tandem_pb2 as pb
 from ..engine.core import EngineCore
@@ -17,13 +19,16 @@ from .transfer_metrics import TransferMetrics
 
 
 class NodeMetrics:
-    """What operators watch on a node. ``planes`` is what its ranks last reported;
+    """What operators watch on the node ``node_id``. ``planes`` is what its ranks last reported;
     ``count_leases`` is set by a role that gives leases, ``link_rates`` by one that measures links.
     """
 
-    def __init__(self, core: EngineCore, planes: Mapping[int, DataPlaneStats]) -> None:
+    def __init__(
+        self, core: EngineCore, planes: Mapping[int, DataPlaneStats], node_id: str
+    ) -> None:
         self._core = core
         self._planes = planes
+        self._node_id = node_id
         self.count_leases: Callable[[], int] = lambda: 0
         self.link_rates: Callable[[], list[pb.LinkRate]] = list
         self.registry = CollectorRegistry()
@@ -68,12 +73,14 @@ class NodeMetrics:
         )
 
     def text(self) -> bytes:
-        """Everything in Prometheus' text format."""
+        """Everything in Prometheus' text format, each series with the label ``node``."""
         self._refresh()
-        return generate_latest(self.registry)
+        page = CollectorRegistry()
+        page.register(_Named(self.registry, self._node_id))
+        return generate_latest(page)
 
     def samples(self) -> list[pb.Metric]:
-        """Everything as messages for a heartbeat."""
+        """Everything as messages, for the doctor."""
         self._refresh()
         return [
             pb.Metric(name=sample.name, labels=sample.labels, value=sample.value)
@@ -129,3 +136,23 @@ class NodeMetrics:
         self._queued.set(scheduler.queued_prefill_tokens)
         self._steps.set(self._core.steps)
         self._step_seconds.set(self._core.step_seconds)
+
+
+class _Named(Collector):
+    """The series of a registry with the node's name, by which they are joined with the router's."""
+
+    def __init__(self, registry: CollectorRegistry, node_id: str) -> None:
+        self._registry = registry
+        self._label = {"node": node_id}
+
+    def describe(self) -> tuple[Metric, ...]:
+        """Nothing, so that registering it collects nothing."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            family.samples = [
+                sample._replace(labels={**sample.labels, **self._label})
+                for sample in family.samples
+            ]
+            yield family

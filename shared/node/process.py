@@ -102,7 +102,7 @@ async def run_node(
     health = await probe.start("127.0.0.1" if meets else node.host, node.health_port)
     try:
         async with _engine(engine_config, handoff, identity, cast, life, lock) as (engine, inbox):
-            metrics = NodeMetrics(engine.core, inbox.stats)
+            metrics = NodeMetrics(engine.core, inbox.stats, identity.node_id)
             metrics.registry.register(gate.refused)
             described = _Description(cast, engine, identity, metrics, address, node)
             frame = NodeFrame(
@@ -149,7 +149,6 @@ def _registrations(
         Registration(
             router,
             described.join,
-            metrics.samples,
             life.drain,
             lock,
             prefixes=metrics.prefixes,
@@ -251,7 +250,6 @@ class _Description:
             draining=self.draining,
             load=self._metrics.load(),
             model=self._card,
-            metrics=self._metrics.samples(),
             version=version(),
         )
 

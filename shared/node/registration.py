@@ -39,8 +39,8 @@ class Registration:
     routers and has streams that need no registration. ``joined`` tells whether the router has the
     node, ``refusal`` why it does not take it.
 
-    ``describe`` gives a fresh ``JoinRequest``; ``metrics`` the samples of a heartbeat; ``prefixes``
-    what has changed in the prefix index since a version of it, if there is one.
+    ``describe`` gives a fresh ``JoinRequest``; ``prefixes`` what has changed in the prefix index
+    since a version of it, if there is one.
     ``on_drain`` is called when an operator has told the router that this node is to end, with the
     seconds that running requests have for that (``None``: no limit), ``on_role`` when it is to take
     on another role.
@@ -50,7 +50,6 @@ class Registration:
         self,
         router: str,
         describe: Callable[[], pb.JoinRequest],
-        metrics: Callable[[], list[pb.Metric]],
         on_drain: Callable[[float | None], None],
         lock: Lock = OPEN,
         *,
@@ -59,7 +58,6 @@ class Registration:
     ) -> None:
         self.router = router
         self._describe = describe
-        self._metrics = metrics
         self._on_drain = on_drain
         self._prefixes = prefixes
         self._on_role = on_role
@@ -127,7 +125,6 @@ class Registration:
                     epoch=me.epoch,
                     load=me.load,
                     draining=self.draining,
-                    metrics=self._metrics(),
                     prefixes=self._prefixes(version),
                 ),
                 timeout=CALL_SECONDS,

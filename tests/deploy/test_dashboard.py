@@ -1,4 +1,4 @@
-"""The dashboard asks for series that a router's ``/metrics`` has, by labels that they have."""
+"""The dashboard asks for series that routers and nodes show, by labels that they have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
 
+from tandem.proto import tandem_pb2 as pb
 from tandem.router.metrics import Metrics
 from tandem.router.nodes import NodeTable
 from tandem.shared.gate import Gate
@@ -26,7 +28,7 @@ WIDTH = 24
 
 
 def registries() -> Iterator[tuple[CollectorRegistry, set[str]]]:
-    """With the labels that the router adds."""
+    """With the labels that a node's page adds."""
     yield Metrics(NodeTable(1.0))._registry, set()
     node = Node("d", 1)
     node.ranks.inbox.stats[0] = DataPlaneStats()
@@ -47,7 +49,17 @@ def known() -> dict[str, set[str]]:
         for family in registry.collect():
             for sample in family.samples:
                 found[sample.name] = found.get(sample.name, set()) | set(sample.labels) | added
+    for family in text_string_to_metric_families(router_page()):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, set()) | set(sample.labels)
     return found
+
+
+def router_page() -> str:
+    """The page of a router that has a node."""
+    nodes = NodeTable(1.0)
+    nodes.join(pb.JoinRequest(node_id="d", role=pb.ROLE_DECODE), "127.0.0.1:1")
+    return Metrics(nodes).render().decode()
 
 
 @pytest.fixture(scope="module")

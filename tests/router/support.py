@@ -187,7 +187,6 @@ class Cluster:
         self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{router.registry_port}")
         self.registry: Any = RegistryStub(self.channel)
         self.load = pb.Load()
-        self.metrics: list[pb.Metric] = []
 
     @property
     def url(self) -> str:
@@ -210,9 +209,7 @@ class Cluster:
 
     async def _beat(self, node: FakeNode) -> None:
         while True:
-            request = pb.HeartbeatRequest(
-                node_id=node.node_id, epoch=node.epoch, load=self.load, metrics=self.metrics
-            )
+            request = pb.HeartbeatRequest(node_id=node.node_id, epoch=node.epoch, load=self.load)
             await self.registry.Heartbeat(request)
             await asyncio.sleep(0.05)
 

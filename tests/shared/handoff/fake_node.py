@@ -129,7 +129,7 @@ class Node:
             max_waiting=8,
         )
         self.core = EngineCore(self.scheduler, self.ranks)
-        self.metrics = NodeMetrics(self.core, self.ranks.inbox.stats)
+        self.metrics = NodeMetrics(self.core, self.ranks.inbox.stats, name)
         self.identity = NodeIdentity(name, epoch)
         self.engine: Any = SimpleNamespace(
             core=self.core,

@@ -88,4 +88,5 @@ async def test_a_node_shows_what_each_rank_reported() -> None:
         assert node.metric(f"{prefix}credit_bytes", rank=rank, state="in_flight") == 512
     names = {sample.name for sample in node.metrics.samples()}
     assert f"{prefix}checksum_failures_total" in names
-    assert b'tandem_data_plane_bytes_total{direction="sent",rank="1"} 0.0' in node.metrics.text()
+    line = b'tandem_data_plane_bytes_total{direction="sent",node="d",rank="1"} 0.0'
+    assert line in node.metrics.text()

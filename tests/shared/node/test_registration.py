@@ -15,8 +15,6 @@ from tandem.proto import tandem_pb2 as pb
 from tandem.proto.tandem_pb2_grpc import RegistryServicer, add_RegistryServicer_to_server
 from tandem.shared.node.registration import Registration
 
-SAMPLE = pb.Metric(name="tandem_transfers_total", value=3)
-
 
 class FakeRegistry(RegistryServicer):
     """Remembers what it is told. ``refuse`` answers joins with a status."""
@@ -109,7 +107,6 @@ class Node:
         return Registration(
             f"127.0.0.1:{port}",
             self.describe,
-            lambda: [SAMPLE],
             self.drain,
             prefixes=self.prefixes,
             on_role=self.play,
@@ -138,7 +135,6 @@ async def test_a_node_joins_beats_with_fresh_load_and_leaves() -> None:
         assert loads == sorted(set(loads))
         beat = registry.beats[0]
         assert (beat.node_id, beat.epoch, beat.draining) == ("n", 7, False)
-        assert list(beat.metrics) == [SAMPLE]
         assert [(leave.node_id, leave.epoch) for leave in registry.left] == [("n", 7)]
 
 
