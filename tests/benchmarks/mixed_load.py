@@ -32,46 +32,28 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tandem.shared.node.launch import Cluster
-
-from ..end_to_end.cluster import get, until
 from .neighbours import Neighbours
-from .random_model import VOCAB, write_random_model
+from .random_model import QWEN3_42M, write_random_model
 from .report import write
+from .sides import APART, START_SECONDS, TOGETHER, pinned, serving
 from .streaming import Received, complete
 
 STREAMS = 8
 STREAM_PROMPT, STREAM_TOKENS = 64, 8000
 LONG_PROMPT, LONG_TOKENS = 2000, 16
-START_SECONDS = 120.0
 SETTLE_SECONDS = 2.0
 CALIBRATIONS = 3
 FINISH_SECONDS = 60.0
 QUIET_SHARE = 0.05
 # Of --cpu-kernels.
 NAMES = {"compiled": "compiled kernels", "torch": "torch's operators"}
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One way to use two cores: each node's kind, its cores by position, its flags."""
-
-    name: str
-    nodes: tuple[tuple[str, tuple[int, ...], str], ...]
-
-
-APART = Side(
-    "disaggregated",
-    (("prefill-node", (0,), "--threads=1"), ("decode-node", (1,), "--threads=1")),
-)
-TOGETHER = Side("aggregated", (("decode-node", (0, 1), "--threads=2"),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,50 +92,12 @@ class Pair:
         return max(self.apart.others, self.together.others)
 
 
-# ---- the processes -----------------------------------------------------------------------------
-
-
-@contextmanager
-def pinned(cores: Sequence[int]) -> Iterator[None]:
-    """Processes started inside run on these cores alone."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-@contextmanager
-def serving(
-    side: Side, cores: Sequence[int], model: Path, logs: Path, *more_flags: str
-) -> Iterator[int]:
-    """The side's processes, nodes with ``more_flags``; gives the router's port."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}
-    cluster, deadline = Cluster(logs, environment), time.monotonic() + START_SECONDS
-    try:
-        router = cluster.start("router", ["router", "--port=0", "--registry-port=0"])
-        ports = cluster.wait_ready(router, deadline)
-        join = f"--join=127.0.0.1:{ports['registry']}"
-        for kind, places, flags in side.nodes:
-            options = [join, f"--node-id={kind}", "--drain-timeout=1", flags, *more_flags]
-            with pinned([cores[place] for place in places]):
-                node = cluster.start(kind, [kind, str(model), *options])
-            cluster.wait_ready(node, deadline)
-        metrics = f"http://127.0.0.1:{ports['http']}/metrics"
-        for kind, _, _ in side.nodes:
-            until(lambda kind=kind: f'node="{kind}"' in get(metrics), f"the {kind} to join")  # type: ignore[misc]
-        yield int(ports["http"])
-    finally:
-        cluster.stop()
-
-
 # ---- the load ----------------------------------------------------------------------------------
 
 
 def prompt(seed: str, tokens: int) -> list[int]:
     """Fresh for each seed, the same on both sides."""
-    return random.Random(seed).choices(range(VOCAB), k=tokens)
+    return random.Random(seed).choices(range(QWEN3_42M.vocab), k=tokens)
 
 
 async def measure(port: int, name: str, arrivals: Sequence[float], seconds: float) -> Window:
@@ -240,7 +184,7 @@ def run(kernels: str, seconds: float, rounds: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder, pinned(cores):
         model, logs = Path(folder, "model"), Path(folder, "logs")
         flag = f"--cpu-kernels={kernels}"
-        parameters = write_random_model(model)
+        parameters = write_random_model(model, QWEN3_42M)
         with (
             serving(APART, cores, model, logs / APART.name, flag) as apart,
             serving(TOGETHER, cores, model, logs / TOGETHER.name, flag) as together,

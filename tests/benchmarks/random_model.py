@@ -1,89 +1,133 @@
-"""A checkpoint of random weights whose speed is a real model's: nothing is downloaded.
+"""Checkpoints of random weights whose speed is a real model's: nothing is downloaded.
 
-42 M parameters in Qwen3's shape. Random weights cost what trained ones do, and every token of the
-tokenizer is a word of text, so that each generated token reaches the client by itself.
+Random weights cost what trained ones do, and every token of the tokenizer is a word of text, so
+that each generated token reaches the client by itself.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
-VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FFN = 32_000, 512, 8, 8, 4, 64, 1536
-# float32: processors without AVX-512 multiply bfloat16 by converting it, many times slower.
-CONFIG: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "vocab_size": VOCAB,
-    "hidden_size": HIDDEN,
-    "intermediate_size": FFN,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KV_HEADS,
-    "head_dim": HEAD_DIM,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1e6,
-    "tie_word_embeddings": True,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "dtype": "float32",
-}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A decoder of Llama's or Qwen3's family with tied embeddings, in float32: processors without
+    AVX-512 multiply bfloat16 by converting it, many times slower."""
+
+    family: str
+    vocab: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+
+    @property
+    def query_norms(self) -> bool:
+        """Whether queries and keys are normalised before they are rotated."""
+        return self.family == "qwen3"
 
 
-def write_random_model(folder: Path) -> int:
+QWEN3_42M = Shape(
+    family="qwen3",
+    vocab=32_000,
+    hidden=512,
+    layers=8,
+    heads=8,
+    kv_heads=4,
+    head_dim=64,
+    ffn=1536,
+)
+# SmolLM2-135M's.
+LLAMA_135M = Shape(
+    family="llama",
+    vocab=49_152,
+    hidden=576,
+    layers=30,
+    heads=9,
+    kv_heads=3,
+    head_dim=64,
+    ffn=1536,
+)
+_ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
+
+
+def write_random_model(folder: Path, shape: Shape) -> int:
     """Config, weights and tokenizer in Hugging Face layout; returns the number of parameters."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    weights = _weights()
+    (folder / "config.json").write_text(json.dumps(_config(shape)))
+    weights = _weights(shape)
     save_file(weights, folder / "model.safetensors")
-    _write_tokenizer(folder)
+    _write_tokenizer(folder, shape.vocab)
     return sum(weight.size for weight in weights.values())
 
 
-def _weights() -> dict[str, np.ndarray]:
+def _config(shape: Shape) -> dict[str, Any]:
+    return {
+        "architectures": [_ARCHITECTURES[shape.family]],
+        "model_type": shape.family,
+        "vocab_size": shape.vocab,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.ffn,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "dtype": "float32",
+    }
+
+
+def _weights(shape: Shape) -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
 
     def matrix(rows: int, columns: int) -> np.ndarray:
         return random.standard_normal((rows, columns), np.float32) * np.float32(columns**-0.5)
 
-    weights = {
-        "model.embed_tokens.weight": matrix(VOCAB, HIDDEN),
-        "model.norm.weight": np.ones(HIDDEN, np.float32),
+    hidden, query = shape.hidden, shape.heads * shape.head_dim
+    key = shape.kv_heads * shape.head_dim
+    matrices = {
+        "self_attn.q_proj": (query, hidden),
+        "self_attn.k_proj": (key, hidden),
+        "self_attn.v_proj": (key, hidden),
+        "self_attn.o_proj": (hidden, query),
+        "mlp.gate_proj": (shape.ffn, hidden),
+        "mlp.up_proj": (shape.ffn, hidden),
+        "mlp.down_proj": (hidden, shape.ffn),
     }
-    for layer in range(LAYERS):
-        shapes = {
-            "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN),
-            "self_attn.k_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
-            "self_attn.v_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
-            "self_attn.o_proj": (HIDDEN, HEADS * HEAD_DIM),
-            "mlp.gate_proj": (FFN, HIDDEN),
-            "mlp.up_proj": (FFN, HIDDEN),
-            "mlp.down_proj": (HIDDEN, FFN),
-        }
-        norms = {
-            "input_layernorm": HIDDEN,
-            "post_attention_layernorm": HIDDEN,
-            "self_attn.q_norm": HEAD_DIM,
-            "self_attn.k_norm": HEAD_DIM,
-        }
+    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
+    if shape.query_norms:
+        norms |= {"self_attn.q_norm": shape.head_dim, "self_attn.k_norm": shape.head_dim}
+    weights = {
+        "model.embed_tokens.weight": matrix(shape.vocab, hidden),
+        "model.norm.weight": np.ones(hidden, np.float32),
+    }
+    for layer in range(shape.layers):
         prefix = f"model.layers.{layer}"
-        weights |= {f"{prefix}.{name}.weight": matrix(*shape) for name, shape in shapes.items()}
+        weights |= {f"{prefix}.{name}.weight": matrix(*size) for name, size in matrices.items()}
         weights |= {
             f"{prefix}.{name}.weight": np.ones(size, np.float32) for name, size in norms.items()
         }
     return weights
 
 
-def _write_tokenizer(folder: Path) -> None:
+def _write_tokenizer(folder: Path, vocabulary: int) -> None:
     import tokenizers
 
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    words = [f"Ġw{number}" for number in range(VOCAB - len(alphabet))]
+    words = [f"Ġw{number}" for number in range(vocabulary - len(alphabet))]
     vocab = {piece: number for number, piece in enumerate([*words, *alphabet])}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

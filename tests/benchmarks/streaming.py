@@ -41,7 +41,7 @@ async def complete(
         "return_token_ids": True,
     }
     received = received or Received(time.monotonic())
-    async with aclosing(_events(port, body)) as events:
+    async with aclosing(events_of(port, "/v1/completions", body)) as events:
         async for event in events:
             for choice in event["choices"]:
                 received.times += [time.monotonic()] * len(choice.get("token_ids", ()))
@@ -51,13 +51,13 @@ async def complete(
     return received
 
 
-async def _events(port: int, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """The server-sent events of ``POST /v1/completions`` up to ``[DONE]``."""
+async def events_of(port: int, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    """The server-sent events that answer a POST, up to ``[DONE]`` or the end of the response."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=_LINE_BYTES)
     try:
         data = json.dumps(body).encode()
         head = (
-            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+            f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nconnection: close\r\n"
             f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
         )
         writer.write(head.encode() + data)
@@ -70,7 +70,6 @@ async def _events(port: int, body: dict[str, Any]) -> AsyncIterator[dict[str, An
                 yield json.loads(line[6:])
             elif line.startswith(b"data: [DONE]"):
                 return
-        raise RuntimeError("the stream ended without [DONE]")
     finally:
         writer.close()
 
