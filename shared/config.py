@@ -169,6 +169,12 @@ class EngineConfig:
         "Keys of the model's config.json to treat as if they were not there, separated by commas: "
         "for keys that are refused as unknown although they do not change what the model computes.",
     )
+    load_timeout: float = option(
+        1800.0,
+        "--load-timeout",
+        "Seconds that a rank may take to load its weights, or to allocate its cache.",
+        minimum=0.01,
+    )
     block_size: int = option(
         16, "--block-size", "Token slots of a KV block.", minimum=1, maximum=1024
     )

@@ -34,7 +34,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-START_SECONDS = 900.0
+# Before ranks are started; the model may have to be downloaded.
+DOWNLOAD_SECONDS = 3600.0
 CLOSE_SECONDS = 60.0
 DEFAULT_TIMEOUT = 3600.0
 # A call gives up this long after the engine should have ended it with its own, better error.
@@ -223,12 +224,13 @@ class _Host:
         self._thread = threading.Thread(target=self._run, name="tandem-engine", daemon=True)
 
     def start(self) -> None:
+        limit = DOWNLOAD_SECONDS + 3 * self._config.load_timeout
         self._thread.start()
         try:
-            self._started.result(START_SECONDS)
+            self._started.result(limit)
         except TimeoutError:
             self.close()
-            raise StartupError(f"the engine did not start within {START_SECONDS:g} s") from None
+            raise StartupError(f"the engine did not start within {limit:g} s") from None
         except BaseException:
             self.close()
             raise

@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +29,6 @@ log = logging.getLogger(__name__)
 
 # Weights in huge pages: a CPU reads them a fifth faster at one row. Only glibc knows the variable.
 _ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-START_SECONDS = 600.0
 # No request waits longer. A step that hangs is noticed long before, by its pulse.
 STEP_SECONDS = 3600.0
 STOP_SECONDS = 5.0
@@ -54,16 +54,21 @@ class RankPool:
     """The ranks of one node.
 
     ``on_event(rank, data)`` gets data-plane events as wire bytes. ``on_lost(reason)`` is called
-    once, when a rank that had its cache is gone or stands still, also between steps.
+    once, when a rank that had its cache is gone or stands still, also between steps. A rank may
+    take ``load_seconds`` for each of opening its device, loading, and allocating the cache.
     """
 
     def __init__(
         self,
         on_event: Callable[[int, bytes], None] = lambda rank, data: None,
         on_lost: Callable[[str], None] = lambda reason: None,
+        *,
+        load_seconds: float,
     ) -> None:
         self._on_event = on_event
         self._on_lost = on_lost
+        self._load_seconds = load_seconds
+        self._meeting: tempfile.TemporaryDirectory[str] | None = None
         self._ranks: list[_Rank] = []
         self._serving = False
         self._lost = ""
@@ -74,12 +79,11 @@ class RankPool:
 
         Raises ``StartupError`` with the rank's own words when one cannot.
         """
+        rendezvous = self._rendezvous() if len(settings) > 1 else ""
         for index, values in enumerate(settings):
             self._ranks.append(await self._spawn(index))
-            self._send(self._ranks[-1], "open", values)
-        return [
-            RankDevice(*(await self._reply(rank, "device", START_SECONDS))) for rank in self._ranks
-        ]
+            self._send(self._ranks[-1], "open", values | {"rendezvous": rendezvous})
+        return [RankDevice(*(await self._loading(rank, "device"))) for rank in self._ranks]
 
     async def load(self, formats: dict[str, str]) -> list[RankMemory]:
         """Load the weights, in the number ``formats`` that fit the devices.
@@ -88,9 +92,7 @@ class RankPool:
         """
         for rank in self._ranks:
             self._send(rank, "load", formats)
-        return [
-            RankMemory(*(await self._reply(rank, "loaded", START_SECONDS))) for rank in self._ranks
-        ]
+        return [RankMemory(*(await self._loading(rank, "loaded"))) for rank in self._ranks]
 
     async def allocate(self, num_blocks: int) -> list[list[str]]:
         """Give every rank its cache. Returns each rank's data-plane endpoints and CURVE key, if it
@@ -100,7 +102,7 @@ class RankPool:
         """
         for rank in self._ranks:
             self._send(rank, "allocate", num_blocks)
-        endpoints = [await self._reply(rank, "ready", START_SECONDS) for rank in self._ranks]
+        endpoints = [await self._loading(rank, "ready") for rank in self._ranks]
         if self._lost:  # after its answer
             raise StartupError(self._lost)
         self._serving = True
@@ -116,7 +118,7 @@ class RankPool:
             rank.writer.write(message)
         try:
             answers = [await self._reply(rank, "result", STEP_SECONDS) for rank in self._ranks]
-        except StartupError as error:
+        except (StartupError, TimeoutError) as error:
             raise ExecutorLostError(str(error)) from None
         return result_from_wire(answers[0])
 
@@ -140,6 +142,15 @@ class RankPool:
             with contextlib.suppress(OSError):
                 await rank.writer.wait_closed()
         self._ranks = []
+        if self._meeting is not None:
+            self._meeting.cleanup()
+            self._meeting = None
+
+    def _rendezvous(self) -> str:
+        """A file in a folder that no other user may enter, through which the ranks meet: a port
+        could be taken by somebody else first, and would be open to everybody."""
+        self._meeting = tempfile.TemporaryDirectory(prefix="tandem-ranks-")
+        return f"file://{self._meeting.name}/store"
 
     async def _spawn(self, index: int) -> _Rank:
         ours, theirs = socket.socketpair()
@@ -218,12 +229,18 @@ class RankPool:
                 return f"ended with exit status {status}"
         return "closed its channel"
 
+    async def _loading(self, rank: _Rank, wanted: str) -> Any:
+        try:
+            return await self._reply(rank, wanted, self._load_seconds)
+        except TimeoutError as error:
+            raise StartupError(f"{error}; a longer --load-timeout may help") from None
+
     async def _reply(self, rank: _Rank, wanted: str, seconds: float) -> Any:
         try:
             async with asyncio.timeout(seconds):
                 kind, payload = await rank.replies.get()
         except TimeoutError:
-            raise StartupError(
+            raise TimeoutError(
                 f"rank {rank.index} gave no {wanted!r} within {seconds:g} s; see its log"
             ) from None
         if kind == wanted:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import datetime
 import importlib
 import logging
+import os
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from ..handoff.data_plane import DataPlane
 
 RENDEZVOUS_SECONDS = 60
+_LOOPBACKS = {"lo", "lo0"}  # Linux and macOS
 
 log = logging.getLogger(__name__)
 
@@ -298,6 +301,7 @@ def _operators(kernels: str, device: torch.device) -> Operators:
 def _meet(settings: dict[str, Any], device: torch.device) -> TensorParallel:
     if settings["size"] == 1:
         return TensorParallel()
+    _stay_on_this_host()
     try:
         torch.distributed.init_process_group(
             "nccl" if device.type == CUDA else "gloo",
@@ -315,6 +319,15 @@ def _meet(settings: dict[str, Any], device: torch.device) -> TensorParallel:
             f"{settings['rendezvous']} within {RENDEZVOUS_SECONDS} s: {str(error).splitlines()[0]}"
         ) from None
     return TensorParallel(settings["rank"], settings["size"])
+
+
+def _stay_on_this_host() -> None:
+    """Ranks of a node share a host, so they listen for each other on loopback only. Otherwise gloo
+    takes the address of the host's name, and NCCL that of any interface. The environment wins."""
+    names = {name for _, name in socket.if_nameindex()}
+    for name in _LOOPBACKS & names:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
 
 
 def _meminfo(field: str) -> int | None:

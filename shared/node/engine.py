@@ -91,13 +91,12 @@ async def start_engine(
     problem = tensor_parallel_problem(spec, size)
     if problem:
         raise ModelError(f"{folder} cannot be split over {size} ranks: {problem}")
-    ranks = RankPool(on_event, on_lost)
+    ranks = RankPool(on_event, on_lost, load_seconds=config.load_timeout)
     try:
         settings = [
             _rank_settings(config, identity, folder, rank, size, handoff, listen, curve)
             for rank in range(size)
         ]
-        _share_rendezvous(settings)
         device = NodeDevice(tuple(await ranks.start(settings)), config.nodes_per_device or 1)
         formats = _formats(config, spec, device)
         memory = await ranks.load(formats)
@@ -247,7 +246,6 @@ def _rank_settings(
         "device_index": ids[rank] if ids else rank,
         "rank": rank,
         "size": size,
-        "rendezvous": "",
         "block_size": config.block_size,
         "load_format": config.load_format,
         "ignored_config_keys": sorted(config.ignored_config_keys),
@@ -257,16 +255,3 @@ def _rank_settings(
         "data_plane": data_plane,
         "log": asdict(replace(log_settings(), rank=str(rank))),
     }
-
-
-def _share_rendezvous(settings: list[dict[str, Any]]) -> None:
-    """Several ranks meet at a loopback port that the OS picks."""
-    if len(settings) == 1:
-        return
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    for values in settings:
-        values["rendezvous"] = f"tcp://127.0.0.1:{port}"

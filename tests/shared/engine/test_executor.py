@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
+import os
 import socket
 import subprocess
 import sys
-from dataclasses import asdict
+import tempfile
+from dataclasses import asdict, replace
 from typing import Any
 
 import psutil
@@ -30,9 +33,13 @@ IDENTITY = NodeIdentity("node", 1)
 SECONDS = 60.0
 
 
-def rank() -> psutil.Process:
+def ranks() -> list[psutil.Process]:
     children = psutil.Process().children()
-    (found,) = [p for p in children if "tandem.shared.engine.rank" in p.cmdline()]
+    return [p for p in children if "tandem.shared.engine.rank" in p.cmdline()]
+
+
+def rank() -> psutil.Process:
+    (found,) = ranks()
     return found
 
 
@@ -46,12 +53,22 @@ async def test_a_rank_that_dies_between_steps_is_noticed() -> None:
         await engine.ranks.stop()
 
 
-async def test_a_rank_that_is_too_slow_is_an_error_of_the_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("tandem.shared.engine.executor.START_SECONDS", 0.01)
-    with pytest.raises(StartupError, match=r"rank 0 gave no 'device' within 0\.01 s"):
-        await start_engine(CONFIG, IDENTITY)
+async def test_a_rank_that_is_too_slow_is_an_error_of_the_start() -> None:
+    config = replace(CONFIG, load_timeout=0.01)
+    with pytest.raises(StartupError, match=r"rank 0 gave no 'device' within 0\.01 s.*--load-timeo"):
+        await start_engine(config, IDENTITY)
+
+
+async def test_ranks_listen_for_each_other_on_loopback_only() -> None:
+    engine = await start_engine(replace(CONFIG, tensor_parallel_size=2), IDENTITY)
+    try:
+        meeting = engine.ranks._meeting.name
+        assert os.stat(meeting).st_mode & 0o077 == 0
+        heard = [c.laddr.ip for p in ranks() for c in p.net_connections("inet") if not c.raddr]
+        assert heard and all(ipaddress.ip_address(ip).is_loopback for ip in heard), heard
+    finally:
+        await engine.ranks.stop()
+    assert os.path.basename(meeting) not in os.listdir(tempfile.gettempdir())
 
 
 async def test_a_rank_that_is_asked_to_end_is_not_lost() -> None:
@@ -180,7 +197,7 @@ def test_a_rank_that_does_not_understand_its_head_ends() -> None:
 
 async def test_a_rank_logs_as_its_head_does(capfd: pytest.CaptureFixture[str]) -> None:
     settings = LogSettings(form="json", role="decode-node", node_id="d7", rank="0")
-    ranks = RankPool()
+    ranks = RankPool(load_seconds=SECONDS)
     try:
         with pytest.raises(StartupError, match="KeyError"):
             await ranks.start([{"log": asdict(settings)}])
