@@ -56,7 +56,9 @@ class Absences:
         known = self._of(address, epoch)
         left = known.until - self._clock() if known is not None else 0.0
         if known is not None and left > 0:
-            raise TransferError(f"{address} is left alone for {left:.1f} s: {known.reason}")
+            raise TransferError(
+                f"{address} is left alone for {left:.1f} s: {known.reason}", cause=Cause.ABSENT
+            )
 
     def _of(self, address: str, epoch: int) -> _Absence | None:
         known = self._absences.get(address)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..shared.prefilled import LocalReason
+
 # Until this node's own rate is measured: below this, a round trip costs more than it saves.
 DEFAULT_TOKENS = 64
 # Opening, the first bytes, the last one's confirmation, and the step that waits for it.
@@ -53,17 +55,17 @@ def why_local(
     those that the request has left: what would take longer there is not begun.
     """
     if not missing:
-        return "nothing missing"
+        return LocalReason.NOTHING_MISSING
     if threshold is None and here.tokens_per_second <= 0:
         threshold = DEFAULT_TOKENS
     if threshold is not None and missing < threshold:
-        return "below threshold"
+        return LocalReason.SHORT
     if not (here.tokens_per_second or there.tokens_per_second):
         return ""  # nothing is measured
     seconds_there = _seconds_there(here, there, prompt, missing)
     if threshold is None and _seconds_here(here, missing) <= seconds_there:
-        return "faster here"
-    return "too late there" if seconds_there > seconds else ""
+        return LocalReason.FASTER_HERE
+    return LocalReason.TOO_LATE_THERE if seconds_there > seconds else ""
 
 
 def _seconds_here(here: Here, missing: int) -> float:

@@ -165,7 +165,8 @@ class DecodeService(DecodeServicer):
             async for output in choices.outputs():
                 sequence = output.sequence
                 if sequence is choices.leader and output.prompt_done:
-                    trace.prompt_computed()
+                    outcome.clock.sampled(sequence.started_at, remote=bool(sequence.received))
+                    trace.prompt_computed(outcome.clock.spent)
                     yield self._usage(sequence, outcome)
                     if sequence.params.prompt_logprobs is not None:
                         yield _prompt_logprobs(sequence)
@@ -187,12 +188,15 @@ class DecodeService(DecodeServicer):
         choices.cancel()
 
     def _usage(self, sequence: Sequence, outcome: Outcome) -> pb.GenerateEvent:
+        remote = bool(sequence.received)
         return pb.GenerateEvent(
             usage=pb.Usage(
                 prompt_tokens=len(sequence.prompt),
                 cached_tokens=sequence.cached,
                 remote_tokens=sequence.received,
-                prefill_node=outcome.node if sequence.received else "",
+                prefill_node=outcome.node if remote else "",
+                local_reason="" if remote else outcome.reason,
+                first_token=outcome.clock.spent,
             )
         )
 

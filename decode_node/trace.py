@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
+from ..proto import tandem_pb2 as pb
 from ..shared.tracing import NO_SPAN, current
 from .transfers import Outcome
 
@@ -30,8 +31,10 @@ class AnswerTrace:
         self._local.end("the request ended before")
         self._request.set(generated_tokens=self._tokens)
 
-    def prompt_computed(self) -> None:
+    def prompt_computed(self, spent: pb.FirstToken) -> None:
+        """The first token is there, after phases of these lengths."""
         self._local.end()
+        self._request.set(**{f.name: value for f, value in spent.ListFields()})
 
     def output(self, tokens: int) -> None:
         if not self._tokens:

@@ -11,16 +11,18 @@ import logging
 import secrets
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..proto import tandem_pb2 as pb
 from ..shared.engine.sequence import Sequence
 from ..shared.errors import TransferError
 from ..shared.node.metrics import NodeMetrics
+from ..shared.prefilled import LOCAL, REMOTE, LocalReason, failed
 from ..shared.telemetry import within
 from ..shared.tracing import step
 from .absences import SILENCE
 from .estimate import Here, There, why_local
+from .first_token import FirstTokenClock
 from .peer import PeerLostError
 from .peers import Peers
 from .receiving import Receipt, ReceivingNode
@@ -33,10 +35,12 @@ SLOW_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Where a prompt's KV came from. ``node`` is empty for local prefill, with the reason why."""
+    """Where a prompt's KV came from. ``node`` is empty for local prefill, with the reason why: one
+    of ``shared/prefilled.py``."""
 
     node: str = ""
     reason: str = ""
+    clock: FirstTokenClock = field(default_factory=FirstTokenClock, compare=False)
 
 
 class Transfers:
@@ -58,13 +62,13 @@ class Transfers:
         ``deadline`` is when the request ends, by the monotonic clock. Either way the sequence is
         scheduled on return. When cancelled, the sequence is finished and its blocks are free.
         """
-        core = self._engine.core
+        core, clock = self._engine.core, FirstTokenClock()
         end = len(sequence.prompt) - 1
         core.scheduler.match_prefix(sequence)
         usable, reason = self._choose(sequence, candidates, deadline)
         reserved = core.reserve(sequence, end) if not reason else None
         if reserved is None:
-            return self._locally(sequence, reason or "no free blocks")
+            return self._locally(sequence, reason or LocalReason.NO_BLOCKS, clock)
         transfer_id = secrets.randbits(63)
         self._live += 1
         self._metrics.live_transfers.set(self._live)
@@ -73,17 +77,19 @@ class Transfers:
                 with within(transfer_id=str(transfer_id), attempt=str(number + 1)):
                     try:
                         receipt = await self._attempt(
-                            sequence, transfer_id, number, candidate, deadline
+                            sequence, transfer_id, number, candidate, deadline, clock
                         )
                     except TransferError as error:
-                        reason = str(error) or type(error).__name__
+                        clock.failed()
+                        reason = failed(error.cause)
                         log.warning(
                             "attempt %d at transfer %d failed: %s", number + 1, transfer_id, error
                         )
                         continue
                 core.scheduler.commit_received(sequence, reserved, end, receipt.whole_from)
-                core.wake()
-                return Outcome(node=candidate.node_id)
+                core.queue(sequence)
+                self._metrics.prompts.labels(REMOTE, "").inc()
+                return Outcome(candidate.node_id, clock=clock)
         except BaseException:
             core.scheduler.cancel_received(sequence, reserved)
             core.wake()
@@ -92,21 +98,21 @@ class Transfers:
             self._live -= 1
             self._metrics.live_transfers.set(self._live)
         core.scheduler.abandon_received(sequence, reserved)
-        core.wake()
-        self._metrics.local_prefills.labels("transfer failed").inc()
-        return Outcome(reason=reason)
+        core.queue(sequence)
+        self._metrics.prompts.labels(LOCAL, reason).inc()
+        return Outcome(reason=reason, clock=clock)
 
     def _choose(
         self, sequence: Sequence, candidates: list[pb.PrefillCandidate], deadline: float
     ) -> tuple[list[pb.PrefillCandidate], str]:
         """The prefill nodes that are worth trying, in the router's order, or why there is none."""
         if not candidates:
-            return [], "no prefill node"
+            return [], LocalReason.NO_NODE
         if sequence.params.prompt_logprobs is not None:
-            return [], "prompt logprobs"  # they need every position's logits here
+            return [], LocalReason.PROMPT_LOGPROBS  # they need every position's logits here
         allowed = [node for node in candidates if not self._peers.refuses(node)]
         if not allowed:
-            return [], "all prefill nodes refused"
+            return [], LocalReason.REFUSED
         seconds = deadline - time.monotonic()
         reasons = [self._why_local(sequence, node, seconds) for node in allowed]
         worth = [node for node, reason in zip(allowed, reasons, strict=True) if not reason]
@@ -135,11 +141,11 @@ class Transfers:
             seconds=seconds,
         )
 
-    def _locally(self, sequence: Sequence, reason: str) -> Outcome:
-        self._metrics.local_prefills.labels(reason).inc()
+    def _locally(self, sequence: Sequence, reason: str, clock: FirstTokenClock) -> Outcome:
+        self._metrics.prompts.labels(LOCAL, reason).inc()
         self._engine.core.scheduler.enqueue(sequence)
-        self._engine.core.wake()
-        return Outcome(reason=reason)
+        self._engine.core.queue(sequence)
+        return Outcome(reason=reason, clock=clock)
 
     @contextlib.contextmanager
     def _noticing_absence(self, candidate: pb.PrefillCandidate) -> Iterator[None]:
@@ -160,6 +166,7 @@ class Transfers:
         number: int,
         candidate: pb.PrefillCandidate,
         deadline: float,
+        clock: FirstTokenClock,
     ) -> Receipt:
         """One try with one node. On return every block is filled and checked; on any exception no
         rank writes them any more."""
@@ -177,6 +184,7 @@ class Transfers:
         ):
             peer = await self._peers.meet(candidate)
             span.event("greeted")
+            clock.greeted()
             try:
                 seconds = deadline - time.monotonic()
                 receipt = await self._node.receive(sequence, peer, transfer_id, number, seconds)
@@ -187,4 +195,5 @@ class Transfers:
                 record.carrier = self._node.inbox.connections.carrier(peer.node_id, peer.epoch)
             exposed = receipt.account.exposed_seconds if receipt.account is not None else None
             record.succeeded("committed", receipt.bytes, exposed)
+            clock.received(receipt.account)
             return receipt

@@ -440,16 +440,36 @@ class Finished(_message.Message):
     def __init__(self, index: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., stop_token: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "cached_tokens", "remote_tokens", "prefill_node")
+    __slots__ = ("prompt_tokens", "cached_tokens", "remote_tokens", "prefill_node", "local_reason", "first_token")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REMOTE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_NODE_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_REASON_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     cached_tokens: int
     remote_tokens: int
     prefill_node: str
-    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., remote_tokens: _Optional[int] = ..., prefill_node: _Optional[str] = ...) -> None: ...
+    local_reason: str
+    first_token: FirstToken
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., remote_tokens: _Optional[int] = ..., prefill_node: _Optional[str] = ..., local_reason: _Optional[str] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ...) -> None: ...
+
+class FirstToken(_message.Message):
+    __slots__ = ("queue_seconds", "greet_seconds", "prefill_seconds", "transfer_seconds", "step_seconds", "failed_seconds")
+    QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    GREET_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    queue_seconds: float
+    greet_seconds: float
+    prefill_seconds: float
+    transfer_seconds: float
+    step_seconds: float
+    failed_seconds: float
+    def __init__(self, queue_seconds: _Optional[float] = ..., greet_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., transfer_seconds: _Optional[float] = ..., step_seconds: _Optional[float] = ..., failed_seconds: _Optional[float] = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
     __slots__ = ("admitted", "tokens", "prompt_logprobs", "finished", "usage")

@@ -16,6 +16,7 @@ class Cause(StrEnum):
     LEASE = "lease"  # not renewed in time
     PEER_LOST = "peer_lost"  # process or connection is gone
     PEER_FAILED = "peer_failed"  # the other side gave it up
+    ABSENT = "absent"  # it cost a request seconds lately, and is not asked for a while
     REFUSED = "refused"  # the two must not hand over, or the peer will not take this request
     BUSY = "busy"  # no room there now
     CANARY = "canary"  # the peer's canary is not through, or differs

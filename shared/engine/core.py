@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -70,6 +71,9 @@ class EngineCore:
         self.prefill_tokens_per_second = 0.0
         self.generated_tokens = 0
         self.prompt_tokens = 0
+        self.cache_queries = 0  # prompt tokens that were looked up in the prefix index
+        self.cache_hits = 0
+        self.on_started: Callable[[float], None] = lambda seconds: None  # after this time queued
 
     # ---- sequences -------------------------------------------------------------------------
 
@@ -99,7 +103,7 @@ class EngineCore:
         """Queue a sequence (its siblings wait with it). Raises ``OverloadedError``."""
         self.scheduler.add(sequence)
         self.listen(sequence, listener)
-        self._wake.set()
+        self.queue(sequence)
 
     def listen(self, sequence: Sequence, listener: Listener) -> None:
         """Tell ``listener`` about every step of the sequence and of its siblings."""
@@ -133,6 +137,11 @@ class EngineCore:
             sibling.move(Phase.FINISHED)
             sibling.finish_reason = FinishReason.CANCELLED
 
+    def queue(self, sequence: Sequence) -> None:
+        """The sequence can be scheduled from now on."""
+        sequence.queued_at = time.monotonic()
+        self._wake.set()
+
     def wake(self) -> None:
         """Something outside changed what can be scheduled (a transfer ended, blocks returned)."""
         self._wake.set()
@@ -155,6 +164,7 @@ class EngineCore:
                 await self._wake.wait()
                 continue
             self.stepping = True
+            self._note_started()
             try:
                 result = await self._executor.step(plan, self._open_streams(plan))
             except ExecutorLostError as error:
@@ -165,6 +175,15 @@ class EngineCore:
             self._account(plan, result)
             for output in self.scheduler.apply(result):
                 self._hand_out(output)
+
+    def _note_started(self) -> None:
+        for sequence in self.scheduler.take_started():
+            sequence.started_at = time.monotonic()
+            if sequence.queued_at:  # not one that shares its leader's prompt
+                self.on_started(sequence.started_at - sequence.queued_at)
+                if not sequence.private:
+                    self.cache_queries += len(sequence.prompt)
+                    self.cache_hits += sequence.cached
 
     def _open_streams(self, plan: StepPlan) -> dict[int, tuple[int, int]]:
         """The transfers that this step feeds; those that it feeds first are opened."""

@@ -96,6 +96,8 @@ class Scheduler:
         self._in_flight: dict[Sequence, SequenceStep] = {}
         self._cancelled: dict[Sequence, FinishReason] = {}  # while in flight
         self._forget: list[int] = []
+        self._started: list[Sequence] = []
+        self.preemptions = 0
         self._step = 0
         self._arrivals = 0
 
@@ -116,6 +118,11 @@ class Scheduler:
     @property
     def queued_prefill_tokens(self) -> int:
         return sum(max(0, s.target - s.computed) for s in [*self._waiting, *self._running])
+
+    def take_started(self) -> list[Sequence]:
+        """The sequences that were scheduled for the first time since this was last asked."""
+        started, self._started = self._started, []
+        return started
 
     @property
     def idle(self) -> bool:
@@ -341,6 +348,8 @@ class Scheduler:
             self._waiting.pop(0)
             sequence.move(Phase.RUNNING)
             insort(self._running, sequence, key=self._key)
+            if not sequence.preemptions:
+                self._started.append(sequence)
             budget.grant(sequence, tokens)
 
     def _missing(self, sequence: Sequence, end: int) -> int:
@@ -409,6 +418,7 @@ class Scheduler:
         if not sequence.outputs:
             sequence.prompt_logprobs.clear()
         sequence.preemptions += 1
+        self.preemptions += 1
         self._enqueue(sequence)
 
     def _give_back(self, sequence: Sequence) -> None:

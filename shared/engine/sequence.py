@@ -79,6 +79,8 @@ class Sequence:
     siblings: list[Sequence] = field(default_factory=list)
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
     preemptions: int = 0
+    queued_at: float = 0.0  # when it could first be scheduled
+    started_at: float = 0.0  # when it first was
     known_to_ranks: bool = False
     finish_reason: FinishReason | None = None
     stop_token: int | None = None

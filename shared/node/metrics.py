@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ...proto import tandem_pb2 as pb
 from ..engine.core import EngineCore
 from ..handoff.stats import DataPlaneStats
+from .engine_metrics import QUEUE_SECONDS, EngineCollector
 from .plane_metrics import PlaneCollector
 from .transfer_metrics import TransferMetrics
 
@@ -34,10 +35,18 @@ class NodeMetrics:
         self.registry = CollectorRegistry()
         self.registry.register(PlaneCollector(planes))
         self.transfers = TransferMetrics(self.registry)
-        self.local_prefills = Counter(
-            "tandem_local_prefills",
-            "Prompts that a decode node prefilled itself, by reason.",
-            ["reason"],
+        self.registry.register(EngineCollector(core))
+        queued = Histogram(
+            "tandem_queue_seconds",
+            "From the time a sequence could run to its first step.",
+            registry=self.registry,
+            buckets=QUEUE_SECONDS,
+        )
+        core.on_started = queued.observe
+        self.prompts = Counter(
+            "tandem_prompts",
+            "Prompts of a decode node, by where they were prefilled and why not elsewhere.",
+            ["where", "reason"],
             registry=self.registry,
         )
         self.canaries = Counter(
@@ -57,19 +66,6 @@ class NodeMetrics:
         self._leases.set_function(lambda: self.count_leases())
         self._blocks = Gauge(
             "tandem_kv_blocks", "KV blocks by state.", ["state"], registry=self.registry
-        )
-        self._running = Gauge(
-            "tandem_sequences_running", "Sequences in the batch.", registry=self.registry
-        )
-        self._waiting = Gauge(
-            "tandem_sequences_waiting", "Sequences not yet running.", registry=self.registry
-        )
-        self._queued = Gauge(
-            "tandem_prefill_queue_tokens", "Prompt tokens to compute.", registry=self.registry
-        )
-        self._steps = Gauge("tandem_engine_steps", "Steps so far.", registry=self.registry)
-        self._step_seconds = Gauge(
-            "tandem_engine_step_seconds", "Seconds spent in steps so far.", registry=self.registry
         )
 
     def text(self) -> bytes:
@@ -127,15 +123,9 @@ class NodeMetrics:
         )
 
     def _refresh(self) -> None:
-        scheduler = self._core.scheduler
-        counts = scheduler.pool.counts()
+        counts = self._core.scheduler.pool.counts()
         for state in ("free", "cached", "owned", "reserved"):
             self._blocks.labels(state).set(getattr(counts, state))
-        self._running.set(scheduler.running)
-        self._waiting.set(scheduler.waiting)
-        self._queued.set(scheduler.queued_prefill_tokens)
-        self._steps.set(self._core.steps)
-        self._step_seconds.set(self._core.step_seconds)
 
 
 class _Named(Collector):

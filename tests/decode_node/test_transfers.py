@@ -52,8 +52,8 @@ class World:
         deadline = time.monotonic() + self.seconds
         return await self.transfers.prefill_remotely(self.sequence, list(candidates), deadline)
 
-    def failed(self, reason: str) -> float:
-        return self.node.metric("tandem_local_prefills_total", reason=reason)
+    def local(self, reason: str) -> float:
+        return self.node.metric("tandem_prompts_total", where="local", reason=reason)
 
     # ---- peers and attempts ----------------------------------------------------------------
 
@@ -127,12 +127,13 @@ async def test_each_failure_is_another_attempt_with_the_next_node() -> None:
 
 
 async def test_when_all_fail_the_prompt_is_prefilled_here() -> None:
-    world = World({"a": TransferError("busy"), "b": TransferError("busy too")})
-    assert (await world.run(A, B)).reason == "busy too"
+    full = TransferError("full", cause=Cause.BUSY)
+    world = World({"a": TransferError("broken"), "b": full})
+    assert (await world.run(A, B)).reason == "failed: busy"
     assert world.forgotten == []
     assert (world.sequence.phase, world.sequence.computed) == (Phase.WAITING, 0)
     assert world.node.held() == 0
-    assert world.failed("transfer failed") == 1
+    assert world.local("failed: busy") == 1
 
 
 async def test_nothing_is_reserved_when_nobody_is_worth_trying() -> None:
@@ -141,7 +142,7 @@ async def test_nothing_is_reserved_when_nobody_is_worth_trying() -> None:
     assert (await world.run(A)).reason == "all prefill nodes refused"
     assert (await World({}).run()).reason == "no prefill node"
     assert (await World({"a": None}, threshold=100).run(A)).reason == "below threshold"
-    assert world.tried == [] and world.failed("all prefill nodes refused") == 1
+    assert world.tried == [] and world.local("all prefill nodes refused") == 1
 
 
 async def test_a_node_with_a_long_queue_is_passed_over() -> None:

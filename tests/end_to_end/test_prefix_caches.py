@@ -21,7 +21,7 @@ from tandem.tests.end_to_end.cluster import (
 FORGETFUL = "--no-enable-prefix-caching"
 LENGTHS = (BLOCK, CHUNK + 1, 300)
 SEEDED = {"temperature": 1.0, "seed": 9, "max_tokens": 8, "ignore_eos": True, "logprobs": 2}
-STEPS = "tandem_engine_steps"
+STEPS = "tandem_engine_steps_total"
 
 
 def choices(cluster: TestCluster, tokens: list[int], n: int) -> tuple[list[Any], dict[str, Any]]:

@@ -1,0 +1,56 @@
+"""Where the time until a request's first token goes on its decode node."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ..proto import tandem_pb2 as pb
+
+
+class FirstTokenClock:
+    """Divides the time since its creation among the phases of ``pb.FirstToken``.
+
+    Each moment belongs to one phase, so they add up to the whole. What a prefill node says of its
+    own work is taken within the time that was measured here.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since = clock()
+        self.spent = pb.FirstToken()
+
+    def greeted(self) -> None:
+        self.spent.greet_seconds += self._lap()
+
+    def failed(self) -> None:
+        """An attempt at a transfer, with all that it took."""
+        self.spent.failed_seconds += self._lap()
+
+    def received(self, account: pb.OpenDone | None) -> None:
+        """The prompt's KV came from a prefill node, which may have told how."""
+        left = self._lap()
+        if account is None:
+            self.spent.prefill_seconds += left
+            return
+        exposed = min(left, max(0.0, account.exposed_seconds))
+        computing = min(left - exposed, max(0.0, account.compute_seconds))
+        self.spent.transfer_seconds += exposed
+        self.spent.prefill_seconds += computing
+        self.spent.queue_seconds += left - exposed - computing
+
+    def sampled(self, started_at: float, *, remote: bool) -> None:
+        """The first token is there; the engine began to compute its sequence at ``started_at``, by
+        this clock."""
+        self.spent.queue_seconds += self._lap(max(self._since, started_at))
+        if remote:
+            self.spent.step_seconds += self._lap()
+        else:
+            self.spent.prefill_seconds += self._lap()
+
+    def _lap(self, until: float | None = None) -> float:
+        now = self._clock()
+        if until is not None:
+            now = min(now, until)
+        seconds, self._since = now - self._since, now
+        return seconds

@@ -1,0 +1,77 @@
+"""The engine's work in Prometheus' terms, also by the names that vLLM gives the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ..engine.core import EngineCore
+
+QUEUE_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+# Dashboards and autoscalers that were made for vLLM look for these.
+_ALIASES = {
+    "tandem_sequences_running": "vllm:num_requests_running",
+    "tandem_sequences_waiting": "vllm:num_requests_waiting",
+    "tandem_kv_usage_ratio": "vllm:kv_cache_usage_perc",
+    "tandem_prefix_cache_queries": "vllm:prefix_cache_queries",
+    "tandem_prefix_cache_hits": "vllm:prefix_cache_hits",
+    "tandem_preemptions": "vllm:num_preemptions",
+}
+_Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
+
+
+def kv_usage(core: EngineCore) -> float:
+    """The share of the KV blocks that sequences hold or have reserved, 0 to 1."""
+    counts = core.scheduler.pool.counts()
+    return (counts.owned + counts.reserved) / max(1, core.scheduler.pool.num_blocks)
+
+
+class EngineCollector(Collector):
+    """Reads the engine when it is asked."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+
+    def collect(self) -> Iterator[Metric]:
+        for kind, name, text, value in self._series():
+            for shown in (name, *filter(None, [_ALIASES.get(name)])):
+                yield kind(shown, text, value)
+
+    def _series(self) -> Iterator[tuple[_Kind, str, str, float]]:
+        core, scheduler = self._core, self._core.scheduler
+        for name, text, value in (
+            ("tandem_sequences_running", "Sequences in the batch.", scheduler.running),
+            ("tandem_sequences_waiting", "Sequences not yet running.", scheduler.waiting),
+            (
+                "tandem_prefill_queue_tokens",
+                "Prompt tokens to compute.",
+                scheduler.queued_prefill_tokens,
+            ),
+            (
+                "tandem_prefill_tokens_per_second",
+                "Measured rate of prompt tokens; 0 until known.",
+                core.prefill_tokens_per_second,
+            ),
+            ("tandem_kv_usage_ratio", "KV blocks owned or reserved, of all.", kv_usage(core)),
+        ):
+            yield GaugeMetricFamily, name, text, value
+        for name, text, value in (
+            ("tandem_engine_steps", "Steps.", core.steps),
+            ("tandem_engine_step_seconds", "Time spent in steps.", core.step_seconds),
+            ("tandem_engine_prompt_tokens", "Prompt tokens computed here.", core.prompt_tokens),
+            ("tandem_engine_generated_tokens", "Tokens sampled.", core.generated_tokens),
+            (
+                "tandem_prefix_cache_queries",
+                "Prompt tokens looked up in the prefix index.",
+                core.cache_queries,
+            ),
+            ("tandem_prefix_cache_hits", "Of these, the tokens found.", core.cache_hits),
+            (
+                "tandem_preemptions",
+                "Sequences that gave their blocks back to be computed again.",
+                scheduler.preemptions,
+            ),
+        ):
+            yield CounterMetricFamily, name, text, value

@@ -1,0 +1,45 @@
+"""What a node's page says of its engine."""
+
+from __future__ import annotations
+
+from tandem.shared.engine.plan import SamplingParams
+from tandem.shared.engine.sequence import Sequence
+from tandem.tests.shared.handoff.fake_node import Node, until
+
+
+def value(node: Node, name: str) -> float:
+    [found] = [s.value for s in node.metrics.samples() if s.name == name]
+    return found
+
+
+async def test_queue_time_and_prefix_hits_are_counted_once_a_sequence() -> None:
+    node = Node("d", 1)
+    node.ranks.says = 7
+    prompt = list(range(40))
+    async with node.running():
+        for number in (1, 2):
+            ended: list[object] = []
+            one = Sequence(number, prompt, SamplingParams(max_tokens=2))
+            node.core.submit(one, lambda output, ended=ended: ended.append(output.finish_reason))
+            await until(lambda ended=ended: any(ended))
+    assert value(node, "tandem_queue_seconds_count") == 2
+    assert value(node, "tandem_prefix_cache_queries_total") == 80
+    assert value(node, "tandem_prefix_cache_hits_total") == 32  # two whole blocks, the second time
+    assert value(node, "vllm:prefix_cache_hits_total") == 32
+    assert value(node, "tandem_engine_steps_total") == 4
+    assert value(node, "tandem_preemptions_total") == 0
+
+
+async def test_blocks_in_use_are_a_share_of_all() -> None:
+    node = Node("d", 1, blocks=64)
+    node.ranks.says = 7
+    node.ranks.computes.clear()
+    async with node.running():
+        node.core.submit(
+            Sequence(1, list(range(250)), SamplingParams(max_tokens=1)), lambda output: None
+        )
+        await until(lambda: node.scheduler.running == 1)
+        # A step computes 64 tokens, which are four blocks.
+        assert value(node, "tandem_kv_usage_ratio") == 4 / 64
+        assert value(node, "vllm:num_requests_running") == 1
+        node.ranks.computes.set()
