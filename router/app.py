@@ -93,11 +93,13 @@ class App:
             handler = self._route(exchange)
             await handler(exchange)
         except ClientGoneError:
-            return
+            exchange.access.gone = True
         except Exception as error:
             await self._fail(exchange, error)
         finally:
             exchange.close()
+            if self._options.access_log:
+                exchange.access.log()
 
     def abort(self) -> None:
         """The drain is over: every request that still runs gets its error now."""
@@ -147,6 +149,7 @@ class App:
         if told is None:
             log.error("%s %s failed", exchange.method, exchange.path, exc_info=error)
             told = internal_error()
+        exchange.access.error = told.code or told.kind
         if exchange.path not in PROBES:  # a poll that asks too early is no failed request
             self._metrics.errors.labels(str(told.status)).inc()
         try:
@@ -156,7 +159,7 @@ class App:
             elif not exchange.started:
                 await exchange.json(told.status, told.body(), told.headers)
         except ClientGoneError:
-            return
+            exchange.access.gone = True
 
     # -- plain routes ------------------------------------------------------------------------
 
@@ -263,8 +266,10 @@ class App:
     async def _answer(
         self, exchange: Exchange, generation: Generation, words: ChatAnswer | CompletionAnswer
     ) -> None:
-        with RequestMetrics(self._metrics, generation) as timed:
-            async with aclosing(serve(generation, self._nodes, self._options)) as items:
+        access = exchange.access
+        with RequestMetrics(self._metrics, generation, access) as timed:
+            run = serve(generation, self._nodes, self._options, access.usage)
+            async with aclosing(run) as items:
                 watched = _timed(items, timed)
                 if generation.stream:
                     await _stream(exchange, watched, generation, words)

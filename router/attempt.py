@@ -8,7 +8,7 @@ from ..proto import tandem_pb2 as pb
 from .choice import Choice
 from .echo import Echo
 from .errors import NodeError
-from .generation import Admitted, Delta, Generation, Item, PromptScored, Usage
+from .generation import Admitted, Delta, Generation, Item, PromptScored, Served, Usage
 from .nodes import Node
 
 
@@ -22,7 +22,7 @@ class Attempt:
         offset = len(self._echo.text) if self._echo else 0
         first = number * generation.n
         self._choices = [Choice(generation, first + i, offset) for i in range(generation.n)]
-        self._computed = pb.Usage()
+        self.served = Served(node.node_id)
         self._cut_off: list[int] = []
 
     @property
@@ -35,7 +35,7 @@ class Attempt:
             case "admitted":
                 yield Admitted()
             case "usage":
-                self._computed = event.usage
+                self.served.computed = event.usage
             case "prompt_logprobs":
                 positions = list(event.prompt_logprobs.positions)
                 if self._echo:
@@ -59,12 +59,13 @@ class Attempt:
 
     def account(self, usage: Usage) -> None:
         """Add what this prompt cost, and where it ran."""
+        computed = self.served.computed
         usage.completion_tokens += sum(choice.tokens for choice in self._choices)
-        usage.cached_tokens += self._computed.cached_tokens
-        usage.remote_tokens += self._computed.remote_tokens
+        usage.cached_tokens += computed.cached_tokens
+        usage.remote_tokens += computed.remote_tokens
         for name, names in (
             (self.node.node_id, usage.decode_nodes),
-            (self._computed.prefill_node, usage.prefill_nodes),
+            (computed.prefill_node, usage.prefill_nodes),
         ):
             if name and name not in names:
                 names.append(name)

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..shared.errors import OverloadedError
 from ..shared.telemetry import checked_request_id
+from .access import Access
 from .bodies import BodyShare
 from .errors import ApiError, to_api_error
 from .options import RouterOptions
@@ -35,6 +36,7 @@ class Exchange:
         self.path: str = scope["path"]
         given = checked_request_id(self.header(b"x-request-id").decode("latin-1"))
         self.request_id = given or uuid.uuid4().hex
+        self.access = Access(self.method, self.path)
         self.started = False
         self.streaming = False
         self._writing_since: float | None = None
@@ -117,6 +119,7 @@ class Exchange:
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.started = True
+        self.access.status = status
         headers = [*headers, (b"x-request-id", self.request_id.encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 

@@ -107,8 +107,18 @@ class Restarted:
 
 
 @dataclass(slots=True)
+class Served:
+    """Where one prompt is served, and what its decode node has said of computing it, if anything
+    yet."""
+
+    node: str
+    computed: pb.Usage = field(default_factory=pb.Usage)
+
+
+@dataclass(slots=True)
 class Usage:
-    """Summed over all prompts and choices of a request."""
+    """Summed over all prompts and choices of a request; ``served`` has the prompts by number, as
+    soon as a node has one."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -116,6 +126,7 @@ class Usage:
     remote_tokens: int = 0
     prefill_nodes: list[str] = field(default_factory=list)
     decode_nodes: list[str] = field(default_factory=list)
+    served: dict[int, Served] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.registry import Collector
 
 from ..shared.tracing import current
+from .access import Access, where_and_why
 from .generation import Delta, Done, Generation, Usage
 from .node_series import Standing, snapshot, text
 from .nodes import NodeTable
@@ -69,6 +70,12 @@ class Metrics:
             (*LABEL, "finished_reason"),
             registry=own,
         )
+        self.prompts = Counter(
+            "tandem_router_prompts",
+            "Prompts by where they were prefilled, and why not elsewhere.",
+            ("where", "reason"),
+            registry=own,
+        )
         self.errors = Counter(
             "tandem_request_errors", "Answers with an error, by status.", ("status",), registry=own
         )
@@ -105,8 +112,11 @@ class Metrics:
 class RequestMetrics:
     """The clock of one request; a context manager around the time it is in progress."""
 
-    def __init__(self, metrics: Metrics, generation: Generation) -> None:
+    def __init__(self, metrics: Metrics, generation: Generation, access: Access) -> None:
         self._metrics = metrics
+        self._access = access
+        access.model = generation.model.name
+        access.prompt_tokens = sum(len(prompt.tokens) for prompt in generation.prompts)
         self._name = generation.model.name
         self._between = metrics.between.labels(self._name)
         self._tokens = metrics.generated_tokens.labels(self._name)
@@ -114,12 +124,15 @@ class RequestMetrics:
         self._last: dict[int, float] = {}
 
     def __enter__(self) -> RequestMetrics:
-        self._start = time.monotonic()
+        self._start = self._access.begun = time.monotonic()
         self._metrics.running.labels(self._name).inc()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._metrics.running.labels(self._name).dec()
+        for served in self._access.usage.served.values():
+            if served.computed.prompt_tokens:
+                self._metrics.prompts.labels(*where_and_why(served)).inc()
 
     def delta(self, delta: Delta) -> None:
         """Output has come."""
@@ -132,11 +145,14 @@ class RequestMetrics:
                     self._between.observe((now - last) / count)
             elif not self._last:
                 self._metrics.first_token.labels(self._name).observe(now - self._start)
+                self._access.first_token_seconds = round(now - self._start, 4)
                 current().event("first token")
             self._last[delta.index] = now
             self._tokens.inc(count)
+            self._access.output_tokens += count
         if delta.finish_reason is not None:
             self._metrics.success.labels(self._name, delta.finish_reason).inc()
+            self._access.finish_reasons[delta.finish_reason] += 1
 
     def done(self, done: Done) -> Usage:
         self._metrics.whole.labels(self._name).observe(time.monotonic() - self._start)

@@ -12,6 +12,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from .access import Access
 from .errors import ApiError
 from .exchange import dump
 from .options import RouterOptions
@@ -169,6 +170,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._answerable:
             self.transport.close()
             return
+        if self.options.access_log:  # there may be no method and no path
+            Access("-", "-", status=error.status, error=error.code or error.kind).log()
         body = dump(error.body())
         self.transport.write(
             b"%bcontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"

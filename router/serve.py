@@ -28,10 +28,12 @@ QUEUED_ITEMS = 256
 
 
 async def serve(
-    generation: Generation, nodes: NodeTable, options: RouterOptions
+    generation: Generation, nodes: NodeTable, options: RouterOptions, usage: Usage
 ) -> AsyncGenerator[Item, None]:
-    """``Admitted``, then the deltas of all choices in any order, then ``Done``."""
-    usage = Usage()
+    """``Admitted``, then the deltas of all choices in any order, then ``Done``.
+
+    ``usage`` is filled on the way.
+    """
     deadline = asyncio.get_running_loop().time() + options.request_timeout
     runs = [
         _serve_prompt(generation, number, Dispatcher(nodes, options, deadline), usage)
@@ -68,6 +70,7 @@ async def _serve_prompt(
                 if attempt is not None:
                     yield Restarted(number)
                 attempt = Attempt(generation, number, node)
+                usage.served[number] = attempt.served
             items = list(attempt.take(event))
             # At once: a client that is slow to read would keep the choice running.
             for index in attempt.cut_off():

@@ -478,6 +478,9 @@ class RouterConfig:
     drain_timeout: float = option(
         30.0, "--drain-timeout", "Seconds that SIGTERM leaves running requests.", minimum=0.0
     )
+    access_log: bool = option(
+        True, "--access-log", "One line of the log for each request, at level info."
+    )
 
 
 def prefill_addresses(value: str | None) -> tuple[str, ...]:

@@ -142,7 +142,7 @@ class Seldom(logging.Filter):
 
 
 class _TextLines(logging.Formatter):
-    """For people: the subject stands in brackets at the end of the message.
+    """For people: a record's ``words`` stand behind its message, and the subject in brackets.
 
     Names and reasons come from other processes too: what would begin a line of its own, or move the
     cursor of a terminal, is written out. The lines of a traceback are indented, so that a record is
@@ -162,7 +162,8 @@ class _TextLines(logging.Formatter):
             f"transfer {about.transfer_id}/{about.attempt}" if about.transfer_id else "",
         ]
         shown = ", ".join(word for word in words if word)
-        return f"{line} [{shown}]" if shown else line
+        details = _printable(getattr(record, "words", ""))
+        return " ".join(filter(None, (line, details, f"[{shown}]" if shown else "")))
 
     def formatException(self, ei: Any) -> str:
         lines = super().formatException(ei).split("\n")

@@ -1,0 +1,181 @@
+"""The access log: one line for each request, with what an operator asks for and nothing it said."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.proto import tandem_pb2 as pb
+from tandem.shared.telemetry import LogSettings, _TextLines
+from tandem.tests.router.support import Cluster, admitted, cluster, finished, tokens_event, until
+
+SECRET = "Rumpelstiltskin"
+SPENT = pb.FirstToken(queue_seconds=0.25, prefill_seconds=0.5)
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """The fields of the lines so far, as --log-format=json has them."""
+    return [record.fields for record in caplog.records if record.name == "tandem.access"]
+
+
+async def next_line(caplog: pytest.LogCaptureFixture, count: int = 1) -> dict[str, Any]:
+    """The newest, which is written when the answer has gone out."""
+    await until(lambda: len(lines(caplog)) >= count)
+    return lines(caplog)[-1]
+
+
+def tell_where(c: Cluster, **fields: Any) -> None:
+    """The node says where it got its prompts' KV from."""
+
+    async def script(request: Any, context: Any) -> Any:
+        yield admitted()
+        told = {"prompt_tokens": len(request.prompt), "cached_tokens": 1, "first_token": SPENT}
+        yield pb.GenerateEvent(usage=pb.Usage(**(told | fields)))
+        for index in range(request.sampling.n):
+            yield tokens_event(index, [1, 2, 3])
+            yield finished(index)
+
+    c.node.script = script
+
+
+@pytest.fixture(autouse=True)
+def at_info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tandem")
+
+
+async def test_a_request_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with cluster(tmp_path) as c:
+        tell_where(c, prefill_node="prefill-7", remote_tokens=5)
+        answer = await c.complete(SECRET)
+        line = await next_line(caplog)
+        assert line.pop("ttft_seconds") <= line.pop("total_seconds")
+        assert line == {
+            "method": "POST",
+            "path": "/v1/completions",
+            "status": 200,
+            "model": "tiny",
+            "prompt_tokens": answer.json()["usage"]["prompt_tokens"],
+            "cached_tokens": 1,
+            "output_tokens": 3,
+            "finish_reason": "stop",
+            "decode_nodes": ["decode-0"],
+            "prefill_nodes": ["prefill-7"],
+            "prefilled": "remote",
+            "first_token": {"router": 0.0, "queue": 0.25, "prefill": 0.5},
+        }
+        assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ("below threshold", "local (below threshold)"),
+        ("failed: peer_lost", "local (failed: peer_lost)"),
+        ("words of a newer version", "local (other)"),
+    ],
+)
+async def test_a_prompt_that_was_prefilled_locally_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, told: str, shown: str
+) -> None:
+    async with cluster(tmp_path) as c:
+        tell_where(c, local_reason=told)
+        await c.complete(["one", "two"], n=2)
+        line = await next_line(caplog)
+        assert line["prefilled"] == f"{shown} x2"
+        assert line["finish_reason"] == "stop x4" and line["output_tokens"] == 12
+        page = c.router.metrics.render().decode()
+        reason = shown[7:-1]
+        assert f'tandem_router_prompts_total{{reason="{reason}",where="local"}} 2.0' in page
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_rejected_request_is_a_line_without_its_words(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    async with cluster(tmp_path, api_key=SECRET) as c:
+        asked = {"authorization": f"Bearer {SECRET}"}
+        await c.complete(SECRET)
+        line = await next_line(caplog)
+        assert (line["status"], line["error"]) == (401, "invalid_api_key")
+        body = {"prompt": SECRET, "stream": stream, "model": SECRET}
+        await c.client.post("/v1/completions", json=body, headers=asked)
+        line = await next_line(caplog, 2)
+        assert (line["status"], line["error"]) == (404, "model_not_found")
+        await c.client.get("/v1/nothing", headers=asked)
+        line = await next_line(caplog, 3)
+        assert (line["method"], line["status"], line["error"]) == ("GET", 404, "unknown_url")
+        assert SECRET not in caplog.text and SECRET not in repr(lines(caplog))
+
+
+async def test_a_stream_that_fails_has_its_error_and_what_was_sent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(request: Any, context: Any) -> Any:
+        yield admitted()
+        yield tokens_event(0, [1])
+        yield finished(0, pb.FINISH_REASON_ERROR, error="broken")
+
+    async with cluster(tmp_path) as c:
+        c.node.script = fail
+        await c.complete("x", stream=True)
+        line = await next_line(caplog)
+        assert (line["status"], line["output_tokens"]) == (200, 1)
+        assert line["error"] and "finish_reason" not in line
+
+
+async def test_a_client_that_goes_away_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def never(request: Any, context: Any) -> Any:
+        yield admitted()
+        await asyncio.Event().wait()
+
+    async with cluster(tmp_path) as c:
+        c.node.script = never
+        asking = asyncio.create_task(c.complete("x"))
+        await until(lambda: c.node.active == 1)
+        asking.cancel()
+        line = await next_line(caplog)
+        assert (line["status"], line["client_gone"]) == (499, True)
+        assert line["decode_nodes"] == ["decode-0"] and "prefilled" not in line
+
+
+async def test_polls_are_for_debugging_and_all_of_it_can_be_turned_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with cluster(tmp_path) as c:
+        await c.client.get("/health")
+        await c.client.get("/metrics")
+        await c.client.get("/version")
+        assert (await next_line(caplog))["path"] == "/version"
+        assert len(lines(caplog)) == 1
+    async with cluster(tmp_path, access_log=False) as c:
+        await c.client.get("/version")
+    assert len(lines(caplog)) == 1
+
+
+async def test_the_line_for_people(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with cluster(tmp_path) as c:
+        tell_where(c, local_reason="no prefill node")
+        await c.client.post("/v1/completions", json={"prompt": "x"}, headers={"x-request-id": "r"})
+        await next_line(caplog)
+    [record] = [record for record in caplog.records if record.name == "tandem.access"]
+    line = _TextLines(LogSettings()).format(record)
+    assert "INFO tandem.access POST /v1/completions 200 model=tiny prompt_tokens=1 " in line
+    assert 'prefilled="local (no prefill node)" first_token="router 0.000 queue 0.250' in line
+
+
+async def test_what_is_no_request_is_a_line_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with cluster(tmp_path) as c:
+        reader, writer = await asyncio.open_connection("127.0.0.1", c.router.http_port)
+        writer.write(f"{SECRET}\r\n\r\n".encode())
+        assert b" 400 " in await asyncio.wait_for(reader.readline(), 10)
+        writer.close()
+        line = await next_line(caplog)
+        assert (line["method"], line["status"]) == ("-", 400) and SECRET not in repr(line)
