@@ -228,7 +228,7 @@ def _serve_cluster(config: ServeConfig, values: Values) -> None:
     if values["kv_advertise"] is not None:
         raise UsageError("--kv-advertise is for one prefill node; it needs --pd-server")
     lock = read_lock(fill(LockConfig, values))
-    own = not lock.token and is_loopback(front.registry_host)
+    own = not lock.tokens and is_loopback(front.registry_host)
     if own:
         values = values | {"cluster_token": make_token()}
         lock = read_lock(fill(LockConfig, values))

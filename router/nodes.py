@@ -76,6 +76,7 @@ class Node:
         self._telling: set[Any] = set()
         self._lock = lock
         self._channel: grpc.aio.Channel | None = None
+        self._generation = 0  # of the lock, when the channel was opened
 
     @property
     def is_prefill(self) -> bool:
@@ -136,7 +137,9 @@ class Node:
 
     def generate(self, request: pb.GenerateRequest, timeout: float, metadata: Metadata) -> Any:
         """Start a call; give it back with ``done``."""
-        if self._channel is None:
+        if self._channel is None or self._generation != self._lock.generation:
+            # One of before the lock's files changed ends with the last call that runs on it.
+            self._generation = self._lock.generation
             self._channel = self._lock.channel(self.address, CHANNEL_OPTIONS)
         stub = self._lock.stub(DecodeStub, self._channel)
         call = stub.Generate(request, timeout=timeout, metadata=metadata)

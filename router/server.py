@@ -58,7 +58,7 @@ class Router:
         self.registry = Registry(options, self.nodes)
         self.metrics = Metrics(self.nodes)
         self.app = App(options, self.nodes, self.registry, self.metrics, tracer)
-        self._gate = Gate(lock.token, "tandem_registry_calls_refused")
+        self._gate = Gate(lock, "tandem_registry_calls_refused")
         self.metrics.add(self._gate.refused)
         self._static = StaticNodes(self.nodes, self.registry, options.prefill_addresses, lock)
         # Anybody can send what is not HTTP, or ask for an upgrade; uvicorn logs each of them.

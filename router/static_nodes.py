@@ -45,24 +45,26 @@ class StaticNodes:
         """Poll one address. What is wrong with it is logged once, until something changes."""
         told = ""
         version = 0
-        async with self._lock.channel(address, CHANNEL_OPTIONS) as channel:
-            stub = self._lock.stub(PrefillStub, channel)
-            while True:
-                try:
-                    request = pb.StatusRequest(prefix_version=version, without_metrics=True)
-                    status = await stub.Status(request, timeout=CALL_SECONDS)
-                    # The decode nodes bring the model that the named ones are compared with.
-                    if self._nodes.decode_ready():
-                        version = await self._enter(address, status)
-                    problem = ""
-                except grpc.aio.AioRpcError as error:
-                    problem = f"does not answer: {self._lock.explain(error)}"
-                except (PeerRefusedError, RequestError) as error:
-                    problem = f"is refused: {error}"
-                if problem and problem != told:
-                    log.warning("prefill node %s %s", address, problem)
-                told = problem
-                await asyncio.sleep(POLL_SECONDS)
+        while True:
+            generation = self._lock.generation
+            async with self._lock.channel(address, CHANNEL_OPTIONS) as channel:
+                stub = self._lock.stub(PrefillStub, channel)
+                while generation == self._lock.generation:
+                    try:
+                        request = pb.StatusRequest(prefix_version=version, without_metrics=True)
+                        status = await stub.Status(request, timeout=CALL_SECONDS)
+                        # The decode nodes bring the model that the named ones are compared with.
+                        if self._nodes.decode_ready():
+                            version = await self._enter(address, status)
+                        problem = ""
+                    except grpc.aio.AioRpcError as error:
+                        problem = f"does not answer: {self._lock.explain(error)}"
+                    except (PeerRefusedError, RequestError) as error:
+                        problem = f"is refused: {error}"
+                    if problem and problem != told:
+                        log.warning("prefill node %s %s", address, problem)
+                    told = problem
+                    await asyncio.sleep(POLL_SECONDS)
 
     async def _enter(self, address: str, status: pb.StatusReply) -> int:
         """Returns which version of its prefixes is known here."""

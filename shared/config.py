@@ -106,7 +106,11 @@ class LockConfig:
         secret=True,
     )
     cluster_token_file: str | None = option(
-        None, "--cluster-token-file", "File with the cluster token.", secret=True
+        None,
+        "--cluster-token-file",
+        "File with the cluster token; further lines are tokens that are accepted too. It is read "
+        "again when it changes, as are the files of --tls-cert, --tls-key and --tls-ca.",
+        secret=True,
     )
 
     def __post_init__(self) -> None:

@@ -39,7 +39,7 @@ def find_lock(config: LockConfig, routers: Sequence[str]) -> Lock:
     Raises ``UsageError`` when they have different ones: a node shows all of them the same.
     """
     lock = read_lock(config)
-    if lock.token or not routers:
+    if lock.tokens or not routers:
         return lock
     found = {find_token(router) for router in routers}
     if len(found) > 1:

@@ -1,7 +1,9 @@
 """How parts of a cluster reach each other: the one place that opens channels and binds servers.
 
 A ``Lock`` is what this process holds against strangers: a certificate with its key, the authority
-that it trusts, and the cluster's token. Whatever of it was not configured is empty.
+that it trusts, and the cluster's tokens. Whatever of it was not configured is empty. What came from
+files is read again when they change: servers take it for the next handshake and the next call, and
+clients for the next channel.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import grpc
 from .config import LockConfig
 from .errors import StartupError, UsageError
 from .meeting import UNIX
+from .reread import Reread
 
 log = logging.getLogger("tandem.lock")
 
@@ -44,34 +47,68 @@ _BROKEN_OFF = ("failed to connect", "Socket closed")
 
 def _showing(
     call: Callable[..., Any],
-    shown: tuple[str, str],
+    lock: Lock,
     *args: Any,
     metadata: Iterable[tuple[str, str]] | None = None,
     **options: Any,
 ) -> Any:
     """The call with one more line of metadata than its caller gives it."""
+    shown = (TOKEN_HEADER, TOKEN_PREFIX + lock.tokens[0])
     return call(*args, metadata=(*(metadata or ()), shown), **options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lock:
-    """PEM bytes and the token; none of it shows in a log."""
+class Papers:
+    """PEM bytes and tokens; none of it shows in a log."""
 
     certificate: bytes = field(default=b"", repr=False)
     key: bytes = field(default=b"", repr=False)
     authority: bytes = field(default=b"", repr=False)
+    tokens: tuple[str, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lock:
+    """``token`` is one that is in no file; ``files`` is the rest. ``name`` is the name in every
+    certificate, if it is not the host's."""
+
+    files: Reread[Papers] | None = field(default=None, repr=False)
     name: str = ""
     token: str = field(default="", repr=False)
 
     @property
+    def papers(self) -> Papers:
+        """As the files are now."""
+        return self.files.value() if self.files is not None else Papers()
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """All are accepted, and the first is shown to others; none when there is none."""
+        return self.papers.tokens or ((self.token,) if self.token else ())
+
+    @property
+    def generation(self) -> int:
+        """Another one since the files have changed: channels that last are opened anew."""
+        if self.files is None:
+            return 0
+        self.files.value()
+        return self.files.generation
+
+    @property
     def encrypted(self) -> bool:
         """TLS is on, and with it CURVE: its keys need a control plane that can be trusted."""
-        return bool(self.certificate)
+        return bool(self.papers.certificate)
 
     @property
     def complete(self) -> bool:
         """Strangers can neither read nor join, so this process may listen for other machines."""
-        return self.encrypted and bool(self.token)
+        return self.encrypted and bool(self.tokens)
+
+    def expiries(self) -> dict[str, float]:
+        """When the first certificate of each flag's file ends, as Unix time."""
+        papers = self.papers
+        files = {"--tls-cert": papers.certificate, "--tls-ca": papers.authority}
+        return {flag: _expiry(pem) for flag, pem in files.items() if pem}
 
     def channel(self, address: str, options: Options = ()) -> grpc.aio.Channel:
         """To the server at ``address``, host:port; the caller closes it."""
@@ -92,10 +129,9 @@ class Lock:
         No interceptor: grpc.aio's would make a task and a generator of every stream of tokens.
         """
         made = kind(channel)
-        if self.token:
-            shown = (TOKEN_HEADER, TOKEN_PREFIX + self.token)
+        if self.tokens:
             for name, call in vars(made).items():
-                setattr(made, name, functools.partial(_showing, call, shown))
+                setattr(made, name, functools.partial(_showing, call, self))
         return made
 
     def bind(self, server: grpc.aio.Server, host: str, port: int, what: str) -> int:
@@ -128,15 +164,17 @@ class Lock:
         return f"{details}; it may use TLS, which this side does not (--tls-cert)"
 
     def _as_client(self) -> grpc.ChannelCredentials:
-        if not self.authority:
+        papers = self.papers
+        if not papers.authority:
             return grpc.ssl_channel_credentials()
-        return grpc.ssl_channel_credentials(self.authority, self.key, self.certificate)
+        return grpc.ssl_channel_credentials(papers.authority, papers.key, papers.certificate)
 
     def _as_server(self) -> grpc.ServerCredentials:
-        return grpc.ssl_server_credentials(
-            [(self.key, self.certificate)],
-            self.authority or None,
-            require_client_auth=bool(self.authority),
+        """gRPC asks for the certificate at each handshake, in a thread of its own."""
+        return grpc.dynamic_ssl_server_credentials(
+            _configuration(self.papers),
+            lambda: _configuration(self.papers),
+            require_client_authentication=bool(self.papers.authority),
         )
 
     def _named(self, options: Options) -> Options:
@@ -161,9 +199,19 @@ def read_lock(config: LockConfig) -> Lock:
 
     Raises ``StartupError`` for a file that is missing or is not what its flag says.
     """
-    token = _token(config)
+    token = config.cluster_token or ""
+    if token:
+        _check_token("--cluster-token", token)
+    given = (config.tls_cert, config.tls_key, config.tls_ca, config.cluster_token_file)
+    paths = [path for path in given if path is not None]
+    files = Reread(paths, lambda: _read_papers(config)) if paths else None
+    return Lock(files=files, name=config.tls_name or "", token=token)
+
+
+def _read_papers(config: LockConfig) -> Papers:
+    tokens = _tokens(config.cluster_token_file) if config.cluster_token_file is not None else ()
     if config.tls_cert is None or config.tls_key is None:
-        return Lock(token=token)
+        return Papers(tokens=tokens)
     certificate = _pem("--tls-cert", config.tls_cert, "CERTIFICATE-----")
     key = _pem("--tls-key", config.tls_key, "PRIVATE KEY-----")
     _check_pair(config.tls_cert, config.tls_key)
@@ -171,13 +219,7 @@ def read_lock(config: LockConfig) -> Lock:
     if config.tls_ca is not None:
         authority = _pem("--tls-ca", config.tls_ca, "CERTIFICATE-----")
         _check_authority(config.tls_ca)
-    return Lock(
-        certificate=certificate,
-        key=key,
-        authority=authority,
-        name=config.tls_name or "",
-        token=token,
-    )
+    return Papers(certificate=certificate, key=key, authority=authority, tokens=tokens)
 
 
 def check_exposure(lock: Lock, insecure: bool, hosts: dict[str, str]) -> None:
@@ -208,16 +250,32 @@ def _listening(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _token(config: LockConfig) -> str:
-    flag, token = "--cluster-token", config.cluster_token or ""
-    if config.cluster_token_file is not None:
-        flag = f"--cluster-token-file {config.cluster_token_file}"
-        token = _read(flag, config.cluster_token_file).decode(errors="replace").strip()
-        if not token:
-            raise StartupError(f"{flag} is empty, which would let everybody in")
+def _configuration(papers: Papers) -> grpc.ServerCertificateConfiguration:
+    pair = (papers.key, papers.certificate)
+    return grpc.ssl_server_certificate_configuration([pair], papers.authority or None)
+
+
+def _expiry(pem: bytes) -> float:
+    # Half a megabyte of library that only a scrape under TLS needs.
+    from cryptography.x509 import load_pem_x509_certificates
+
+    return min(one.not_valid_after_utc.timestamp() for one in load_pem_x509_certificates(pem))
+
+
+def _tokens(path: str) -> tuple[str, ...]:
+    flag = f"--cluster-token-file {path}"
+    lines = [line.strip() for line in _read(flag, path).decode(errors="replace").splitlines()]
+    tokens = tuple(line for line in lines if line)
+    if not tokens:
+        raise StartupError(f"{flag} is empty, which would let everybody in")
+    for number, token in enumerate(tokens, 1):
+        _check_token(flag if len(tokens) == 1 else f"{flag}, token {number},", token)
+    return tokens
+
+
+def _check_token(flag: str, token: str) -> None:
     if not token.isascii() or not token.isprintable() or " " in token:
         raise StartupError(f"{flag} must be one word of printable ASCII; try: openssl rand -hex 32")
-    return token
 
 
 def _pem(flag: str, path: str, marker: str) -> bytes:

@@ -39,6 +39,11 @@ ALLOWED = {
         "shared.meeting",
         "shared.roles",
         "shared.gate",
+        "shared.prefilled",
+        "shared.process_metrics",
+        "shared.reread",
+        "shared.stats_line",
+        "shared.node.probe",
     ),
 }
 WEB = ("fastapi", "uvicorn", "starlette", "grpc", "prometheus_client")

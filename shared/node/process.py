@@ -93,7 +93,7 @@ async def run_node(
     life = _Life()
     catch_signals(lambda: life.drain(node.drain_timeout))
     # A taken port is known before the model is loaded, and the probes answer meanwhile.
-    gate = Gate(lock.token, "tandem_calls_refused")
+    gate = Gate(lock, "tandem_calls_refused")
     server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=(gate,))
     port = lock.bind(server, node.host, node.port, "the control plane")
     meets = folder_of(node.host)

@@ -71,22 +71,29 @@ class Registration:
 
     async def run(self) -> None:
         """Until cancelled; then the router is told that the node leaves."""
-        async with self._lock.channel(self.router, _CHANNEL) as channel:
-            stub = self._lock.stub(RegistryStub, channel)
-            try:
-                while True:
-                    pause = 0.0
-                    try:
-                        await self._join_and_beat(stub)
-                    except grpc.aio.AioRpcError as error:
-                        pause = self._failed(error)
-                    except Exception:
-                        self.joined = False
-                        log.exception("the registration with router %s failed", self.router)
-                        pause = self._refused.pause()
-                    await asyncio.sleep(pause)
-            finally:
-                await self._leave(stub)
+        while True:
+            generation = self._lock.generation
+            async with self._lock.channel(self.router, _CHANNEL) as channel:
+                stub = self._lock.stub(RegistryStub, channel)
+                try:
+                    while generation == self._lock.generation:
+                        pause = await self._standing(stub)
+                        await asyncio.sleep(pause)
+                except asyncio.CancelledError:
+                    await self._leave(stub)
+                    raise
+
+    async def _standing(self, stub: RegistryStub) -> float:
+        """Join, and stay until that ends; returns the pause until the next attempt."""
+        try:
+            await self._join_and_beat(stub)
+        except grpc.aio.AioRpcError as error:
+            return self._failed(error)
+        except Exception:
+            self.joined = False
+            log.exception("the registration with router %s failed", self.router)
+            return self._refused.pause()
+        return 0.0
 
     def _failed(self, error: grpc.aio.AioRpcError) -> float:
         """Log trouble that is new; returns the pause until the next attempt."""

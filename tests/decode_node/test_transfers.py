@@ -159,7 +159,7 @@ async def test_what_cannot_end_in_time_is_not_begun() -> None:
     world.seconds = 1.5
     slow = pb.PrefillCandidate(node_id="a", address="a", prefill_tokens_per_second=50)
     assert (await world.run(slow)).reason == "too late there"
-    assert world.tried == [] and world.failed("too late there") == 1
+    assert world.tried == [] and world.local("too late there") == 1
 
 
 async def test_a_cancelled_request_gives_its_reservation_back() -> None:

@@ -16,6 +16,7 @@ from tandem.router.metrics import Metrics
 from tandem.router.nodes import NodeTable
 from tandem.shared.gate import Gate
 from tandem.shared.handoff.stats import DataPlaneStats
+from tandem.shared.lock import OPEN
 from tandem.tests.shared.handoff.fake_node import Node
 
 from .deployment import DEPLOY
@@ -32,7 +33,7 @@ def registries() -> Iterator[tuple[CollectorRegistry, set[str]]]:
     yield Metrics(NodeTable(1.0))._registry, set()
     node = Node("d", 1)
     node.ranks.inbox.stats[0] = DataPlaneStats()
-    node.metrics.registry.register(Gate("", "tandem_calls_refused").refused)
+    node.metrics.registry.register(Gate(OPEN, "tandem_calls_refused").refused)
     yield node.metrics.registry, {"node"}
 
 

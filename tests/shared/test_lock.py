@@ -100,7 +100,7 @@ def test_a_token_file_may_end_with_a_newline_and_no_secret_shows(
     file = tmp_path / "token"
     file.write_text(TOKEN + "\n")
     lock = read_lock(papers.config(cluster_token_file=str(file)))
-    assert lock.token == TOKEN and lock.complete
+    assert lock.tokens == (TOKEN,) and lock.complete
     assert TOKEN not in repr(lock) and "PRIVATE" not in repr(lock)
 
 
@@ -135,7 +135,7 @@ class _Registry(RegistryServicer):
 
 @asynccontextmanager
 async def serving(lock: Lock) -> AsyncIterator[tuple[str, Gate]]:
-    gate = Gate(lock.token, "refused")
+    gate = Gate(lock, "refused")
     server = grpc.aio.server(interceptors=(gate,))
     add_RegistryServicer_to_server(_Registry(), server)
     port = lock.bind(server, "127.0.0.1", 0, "a test")
@@ -304,3 +304,70 @@ async def test_a_port_that_is_taken_is_named() -> None:
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         with pytest.raises(StartupError, match=f"cannot listen on {address} for a test"):
             Lock().bind(server, "127.0.0.1", int(address.rpartition(":")[2]), "a test")
+
+
+# ---- rotation ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def looks_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are looked at each time that they are used."""
+    monkeypatch.setattr("tandem.shared.reread.LOOK_SECONDS", 0.0)
+
+
+def renew(old: Papers, new: Papers) -> None:
+    for name in ("cert", "key", "ca"):
+        getattr(old, name).write_bytes(getattr(new, name).read_bytes())
+
+
+@pytest.mark.usefixtures("looks_always")
+async def test_a_server_takes_a_renewed_certificate_and_what_is_open_goes_on(
+    tmp_path: Path,
+) -> None:
+    papers, new = issue(tmp_path / "a", "127.0.0.1"), issue(tmp_path / "b", "127.0.0.1")
+    lock = read_lock(papers.config(cluster_token=TOKEN))
+    after = read_lock(new.config(cluster_token=TOKEN))
+    async with serving(lock) as (address, _), lock.channel(address) as before:
+        stub = lock.stub(RegistryStub, before)
+        assert (await stub.List(pb.ListRequest(), timeout=5)).nodes
+        assert "UNAVAILABLE" in await ask(after, address)
+        generation = lock.generation
+        renew(papers, new)
+        assert lock.generation != generation
+        assert await ask(after, address) == "n"
+        assert await ask(lock, address) == "n", "a new channel of the same lock"
+        assert (await stub.List(pb.ListRequest(), timeout=5)).nodes, "the old channel"
+        stranger = read_lock(issue(tmp_path / "c", "127.0.0.1").config())
+        assert "UNAVAILABLE" in await ask(stranger, address)
+
+
+@pytest.mark.usefixtures("looks_always")
+async def test_a_certificate_without_its_key_changes_nothing(tmp_path: Path) -> None:
+    papers, new = issue(tmp_path / "a", "127.0.0.1"), issue(tmp_path / "b", "127.0.0.1")
+    lock = read_lock(papers.config())
+    async with serving(lock) as (address, _):
+        papers.cert.write_bytes(new.cert.read_bytes())
+        assert await ask(lock, address) == "n"
+
+
+@pytest.mark.usefixtures("looks_always")
+async def test_a_token_is_changed_without_refusing_anybody(tmp_path: Path) -> None:
+    """Every part accepts the next token before any of them shows it."""
+    server, client = tmp_path / "server", tmp_path / "client"
+    for file in (server, client):
+        file.write_text("old\n")
+    locks = [read_lock(LockConfig(cluster_token_file=str(file))) for file in (server, client)]
+    async with serving(locks[0]) as (address, gate), locks[1].channel(address) as channel:
+        stub = locks[1].stub(RegistryStub, channel)
+        for tokens in ("old\nnew\n", "new\nold\n", "new\n"):
+            for file in (server, client):
+                file.write_text(tokens)
+                assert (await stub.List(pb.ListRequest(), timeout=5)).nodes
+        assert counted(gate, "wrong token") == 0
+        assert "wrong token" in await ask(Lock(token="old"), address)
+
+
+def test_the_end_of_certificates_is_known(papers: Papers) -> None:
+    ends = read_lock(papers.config()).expiries()
+    assert set(ends) == {"--tls-cert", "--tls-ca"} and all(end > 1.7e9 for end in ends.values())
+    assert Lock(token=TOKEN).expiries() == {}

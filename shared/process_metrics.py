@@ -1,0 +1,71 @@
+"""What every process shows of itself: build, resources, event loop, certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import time
+from collections.abc import Iterator
+from importlib import metadata
+
+from prometheus_client import CollectorRegistry, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from .lock import OPEN, Lock
+from .version import version
+
+LAG_SECONDS = (0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0, 3.0, 10.0)
+# How often the lag is measured: a loop that stands still is seen however short the pause is.
+PAUSE_SECONDS = 0.25
+
+
+class ProcessMetrics:
+    """Adds its series to ``registry``; ``watch`` measures the loop that runs it."""
+
+    def __init__(self, registry: CollectorRegistry, lock: Lock = OPEN) -> None:
+        ProcessCollector(registry=registry)
+        registry.register(_Certificates(lock))
+        build = Gauge(
+            "tandem_build_info",
+            "1, with what runs as labels.",
+            ("version", "python", "torch"),
+            registry=registry,
+        )
+        build.labels(version(), platform.python_version(), _installed("torch")).set(1)
+        self._lag = Histogram(
+            "tandem_event_loop_lag_seconds",
+            "How late the event loop ran what was due.",
+            buckets=LAG_SECONDS,
+            registry=registry,
+        )
+
+    async def watch(self) -> None:
+        """Runs for ever."""
+        while True:
+            due = time.monotonic() + PAUSE_SECONDS
+            await asyncio.sleep(PAUSE_SECONDS)
+            self._lag.observe(max(0.0, time.monotonic() - due))
+
+
+class _Certificates(Collector):
+    def __init__(self, lock: Lock) -> None:
+        self._lock = lock
+
+    def collect(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            "tandem_certificate_expiry_timestamp_seconds",
+            "When the first certificate of a file ends, as Unix time.",
+            labels=["file"],
+        )
+        for flag, ends in self._lock.expiries().items():
+            family.add_metric([flag], ends)
+        yield family
+
+
+def _installed(package: str) -> str:
+    """Its version, without importing it."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
