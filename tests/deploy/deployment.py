@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,30 +15,50 @@ from typing import Any
 import click
 import yaml
 
-from tandem.__main__ import cli
+from tandem.__main__ import _variables, cli
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-COMPOSE = DEPLOY / "compose.yaml"
-KUBERNETES = DEPLOY / "kubernetes"
-LOCKED = DEPLOY / "kubernetes-locked"
-MANIFESTS = sorted(path for path in KUBERNETES.glob("*.yaml") if path.name != "kustomization.yaml")
-LISTENS = ("port", "registry_port", "health_port", "kv_port")
+COMPONENTS = DEPLOY / "components"
+KUBECTL = shutil.which("kubectl")
+NO_KUBECTL = "kubectl, which has kustomize, is not installed"
+COMPOSE_FILES = (DEPLOY / "compose.yaml", DEPLOY / "compose.gpu.yaml")
+# What can be applied as it is and starts parts.
+OVERLAYS = ("kubernetes", "kubernetes-locked", "kubernetes-gpu", "kubernetes-pair")
+# Put onto the base in a test, where no overlay has it.
+OPTIONAL = ("api-key", "nvidia-runtime-class", "priority", "model-image", "model-hub")
+LISTENS = ("port", "registry_port", "metrics_port", "health_port", "kv_port")
+
+Object = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One container: where it stands, and the arguments of its ``tandem``."""
+    """One container: where it stands, the arguments of its ``tandem``, and its environment."""
 
     where: str
     arguments: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def command(self) -> str:
+        return self.arguments[0]
 
     def parse(self) -> dict[str, Any]:
         """The command's options. Raises ``click.UsageError`` for one that it does not have."""
         name, *rest = self.arguments
         assert name in cli.commands, f"{self.where}: no command {name!r}"
-        context = cli.commands[name].make_context(name, list(rest))
-        return context.params
+        strange = {v for v in self.environment if v.startswith("TANDEM_")} - _variables()
+        if strange:
+            raise click.UsageError(f"{self.where}: no option is set by {sorted(strange)}")
+        command = cli.commands[name]
+        given = {
+            option.name: self.environment[variable]
+            for option in command.params
+            for variable in variables(option)
+            if variable in self.environment
+        }
+        return command.make_context(name, list(rest), default_map=given).params
 
     @property
     def ports(self) -> set[int]:
@@ -47,50 +72,146 @@ class Part:
         return found
 
 
+def variables(option: click.Parameter) -> list[str]:
+    names = option.envvar
+    return [names] if isinstance(names, str) else list(names or ())
+
+
 @cache
-def documents(path: Path) -> list[dict[str, Any]]:
+def documents(path: Path) -> list[Object]:
     return list(yaml.safe_load_all(path.read_text()))
 
 
-def objects(*kinds: str) -> list[dict[str, Any]]:
-    """The Kubernetes objects of these kinds."""
-    found = [item for path in MANIFESTS for item in documents(path)]
-    return [item for item in found if item["kind"] in kinds]
+# --- Kubernetes
 
 
-def workloads() -> list[dict[str, Any]]:
-    return objects("Deployment", "StatefulSet")
+@cache
+def build(folder: Path) -> list[Object]:
+    """What ``kubectl apply -k`` would apply."""
+    assert KUBECTL is not None
+    done = subprocess.run(
+        [KUBECTL, "kustomize", str(folder)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
 
 
-def pod(workload: dict[str, Any]) -> dict[str, Any]:
+def kustomize(folder: Path, **settings: Any) -> list[Object]:
+    """Build a kustomization that is made in ``folder``; its paths are those of ``deploy/``."""
+    for name in ("resources", "components"):
+        paths = [
+            os.path.relpath(DEPLOY / each, folder.resolve()) for each in settings.get(name, ())
+        ]
+        settings[name] = paths
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "kustomization.yaml").write_text(json.dumps(settings))
+    return build(folder)
+
+
+def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
+    return [item for item in objects if item["kind"] in kinds]
+
+
+def named(objects: list[Object], kind: str) -> dict[str, Object]:
+    return {item["metadata"]["name"]: item for item in of_kind(objects, kind)}
+
+
+def workloads(objects: list[Object]) -> list[Object]:
+    return of_kind(objects, "StatefulSet", "Deployment", "Job")
+
+
+def servers(objects: list[Object]) -> list[Object]:
+    """The workloads that run routers and nodes."""
+    return of_kind(objects, "StatefulSet", "Deployment")
+
+
+def pod(workload: Object) -> Object:
     """The pod spec of a workload."""
-    spec: dict[str, Any] = workload["spec"]["template"]["spec"]
+    spec: Object = workload["spec"]["template"]["spec"]
     return spec
 
 
-def kubernetes_part(workload: dict[str, Any]) -> Part:
-    """Its one container, as its first pod sees the arguments."""
-    name = workload["metadata"]["name"]
-    (container,) = pod(workload)["containers"]
-    values = {"$(POD_NAME)": f"{name}-0"} if "env" in container else {}
-    arguments = container["args"]
-    for variable, value in values.items():
-        arguments = [argument.replace(variable, value) for argument in arguments]
-    return Part(name, tuple(arguments))
-
-
-def services() -> dict[str, dict[str, Any]]:
-    """Compose's services, with anchors and merge keys resolved."""
-    found: dict[str, dict[str, Any]] = documents(COMPOSE)[0]["services"]
+def labels(workload: Object) -> dict[str, str]:
+    """Of a workload's pods."""
+    found: dict[str, str] = workload["spec"]["template"]["metadata"]["labels"]
     return found
 
 
-def compose_part(name: str) -> Part:
-    return Part(f"compose {name}", tuple(services()[name]["command"]))
+def matches(selector: Object, has: dict[str, str]) -> bool:
+    assert set(selector) <= {"matchLabels"}, f"{selector}: not understood here"
+    return all(has.get(key) == value for key, value in selector.get("matchLabels", {}).items())
 
 
-def parts() -> list[Part]:
-    return [compose_part(name) for name in services()] + [kubernetes_part(w) for w in workloads()]
+def selected(objects: list[Object], selector: Object) -> list[Object]:
+    """The servers whose pods a label selector picks."""
+    return [workload for workload in servers(objects) if matches(selector, labels(workload))]
+
+
+def environment(objects: list[Object], workload: Object, container: Object) -> dict[str, str]:
+    """As the first pod of a workload sees it; a secret's value is its name."""
+    maps = named(objects, "ConfigMap")
+    found: dict[str, str] = {}
+    for source in container.get("envFrom", ()):
+        found |= maps[source["configMapRef"]["name"]]["data"]
+    for entry in container.get("env", ()):
+        found[entry["name"]] = entry.get("value") or _value(workload, container, entry["valueFrom"])
+    return found
+
+
+def _value(workload: Object, container: Object, source: Object) -> str:
+    if "secretKeyRef" in source:
+        return "secret:" + source["secretKeyRef"]["name"]
+    if "resourceFieldRef" in source:
+        kind, name = source["resourceFieldRef"]["resource"].split(".")
+        return str(container["resources"][kind][name])
+    path = source["fieldRef"]["fieldPath"]
+    if path == "metadata.name":
+        return f"{workload['metadata']['name']}-0"
+    label = re.fullmatch(r"metadata\.labels\['(.+)'\]", path)
+    assert label, f"{path}: not understood here"
+    return labels(workload)[label[1]]
+
+
+def kubernetes_parts(objects: list[Object], workload: Object) -> list[Part]:
+    """Its containers, as its first pod sees them."""
+    parts = []
+    for container in pod(workload)["containers"]:
+        known = environment(objects, workload, container)
+        arguments = [
+            re.sub(r"\$\((\w+)\)", lambda match, known=known: known[match[1]], argument)
+            for argument in container["args"]
+        ]
+        where = f"{workload['metadata']['name']}/{container['name']}"
+        parts.append(Part(where, tuple(arguments), known))
+    return parts
+
+
+def ports(container: Object) -> dict[str, int]:
+    return {port["name"]: port["containerPort"] for port in container["ports"]}
+
+
+# --- compose
+
+
+def services(path: Path) -> dict[str, Object]:
+    """Compose's services, with anchors and merge keys resolved."""
+    found: dict[str, Object] = documents(path)[0]["services"]
+    return found
+
+
+def compose_part(path: Path, name: str) -> Part:
+    service = services(path)[name]
+    given = {"MODELS": "/models", "MODEL": "Qwen3-0.6B"}
+
+    def filled(text: str) -> str:
+        return re.sub(r"\$\{(\w+)[^}]*\}", lambda match: given[match[1]], text)
+
+    known = {key: filled(value) for key, value in service.get("environment", {}).items()}
+    return Part(f"{path.name}/{name}", tuple(map(filled, service["command"])), known)
+
+
+def compose_parts() -> list[Part]:
+    return [compose_part(path, name) for path in COMPOSE_FILES for name in services(path)]
 
 
 def takes(command: str) -> set[str]:

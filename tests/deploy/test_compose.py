@@ -1,0 +1,88 @@
+"""``deploy/compose*.yaml``, against our commands and against themselves."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from . import deployment as d
+
+SERVICES = [
+    pytest.param(path, name, id=f"{path.stem}-{name}")
+    for path in d.COMPOSE_FILES
+    for name in d.services(path)
+]
+
+
+@pytest.mark.parametrize(("path", "name"), SERVICES)
+def test_every_flag_and_value_is_one_the_command_takes(path: Path, name: str) -> None:
+    part = d.compose_part(path, name)
+    part.parse()
+    flags = {argument.partition("=")[0] for argument in part.arguments[1:]}
+    # click takes unambiguous beginnings of flags too: those break when another flag is added.
+    assert flags <= d.takes(part.command)
+
+
+def test_an_unknown_flag_or_variable_would_be_noticed() -> None:
+    with pytest.raises(click.UsageError):
+        d.Part("nowhere", ("router", "--no-such-flag=1")).parse()
+    with pytest.raises(click.UsageError):
+        d.Part("nowhere", ("router",), {"TANDEM_NO_SUCH": "1"}).parse()
+
+
+@pytest.mark.parametrize("path", d.COMPOSE_FILES, ids=lambda path: path.stem)
+def test_only_the_router_is_published_and_on_loopback(path: Path) -> None:
+    published = {name: s["ports"] for name, s in d.services(path).items() if "ports" in s}
+    assert set(published) == {"router"}
+    for entry in published["router"]:
+        address, _, port = entry.split(":")
+        assert address == "127.0.0.1"
+        assert int(port) in d.compose_part(path, "router").ports
+
+
+@pytest.mark.parametrize(("path", "name"), SERVICES)
+def test_a_service_is_probed_drained_and_found_where_it_says(path: Path, name: str) -> None:
+    service, part = d.services(path)[name], d.compose_part(path, name)
+    probe = service["healthcheck"]["test"][-1]
+    compile(probe, "healthcheck", "exec")
+    url = re.search(r"http://127\.0\.0\.1:(\d+)/ready", probe)
+    assert url is not None and int(url[1]) in part.ports
+    given = part.parse()
+    longest = given["drain_timeout"] + given.get("shutdown_delay", 0)
+    assert int(service["stop_grace_period"].removesuffix("s")) > longest
+    assert given["insecure"] and given["host"] == "0.0.0.0"
+    if part.command != "router":
+        router = d.compose_part(path, "router").parse()
+        assert given["advertise"] == f"{name}:{given['port']}"
+        assert given["join"] == f"router:{router['registry_port']}"
+        assert service["networks"] == ["inside"]
+        assert given["threads"] == service["cpus"]
+
+
+@pytest.mark.parametrize(("path", "name"), SERVICES)
+def test_compiled_kernels_can_be_loaded(path: Path, name: str) -> None:
+    """Docker mounts a tmpfs with noexec unless it is told otherwise."""
+    service = d.services(path)[name]
+    assert service["read_only"] and service["tmpfs"] == ["/tmp:exec"]
+    assert "cache:/cache" in service["volumes"]
+
+
+def test_the_toy_has_two_nodes_of_each_kind() -> None:
+    path = d.DEPLOY / "compose.yaml"
+    kinds = [d.compose_part(path, name).command for name in d.services(path)]
+    assert sorted(kinds) == ["decode-node"] * 2 + ["prefill-node"] * 2 + ["router"]
+
+
+def test_nodes_on_two_gpus_share_what_cuda_ipc_needs() -> None:
+    services = d.services(d.DEPLOY / "compose.gpu.yaml")
+    prefill, decode = services["prefill"], services["decode"]
+    assert prefill["ipc"] == "shareable"
+    assert decode["pid"] == decode["ipc"] == "service:prefill"
+    parts = [d.compose_part(d.DEPLOY / "compose.gpu.yaml", name) for name in ("prefill", "decode")]
+    assert [part.parse()["devices"] for part in parts] == ["0", "1"]
+    for service in (prefill, decode):
+        (devices,) = service["deploy"]["resources"]["reservations"]["devices"]
+        assert devices["device_ids"] == ["0", "1"]
