@@ -1,0 +1,407 @@
+"""A long mixed load with hang-ups, kills and restarts, after which nothing may be held.
+
+    python -m tandem.tests.soak --minutes 30
+
+A router, two prefill nodes and two decode nodes serve a tiny model. Clients send greedy requests
+whose tokens are known, streamed and whole, some with several choices; they hang up in the middle,
+or send nonsense. Meanwhile nodes are killed, drained, stopped for seconds and started again, and
+the router is restarted. Each answer must be the known one or one clean error; afterwards memory,
+descriptors, threads, blocks and series must be what they were before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import random
+import signal
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tandem.router.survey import survey
+
+from .benchmarks.report import write
+from .end_to_end.baseline import Baseline
+from .end_to_end.clients import COMPLETIONS, prompt
+from .end_to_end.cluster import Part, TestCluster, get, running, until
+from .tiny_models import cached
+
+CLIENTS = 6
+# Prompts that come again and again, so that prefixes are cached, evicted and handed over.
+SEEDS = 24
+TOKENS = 24
+REQUEST_SECONDS = 90.0
+PAUSE_SECONDS = 4.0  # longer than the silence after which a peer is lost
+FAULT_SECONDS = 8.0  # from one fault to the next, and what mending it takes
+WARM_UP_SECONDS = 2.0  # the same before the baseline, where each fault comes once
+# Allocators keep what they had at the busiest moment.
+RSS_GROWTH, RSS_MARGIN = 1.25, 48 << 20
+SERIES_MARGIN = 1.1
+
+
+class UncleanError(AssertionError):
+    """An answer that is neither the known one nor a clean error."""
+
+
+@dataclass
+class Tally:
+    """What came of the requests, by kind and outcome."""
+
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    unclean: list[str] = field(default_factory=list)
+    faults: Counter[str] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, kind: str, outcome: str) -> None:
+        with self._lock:
+            self.counts[kind, outcome] += 1
+
+    def complain(self, what: str) -> None:
+        with self._lock:
+            self.unclean.append(what)
+
+    def total(self, outcome: str) -> int:
+        return sum(n for (_, o), n in self.counts.items() if o == outcome)
+
+
+class Soak:
+    """One cluster under load. ``parts`` has the nodes and the router by name."""
+
+    def __init__(self, cluster: TestCluster, seed: int = 0) -> None:
+        self._cluster = cluster
+        self._rng = random.Random(seed)
+        self._ports: dict[str, int] = {}
+        self._parts: dict[str, Part] = {}
+        self._known: dict[int, list[int]] = {}
+        self._stopping = threading.Event()
+        self._router_is_away = threading.Event()
+        self.tally = Tally()
+
+    # ---- the whole course ------------------------------------------------------------------
+
+    def run(self, seconds: float) -> dict[str, float]:
+        """Warm up, take the baseline, load and break, and compare. Gives the figures; raises
+        ``AssertionError`` for whatever is wrong."""
+        self._start()
+        self._known = {seed: self._answer(seed) for seed in range(SEEDS)}
+        self._load_and_break(list(self._faults()), WARM_UP_SECONDS)
+        baseline = Baseline(self._parts, self._cluster.registry)
+        memory, series = self._memory(), self._series()
+        self.tally = Tally()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            faults = self._rng.sample(list(self._faults()), k=len(self._faults()))
+            self._load_and_break(faults, FAULT_SECONDS, end)
+        for seed in range(SEEDS):
+            assert self._answer(seed) == self._known[seed], f"seed {seed} after the load"
+        baseline.check(60.0)
+        self._check_grown("resident bytes", memory, self._memory(), RSS_GROWTH, RSS_MARGIN)
+        self._check_grown("series", series, self._series(), SERIES_MARGIN, 40)
+        served = self.tally.total("right")
+        assert served > self.tally.total("error"), self.tally.counts
+        return {
+            "requests": sum(self.tally.counts.values()),
+            "right answers": served,
+            "clean errors": self.tally.total("error"),
+            "hung up by their clients": self.tally.total("hung up"),
+            "wrong answers": 0,
+            "faults": sum(self.tally.faults.values()),
+            "growth of resident memory, worst part": max(
+                after / memory[name] for name, after in self._memory().items()
+            ),
+        }
+
+    def _start(self) -> None:
+        router = self._cluster.start_router("--drain-timeout=2")
+        self._ports = {"http": router.details["http"], "registry": router.details["registry"]}
+        names = ("prefill-0", "prefill-1", "decode-0", "decode-1")
+        parts = self._cluster.start_nodes(*(self._arguments(name) for name in names))
+        self._parts = dict(zip(names, parts, strict=True))
+        self._cluster.wait_parts(*parts)
+
+    def _arguments(self, name: str) -> tuple[str, ...]:
+        return (f"{name.partition('-')[0]}-node", f"--node-id={name}", "--drain-timeout=3")
+
+    def _load_and_break(self, faults: list[str], pause: float, end: float = float("inf")) -> None:
+        """Clients ask while one fault after another is made, until ``end`` (monotonic); then
+        everything is mended and at rest."""
+        self._stopping.clear()
+        clients = [
+            threading.Thread(target=self._ask_on, args=(self._rng.random(),), daemon=True)
+            for _ in range(CLIENTS)
+        ]
+        for client in clients:
+            client.start()
+        for name in faults:
+            if time.monotonic() >= end:
+                break
+            self._stopping.wait(pause)
+            self._faults()[name]()
+            self.tally.faults[name] += 1
+        self._stopping.wait(pause)
+        self._stopping.set()
+        for client in clients:
+            client.join(REQUEST_SECONDS + 10)
+            assert not client.is_alive(), "a client still waits for its answer"
+        assert not self.tally.unclean, "\n".join(self.tally.unclean[:20])
+        self._cluster.wait_parts(*self._parts.values())
+        # Nodes greet each other on demand; a baseline needs every pair to have met.
+        until(self._all_have_met, "every decode node to have met every prefill node", 60.0)
+        self._cluster.wait_idle(*self._parts.values())
+
+    def _all_have_met(self) -> bool:
+        seen = survey(self._cluster.url, self._cluster.registry)
+        pairs = [report for _, report in seen.reports()]
+        return len(pairs) == 4 and not any(report.problem for report in pairs)
+
+    # ---- faults ----------------------------------------------------------------------------
+
+    def _faults(self) -> dict[str, Callable[[], None]]:
+        return {
+            "kill prefill-1": lambda: self._kill("prefill-1"),
+            "kill decode-1": lambda: self._kill("decode-1"),
+            "kill a rank of prefill-1": lambda: self._kill_rank("prefill-1"),
+            "drain prefill-1": lambda: self._drain("prefill-1"),
+            "drain decode-1": lambda: self._drain("decode-1"),
+            "stop prefill-0 for a while": lambda: self._pause("prefill-0"),
+            "restart the router": self._restart_router,
+        }
+
+    def _kill(self, name: str) -> None:
+        self._parts[name].kill()
+        self._start_again(name)
+
+    def _kill_rank(self, name: str) -> None:
+        part = self._parts[name]
+        psutil.Process(part.process.pid).children()[0].kill()
+        part.process.wait(20)
+        self._start_again(name)
+
+    def _drain(self, name: str) -> None:
+        part = self._parts[name]
+        part.process.terminate()
+        assert part.process.wait(20) == 0, part.log.read_text()[-2000:]
+        self._start_again(name)
+
+    def _start_again(self, name: str) -> None:
+        self._parts[name] = self._cluster.start_node(*self._arguments(name))
+
+    def _pause(self, name: str) -> None:
+        """Its ranks stand still, data plane and all, for longer than peers wait."""
+        ranks = psutil.Process(self._parts[name].process.pid).children()
+        for rank in ranks:
+            rank.send_signal(signal.SIGSTOP)
+        self._stopping.wait(PAUSE_SECONDS)
+        for rank in ranks:
+            rank.send_signal(signal.SIGCONT)
+
+    def _restart_router(self) -> None:
+        router = self._cluster.router
+        assert router is not None
+        self._router_is_away.set()
+        router.process.terminate()
+        router.process.wait(20)
+        self._cluster.start_router("--drain-timeout=2", **self._ports)
+        self._cluster.wait_parts(*self._parts.values())
+        self._router_is_away.clear()
+
+    # ---- clients ---------------------------------------------------------------------------
+
+    def _ask_on(self, seed: float) -> None:
+        """One client, until it is told to stop."""
+        rng = random.Random(seed)
+        kinds: tuple[tuple[Callable[[random.Random], str], str], ...] = (
+            (self._whole, "whole"),
+            (self._streamed, "streamed"),
+            (self._several, "several choices"),
+            (self._hung_up, "hung up"),
+            (self._nonsense, "nonsense"),
+        )
+        while not self._stopping.is_set():
+            ask, kind = rng.choice(kinds)
+            away = self._router_is_away.is_set()
+            try:
+                self.tally.add(kind, ask(rng))
+            except (ConnectionError, http.client.HTTPException, TimeoutError) as error:
+                # A router that ends cuts what its drain's deadline leaves, and refuses for a while.
+                if away or self._router_is_away.is_set():
+                    self.tally.add(kind, "router away")
+                    self._stopping.wait(0.1)
+                else:
+                    self.tally.complain(f"{kind}: {type(error).__name__} {error}")
+            except UncleanError as error:
+                self.tally.complain(f"{kind}: {error}")
+
+    def _whole(self, rng: random.Random) -> str:
+        seed = rng.randrange(SEEDS)
+        status, body = self._post(_body(seed))
+        return self._judge(status, body, [self._known[seed]])
+
+    def _several(self, rng: random.Random) -> str:
+        seed = rng.randrange(SEEDS)
+        status, body = self._post(_body(seed) | {"n": 2, "logprobs": 2})
+        return self._judge(status, body, [self._known[seed]] * 2)
+
+    def _nonsense(self, rng: random.Random) -> str:
+        bad: list[dict[str, Any]] = [{"prompt": []}, {"prompt": [1], "n": 10**6}, {"prompt": [-1]}]
+        status, body = self._post(rng.choice(bad))
+        if status not in (400, 503) or "message" not in body.get("error", {}):
+            raise UncleanError(f"{status} {body}")
+        return "right" if status == 400 else "error"
+
+    def _streamed(self, rng: random.Random) -> str:
+        seed = rng.randrange(SEEDS)
+        tokens: list[int] = []
+        with self._stream(_body(seed)) as (status, events):
+            if status != 200:
+                return self._judge(status, next(events), [])
+            for event in events:
+                if "error" in event:
+                    return "error"
+                tokens += event["choices"][0].get("token_ids", ())
+        if tokens != self._known[seed]:
+            raise UncleanError(f"seed {seed}: {tokens}, known is {self._known[seed]}")
+        return "right"
+
+    def _hung_up(self, rng: random.Random) -> str:
+        """Before the first token or after some."""
+        body = _body(rng.randrange(SEEDS)) | {"max_tokens": 200}
+        with self._stream(body) as (status, events):
+            for _ in range(rng.randrange(6) if status == 200 else 0):
+                next(events, None)
+        return "hung up"
+
+    def _judge(self, status: int, body: dict[str, Any], known: list[list[int]]) -> str:
+        if status != 200:
+            if status not in (500, 502, 503) or "message" not in body.get("error", {}):
+                raise UncleanError(f"{status} {body}")
+            return "error"
+        found = [choice["token_ids"] for choice in body["choices"]]
+        if found != known:
+            raise UncleanError(f"{found}, known is {known}")
+        return "right"
+
+    def _answer(self, seed: int) -> list[int]:
+        status, body = self._post(_body(seed))
+        assert status == 200, body
+        return list(body["choices"][0]["token_ids"])
+
+    def _post(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        with self._asked(body) as answer:
+            return answer.status, json.loads(answer.read())
+
+    @contextlib.contextmanager
+    def _stream(self, body: dict[str, Any]) -> Iterator[tuple[int, Iterator[dict[str, Any]]]]:
+        with self._asked(body | {"stream": True}) as answer:
+            yield answer.status, _events(answer)
+
+    @contextlib.contextmanager
+    def _asked(self, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", self._ports["http"], timeout=REQUEST_SECONDS
+        )
+        try:
+            headers = {"content-type": "application/json"}
+            connection.request("POST", COMPLETIONS, json.dumps(body), headers)
+            yield connection.getresponse()
+        finally:
+            connection.close()
+
+    # ---- what is held ----------------------------------------------------------------------
+
+    def _memory(self) -> dict[str, int]:
+        """Resident bytes of each part's processes."""
+        assert self._cluster.router is not None
+        parts = {**self._parts, "router": self._cluster.router}
+        return {name: _resident(part) for name, part in parts.items()}
+
+    def _series(self) -> dict[str, int]:
+        texts = {name: part.metrics() for name, part in self._parts.items()}
+        texts["router"] = get(f"{self._cluster.url}/metrics")
+        return {
+            name: sum(not line.startswith("#") for line in text.splitlines())
+            for name, text in texts.items()
+        }
+
+    @staticmethod
+    def _check_grown(
+        what: str, before: dict[str, int], after: dict[str, int], factor: float, margin: float
+    ) -> None:
+        grown = {
+            name: (before[name], now)
+            for name, now in after.items()
+            if now > factor * before[name] + margin
+        }
+        assert not grown, f"{what} before and after: {grown}"
+
+
+def _body(seed: int) -> dict[str, Any]:
+    return {
+        "prompt": prompt(seed, 20 + 19 * seed),
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+
+
+def _events(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    """The events of a stream up to ``[DONE]``, or the one body of a refusal."""
+    if answer.status != 200:
+        yield json.loads(answer.read())
+        return
+    for raw in answer:
+        line = raw.decode().strip()
+        if line == "data: [DONE]":
+            return
+        if line.startswith("data: "):
+            event = json.loads(line.removeprefix("data: "))
+            yield event
+            if "error" in event:
+                return
+    raise UncleanError("a stream ended without [DONE] and without an error")
+
+
+def _resident(part: Part) -> int:
+    head = psutil.Process(part.process.pid)
+    return sum(process.memory_info().rss for process in [head, *head.children(recursive=True)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model = str(cached("qwen3", Path(folder)))
+        with running(Path(folder), model) as cluster:
+            soak = Soak(cluster, options.seed)
+            figures = soak.run(60 * options.minutes)
+    for (kind, outcome), count in sorted(soak.tally.counts.items()):
+        print(f"{kind}: {outcome} {count}")
+    for fault, count in sorted(soak.tally.faults.items()):
+        print(f"{fault}: {count}")
+    rows = [
+        {
+            "metric": f"soak of {options.minutes:g} minutes: {name}",
+            "value": value,
+            "unit": "1",
+            "goal": "<=0" if name == "wrong answers" else "",
+        }
+        for name, value in figures.items()
+    ]
+    print(write("soak", rows).read_text())
+
+
+if __name__ == "__main__":
+    main()
