@@ -13,6 +13,8 @@ slots of the cache, S parts.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -29,8 +31,35 @@ _PARTS = 16
 # A tensor core multiplies no fewer rows or columns.
 _LEAST = 16
 # What a tile of keys may take, so that two stages of keys and values fit every GPU's shared memory.
-_TILE_BYTES = 16 << 10
+# float32 is multiplied without tensor cores, from registers: larger tiles would spill them.
+_TILE_BYTES = {2: 16 << 10, 4: 8 << 10}
 _LOG2_E = 1.4426950408889634
+# How the kernels are compiled.
+ATTEND_OPTIONS = {"num_warps": 4, "num_stages": 2}
+WEIGH_OPTIONS = {"num_warps": 4}
+
+
+def constants(
+    q_dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    window: int | None,
+    block_size: int,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What ``_attend`` and ``_weigh`` are compiled for, queries being of ``q_dtype``."""
+    wide = max(_LEAST, triton.next_power_of_2(dim))
+    group = heads // kv_heads
+    shape = {"WINDOW": window or 0, "LEAST": SPLIT, "MOST": MOST_PARTS, "DIM": dim, "WIDE": wide}
+    attend = {
+        "BLOCK": block_size,
+        "GROUP": group,
+        "GROUPS": max(_LEAST, triton.next_power_of_2(group)),
+        "TILE": max(_LEAST, min(64, _TILE_BYTES[q_dtype.itemsize] // (wide * q_dtype.itemsize))),
+        "PACKED": cache_dtype == FP8,
+    }
+    return shape | attend, shape | {"PARTS": _PARTS}
 
 
 def paged_decode(
@@ -48,15 +77,14 @@ def paged_decode(
     assert keys_KND.shape[2] == dim and heads % kv_heads == 0, (q_THD.shape, keys_KND.shape)
     assert out_THD.shape == q_THD.shape and q_THD.stride(2) == out_THD.stride(2) == 1
     assert keys_KND.stride(2) == 1 and decodes.table.dtype == torch.int32
-    packed = keys_KND.dtype == FP8
-    q_THD = q_THD if packed else q_THD.to(keys_KND.dtype)
+    q_THD = q_THD if keys_KND.dtype == FP8 else q_THD.to(keys_KND.dtype)
     count, visible = decodes.table.shape[0], min(decodes.longest, window or decodes.longest)
     splits = min(MOST_PARTS, triton.cdiv(visible, SPLIT))
     parts = q_THD.new_empty(count, heads, splits, dim, dtype=torch.float32)
     weights = q_THD.new_empty(count, heads, splits, dtype=torch.float32)
-    wide = max(_LEAST, triton.next_power_of_2(dim))
-    cut = {"WINDOW": window or 0, "LEAST": SPLIT, "MOST": MOST_PARTS}
-    shape = {"DIM": dim, "WIDE": wide}
+    attend, weigh = constants(
+        q_THD.dtype, keys_KND.dtype, heads, kv_heads, dim, window, decodes.block_size
+    )
     _attend[(count, kv_heads, splits)](
         q_THD,
         indexable(keys_KND),
@@ -69,15 +97,8 @@ def paged_decode(
         decodes.table.stride(0),
         *q_THD.stride()[:2],
         *keys_KND.stride()[:2],
-        BLOCK=decodes.block_size,
-        GROUP=heads // kv_heads,
-        GROUPS=max(_LEAST, triton.next_power_of_2(heads // kv_heads)),
-        TILE=max(_LEAST, min(64, _TILE_BYTES // (wide * q_THD.dtype.itemsize))),
-        PACKED=packed,
-        **cut,
-        **shape,
-        num_warps=4,
-        num_stages=2,
+        **attend,
+        **ATTEND_OPTIONS,
     )
     _weigh[(count, heads)](
         parts,
@@ -87,10 +108,8 @@ def paged_decode(
         splits,
         decodes.table.stride(0),
         *out_THD.stride()[:2],
-        PARTS=_PARTS,
-        **cut,
-        **shape,
-        num_warps=4,
+        **weigh,
+        **WEIGH_OPTIONS,
     )
 
 

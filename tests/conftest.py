@@ -24,3 +24,5 @@ settings.load_profile("short")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if device_count() == 0:
     os.environ.setdefault("TRITON_INTERPRET", "1")
+# As ranks have it: Triton 3.9 warns where it is missing, and warnings are errors here.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

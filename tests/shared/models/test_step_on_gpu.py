@@ -1,0 +1,211 @@
+"""What a decode step does on a GPU, counted without one: kernels, uploads and host waits.
+
+Tensors are on torch's ``meta`` device, so the code takes a GPU's branches and computes nothing. The
+figures below are ceilings: work that makes a step cheaper lowers them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tandem.kernels.decode_rows import DecodeRows, DecodeShape
+from tandem.kernels.operators import TorchOperators
+from tandem.shared.engine.plan import SamplerSpec, SamplingParams, SequenceStep
+from tandem.shared.engine.runner import build_runner
+from tandem.shared.engine.sampler import Sampler
+from tandem.shared.models.batch import build_batch
+from tandem.tests import tiny_models
+
+META = torch.device("meta")
+# Operators that only make room.
+FREE = {"empty", "empty_strided", "empty_like", "new_empty", "detach_", "_unsafe_view"}
+SCALARS = {"is_nonzero", "item", "_local_scalar_dense"}
+VOCABULARY = 2000
+
+
+@dataclass
+class Work:
+    """What one piece of a step asks of the device."""
+
+    kernels: list[str] = field(default_factory=list)
+    uploads: int = 0
+    waits: int = 0
+
+
+class Uploads(TorchFunctionMode):
+    """Counts tensors made of Python's numbers, which torch's dispatcher does not show."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self.work = work
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given = kwargs or {}
+        self.work.uploads += func is torch.tensor and given.get("device") == META
+        return func(*args, **given)
+
+
+class Recorder(TorchDispatchMode):
+    """Counts kernels. Refuses what the host would wait for, or answers it."""
+
+    def __init__(self, work: Work, *, may_wait: bool = False) -> None:
+        super().__init__()
+        self.work = work
+        self.may_wait = may_wait
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given = kwargs or {}
+        name = func.overloadpacket.__name__
+        source = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        target = next((d for d in (*args, *given.values()) if isinstance(d, torch.device)), None)
+        if source is not None and source.device == META:
+            if name in SCALARS:
+                self._wait(name)
+                # Logits are finite, and top-p's first candidates suffice.
+                return source.dtype != torch.bool or self.work.kernels[-1] == "all"
+            if name == "nonzero" or (target is not None and target != META):
+                self._wait(name)
+                return torch.zeros(source.shape, dtype=given.get("dtype") or source.dtype)
+        result = func(*args, **given)
+        if source is not None and source.device != META and target == META:
+            self.work.uploads += 1
+        elif name not in FREE and (name.endswith("_") or not _shares_memory(result, source)):
+            self.work.kernels.append(name)
+            if name == "rms_norm" and source is not None and not source.is_contiguous():
+                self.work.kernels.append("contiguous")
+        return result
+
+    def _wait(self, what: str) -> None:
+        assert self.may_wait, f"the host waits for the device: {what}"
+        self.work.waits += 1
+
+
+def _shares_memory(result: Any, source: torch.Tensor | None) -> bool:
+    """Whether an operator has given its argument back, or views of it."""
+    results = result if isinstance(result, (list, tuple)) else [result]
+    if source is None:
+        return False
+    storage = source.untyped_storage()._cdata
+    return all(each.untyped_storage()._cdata == storage for each in results)
+
+
+class OnGpu(TorchOperators):
+    """Operators as a GPU with Triton has them."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+
+    def attends_together(self, shape: DecodeShape) -> bool:
+        return True
+
+    def decode_kernel(
+        self,
+        q_THD: torch.Tensor,
+        keys_KND: torch.Tensor,
+        values_KND: torch.Tensor,
+        rows: DecodeRows,
+        window: int | None,
+        out_THD: torch.Tensor,
+    ) -> None:
+        """``paged_decode``, which launches two kernels."""
+        assert rows.table.device == q_THD.device == META
+        self.work.kernels += ["attend", "weigh"]
+
+
+def decode_step(folder: Path, kept: str, rows: int = 4) -> tuple[Work, list[int]]:
+    """The work of a forward pass and head over rows that decode, and how many kernels had been
+    launched when each layer had written its KV."""
+    work, marks = Work(), list[int]()
+    runner = build_runner(
+        folder,
+        dtype="bfloat16",
+        kv_dtype=kept,
+        device=META,
+        num_blocks=64,
+        load_format="dummy",
+        operators=OnGpu(work),
+    )
+    assert runner.decodes_together
+    steps = [SequenceStep(i, [5], 40, [4 * i + j for j in range(4)], True) for i in range(rows)]
+    with torch.inference_mode(), Uploads(work), Recorder(work):
+        batch = build_batch(steps, 16, META, list(range(rows)), decodes_together=True)
+        hidden = runner.model.forward(
+            batch, runner.cache.layers, lambda _: marks.append(len(work.kernels))
+        )
+        logits = runner.model.logits(hidden)
+    assert logits is not None and logits.shape[0] == rows
+    return work, marks
+
+
+def sampling(rows: int = 4, **params: Any) -> Work:
+    """The work of drawing a token for each row."""
+    work, sampler = Work(), Sampler(VOCABULARY, META)
+    for number in range(rows):
+        sampler.add(SamplerSpec(number, SamplingParams(**params), number, ()))
+    logits = torch.empty(rows, VOCABULARY, device=META)
+    with torch.inference_mode(), Uploads(work), Recorder(work, may_wait=True):
+        sampler.sample(list(range(rows)), logits)
+    return work
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "per_layer", "outside"),
+    [
+        ("qwen3", "auto", 22, 12),
+        ("llama", "auto", 19, 12),
+        ("qwen3", "fp8", 26, 12),
+        ("llama", "fp8", 23, 12),
+    ],
+)
+def test_kernels_of_a_decode_step(
+    model_root: Path, name: str, kept: str, per_layer: int, outside: int
+) -> None:
+    """The forward pass itself never waits: the recorder raises where it would."""
+    work, marks = decode_step(tiny_models.cached(name, model_root), kept)
+    layers = {later - earlier for earlier, later in pairwise(marks)}
+    assert layers and max(layers) <= per_layer
+    assert len(work.kernels) <= per_layer * len(marks) + outside
+    assert work.uploads <= 5
+
+
+@pytest.mark.parametrize(
+    ("params", "kernels", "waits"),
+    [
+        ({"temperature": 0.0}, 4, 2),
+        ({"temperature": 0.8}, 14, 3),
+        ({"temperature": 0.8, "top_p": 0.9}, 30, 4),
+        ({"temperature": 0.8, "top_k": 20, "top_p": 0.9}, 39, 5),
+    ],
+    ids=["greedy", "temperature", "top-p", "top-k and top-p"],
+)
+def test_kernels_and_waits_of_sampling(params: dict[str, Any], kernels: int, waits: int) -> None:
+    work = sampling(**params)
+    assert len(work.kernels) <= kernels
+    assert work.waits <= waits
+
+
+@pytest.mark.parametrize("wait", ["item", "tolist", "nonzero", "cpu"])
+def test_a_wait_in_the_forward_pass_would_be_found(wait: str) -> None:
+    with pytest.raises(AssertionError, match="the host waits for the device"), Recorder(Work()):
+        getattr(torch.ones(3, device=META).sum(), wait)()
