@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -32,6 +32,8 @@ from .transfers import Outcome, Transfers
 log = logging.getLogger("tandem.decode")
 
 DEFAULT_DEADLINE_SECONDS = 3600.0
+# Prompt tokens whose logprobs go into one event: with twenty alternatives each, a few milliseconds.
+PIECE_POSITIONS = 64
 
 _REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -95,7 +97,7 @@ class DecodeService(DecodeServicer):
             yield pb.GenerateEvent(admitted=pb.Admitted(node_epoch=self._identity.epoch))
             async with asyncio.timeout(seconds):
                 outcome = await start
-                async for event in self._events(choices, outcome):
+                async for event in self._events(choices, outcome, request):
                     yield event
         except TimeoutError:
             await context.abort(
@@ -160,7 +162,9 @@ class DecodeService(DecodeServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         raise AssertionError("abort returned")
 
-    async def _events(self, choices: Choices, outcome: Outcome) -> AsyncIterator[pb.GenerateEvent]:
+    async def _events(
+        self, choices: Choices, outcome: Outcome, request: pb.GenerateRequest
+    ) -> AsyncIterator[pb.GenerateEvent]:
         with AnswerTrace(outcome) as trace:
             async for output in choices.outputs():
                 sequence = output.sequence
@@ -169,7 +173,8 @@ class DecodeService(DecodeServicer):
                     trace.prompt_computed(outcome.clock.spent)
                     yield self._usage(sequence, outcome)
                     if sequence.params.prompt_logprobs is not None:
-                        yield _prompt_logprobs(sequence)
+                        for event in _prompt_logprobs(sequence, request.split_prompt_logprobs):
+                            yield event
                 if output.tokens:
                     trace.output(len(output.tokens))
                     yield _tokens(output)
@@ -211,9 +216,14 @@ def _tokens(output: StepOutput) -> pb.GenerateEvent:
     )
 
 
-def _prompt_logprobs(sequence: Sequence) -> pb.GenerateEvent:
-    positions = [_position(item) for item in sequence.prompt_logprobs]
-    return pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(positions=positions))
+def _prompt_logprobs(sequence: Sequence, split: bool) -> Iterator[pb.GenerateEvent]:
+    """One event at least. Between the pieces other requests go on, here and in the router; older
+    routers take a single event only."""
+    found = sequence.prompt_logprobs
+    step = PIECE_POSITIONS if split else max(1, len(found))
+    for start in range(0, max(1, len(found)), step):
+        positions = [_position(item) for item in found[start : start + step]]
+        yield pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(positions=positions))
 
 
 def _finished(sequence: Sequence) -> pb.GenerateEvent:

@@ -342,7 +342,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., n: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt", "sampling", "priority", "cache_salt", "prefill", "deadline_seconds", "call_id")
+    __slots__ = ("request_id", "prompt", "sampling", "priority", "cache_salt", "prefill", "deadline_seconds", "call_id", "split_prompt_logprobs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -351,6 +351,7 @@ class GenerateRequest(_message.Message):
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
@@ -359,7 +360,8 @@ class GenerateRequest(_message.Message):
     prefill: _containers.RepeatedCompositeFieldContainer[PrefillCandidate]
     deadline_seconds: float
     call_id: int
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., prefill: _Optional[_Iterable[_Union[PrefillCandidate, _Mapping]]] = ..., deadline_seconds: _Optional[float] = ..., call_id: _Optional[int] = ...) -> None: ...
+    split_prompt_logprobs: bool
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., prefill: _Optional[_Iterable[_Union[PrefillCandidate, _Mapping]]] = ..., deadline_seconds: _Optional[float] = ..., call_id: _Optional[int] = ..., split_prompt_logprobs: _Optional[bool] = ...) -> None: ...
 
 class EndChoiceRequest(_message.Message):
     __slots__ = ("call_id", "index")

@@ -3,34 +3,71 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
+from array import array
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from io import StringIO
+from typing import Any, Protocol
 
 from ..proto import tandem_pb2 as pb
 from ..shared.text.tokenizer import Tokenizer
-from .generation import Delta, Done, Generation, Item, PromptScored, Restarted, Scored, Usage
+from .bodies import Share
+from .encoding import EncodedArray
+from .generation import (
+    Delta,
+    Done,
+    Generation,
+    Item,
+    PromptScored,
+    Restarted,
+    Scored,
+    Usage,
+    new_tokens,
+)
 
 # JSON has no infinity; vLLM writes this.
 LOWEST_LOGPROB = -9999.0
+
+
+class Logprobs(Protocol):
+    """The logprobs of one choice, in the shape of one surface, encoded as they come."""
+
+    def add(self, scored: Sequence[Scored]) -> None:
+        """Those of the next tokens."""
+
+    def body(self) -> dict[str, Any]:
+        """All of them."""
+
+    def __len__(self) -> int:
+        """Bytes."""
+
+
+MakeLogprobs = Callable[[Tokenizer], Logprobs]
 
 
 @dataclass(slots=True)
 class Whole:
     """One choice, all of it."""
 
-    text: list[str] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    scored: list[Scored] = field(default_factory=list)
+    logprobs: Logprobs | None = None
+    text: StringIO = field(default_factory=StringIO)
+    tokens: array[int] = field(default_factory=new_tokens)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
-    def add(self, delta: Delta) -> None:
-        self.text.append(delta.text)
-        self.tokens += delta.tokens
-        self.scored += delta.scored
+    def add(self, delta: Delta, *, keep_tokens: bool) -> int:
+        """Returns by how many bytes it grew."""
+        grown = len(delta.text) + 4 * len(delta.tokens)
+        self.text.write(delta.text)
+        if keep_tokens:
+            self.tokens.extend(delta.tokens)
+        if delta.scored and self.logprobs is not None:
+            before = len(self.logprobs)
+            self.logprobs.add(delta.scored)
+            grown += len(self.logprobs) - before
         self.finish_reason = delta.finish_reason or self.finish_reason
         self.stop_reason = delta.stop_reason if delta.finish_reason else self.stop_reason
+        return grown
 
 
 @dataclass(slots=True)
@@ -38,26 +75,56 @@ class Answer:
     """A finished request."""
 
     choices: list[Whole]
-    prompts: dict[int, list[pb.PositionLogprobs]] = field(default_factory=dict)
+    prompts: dict[int, EncodedArray] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
 
 
-async def fold(items: AsyncIterator[Item], generation: Generation) -> Answer:
-    """Wait for everything."""
-    answer = Answer([Whole() for _ in range(generation.choices)])
-    async for item in items:
-        match item:
-            case Delta():
-                answer.choices[item.index].add(item)
-            case PromptScored():
-                answer.prompts[item.prompt] = item.positions
-            case Restarted():
-                first = item.prompt * generation.n
-                for index in range(first, first + generation.n):
-                    answer.choices[index] = Whole()
-            case Done():
-                answer.usage = item.usage
-    return answer
+class Folding:
+    """Collects the items of one request. What it holds is counted in ``share``."""
+
+    def __init__(self, generation: Generation, logprobs: MakeLogprobs, share: Share) -> None:
+        self._generation = generation
+        self._tokenizer = generation.model.tokenizer
+        self._logprobs = logprobs
+        self._share = share
+        self._answer = Answer([self._whole() for _ in range(generation.choices)])
+
+    async def fold(self, items: AsyncIterator[Item]) -> Answer:
+        """Wait for everything."""
+        answer, keep_tokens = self._answer, self._generation.return_token_ids
+        async for item in items:
+            match item:
+                case Delta():
+                    grown = answer.choices[item.index].add(item, keep_tokens=keep_tokens)
+                    self._share.take(grown)
+                case PromptScored():
+                    self._add_prompt(item)
+                case Restarted():
+                    self._restart(item.prompt)
+                case Done():
+                    answer.usage = item.usage
+        return answer
+
+    def _whole(self) -> Whole:
+        if self._generation.logprobs is None:
+            return Whole()
+        return Whole(self._logprobs(self._tokenizer))
+
+    def _add_prompt(self, item: PromptScored) -> None:
+        if self._generation.prompt_logprobs is None:
+            return  # they are those of an echo, which has them in its deltas
+        scored = self._answer.prompts.get(item.prompt)
+        if scored is None:
+            scored = self._answer.prompts[item.prompt] = EncodedArray([None])
+        before = len(scored)
+        scored.extend(_ranked(position, self._tokenizer) for position in item.positions)
+        self._share.take(len(scored) - before)
+
+    def _restart(self, prompt: int) -> None:
+        self._answer.prompts.pop(prompt, None)
+        first = prompt * self._generation.n
+        for index in range(first, first + self._generation.n):
+            self._answer.choices[index] = self._whole()
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
@@ -83,14 +150,8 @@ def finite(logprob: float) -> float:
     return max(logprob, LOWEST_LOGPROB) if not math.isnan(logprob) else LOWEST_LOGPROB
 
 
-def prompt_logprobs_body(
-    positions: list[pb.PositionLogprobs], tokenizer: Tokenizer
-) -> list[dict[str, Any] | None]:
-    """vLLM's ``prompt_logprobs``: one entry a prompt token, null for the first."""
-    return [None, *(_ranked(position, tokenizer) for position in positions)]
-
-
 def _ranked(position: pb.PositionLogprobs, tokenizer: Tokenizer) -> dict[str, Any]:
+    """An entry of vLLM's ``prompt_logprobs``, of which the first, of no token, is null."""
     return {
         str(entry.token): {
             "logprob": finite(entry.logprob),

@@ -8,7 +8,6 @@ import hashlib
 import hmac
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,15 @@ from ..shared.errors import OverloadedError, UnavailableError
 from ..shared.telemetry import logger, working_on
 from ..shared.tracing import NO_TRACER, Tracer, Value, serving
 from ..shared.version import version
-from .answer import fold
-from .bodies import BodyBudget
+from .answer import Folding
+from .bodies import Budget, Share
 from .chat_answer import ChatAnswer
 from .chat_request import parse_chat
 from .completion_answer import CompletionAnswer
 from .completion_request import parse_completion
+from .encoding import encode
 from .errors import ApiError, internal_error, to_api_error
-from .exchange import ClientGoneError, Exchange
+from .exchange import JSON_TYPE, ClientGoneError, Exchange
 from .generation import Admitted, Delta, Done, Generation, Item
 from .hosts import AllowedHosts
 from .json_body import parse_json
@@ -32,6 +32,8 @@ from .metrics import CONTENT_TYPE, Metrics, RequestMetrics
 from .model import ServedModel
 from .nodes import NodeTable
 from .options import RouterOptions
+from .pace import Pace
+from .parsing import Parsers
 from .registry import Registry
 from .serve import serve
 
@@ -39,9 +41,6 @@ log = logger("router")
 
 PAGE = Path(__file__).with_name("chat.html")
 PROBES = ("/live", "/health", "/ready")
-# Bodies below this are parsed and encoded on the spot: a thread would take longer.
-SMALL_BODY = 16 * 1024
-PARSER_THREADS = 2
 # Names of unknown fields that are logged, once each; clients may make up any number of them.
 MAX_NAMED_FIELDS = 64
 
@@ -67,9 +66,12 @@ class App:
         self._tracer = tracer
         self._keys = [hashlib.sha256(key.encode()).digest() for key in options.api_keys]
         self._hosts = AllowedHosts(options)
-        self._parsers = ThreadPoolExecutor(PARSER_THREADS, thread_name_prefix="parse")
+        self._parsers = Parsers(options.parse_timeout)
         self._work: set[asyncio.Task[None]] = set()
-        self._bodies = BodyBudget(max(options.max_held_body_bytes, options.max_body_bytes))
+        held = max(options.max_held_body_bytes, options.max_body_bytes)
+        self._bodies = Budget(held, "bytes of bodies")
+        self._prompts = Budget(options.max_held_prompt_tokens, "prompt tokens")
+        self._answers = Budget(options.max_held_answer_bytes, "bytes of answers")
         self._active = 0
         self._named_fields: set[str] = set()
         self.draining = False
@@ -107,7 +109,7 @@ class App:
             task.cancel()
 
     def close(self) -> None:
-        self._parsers.shutdown(wait=False, cancel_futures=True)
+        self._parsers.close()
 
     def _route(self, exchange: Exchange) -> Callable[[Exchange], Any]:
         path = exchange.path
@@ -220,11 +222,14 @@ class App:
         try:
             with serving(self._tracer, "request", traceparent, **about) as span:
                 with self._bodies.share() as share:
-                    generation = await self._parse(await exchange.body(share), parse)
+                    generation = await self._parse(exchange, await exchange.body(share), parse)
                 self._name_ignored(generation)
                 span.set(**_described(generation))
                 answer = words(generation, int(time.time()))
-                await self._unless_gone(exchange, self._answer(exchange, generation, answer))
+                with self._prompts.share() as prompts, self._answers.share() as answers:
+                    prompts.take(sum(len(prompt.tokens) for prompt in generation.prompts))
+                    work = self._answer(exchange, generation, answer, answers)
+                    await self._unless_gone(exchange, work)
         finally:
             self._active -= 1
 
@@ -235,15 +240,13 @@ class App:
                 self._named_fields.add(name)
                 log.warning("requests have the field %r, which is unknown and ignored", name)
 
-    async def _parse(self, body: bytes, parse: Parse) -> Generation:
+    async def _parse(self, exchange: Exchange, body: bytes, parse: Parse) -> Generation:
         model = self._registry.model()
 
         def run() -> Generation:
             return parse(parse_json(body, model.max_model_len), model, self._options)
 
-        if len(body) <= SMALL_BODY:
-            return run()
-        return await asyncio.get_running_loop().run_in_executor(self._parsers, run)
+        return await self._parsers.run(exchange.client, len(body), run)
 
     async def _unless_gone(self, exchange: Exchange, answer: Any) -> None:
         """Run ``answer``, and cancel it when the client goes away."""
@@ -264,7 +267,11 @@ class App:
             await asyncio.gather(work, gone, return_exceptions=True)
 
     async def _answer(
-        self, exchange: Exchange, generation: Generation, words: ChatAnswer | CompletionAnswer
+        self,
+        exchange: Exchange,
+        generation: Generation,
+        words: ChatAnswer | CompletionAnswer,
+        share: Share,
     ) -> None:
         access = exchange.access
         with RequestMetrics(self._metrics, generation, access) as timed:
@@ -273,9 +280,10 @@ class App:
                 watched = _timed(items, timed)
                 if generation.stream:
                     await _stream(exchange, watched, generation, words)
-                else:
-                    answer = await fold(watched, generation)
-                    await exchange.json(200, words.whole(answer))
+                    return
+                answer = await Folding(generation, words.logprobs, share).fold(watched)
+                body = await encode(words.whole(answer))
+                await exchange.answer_in_pieces(200, body, JSON_TYPE)
 
 
 async def _stream(
@@ -296,14 +304,16 @@ async def _stream(
 
 
 async def _timed(items: Any, timed: RequestMetrics) -> Any:
-    """The same items, each seen by the clock."""
+    """The same items, each seen by the clock. Many that come at once hold up nobody."""
     item: Item
+    pace = Pace()
     async for item in items:
         if isinstance(item, Delta):
             timed.delta(item)
         elif isinstance(item, Done):
             timed.done(item)
         yield item
+        await pace.rest()
 
 
 def _described(generation: Generation) -> dict[str, Value]:

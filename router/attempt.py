@@ -37,9 +37,9 @@ class Attempt:
             case "usage":
                 self.served.computed = event.usage
             case "prompt_logprobs":
-                positions = list(event.prompt_logprobs.positions)
+                positions = event.prompt_logprobs.positions
                 if self._echo:
-                    self._echo.positions = positions
+                    self._echo.score(positions)
                 yield PromptScored(self._number, positions)
             case "tokens":
                 choice = self._choice(event.tokens.index)
@@ -74,7 +74,7 @@ class Attempt:
         if delta is None:
             return
         if self._echo and delta.index not in self._echo.shown:
-            yield self._echo.delta(delta.index)
+            yield from self._echo.deltas(delta.index)
         yield delta
 
     def _choice(self, index: int) -> Choice:

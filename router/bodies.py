@@ -1,4 +1,4 @@
-"""How many bytes of request bodies the router holds at once, over all requests."""
+"""How much the router holds at once, over all requests: bodies, prompts, answers."""
 
 from __future__ import annotations
 
@@ -8,36 +8,38 @@ from contextlib import contextmanager
 from ..shared.errors import OverloadedError
 
 
-class BodyBudget:
-    """Each body is bounded by itself; this bounds their sum, while they are read and parsed."""
+class Budget:
+    """Each request is bounded by itself; this bounds their sum. ``what`` is its name in errors."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, what: str) -> None:
         self.limit = limit
+        self.what = what
         self.held = 0
 
     @contextmanager
-    def share(self) -> Iterator[BodyShare]:
+    def share(self) -> Iterator[Share]:
         """One request's part, empty at first, given back when the block ends."""
-        share = BodyShare(self)
+        share = Share(self)
         try:
             yield share
         finally:
-            self.held -= share.bytes
+            self.held -= share.size
 
 
-class BodyShare:
-    """What one request holds of the budget."""
+class Share:
+    """What one request holds of a budget."""
 
-    def __init__(self, budget: BodyBudget) -> None:
+    def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        self.bytes = 0
+        self.size = 0
 
     def take(self, size: int) -> None:
-        """Hold so many bytes more. Raises ``OverloadedError`` when there is no room for them."""
-        if self._budget.held + size > self._budget.limit:
+        """Hold so much more. Raises ``OverloadedError`` when there is no room for it."""
+        budget = self._budget
+        if budget.held + size > budget.limit:
             raise OverloadedError(
-                f"The bodies of all requests together are over the limit of {self._budget.limit} "
-                "bytes; try again later."
+                f"The {budget.what} of all requests together are over the limit of {budget.limit}; "
+                "try again later."
             )
-        self._budget.held += size
-        self.bytes += size
+        budget.held += size
+        self.size += size

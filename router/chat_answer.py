@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..proto import tandem_pb2 as pb
 from ..shared.text.tokenizer import Tokenizer
-from .answer import Answer, Whole, finite, placement_body, prompt_logprobs_body, usage_body
+from .answer import Answer, Whole, finite, placement_body, usage_body
+from .encoding import EncodedArray
 from .generation import Delta, Generation, Scored, Usage
+
+
+class ChatLogprobs:
+    """Logprobs of a choice: one entry a token."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._content = EncodedArray()
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    def add(self, scored: Sequence[Scored]) -> None:
+        self._content.extend(_token(item, self._tokenizer) for item in scored)
+
+    def body(self) -> dict[str, Any]:
+        return {"content": self._content, "refusal": None}
 
 
 class ChatAnswer:
     """The words of one answer; ``created`` is its start in Unix seconds."""
+
+    logprobs = ChatLogprobs
 
     def __init__(self, generation: Generation, created: int) -> None:
         self._generation = generation
@@ -23,7 +44,7 @@ class ChatAnswer:
         role = {"role": "assistant", "content": ""}
         chunks = [self._chunk([_choice(i, role)]) for i in range(self._generation.choices)]
         if self._generation.return_token_ids and chunks:
-            chunks[0]["prompt_token_ids"] = self._generation.prompts[0].tokens
+            chunks[0]["prompt_token_ids"] = self._generation.prompts[0].tokens.tolist()
         return chunks
 
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
@@ -34,7 +55,7 @@ class ChatAnswer:
             if delta.scored:
                 choice["logprobs"] = _logprobs(delta.scored, self._tokenizer)
             if self._generation.return_token_ids:
-                choice["token_ids"] = delta.tokens
+                choice["token_ids"] = list(delta.tokens)
             chunks.append(self._chunk([choice]))
         if delta.finish_reason is not None:
             choice = _choice(delta.index, {}, delta.finish_reason)
@@ -57,18 +78,14 @@ class ChatAnswer:
         if self._generation.return_token_ids:
             body["prompt_token_ids"] = self._generation.prompts[0].tokens
         if self._generation.prompt_logprobs is not None:
-            positions = answer.prompts.get(0, [])
-            body["prompt_logprobs"] = prompt_logprobs_body(positions, self._tokenizer)
+            body["prompt_logprobs"] = answer.prompts.get(0)
         return body
 
     def _whole(self, index: int, choice: Whole) -> dict[str, Any]:
-        logprobs = None
-        if self._generation.logprobs is not None:
-            logprobs = _logprobs(choice.scored, self._tokenizer)
         body = {
             "index": index,
-            "message": {"role": "assistant", "content": "".join(choice.text), "refusal": None},
-            "logprobs": logprobs,
+            "message": {"role": "assistant", "content": choice.text.getvalue(), "refusal": None},
+            "logprobs": None if choice.logprobs is None else choice.logprobs.body(),
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
             "token_ids": None,
@@ -96,7 +113,7 @@ def _choice(index: int, delta: dict[str, Any], finish_reason: str | None = None)
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
 
 
-def _logprobs(scored: list[Scored], tokenizer: Tokenizer) -> dict[str, Any]:
+def _logprobs(scored: Sequence[Scored], tokenizer: Tokenizer) -> dict[str, Any]:
     return {"content": [_token(item, tokenizer) for item in scored], "refusal": None}
 
 

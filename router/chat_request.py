@@ -6,10 +6,11 @@ import uuid
 from typing import Any
 
 from . import sampling as read
+from .answer_size import AnswerSize
 from .chat_messages import characters_of, read_messages
 from .errors import invalid
 from .fields import Fields
-from .generation import Generation, Prompt
+from .generation import Generation, Prompt, new_tokens
 from .model import ServedModel
 from .options import RouterOptions
 
@@ -60,11 +61,22 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
     granted = read.check_context(
         [len(tokens)], wanted, model, param="messages", default=model.max_model_len
     )
+    size = AnswerSize(
+        prompts=[len(tokens)],
+        n=shared["sampling"].n,
+        logprobs=logprobs,
+        scored_prompt=shared["prompt_logprobs"],
+        echoed=0,
+        token_ids=shared["return_token_ids"],
+        stream=shared["stream"],
+    )
+    if wanted is None:
+        granted = size.fit(granted, options)
+    size.check(granted, options)
     read.check_min_tokens(text.min_tokens, granted)
-    read.check_prompt_logprobs(len(tokens), 1, shared["prompt_logprobs"])
     return Generation(
         request_id=f"chatcmpl-{uuid.uuid4().hex}",
-        prompts=[Prompt(tokens)],
+        prompts=[Prompt(new_tokens(tokens))],
         max_tokens=granted,
         text=text,
         logprobs=logprobs,

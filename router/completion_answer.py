@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from typing import Any
 
 from ..proto import tandem_pb2 as pb
 from ..shared.text.tokenizer import Tokenizer
-from .answer import Answer, Whole, finite, placement_body, prompt_logprobs_body, usage_body
+from .answer import Answer, Whole, finite, placement_body, usage_body
+from .encoding import EncodedArray
 from .generation import Delta, Generation, Scored, Usage
+
+
+class CompletionLogprobs:
+    """Logprobs of a choice: four arrays as long as its tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._arrays: dict[str, EncodedArray] = {
+            name: EncodedArray() for name in _logprobs([], tokenizer)
+        }
+
+    def __len__(self) -> int:
+        return sum(map(len, self._arrays.values()))
+
+    def add(self, scored: Sequence[Scored]) -> None:
+        for name, values in _logprobs(scored, self._tokenizer).items():
+            self._arrays[name].extend(values)
+
+    def body(self) -> dict[str, Any]:
+        return dict(self._arrays)
 
 
 class CompletionAnswer:
     """The words of one answer; ``created`` is its start in Unix seconds."""
+
+    logprobs = CompletionLogprobs
 
     def __init__(self, generation: Generation, created: int) -> None:
         self._generation = generation
@@ -37,8 +62,8 @@ class CompletionAnswer:
             choice["stop_reason"] = delta.stop_reason
         if self._generation.return_token_ids:
             if delta.index not in self._opened:
-                choice["prompt_token_ids"] = self._prompt(delta.index)
-            choice["token_ids"] = delta.tokens
+                choice["prompt_token_ids"] = self._prompt(delta.index).tolist()
+            choice["token_ids"] = list(delta.tokens)
         self._opened.add(delta.index)
         return [self._chunk([choice])]
 
@@ -55,13 +80,10 @@ class CompletionAnswer:
         }
 
     def _whole(self, index: int, choice: Whole, answer: Answer) -> dict[str, Any]:
-        logprobs = None
-        if self._generation.logprobs is not None:
-            logprobs = _logprobs(choice.scored, self._tokenizer)
         body: dict[str, Any] = {
             "index": index,
-            "text": "".join(choice.text),
-            "logprobs": logprobs,
+            "text": choice.text.getvalue(),
+            "logprobs": None if choice.logprobs is None else choice.logprobs.body(),
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
             "prompt_token_ids": None,
@@ -72,11 +94,10 @@ class CompletionAnswer:
             body["prompt_token_ids"] = self._prompt(index)
             body["token_ids"] = choice.tokens
         if self._generation.prompt_logprobs is not None:
-            positions = answer.prompts.get(index // self._generation.n, [])
-            body["prompt_logprobs"] = prompt_logprobs_body(positions, self._tokenizer)
+            body["prompt_logprobs"] = answer.prompts.get(index // self._generation.n)
         return body
 
-    def _prompt(self, index: int) -> list[int]:
+    def _prompt(self, index: int) -> array[int]:
         return self._generation.prompts[index // self._generation.n].tokens
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -94,7 +115,7 @@ class CompletionAnswer:
         }
 
 
-def _logprobs(scored: list[Scored], tokenizer: Tokenizer) -> dict[str, Any]:
+def _logprobs(scored: Sequence[Scored], tokenizer: Tokenizer) -> dict[str, list[Any]]:
     return {
         "tokens": [tokenizer.texts.text_of(item.token) for item in scored],
         "token_logprobs": [

@@ -6,9 +6,10 @@ import uuid
 from typing import Any
 
 from . import sampling as read
+from .answer_size import AnswerSize
 from .errors import invalid
 from .fields import Fields, check_integer, wrong_type
-from .generation import Generation, Prompt
+from .generation import Generation, Prompt, new_tokens
 from .model import ServedModel
 from .options import RouterOptions
 
@@ -31,6 +32,8 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> G
     text = read.read_text_options(fields, echo=echo, discard_output=wanted == 0)
     logprobs = _logprobs(fields)
     prompts = _prompts(fields, model, options)
+    if echo:
+        prompts = [_with_text(prompt, model, text.skip_special_tokens) for prompt in prompts]
     _check_choices(len(prompts), n, options)
     granted = read.check_context(
         [len(prompt.tokens) for prompt in prompts],
@@ -40,8 +43,19 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> G
         param="prompt",
         default=DEFAULT_MAX_TOKENS,
     )
+    scored_prompt = shared["prompt_logprobs"]
+    size = AnswerSize(
+        prompts=[len(prompt.tokens) for prompt in prompts],
+        n=n,
+        logprobs=logprobs,
+        scored_prompt=logprobs if scored_prompt is None and echo else scored_prompt,
+        echoed=sum(len(prompt.text or "") for prompt in prompts),
+        token_ids=shared["return_token_ids"],
+        stream=shared["stream"],
+    )
+    size.check(granted, options)
     read.check_min_tokens(text.min_tokens, granted)
-    generation = Generation(
+    return Generation(
         request_id=f"cmpl-{uuid.uuid4().hex}",
         prompts=prompts,
         max_tokens=granted,
@@ -50,9 +64,6 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> G
         ignored=fields.ignored,
         **shared,
     )
-    total = sum(len(prompt.tokens) for prompt in prompts)
-    read.check_prompt_logprobs(total, n, generation.scored_prompt)
-    return generation
 
 
 def _prompts(fields: Fields, model: ServedModel, options: RouterOptions) -> list[Prompt]:
@@ -95,7 +106,7 @@ def _from_text(text: str, fields: Fields, model: ServedModel, param: str) -> Pro
     tokens = model.tokenizer.encode(text, add_special_tokens=special)
     if not tokens:
         raise invalid(f"Invalid '{param}': the prompt has no tokens.", "prompt", "empty_string")
-    return Prompt(tokens, text)
+    return Prompt(new_tokens(tokens), text if fields.raw("echo") else None)
 
 
 def _from_tokens(tokens: list[Any], model: ServedModel, param: str) -> Prompt:
@@ -105,7 +116,14 @@ def _from_tokens(tokens: list[Any], model: ServedModel, param: str) -> Prompt:
     read.check_context([len(tokens)], None, model, param="prompt", default=1)
     for i, token in enumerate(tokens):
         check_integer(f"{param}[{i}]", token, 0, model.vocab_size - 1)
-    return Prompt(tokens)
+    return Prompt(new_tokens(tokens))
+
+
+def _with_text(prompt: Prompt, model: ServedModel, skip_special_tokens: bool) -> Prompt:
+    if prompt.text is not None:
+        return prompt
+    text = model.tokenizer.decode(prompt.tokens, skip_special_tokens=skip_special_tokens)
+    return Prompt(prompt.tokens, text)
 
 
 def _check_choices(prompts: int, n: int, options: RouterOptions) -> None:

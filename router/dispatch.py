@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -34,6 +34,8 @@ EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 OUTPUT = ("tokens", "finished", "prompt_logprobs")
 MAX_ATTEMPTS = 4
+# The keys of a prompt of this length are computed in a few milliseconds.
+QUICK_TOKENS = 4096
 # A request that kills its node must not go round and kill them all.
 MAX_DEATHS = 2
 # Added to the request's own deadline, so that the node's own answer about it arrives.
@@ -55,15 +57,17 @@ class Dispatcher:
         self._deaths = 0
 
     async def run(
-        self, request: pb.GenerateRequest, *, streamed: bool
+        self, request: pb.GenerateRequest, tokens: Sequence[int], *, streamed: bool
     ) -> AsyncGenerator[tuple[Node, pb.GenerateEvent], None]:
-        """The node's events, with the node; ``Admitted`` comes first, and once.
+        """The node's events, with the node; ``Admitted`` comes first, and once. ``tokens`` are
+        those of the request's prompt.
 
         Another node than before means that what came until then is void.
         """
         admitted = False
         failure: Exception | None = None
-        prompt = PromptKeys(list(request.prompt), request.cache_salt)
+        prompt = PromptKeys(tokens, request.cache_salt)
+        await self._compute_keys(prompt)
         while (placement := self._next(request, prompt)) is not None:
             node, booking = self._book(placement, prompt)
             started = seen = False
@@ -92,6 +96,13 @@ class Dispatcher:
             finally:
                 booking.settle()
         raise failure or UnavailableError("No decode node is available; try again soon.")
+
+    async def _compute_keys(self, prompt: PromptKeys) -> None:
+        """Those of a long prompt take tens of milliseconds, so placement should find them done."""
+        if len(prompt.tokens) <= QUICK_TOKENS:
+            return
+        held = [node.prefixes for node in self._nodes]
+        await asyncio.to_thread(lambda: [prefixes.sample(prompt) for prefixes in held])
 
     def _next(self, request: pb.GenerateRequest, prompt: PromptKeys) -> Placement | None:
         """Where to try next. Writes prefill candidates and time left into the request."""

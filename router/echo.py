@@ -1,43 +1,58 @@
-"""``echo`` of text completions: the prompt as the first delta of each choice."""
+"""``echo`` of text completions: the prompt as the first deltas of each choice."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 
 from ..proto import tandem_pb2 as pb
 from .generation import Delta, Generation, Scored
 
+# Scored tokens of one delta, so that none takes long to encode.
+PIECE_TOKENS = 64
+
 
 class Echo:
-    """One prompt's text, and its logprobs once the node has sent them."""
+    """One prompt's text, and its logprobs as the node sends them."""
 
     def __init__(self, generation: Generation, number: int) -> None:
-        self._generation = generation
-        self._prompt = generation.prompts[number]
-        self.positions: list[pb.PositionLogprobs] = []
+        prompt = generation.prompts[number]
+        assert prompt.text is not None, "the parser keeps the text of a prompt that is echoed"
+        self.text = prompt.text
         self.shown: set[int] = set()
-        text = self._prompt.text
-        self.text = self._decode() if text is None else text
+        self._tokens = prompt.tokens
+        self._scores = generation.logprobs is not None
+        self._detokenizer = generation.model.tokenizer.detokenizer(
+            skip_special_tokens=generation.text.skip_special_tokens
+        )
+        self._known = 0
+        self._offset = 0
+        self._pieces: list[list[Scored]] = []
 
-    def delta(self, index: int) -> Delta:
+    def score(self, positions: Sequence[pb.PositionLogprobs]) -> None:
+        """Take the logprobs of the next prompt tokens. The first token follows nothing, so it has
+        none."""
+        if not self._scores:
+            return
+        if not self._known:
+            self._add(None)
+        for position in positions[: len(self._tokens) - self._known]:
+            self._add(position)
+
+    def deltas(self, index: int) -> Iterator[Delta]:
         """The prompt, as if it had been generated; at most once a choice."""
         self.shown.add(index)
-        scored = self._scored() if self._generation.logprobs is not None else []
-        return Delta(index, self.text, [], scored)
+        if not self._pieces:
+            yield Delta(index, self.text)
+            return
+        starts = [piece[0].offset for piece in self._pieces]
+        ends = [*starts[1:], len(self.text)]
+        for piece, start, end in zip(self._pieces, starts, ends, strict=True):
+            yield Delta(index, self.text[start:end], [], piece)
 
-    def _decode(self) -> str:
-        options = self._generation.text
-        return self._generation.model.tokenizer.decode(
-            self._prompt.tokens, skip_special_tokens=options.skip_special_tokens
-        )
-
-    def _scored(self) -> list[Scored]:
-        """The first token follows nothing, so it has no logprob."""
-        detokenizer = self._generation.model.tokenizer.detokenizer(
-            skip_special_tokens=self._generation.text.skip_special_tokens
-        )
-        scored = []
-        offset = 0
-        for i, token in enumerate(self._prompt.tokens):
-            known = 0 < i <= len(self.positions)
-            scored.append(Scored(token, offset, self.positions[i - 1] if known else None))
-            offset += len(detokenizer.push(token))
-        return scored
+    def _add(self, position: pb.PositionLogprobs | None) -> None:
+        if self._known % PIECE_TOKENS == 0:
+            self._pieces.append([])
+        token = self._tokens[self._known]
+        self._pieces[-1].append(Scored(token, self._offset, position))
+        self._known += 1
+        self._offset += len(self._detokenizer.push(token))

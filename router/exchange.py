@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import uuid
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from ..shared.errors import OverloadedError
 from ..shared.telemetry import checked_request_id
 from .access import Access
-from .bodies import BodyShare
+from .bodies import Share
+from .encoding import dump
 from .errors import ApiError, to_api_error
 from .options import RouterOptions
 
@@ -34,6 +34,9 @@ class Exchange:
         self._options = options
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        address = scope.get("client") or ("",)
+        # Whose turn it is where requests wait for each other; behind a proxy, keys tell them apart.
+        self.client: Hashable = (address[0], self.header(b"authorization"))
         given = checked_request_id(self.header(b"x-request-id").decode("latin-1"))
         self.request_id = given or uuid.uuid4().hex
         self.access = Access(self.method, self.path)
@@ -46,7 +49,7 @@ class Exchange:
     def header(self, name: bytes) -> bytes:
         return next((value for key, value in self._scope["headers"] if key == name), b"")
 
-    async def body(self, share: BodyShare) -> bytes:
+    async def body(self, share: Share) -> bytes:
         """The whole body, within its limits of type, size and time, counted in ``share``."""
         if self.header(b"content-type").partition(b";")[0].strip().lower() != JSON_TYPE:
             raise ApiError(415, "The content type must be 'application/json'.", headers=CLOSE)
@@ -66,7 +69,7 @@ class Exchange:
             told.headers += CLOSE  # the rest of the body is not read
             raise told from None
 
-    async def _read(self, limit: int, share: BodyShare) -> bytes:
+    async def _read(self, limit: int, share: Share) -> bytes:
         parts = bytearray()
         while True:
             event = await self._receive()
@@ -94,9 +97,17 @@ class Exchange:
 
     async def answer(self, status: int, body: bytes, kind: bytes, headers: Headers = ()) -> None:
         """A whole answer."""
-        length = (b"content-length", str(len(body)).encode())
+        await self.answer_in_pieces(status, [body], kind, headers)
+
+    async def answer_in_pieces(
+        self, status: int, pieces: Sequence[bytes], kind: bytes, headers: Headers = ()
+    ) -> None:
+        """A whole answer that is written piece by piece, as fast as the client reads."""
+        length = (b"content-length", str(sum(map(len, pieces))).encode())
         await self._start(status, [(b"content-type", kind), length, *headers])
-        await self._write(body, more=False)
+        for piece in pieces[:-1]:
+            await self._write(piece, more=True)
+        await self._write(pieces[-1], more=False)
 
     async def start_events(self) -> None:
         """The head of a stream of server-sent events."""
@@ -150,11 +161,3 @@ class Exchange:
         """Nothing is written any more."""
         if self._watch is not None:
             self._watch.cancel()
-
-
-# Made once: ``json.dumps`` with options makes one each time.
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-
-
-def dump(value: Any) -> bytes:
-    return _encode(value).encode()

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from array import array
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
 from ..proto import tandem_pb2 as pb
 from .model import ServedModel
 
 
+def new_tokens(values: Iterable[int] = ()) -> array[int]:
+    """Token ids in four bytes each; a list of them takes forty."""
+    return array("I", values)
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``text`` is what the client wrote, for ``echo``; ``None`` when it sent token ids."""
+    """``text`` is kept for ``echo`` alone: what the client wrote, or its token ids as text."""
 
-    tokens: list[int]
+    tokens: array[int]
     text: str | None = None
 
 
@@ -85,18 +91,18 @@ class Delta:
 
     index: int
     text: str = ""
-    tokens: list[int] = field(default_factory=list)
-    scored: list[Scored] = field(default_factory=list)
+    tokens: Sequence[int] = ()
+    scored: Sequence[Scored] = ()
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """The logprobs of one prompt, before any output of its choices."""
+    """The next logprobs of one prompt, before any output of its choices."""
 
     prompt: int
-    positions: list[pb.PositionLogprobs]
+    positions: Sequence[pb.PositionLogprobs]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from .access import Access
+from .encoding import dump
 from .errors import ApiError
-from .exchange import dump
 from .options import RouterOptions
 
 # How long a client may go on sending a request that has been answered.

@@ -17,9 +17,6 @@ MAX_STOPS = 64
 MAX_STOP_LENGTH = 1024
 MAX_STOP_IDS = 256
 MAX_BIAS = 1024
-# Entries of prompt logprobs in one answer: some hundred bytes of memory each, and a node that makes
-# this many is busy with them for more than a second.
-MAX_PROMPT_SCORES = 1 << 19
 INT32, INT64 = 2**31, 2**63
 
 # Accepted and without effect here: OpenAI uses them for its own accounting.
@@ -172,18 +169,6 @@ def _prompt_logprobs(fields: Fields, stream: bool) -> int | None:
     if value is not None and stream:
         raise invalid("'prompt_logprobs' is not available with 'stream'.", "prompt_logprobs")
     return value
-
-
-def check_prompt_logprobs(prompt_tokens: int, choices: int, wanted: int | None) -> None:
-    """Refuses an answer that would be out of all proportion: each of so many ``choices`` lists
-    every token of its prompt with the ``wanted`` alternatives."""
-    entries = 0 if wanted is None else prompt_tokens * choices * (1 + wanted)
-    if entries > MAX_PROMPT_SCORES:
-        raise invalid(
-            f"Logprobs of {prompt_tokens} prompt tokens, with {wanted} alternatives each and for "
-            f"{choices} choices, make {entries} entries; the limit is {MAX_PROMPT_SCORES}.",
-            "prompt_logprobs",
-        )
 
 
 def check_context(

@@ -20,11 +20,14 @@ from .errors import NodeError
 from .generation import Admitted, Done, Generation, Item, Restarted, Usage
 from .nodes import NodeTable
 from .options import RouterOptions
+from .pace import Pace
 
 # Prompts of one request that are on nodes at the same time; also how many must be admitted before
 # the client is told 200.
 WAVE = 64
 QUEUED_ITEMS = 256
+# Of a long prompt, what is put into a message at once.
+PIECE_TOKENS = 8192
 
 
 async def serve(
@@ -63,8 +66,9 @@ async def _serve_prompt(
     """One prompt and its n choices, on one node at a time."""
     usage.prompt_tokens += len(generation.prompts[number].tokens)
     attempt: Attempt | None = None
-    request = _message(generation, number)
-    async with aclosing(dispatcher.run(request, streamed=generation.stream)) as events:
+    tokens = generation.prompts[number].tokens
+    request = await _message(generation, number)
+    async with aclosing(dispatcher.run(request, tokens, streamed=generation.stream)) as events:
         async for node, event in events:
             if attempt is None or attempt.node is not node:
                 if attempt is not None:
@@ -115,7 +119,7 @@ async def _interleave(runs: list[AsyncGenerator[Item, None]]) -> AsyncGenerator[
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _message(generation: Generation, number: int) -> pb.GenerateRequest:
+async def _message(generation: Generation, number: int) -> pb.GenerateRequest:
     """What the node is asked for, but its deadline and where it may prefill."""
     sampling = pb.Sampling()
     sampling.CopyFrom(generation.sampling)
@@ -126,11 +130,16 @@ def _message(generation: Generation, number: int) -> pb.GenerateRequest:
     if generation.scored_prompt is not None:
         sampling.prompt_logprobs = generation.scored_prompt
     suffix = f"-{number}" if len(generation.prompts) > 1 else ""
-    return pb.GenerateRequest(
+    message = pb.GenerateRequest(
         request_id=generation.request_id + suffix,
         call_id=secrets.randbits(64),
-        prompt=generation.prompts[number].tokens,
         sampling=sampling,
         priority=generation.priority,
         cache_salt=generation.cache_salt,
+        split_prompt_logprobs=True,
     )
+    tokens, pace = generation.prompts[number].tokens, Pace()
+    for start in range(0, len(tokens), PIECE_TOKENS):
+        message.prompt.extend(tokens[start : start + PIECE_TOKENS])
+        await pace.rest()
+    return message

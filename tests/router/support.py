@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +131,11 @@ class FakeNode(DecodeServicer):
         yield admitted()
         yield usage(request, cached_tokens=3, prefill_node=self.prefill_node)
         if sampling.HasField("prompt_logprobs"):
-            made = [logprobs(token, sampling.prompt_logprobs) for token in request.prompt[1:]]
-            yield pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(positions=made))
+            count_of_prompt, scored = sampling.prompt_logprobs, request.prompt[1:]
+            step = 50 if request.split_prompt_logprobs else max(1, len(scored))
+            for start in range(0, max(1, len(scored)), step):
+                made = [logprobs(token, count_of_prompt) for token in scored[start : start + step]]
+                yield pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(positions=made))
         reply = self.reply[: sampling.max_tokens]
         for start in range(0, len(reply), self.chunk):
             await asyncio.sleep(self.delay)
@@ -186,6 +192,7 @@ class Cluster:
         self.nodes: list[FakeNode] = []
         self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{router.registry_port}")
         self.registry: Any = RegistryStub(self.channel)
+        self.context = CONTEXT
         self.load = pb.Load()
 
     @property
@@ -203,7 +210,9 @@ class Cluster:
         node = FakeNode(node_id, self.encode(reply))
         await node.start()
         self.nodes.append(node)
-        await self.registry.Join(node.join_request(self.model))
+        request = node.join_request(self.model)
+        request.model.max_model_len = self.context
+        await self.registry.Join(request)
         node.beat = asyncio.create_task(self._beat(node))
         return node
 
@@ -227,7 +236,9 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster(tmp_path: Path, nodes: int = 1, **options: Any) -> AsyncIterator[Cluster]:
+async def cluster(
+    tmp_path: Path, nodes: int = 1, context: int = CONTEXT, **options: Any
+) -> AsyncIterator[Cluster]:
     """A running router with ``nodes`` fake decode nodes; everything is gone afterwards."""
     model = (
         make_model(tmp_path / "model") if not (tmp_path / "model").exists() else tmp_path / "model"
@@ -240,6 +251,7 @@ async def cluster(tmp_path: Path, nodes: int = 1, **options: Any) -> AsyncIterat
             base_url=f"http://127.0.0.1:{router.http_port}", timeout=20
         ) as client:
             made = Cluster(router, model, client)
+            made.context = context
             try:
                 for number in range(nodes):
                     await made.add(f"decode-{number}")
@@ -259,6 +271,37 @@ def events(text: str) -> list[Any]:
             data = block.removeprefix("data: ")
             found.append(data if data == "[DONE]" else json.loads(data))
     return found
+
+
+@dataclass
+class Hold:
+    """What one task did at the most before others had their turn, in seconds of this thread's CPU:
+    other processes may make it last longer."""
+
+    seconds: float = 0.0
+
+
+@asynccontextmanager
+async def longest_hold() -> AsyncIterator[Hold]:
+    """Watches the running loop while the block runs."""
+    hold = Hold()
+
+    async def watch() -> None:
+        while True:
+            begun = time.thread_time()
+            await asyncio.sleep(0.001)
+            hold.seconds = max(hold.seconds, time.thread_time() - begun)
+
+    # All that the tests have imported would be looked at by each full collection.
+    gc.collect()
+    gc.freeze()
+    watching = asyncio.create_task(watch())
+    try:
+        yield hold
+    finally:
+        await asyncio.sleep(0.002)  # what was held up sees how long
+        watching.cancel()
+        gc.unfreeze()
 
 
 async def until(condition: Callable[[], bool], timeout: float = 20.0) -> None:

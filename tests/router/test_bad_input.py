@@ -147,6 +147,16 @@ BAD_COMPLETION: list[dict[str, Any]] = [
     {"logprobs": 21},
     {"echo": 1},
     {"prompt": [1] * 400, "max_tokens": 1, "n": 128, "prompt_logprobs": 20},
+    {"prompt": [1] * 100, "max_tokens": 400, "n": 128, "logprobs": 20},
+    {"prompt": ["x"] * 512, "max_tokens": 500, "n": 8, "logprobs": 0},
+    {
+        "prompt": [[1] * 510] * 700,
+        "max_tokens": 1,
+        "n": 5,
+        "stream": True,
+        "echo": True,
+        "logprobs": 1,
+    },
     {"prompt": [1] * 400, "max_tokens": 1, "n": 128, "echo": True, "logprobs": 20},
     {"prompt": [[1] * 500] * 100, "max_tokens": 1, "prompt_logprobs": 20},
 ]

@@ -19,8 +19,8 @@ from tandem.router import chat_request, completion_request
 from tandem.router.chat_request import parse_chat
 from tandem.router.completion_request import parse_completion
 from tandem.router.dispatch import _request_error
+from tandem.router.encoding import dump
 from tandem.router.errors import ApiError
-from tandem.router.exchange import dump
 from tandem.router.generation import Generation
 from tandem.router.json_body import parse_json
 from tandem.router.metrics import Metrics

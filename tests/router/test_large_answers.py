@@ -1,0 +1,205 @@
+"""Answers that are as large as they may be: whole and right, and the event loop goes on meanwhile;
+larger ones are refused before anything is generated."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.router.answer_size import AnswerSize
+from tandem.router.encoding import TEXT_PIECE, EncodedArray, encode
+from tandem.router.options import RouterOptions
+from tandem.tests.router.support import Cluster, cluster, events, longest_hold, until
+from tandem.tests.router.test_bad_input import check
+
+CONTEXT = 131_072
+# The loop also runs the fake node and the client, which is why it is not a few milliseconds.
+HELD_SECONDS = 0.15
+
+LARGE: dict[str, dict[str, Any]] = {
+    "logprobs": {"prompt": "hi", "n": 32, "max_tokens": 300, "logprobs": 20},
+    "prompt logprobs": {"prompt": [5] * 12_000, "max_tokens": 1, "prompt_logprobs": 20},
+    "echo with logprobs": {"prompt": [5] * 60_000, "max_tokens": 1, "echo": True, "logprobs": 1},
+    "token ids": {
+        "prompt": [[5] * 16_384] * 8,
+        "n": 32,
+        "max_tokens": 1,
+        "echo": True,
+        "return_token_ids": True,
+    },
+    "choices": {"prompt": [[5]] * 250, "n": 16, "max_tokens": 1},
+}
+
+
+@pytest.mark.parametrize("case", LARGE)
+async def test_a_large_answer_does_not_hold_the_loop(tmp_path: Path, case: str) -> None:
+    async with cluster(tmp_path, context=CONTEXT) as c:
+        c.node.reply = c.encode("hello world ") * 100
+        c.node.chunk = 10
+        async with longest_hold() as hold:
+            response = await c.client.post("/v1/completions", json=LARGE[case], timeout=120)
+        assert response.status_code == 200, response.text
+        assert hold.seconds < HELD_SECONDS
+        _check_answer(response.json(), LARGE[case], c)
+
+
+def _check_answer(body: dict[str, Any], asked: dict[str, Any], c: Cluster) -> None:
+    prompts = asked["prompt"] if isinstance(asked["prompt"][0], list) else [asked["prompt"]]
+    n = asked.get("n", 1)
+    assert [choice["index"] for choice in body["choices"]] == list(range(len(prompts) * n))
+    for choice in body["choices"]:
+        ids = prompts[choice["index"] // n]
+        if asked.get("return_token_ids"):
+            assert choice["prompt_token_ids"] == ids
+        if "prompt_logprobs" in asked:
+            assert len(choice["prompt_logprobs"]) == len(ids)
+            assert len(choice["prompt_logprobs"][-1]) >= asked["prompt_logprobs"]
+        if "logprobs" in asked:
+            echoed = len(ids) if asked.get("echo") else 0
+            lengths = {len(values) for values in choice["logprobs"].values()}
+            assert lengths == {echoed + asked["max_tokens"]}
+            told = choice["logprobs"]
+            for token, offset in zip(told["tokens"], told["text_offset"], strict=True):
+                assert choice["text"][offset:].startswith(token)
+
+
+async def test_an_echo_is_streamed_in_pieces(tmp_path: Path) -> None:
+    async with cluster(tmp_path, context=CONTEXT) as c:
+        fields = {"max_tokens": 1, "echo": True, "logprobs": 1, "stream": True}
+        response = await c.complete("one two " * 1000, **fields)
+        chunks = [chunk["choices"][0] for chunk in events(response.text)[:-1]]
+        text = "".join(chunk["text"] for chunk in chunks)
+        assert text == "one two " * 1000 + "hello"[: len(text) - 8000]
+        assert max(len(chunk["text"]) for chunk in chunks) < 1000
+        offsets = [o for x in chunks if x["logprobs"] for o in x["logprobs"]["text_offset"]]
+        tokens = [t for x in chunks if x["logprobs"] for t in x["logprobs"]["tokens"]]
+        assert all(text[o:].startswith(t) for o, t in zip(offsets, tokens, strict=True))
+
+
+# ---- bounds --------------------------------------------------------------------------------------
+
+TOO_LARGE: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "logprobs": ({"n": 128, "max_tokens": 4096, "logprobs": 20}, ["'n'", "'max_tokens'", "stream"]),
+    "tokens": ({"n": 128, "max_tokens": 131_000}, ["'n'", "'max_tokens'"]),
+    "token ids": (
+        {"prompt": [[5] * 60_000] * 4, "n": 128, "max_tokens": 1, "return_token_ids": True},
+        ["the number of prompts", "leave out 'return_token_ids'"],
+    ),
+    "echo": (
+        {"prompt": ["<|end|>" * 9000] * 16, "n": 128, "max_tokens": 1, "echo": True},
+        ["what 'echo' repeats"],
+    ),
+    "prompt logprobs": ({"prompt": [5] * 30_000, "prompt_logprobs": 20}, ["'prompt_logprobs'"]),
+    "streamed echo": (
+        {"prompt": [5] * 30_000, "echo": True, "logprobs": 20, "stream": True},
+        ["what 'echo' repeats"],
+    ),
+}
+
+
+async def test_an_answer_out_of_all_proportion_is_refused(tmp_path: Path) -> None:
+    async with cluster(tmp_path, context=CONTEXT) as c:
+        for case, (fields, words) in TOO_LARGE.items():
+            error = check(
+                await c.client.post("/v1/completions", json={"prompt": "x"} | fields), 400
+            )
+            assert error["code"] == "answer_too_large", case
+            assert all(word in error["message"] for word in words), error["message"]
+            assert str(1 << 19) in error["message"] or str(64 << 20) in error["message"]
+        error = check(await c.chat(logprobs=True, top_logprobs=20, max_tokens=130_000), 400)
+        assert "'max_tokens'" in error["message"]
+        assert not c.node.requests
+        fields = TOO_LARGE["logprobs"][0] | {"stream": True}
+        async with c.client.stream("POST", "/v1/completions", json={"prompt": "x"} | fields) as r:
+            assert r.status_code == 200
+
+
+async def test_a_limit_that_nobody_chose_is_cut_to_what_fits(tmp_path: Path) -> None:
+    async with cluster(tmp_path, context=CONTEXT) as c:
+        assert (await c.chat(logprobs=True, top_logprobs=20)).status_code == 200
+        assert c.node.requests[-1].sampling.max_tokens == (1 << 19) // 21
+        assert (await c.chat(logprobs=True, top_logprobs=20, stream=True)).status_code == 200
+        assert c.node.requests[-1].sampling.max_tokens > 131_000
+
+
+@given(
+    st.lists(st.integers(1, 5000), min_size=1, max_size=20),
+    st.integers(1, 128),
+    st.none() | st.integers(0, 20),
+    st.none() | st.integers(0, 20),
+    st.booleans(),
+)
+def test_what_was_cut_fits_or_nothing_does(
+    prompts: list[int], n: int, logprobs: int | None, scored: int | None, ids: bool
+) -> None:
+    size = AnswerSize(
+        prompts=prompts,
+        n=n,
+        logprobs=logprobs,
+        scored_prompt=scored,
+        echoed=0,
+        token_ids=ids,
+        stream=False,
+    )
+    options = RouterOptions()
+
+    def fits(granted: list[int]) -> bool:
+        try:
+            size.check(granted, options)
+        except Exception:
+            return False
+        return True
+
+    cut = size.fit([131_072] * len(prompts), options)
+    assert all(1 <= tokens <= 131_072 for tokens in cut)
+    assert fits(cut) or not fits([1] * len(prompts))
+
+
+async def test_prompts_and_answers_are_bounded_together(tmp_path: Path) -> None:
+    async with cluster(tmp_path, context=CONTEXT, max_held_prompt_tokens=1000) as c:
+        error = check(await c.complete([5] * 1001), 503)
+        assert "prompt tokens of all requests together" in error["message"]
+        assert (await c.complete([5] * 1000)).status_code == 200
+        assert c.router.app._prompts.held == 0
+    async with cluster(tmp_path, max_held_answer_bytes=2000) as c:
+        c.node.reply = c.encode("hello world ") * 60
+        error = check(await c.complete(max_tokens=200, n=2), 503)
+        assert "bytes of answers" in error["message"]
+        await until(lambda: c.node.active == 0)
+        assert c.router.app._answers.held == 0
+        assert (await c.complete(max_tokens=200, n=2, stream=True)).status_code == 200
+
+
+# ---- encoding ------------------------------------------------------------------------------------
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(), inner, max_size=4),
+)
+
+
+@given(VALUES, st.lists(st.lists(VALUES, max_size=3), max_size=4), st.lists(st.integers(0, 9)))
+async def test_pieces_add_up_to_the_json(
+    value: Any, parts: list[list[Any]], ids: list[int]
+) -> None:
+    encoded = EncodedArray()
+    for part in parts:
+        encoded.extend(part)
+    whole = {"value": value, "parts": encoded, "ids": array("I", ids), "none": EncodedArray()}
+    told = json.loads(b"".join(await encode(whole)))
+    items = [item for part in parts for item in part]
+    assert told == {"value": value, "parts": items, "ids": ids, "none": []}
+
+
+async def test_long_texts_and_arrays_are_encoded_in_pieces() -> None:
+    text = '\n"é🙂\\' * TEXT_PIECE
+    ids = list(range(50_000))
+    pieces = await encode({"text": text, "ids": array("I", ids), "more": EncodedArray(ids)})
+    assert json.loads(b"".join(pieces)) == {"text": text, "ids": ids, "more": ids}
+    assert max(map(len, pieces)) < 4 * TEXT_PIECE * 3
