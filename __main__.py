@@ -70,6 +70,19 @@ def cli() -> None:
             )
 
 
+class _PartCommand(click.Command):
+    """``--model``, ``--m``, ``--w`` and ``--f`` are one option, of which click would take the last
+    and drop the others silently. Raises ``UsageError`` instead."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        models = [parameter for parameter in order if parameter.name == "model"]
+        if len(models) > 1:
+            names = ", ".join(models[0].opts)
+            raise UsageError(f"the model is given twice: {names} are one option")
+        return super().parse_args(ctx, args)
+
+
 def command(name: str, *configs: type, model: bool = True) -> Callable[[Any], click.Command]:
     """A subcommand whose options are the fields of ``configs``."""
 
@@ -90,7 +103,7 @@ def command(name: str, *configs: type, model: bool = True) -> Callable[[Any], cl
                 values["model"] = given
             function(values)
 
-        made = click.Command(name, params=params, callback=run, help=function.__doc__)
+        made = _PartCommand(name, params=params, callback=run, help=function.__doc__)
         cli.add_command(made)
         return made
 

@@ -84,7 +84,7 @@ class ChatAnswer:
     def _whole(self, index: int, choice: Whole) -> dict[str, Any]:
         body = {
             "index": index,
-            "message": {"role": "assistant", "content": choice.text.getvalue(), "refusal": None},
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
             "logprobs": None if choice.logprobs is None else choice.logprobs.body(),
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+from ..shared.text.tokenizer import TooManyTokensError
 from . import sampling as read
 from .answer_size import AnswerSize
 from .chat_messages import characters_of, read_messages
@@ -89,12 +90,16 @@ def _encode(fields: Fields, model: ServedModel) -> list[int]:
     messages = read_messages(fields, model)
     variables = _template_variables(fields)
     read.check_length(characters_of([messages, variables]), model, param="messages")
-    tokens = model.tokenizer.encode_chat(
-        messages,
-        add_generation_prompt=fields.boolean("add_generation_prompt", True),
-        add_special_tokens=fields.boolean("add_special_tokens", False),
-        template_kwargs=variables,
-    )
+    try:
+        tokens = model.tokenizer.encode_chat(
+            messages,
+            add_generation_prompt=fields.boolean("add_generation_prompt", True),
+            add_special_tokens=fields.boolean("add_special_tokens", False),
+            template_kwargs=variables,
+            most=model.max_model_len,
+        )
+    except TooManyTokensError as error:
+        raise read.too_long(error.tokens, 1, model, param="messages") from None
     if not tokens:
         raise invalid("The messages make an empty prompt.", "messages")
     return tokens

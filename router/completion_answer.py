@@ -82,7 +82,7 @@ class CompletionAnswer:
     def _whole(self, index: int, choice: Whole, answer: Answer) -> dict[str, Any]:
         body: dict[str, Any] = {
             "index": index,
-            "text": choice.text.getvalue(),
+            "text": choice.text,
             "logprobs": None if choice.logprobs is None else choice.logprobs.body(),
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+from ..shared.text.tokenizer import TooManyTokensError
 from . import sampling as read
 from .answer_size import AnswerSize
 from .errors import invalid
@@ -103,7 +104,10 @@ def _from_text(text: str, fields: Fields, model: ServedModel, param: str) -> Pro
         raise invalid(f"Invalid '{param}': the prompt is empty.", "prompt", "empty_string")
     read.check_length(len(text), model, param="prompt")
     special = fields.boolean("add_special_tokens", True)
-    tokens = model.tokenizer.encode(text, add_special_tokens=special)
+    try:
+        tokens = model.tokenizer.encode(text, add_special_tokens=special, most=model.max_model_len)
+    except TooManyTokensError as error:
+        raise read.too_long(error.tokens, 1, model, param="prompt") from None
     if not tokens:
         raise invalid(f"Invalid '{param}': the prompt has no tokens.", "prompt", "empty_string")
     return Prompt(new_tokens(tokens), text if fields.raw("echo") else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterable, Iterator
+from io import StringIO
 from typing import Any
 
 from .pace import Pace
@@ -51,7 +52,8 @@ class EncodedArray:
 
 
 async def encode(value: Any) -> list[bytes]:
-    """The JSON of a value that may hold ``EncodedArray`` and ``array``, to be written in turn."""
+    """The JSON of a value that may hold ``EncodedArray``, ``array`` and ``StringIO``, to be written
+    in turn."""
     pace = Pace()
     written: list[bytes] = []
     buffer = bytearray()
@@ -85,6 +87,8 @@ def _pieces(value: Any) -> Iterator[bytes]:
             yield from value.pieces()
         case array():
             yield from _numbers(value)
+        case StringIO():
+            yield from _pieces(value.getvalue())
         case str() if len(value) > TEXT_PIECE:
             yield b'"'
             for start in range(0, len(value), TEXT_PIECE):

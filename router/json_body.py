@@ -29,6 +29,19 @@ LEAST_MAX_ITEMS = 16_384
 _SHORT_ITEMS = re.compile(
     r"""(?:[ \t\n\r]*(?:[-+.\w]{1,40}|"[^"\\]{0,40}")[ \t\n\r]*,){1,4096}""", re.ASCII
 )
+# Characters and escapes of a string, as many as C may do at once.
+_PIECE = 16_384
+
+
+def _units(most: int) -> re.Pattern[str]:
+    """So many of them at the most; no escape is cut in two, nor a pair of surrogates."""
+    return re.compile(
+        r"""(?:[^"\\]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|\\u[0-9a-fA-F]{4}"""
+        rf"""|\\[^u]){{1,{most}}}"""
+    )
+
+
+_UNITS = _units(_PIECE)
 _CLOSING = re.compile(r"[ \t\n\r]*\]")
 
 # The value that begins there, and where it ends.
@@ -61,6 +74,7 @@ class _Patient(json.JSONDecoder):
         self._max_items = max_items
         self._containers = 0
         self.parse_array = self._array
+        self.parse_string = _string
         self.parse_object = self._object
         self.scan_once = scanner.py_make_scanner(self)  # type: ignore[attr-defined]
 
@@ -108,6 +122,16 @@ class _Patient(json.JSONDecoder):
                 f"The body has an array or object of more than {self._max_items} items, which is "
                 f"far beyond this model's context length in tokens."
             )
+
+
+def _string(text: str, begin: int, strict: bool = True) -> tuple[str, int]:
+    """The string whose first character is there, and where it ends, as ``json`` has it."""
+    parts = []
+    while (units := _UNITS.match(text, begin)) and len(units[0]) >= _PIECE:
+        parts.append(decoder.scanstring(units[0] + '"', 0, strict)[0])  # type: ignore[attr-defined]
+        begin = units.end()
+    last, end = decoder.scanstring(text, begin, strict)  # type: ignore[attr-defined]
+    return "".join((*parts, last)), end
 
 
 def _check_text(value: Any) -> None:

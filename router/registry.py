@@ -272,6 +272,7 @@ async def _tokenizer_of(card: pb.ModelCard) -> Tokenizer:
 
     try:
         tokenizer = await asyncio.to_thread(Tokenizer.load, Path(card.path))
+        await asyncio.to_thread(tokenizer.prepare)
     except OSError as error:
         raise ModelError(f"{card.path[:MAX_PATH]!r} cannot be read: {error.strerror}") from None
     # A few published models have special tokens beyond the embedding; they cannot be sampled.

@@ -180,15 +180,20 @@ def check_context(
     for length in prompts:
         asked = 1 if wanted is None else wanted
         if length + asked > limit:
-            raise invalid(
-                f"This model's maximum context length is {limit} tokens. However, you requested "
-                f"{length + asked} tokens ({length} in the {param}, {asked} in the completion). "
-                f"Please reduce the length of the {param} or completion.",
-                param,
-                "context_length_exceeded",
-            )
+            raise too_long(length, asked, model, param=param)
         granted.append(min(default, limit - length) if wanted is None else wanted)
     return granted
+
+
+def too_long(length: int, asked: int, model: ServedModel, *, param: str) -> Exception:
+    """The refusal of a prompt of so many tokens, with so many more asked for."""
+    return invalid(
+        f"This model's maximum context length is {model.max_model_len} tokens. However, you "
+        f"requested {length + asked} tokens ({length} in the {param}, {asked} in the completion). "
+        f"Please reduce the length of the {param} or completion.",
+        param,
+        "context_length_exceeded",
+    )
 
 
 def check_length(characters: int, model: ServedModel, *, param: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import socket
@@ -165,6 +166,8 @@ async def run_router(
     """
     router = Router(options, tracer, lock)
     await router.start()
+    # What was imported lives as long as the process: no collection has to look at it again.
+    gc.freeze()
     log.info("listening on %s:%d", options.host, router.http_port)
     stopped = asyncio.create_task(stop.wait())
     failed = asyncio.create_task(router.failed())

@@ -223,7 +223,7 @@ class EngineConfig:
     scheduling_policy: str = option(
         "fcfs",
         "--scheduling-policy",
-        "Which waiting sequence runs first.",
+        "Which waiting sequence runs first; a request's 'priority' counts only with priority.",
         choices=("fcfs", "priority", "shortest-first"),
     )
     enable_prefix_caching: bool = option(

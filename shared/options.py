@@ -32,7 +32,8 @@ def command_options(*configs: type) -> list[click.Parameter]:
 
     def load(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
         if value is not None:
-            ctx.default_map = read_yaml(Path(value), known)
+            own = {p.name: _yaml_names(p) for p in ctx.command.params if _is_plain_option(p)}
+            ctx.default_map = read_yaml(Path(value), own | known)
 
     file = click.Option(
         ["--config"],
@@ -102,6 +103,11 @@ class _Secret(click.Option):
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         empty = os.environ.get(str(self.envvar)) == ""
         return "" if empty else super().resolve_envvar_value(ctx)
+
+
+def _is_plain_option(parameter: click.Parameter) -> bool:
+    """Whether a file may have it; --config itself it may not."""
+    return isinstance(parameter, click.Option) and parameter.expose_value
 
 
 def _yaml_names(parameter: click.Parameter) -> set[str]:

@@ -179,6 +179,7 @@ def _left_running(mark: str) -> list[str]:
         (["serve", "--pd-client", "--pd-url", "host"], ["--pd-url", "'host'", "host:port"]),
         (["serve", "--pd-server", "--pd-url", "host:99999"], ["host:99999"]),
         (["serve", "builtin", "--model", "builtin"], ["twice"]),
+        (["serve", "--m", "a/b", "--f", "c.gguf"], ["twice", "--m, --w, --f are one option"]),
         (["serve", "--colour", "red"], ["--colour"]),
         (["decode-node", "--d", "0,1", "--tp", "3"], ["--d", "--tensor-parallel-size"]),
         (["decode-node", "--d", "a"], ["--d", "'a'"]),
@@ -203,6 +204,14 @@ def test_a_wrong_command_line_is_one_line_and_status_2(
     tmp_path: Path, arguments: list[str], words: list[str]
 ) -> None:
     fail(arguments, tmp_path, 2, *words)
+
+
+@pytest.mark.parametrize("command", [["nodes"], ["doctor", "http://127.0.0.1:1"]])
+def test_a_file_may_have_any_option_of_a_command(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "c.yaml").write_text("router: nowhere\njson: true\n")
+    fail([*command, "--config=c.yaml"], tmp_path, 2, "--router 'nowhere' is not host:port")
+    (tmp_path / "c.yaml").write_text("config: d.yaml\n")
+    fail([*command, "--config=c.yaml"], tmp_path, 2, "unknown option 'config'")
 
 
 def test_a_variable_of_no_option_is_refused(tmp_path: Path, monkeypatch) -> None:

@@ -19,10 +19,23 @@ from tokenizers import Tokenizer as RawTokenizer
 from ..errors import ModelError, RequestError
 from .chat_template import ChatTemplate
 from .detokenize import Detokenizer, TokenTexts, detokenize
-from .special_tokens import special_tokens
+from .special_tokens import SpecialTokens, special_tokens
 
 # A template's variables; a client's may be as deep as its JSON, which is too deep to walk through.
 MAX_NESTING = 64
+# A text of many megabytes is first tried by its beginning: of so many characters for each token
+# that it may have, and at least of this many.
+TRIED_CHARACTERS = 16
+LEAST_TRIED = 1 << 20
+
+
+class TooManyTokensError(RequestError):
+    """A prompt has ``tokens`` tokens at least, more than were asked for."""
+
+    def __init__(self, tokens: int, most: int) -> None:
+        message = f"The prompt has {tokens} tokens or more; at most {most} are allowed."
+        super().__init__(message, code="context_length_exceeded")
+        self.tokens = tokens
 
 
 class Tokenizer:
@@ -48,7 +61,7 @@ class Tokenizer:
         self.base_vocab_size = raw.get_vocab_size(with_added_tokens=False)
         self._longest = max(map(len, vocabulary), default=1)
         self.special_tokens = special_tokens(self.config)
-        self._special = _special_pattern(raw)
+        self._special = SpecialTokens(raw)
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
@@ -72,10 +85,19 @@ class Tokenizer:
             generation_config=_read_json(folder / "generation_config.json"),
         )
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Plain text to tokens; what looks like a special token is text too."""
-        raw = self._literally() if self._special.search(text) else self._raw
-        return _encode(raw, text, add_special_tokens)
+    def prepare(self) -> None:
+        """Make now what the first prompt that quotes a special token would wait for."""
+        self._literally()
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, most: int | None = None
+    ) -> list[int]:
+        """Plain text to tokens; what looks like a special token is text too.
+
+        Raises ``TooManyTokensError`` where there are more than ``most``.
+        """
+        raw = self._literally() if self._special.within(text) else self._raw
+        return _encode(raw, text, add_special_tokens, most)
 
     def fewest_tokens(self, characters: int) -> int:
         """No text of this length has fewer tokens: tells a hopeless prompt without encoding it."""
@@ -105,8 +127,12 @@ class Tokenizer:
         add_special_tokens: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        most: int | None = None,
     ) -> list[int]:
-        """The prompt of a chat as tokens: control tokens come from the template alone."""
+        """The prompt of a chat as tokens: control tokens come from the template alone.
+
+        Raises ``TooManyTokensError`` where there are more than ``most``.
+        """
         guard = _Guard(self._special)
         rendered = self._template().render(
             guard.hide(messages),
@@ -115,8 +141,8 @@ class Tokenizer:
             template_kwargs=guard.hide(template_kwargs),
         )
         if not guard.found(rendered):
-            return _encode(self._raw, rendered, add_special_tokens)
-        return self._encode_guarded(rendered, guard)
+            return _encode(self._raw, rendered, add_special_tokens, most)
+        return self._encode_guarded(rendered, guard, most)
 
     def decode(self, tokens: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Tokens to text, exactly what a ``detokenizer``'s deltas add up to."""
@@ -147,18 +173,25 @@ class Tokenizer:
                 self._literal.encode_special_tokens = True
             return self._literal
 
-    def _encode_guarded(self, rendered: str, guard: _Guard) -> list[int]:
+    def _encode_guarded(self, rendered: str, guard: _Guard, most: int | None) -> list[int]:
         """Cut at the template's control tokens; stretches with guarded text are encoded as text."""
         tokens: list[int] = []
-        plain = ""
-        for piece in _pieces(self._special, rendered):
+
+        def add(raw: RawTokenizer, text: str) -> None:
+            tokens.extend(_encode(raw, text, False, most))
+            if most is not None and len(tokens) > most:
+                raise TooManyTokensError(len(tokens), most)
+
+        plain: list[str] = []
+        for piece in self._special.pieces(rendered):
             if guard.found(piece):
-                tokens += _encode(self._raw, plain, False)
-                tokens += _encode(self._literally(), guard.reveal(piece), False)
-                plain = ""
+                add(self._raw, "".join(plain))
+                add(self._literally(), guard.reveal(piece))
+                plain.clear()
             else:
-                plain += piece
-        return tokens + _encode(self._raw, plain, False)
+                plain.append(piece)
+        add(self._raw, "".join(plain))
+        return tokens
 
 
 class _Guard:
@@ -168,7 +201,7 @@ class _Guard:
     was written by the template, and the marks say where the client's were.
     """
 
-    def __init__(self, special: re.Pattern[str]) -> None:
+    def __init__(self, special: SpecialTokens) -> None:
         self._special = special
         self._hidden: list[str] = []
         nonce = secrets.token_hex(8)
@@ -181,7 +214,7 @@ class _Guard:
         Raises ``RequestError`` for one that is nested too deeply.
         """
         if isinstance(value, str):
-            return self._special.sub(self._hide_one, value)
+            return self._special.replace(value, self._hide_one)
         if depth > MAX_NESTING:
             raise RequestError(f"A template's variables may be nested {MAX_NESTING} levels deep.")
         if isinstance(value, Mapping):
@@ -197,50 +230,42 @@ class _Guard:
     def reveal(self, text: str) -> str:
         return self._mark.sub(lambda mark: self._hidden[int(mark[1])], text)
 
-    def _hide_one(self, match: re.Match[str]) -> str:
-        self._hidden.append(match[0])
+    def _hide_one(self, token: str) -> str:
+        self._hidden.append(token)
         return self._form % (len(self._hidden) - 1)
 
 
-def _encode(raw: RawTokenizer, text: str, add_special_tokens: bool) -> list[int]:
+def _encode(
+    raw: RawTokenizer, text: str, add_special_tokens: bool, most: int | None = None
+) -> list[int]:
     if not text and not add_special_tokens:
         return []
-    # The batch call releases the GIL, the single one does not (seen with 0.23: 0.7 s a megabyte).
-    try:
-        encoded = raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-    except TypeError:  # what the library makes of a string that is not Unicode
-        raise RequestError("The text has an unpaired surrogate, so it is not Unicode.") from None
-    ids: list[int] = encoded[0].ids
+    if most is not None:
+        _try_beginning(raw, text, most)
+    encoded = _encoded(raw, text, add_special_tokens)
+    # Before the ids are made into Python's integers, forty bytes each.
+    if most is not None and len(encoded) > most:
+        raise TooManyTokensError(len(encoded), most)
+    ids: list[int] = encoded.ids
     return ids
 
 
-def _special_pattern(raw: RawTokenizer) -> re.Pattern[str]:
-    """All special tokens, longest first, each with the white space that it swallows.
-
-    White space before a token is tried from its first character alone: from each, a text of nothing
-    but spaces would take the square of its length.
-    """
-    special = [t for t in raw.get_added_tokens_decoder().values() if t.special and t.content]
-    special.sort(key=lambda token: -len(token.content))
-    alternatives = [
-        (r"(?:(?<!\s)\s+)?" if token.lstrip else "")
-        + re.escape(token.content)
-        + ("\\s*" if token.rstrip else "")
-        for token in special
-    ]
-    return re.compile("|".join(alternatives) or "(?!)")
+def _try_beginning(raw: RawTokenizer, text: str, most: int) -> None:
+    """Raises ``TooManyTokensError`` for a text whose beginning alone has twice as many tokens as it
+    may have. Where it is cut changes the last few of them."""
+    tried = max(LEAST_TRIED, TRIED_CHARACTERS * most)
+    if len(text) > 2 * tried:
+        tokens = len(_encoded(raw, text[:tried], False))
+        if tokens > 2 * most:
+            raise TooManyTokensError(tokens, most)
 
 
-def _pieces(pattern: re.Pattern[str], text: str) -> Iterable[str]:
-    """The text, cut before and after each match."""
-    end = 0
-    for match in pattern.finditer(text):
-        if match.start() > end:
-            yield text[end : match.start()]
-        yield match[0]
-        end = match.end()
-    if end < len(text):
-        yield text[end:]
+def _encoded(raw: RawTokenizer, text: str, add_special_tokens: bool) -> Any:
+    # The batch call releases the GIL, the single one does not (seen with 0.23: 0.7 s a megabyte).
+    try:
+        return raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+    except TypeError:  # what the library makes of a string that is not Unicode
+        raise RequestError("The text has an unpaired surrogate, so it is not Unicode.") from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -106,6 +108,71 @@ def test_bad_requests_are_refused_while_others_stream(
     with bystanders(disaggregated, undisturbed):
         refuse_all()
     assert memory(disaggregated) - before < 48 * MIB
+    disaggregated.wait_idle(*disaggregated.parts[1:])
+
+
+# Answers with logprobs of all kinds, as large as they may be here, and bodies that take long.
+HEAVY: dict[str, tuple[str, Any, int]] = {
+    "logprobs": (
+        CHAT,
+        {"messages": HELLO, "n": 16, "max_tokens": 200, "logprobs": True, "top_logprobs": 20}
+        | {"ignore_eos": True},
+        200,
+    ),
+    "prompt logprobs": (
+        COMPLETIONS,
+        {"prompt": [[5] * 500] * 24, "max_tokens": 1, "prompt_logprobs": 20},
+        200,
+    ),
+    "echo": (
+        COMPLETIONS,
+        {"prompt": [[5] * 500] * 16, "n": 8, "max_tokens": 1, "echo": True, "logprobs": 5}
+        | {"return_token_ids": True},
+        200,
+    ),
+    "out of all proportion": (
+        COMPLETIONS,
+        {"prompt": ["x"] * 512, "n": 8, "max_tokens": 400, "logprobs": 20},
+        400,
+    ),
+    "many messages": (CHAT, {"messages": HELLO * 16_000}, 400),
+    "large values": (CHAT, {"messages": HELLO, "chat_template_kwargs": {"x": "y\n" * MIB}}, 400),
+    "much text": (COMPLETIONS, {"prompt": "wor \n" * MIB}, 400),
+}
+# Far more than the router's loop may be held, as processes wait for two cores too.
+LATE_SECONDS = 3.0
+
+
+@contextmanager
+def always_alive(cluster: TestCluster) -> Iterator[None]:
+    """Asks the router all the time, and fails when an answer was late."""
+    done, latest = threading.Event(), 0.0
+
+    def ask() -> None:
+        nonlocal latest
+        while not done.is_set():
+            begun = time.monotonic()
+            get(f"{cluster.url}/live")
+            latest = max(latest, time.monotonic() - begun)
+
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask)
+        try:
+            yield
+        finally:
+            done.set()
+        asking.result()
+    assert latest < LATE_SECONDS
+
+
+@pytest.mark.parametrize("disaggregated", ["shared_memory"], indirect=True)
+def test_heavy_requests_hold_up_nobody(
+    disaggregated: TestCluster, undisturbed: list[list[int]]
+) -> None:
+    with bystanders(disaggregated, undisturbed), always_alive(disaggregated):
+        for case, (path, body, status) in HEAVY.items():
+            got, answer = disaggregated.post(path, body)
+            assert got == status, (case, answer)
     disaggregated.wait_idle(*disaggregated.parts[1:])
 
 

@@ -50,15 +50,26 @@ def test_a_large_body_has_the_value_that_it_has_for_json(
     assert large(json.dumps(value, separators=separators, ensure_ascii=ascii_only)) == value
 
 
+@given(st.text() | st.text(alphabet='é🙂\n"\\u\x00 d83'), st.booleans())
+def test_a_long_string_is_read_in_pieces(value: str, ascii_only: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_body, "_PIECE", 3)
+        patch.setattr(json_body, "_UNITS", json_body._units(3))
+        assert large(json.dumps([value] * 2, ensure_ascii=ascii_only)) == [value] * 2
+
+
 @given(st.text(alphabet='[]{},:" 01-.eEtruefalsn\\u', max_size=12))
 def test_what_json_refuses_is_refused_in_a_large_body(body: str) -> None:
-    try:
-        expected = json.loads(body)
-    except ValueError:
-        with pytest.raises(RequestError):
-            large(body)
-    else:
-        assert large(body) == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_body, "_PIECE", 3)
+        patch.setattr(json_body, "_UNITS", json_body._units(3))
+        try:
+            expected = json.loads(body)
+        except ValueError:
+            with pytest.raises(RequestError):
+                large(body)
+        else:
+            assert large(body) == expected
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -191,10 +192,16 @@ async def test_pieces_add_up_to_the_json(
     encoded = EncodedArray()
     for part in parts:
         encoded.extend(part)
-    whole = {"value": value, "parts": encoded, "ids": array("I", ids), "none": EncodedArray()}
+    whole: dict[str, Any] = {
+        "value": value,
+        "parts": encoded,
+        "ids": array("I", ids),
+        "none": EncodedArray(),
+    }
+    whole["text"] = StringIO("text")
     told = json.loads(b"".join(await encode(whole)))
     items = [item for part in parts for item in part]
-    assert told == {"value": value, "parts": items, "ids": ids, "none": []}
+    assert told == {"value": value, "parts": items, "ids": ids, "none": [], "text": "text"}
 
 
 async def test_long_texts_and_arrays_are_encoded_in_pieces() -> None:

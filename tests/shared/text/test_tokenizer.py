@@ -14,8 +14,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from tandem.shared.errors import ModelError, RequestError
+from tandem.shared.text import special_tokens
 from tandem.shared.text.chat_template import ChatTemplate, flatten_content
-from tandem.shared.text.tokenizer import MAX_NESTING
+from tandem.shared.text.tokenizer import MAX_NESTING, TooManyTokensError
 from tandem.shared.text.tokenizer import Tokenizer as Text
 
 TEMPLATE = (
@@ -117,7 +118,31 @@ def test_control_tokens_take_the_white_space_beside_them(
     swallowing: Swallowing, parts: list[str]
 ) -> None:
     text = "".join(parts)
-    assert swallowing.text._special.findall(text) == swallowing.plain.findall(text)
+    special = swallowing.text._special
+    found = [text[start:end] for start, end in special.spans(text)]
+    assert found == swallowing.plain.findall(text)
+    assert special.within(text) == bool(found) and "".join(special.pieces(text)) == text
+    assert special.replace(text, lambda _: "X") == swallowing.plain.sub("X", text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(special_tokens, "WINDOW", 2)
+        assert [text[start:end] for start, end in special.spans(text)] == found
+
+
+def test_a_long_text_is_looked_through_quickly(swallowing: Swallowing) -> None:
+    """With the white space in the pattern it would take minutes, in which no other thread runs."""
+    assert not swallowing.text._special.within("hello wor " * (5 << 20))
+
+
+def test_a_text_of_too_many_tokens_is_refused_by_its_beginning(swallowing: Swallowing) -> None:
+    text = swallowing.text
+    assert text.encode("a b c", most=10) == text.encode("a b c")
+    with pytest.raises(TooManyTokensError, match="at most 3"):
+        text.encode("a b c d e f g h", most=3)
+    with pytest.raises(TooManyTokensError):
+        text.encode_chat(user("a b c d <left> e f g h"), most=3)
+    with pytest.raises(TooManyTokensError) as caught:
+        text.encode("a b " * (20 << 20), most=1000)
+    assert caught.value.tokens < 4 << 20
 
 
 def test_much_white_space_is_read_once(swallowing: Swallowing) -> None:
