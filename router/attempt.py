@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..proto import tandem_pb2 as pb
 from .choice import Choice
-from .echo import Echo
+from .echo import PIECE_TOKENS, Echo
 from .errors import NodeError
 from .generation import Admitted, Delta, Generation, Item, PromptScored, Served, Usage
 from .nodes import Node
@@ -40,7 +40,9 @@ class Attempt:
                 positions = event.prompt_logprobs.positions
                 if self._echo:
                     self._echo.score(positions)
-                yield PromptScored(self._number, positions)
+                # An older node sends all of them at once.
+                for start in range(0, max(1, len(positions)), PIECE_TOKENS):
+                    yield PromptScored(self._number, positions[start : start + PIECE_TOKENS])
             case "tokens":
                 choice = self._choice(event.tokens.index)
                 delta = choice.push(event.tokens.tokens, event.tokens.logprobs)
