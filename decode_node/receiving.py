@@ -12,7 +12,6 @@ wait for news ends with the deadline of the state or of the lease.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -104,6 +103,7 @@ class _Receiving:
         )
         self._greeted = self._filled = self._bytes = 0
         self._account: pb.OpenDone | None = None
+        self._peer_failed = False
         self._call: Any = None
         self._listener: asyncio.Task[None] | None = None
 
@@ -179,9 +179,13 @@ class _Receiving:
 
     async def _compare_counts(self) -> None:
         """What the peer has sent must be what arrived. A peer that falls silent only now changes
-        nothing: every rank has verified its bytes."""
-        with contextlib.suppress(TransferError):
+        nothing: every rank has verified its bytes. One that says it failed does: what it sent may
+        come from a step whose numbers are not good."""
+        try:
             await self._until(lambda: self._account is not None)
+        except TransferError:
+            if self._peer_failed:
+                raise
         if self._account is not None and self._account.bytes != self._bytes:
             raise TransferError(
                 f"{self._peer.address} sent {self._account.bytes} bytes, {self._bytes} arrived",
@@ -257,6 +261,7 @@ class _Receiving:
         self._enter(DecodeState.RECEIVING)
         self._life.progress()
         if event.HasField("failed"):
+            self._peer_failed = True
             cause = Cause(event.failed.cause)
             raise TransferError(f"{self._peer.address}: {event.failed.reason}", cause=cause)
         if event.HasField("done"):

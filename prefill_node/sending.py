@@ -99,8 +99,9 @@ class Sending:
         return queued
 
     async def events(self) -> AsyncIterator[pb.OpenEvent]:
-        """Progress until every rank's bytes are confirmed. Raises ``TransferError``."""
-        while self._confirmed < len(self._parts):
+        """Progress until every rank's bytes are confirmed, and the step that computed the last of
+        them is over: it may fail yet. Raises ``TransferError``."""
+        while self._confirmed < len(self._parts) or self.state is not PrefillState.HELD:
             news = await self._next()
             if isinstance(news, SendFailed):
                 raise TransferError(news.reason, cause=Cause(news.cause))

@@ -195,6 +195,13 @@ class EngineConfig:
         "GPUs).",
         minimum=1,
     )
+    itl_target: float | None = option(
+        None,
+        "--itl-target",
+        "Milliseconds that a step may take while streams decode: chunks of prompts are cut to fit "
+        "(default: 2.75 times a step without prompts; 0: chunks are never cut for it).",
+        minimum=0.0,
+    )
     max_waiting: int = option(
         1024, "--max-waiting", "Sequences that may wait; beyond it requests get 503.", minimum=1
     )

@@ -9,17 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from ..errors import RequestError, UnavailableError
 from ..kv.block_pool import OutOfBlocksError
-from .plan import StepPlan, StepResult
+from .pace import LEAST, Pace
+from .plan import NOT_FINITE, OUT_OF_MEMORY, StepFailure, StepPlan, StepResult
 from .scheduler import Scheduler, StepOutput
 from .sequence import FinishReason, Phase, Sequence
 
 log = logging.getLogger(__name__)
+
+# So many sequences that fail alone, with no step between them that works: the ranks are broken, and
+# a node that answers every request with an error attracts more of them.
+MAX_FAILED_IN_A_ROW = 16
 
 
 @dataclass(slots=True)
@@ -32,6 +38,14 @@ class _Stream:
 Listener = Callable[[StepOutput], None]
 
 
+class StepFailedError(Exception):
+    """A step raised, on ranks that can go on. ``cause`` is one of plan.py's."""
+
+    def __init__(self, failure: StepFailure) -> None:
+        super().__init__(failure.reason)
+        self.cause = failure.cause
+
+
 class ExecutorLostError(Exception):
     """A rank process died: what it held is gone, and the node with it."""
 
@@ -41,14 +55,16 @@ class Executor(Protocol):
 
     async def step(self, plan: StepPlan, streams: dict[int, tuple[int, int]]) -> StepResult:
         """Compute one step on every rank. ``streams`` maps sequences to the transfer and
-        attempt that want their KV as it is computed. Raises ``ExecutorLostError``."""
+        attempt that want their KV as it is computed. Raises ``StepFailedError`` when nothing
+        came of it, and ``ExecutorLostError`` when nothing will any more."""
         ...
 
 
 class EngineCore:
     """Runs sequences to their end, and tells each one's listener what every step gave it.
 
-    ``on_lost`` is called once when the ranks are gone.
+    ``on_lost`` is called once when the ranks are gone. ``pace`` says how long prompts may keep
+    streams waiting.
     """
 
     def __init__(
@@ -56,14 +72,17 @@ class EngineCore:
         scheduler: Scheduler,
         executor: Executor,
         on_lost: Callable[[str], None] = lambda reason: None,
+        pace: Pace | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self._pace = pace or Pace()
         self._executor = executor
         self._on_lost = on_lost
         self._listeners: dict[Sequence, Listener] = {}
         self._streams: dict[Sequence, _Stream] = {}
         self._wake = asyncio.Event()
         self._next_id = 0
+        self._failed_in_a_row = 0
         self._lost = ""
         self.stepping = False  # a step is under way, and the executor watches it
         self.steps = 0
@@ -74,6 +93,8 @@ class EngineCore:
         self.cache_queries = 0  # prompt tokens that were looked up in the prefix index
         self.cache_hits = 0
         self.on_started: Callable[[float], None] = lambda seconds: None  # after this time queued
+        self.failed_steps: Counter[str] = Counter()
+        self.failed_sequences: Counter[str] = Counter()
 
     # ---- sequences -------------------------------------------------------------------------
 
@@ -158,21 +179,27 @@ class EngineCore:
     async def run(self) -> None:
         """Step until cancelled. Ends by itself only when the ranks are lost."""
         while True:
-            plan = self.scheduler.schedule() if self.scheduler.has_work else None
+            plan = self._schedule()
             if plan is None:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            self.stepping = True
             self._note_started()
+            self.stepping, begun = True, time.perf_counter()
             try:
                 result = await self._executor.step(plan, self._open_streams(plan))
             except ExecutorLostError as error:
                 self._fail(str(error))
                 return
+            except StepFailedError as error:
+                self._step_failed(error)
+                if self._failed_in_a_row >= MAX_FAILED_IN_A_ROW:
+                    self._fail(f"{self._failed_in_a_row} sequences failed in a row: {error}")
+                    return
+                continue
             finally:
                 self.stepping = False
-            self._account(plan, result)
+            self._account(plan, result, time.perf_counter() - begun)
             for output in self.scheduler.apply(result):
                 self._hand_out(output)
 
@@ -184,6 +211,21 @@ class EngineCore:
                 if not sequence.private:
                     self.cache_queries += len(sequence.prompt)
                     self.cache_hits += sequence.cached
+
+    def _step_failed(self, error: StepFailedError) -> None:
+        """The step's sequences are tried again; one that failed alone ends."""
+        self.failed_steps[error.cause] += 1
+        ended = self.scheduler.step_failed(str(error), memory=error.cause == OUT_OF_MEMORY)
+        log.warning("a step failed, and %d sequences with it: %s", len(ended), error)
+        self.failed_sequences[error.cause] += len(ended)
+        self._failed_in_a_row += len(ended)
+        for output in ended:
+            self._hand_out(output)
+
+    def _schedule(self) -> StepPlan | None:
+        if not self.scheduler.has_work:
+            return None
+        return self.scheduler.schedule(self._pace.prompt_tokens)
 
     def _open_streams(self, plan: StepPlan) -> dict[int, tuple[int, int]]:
         """The transfers that this step feeds; those that it feeds first are opened."""
@@ -209,13 +251,21 @@ class EngineCore:
             for sibling in sequence.siblings:
                 self._end_with_error(sibling, sequence.error)
 
-    def _account(self, plan: StepPlan, result: StepResult) -> None:
+    def _account(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
+        """``seconds`` are those of the step as streams feel them, the ranks' answers included."""
         self.steps += 1
         self.step_seconds += result.seconds
         self.generated_tokens += len(result.sampled)
         chunk = sum(len(row.tokens) for row in plan.sequences if len(row.tokens) > 1)
+        decoded = sum(len(row.tokens) == 1 for row in plan.sequences)
+        self._pace.measured(seconds, decoded=decoded, prompt_tokens=chunk)
         self.prompt_tokens += chunk
-        if chunk >= 64 and result.seconds > 0:
+        self.failed_sequences[NOT_FINITE] += len(result.failed)
+        if plan.sequences:
+            self._failed_in_a_row = 0
+        # A short prompt alone tells of the step rather than of its tokens; a chunk that was cut
+        # because others decode tells how fast prompts are while they do.
+        if result.seconds > 0 and (chunk >= 64 or (decoded and chunk >= LEAST)):
             rate = chunk / result.seconds
             known = self.prefill_tokens_per_second
             self.prefill_tokens_per_second = 0.7 * known + 0.3 * rate if known else rate

@@ -21,8 +21,8 @@ from typing import Any
 from ..devices import RankDevice, RankMemory
 from ..errors import ModelError, StartupError
 from .channel import PREFIX_BYTES, body_length, pack, unpack
-from .core import ExecutorLostError
-from .plan import StepPlan, StepResult, plan_to_wire, result_from_wire
+from .core import ExecutorLostError, StepFailedError
+from .plan import StepFailure, StepPlan, StepResult, plan_to_wire, result_from_wire
 from .pulse import Pulse
 
 log = logging.getLogger(__name__)
@@ -32,9 +32,15 @@ _ENVIRONMENT = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     # Triton 3.9 warns at each compilation where this default of its own is not spelled out.
     "TRITON_DEFAULT_FP_FUSION": "1",
+    # Chunks of all lengths leave the memory of a GPU in pieces, which expandable segments avoid.
+    # The variable was renamed in torch 2.9.
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    "PYTORCH_ALLOC_CONF": "expandable_segments:True",
 }
 # No request waits longer. A step that hangs is noticed long before, by its pulse.
 STEP_SECONDS = 3600.0
+# Ranks that go on after another one has failed come to its next collective within so many.
+AGREE_SECONDS = 5.0
 STOP_SECONDS = 5.0
 PING_SECONDS = 1.0
 # A rank that leaves so many pings in a row unanswered stands still. They are counted rather than
@@ -121,10 +127,41 @@ class RankPool:
             rank.pulse.begin()
             rank.writer.write(message)
         try:
-            answers = [await self._reply(rank, "result", STEP_SECONDS) for rank in self._ranks]
+            answers = await self._answers()
         except (StartupError, TimeoutError) as error:
             raise ExecutorLostError(str(error)) from None
-        return result_from_wire(answers[0])
+        failures = [StepFailure(*failure) for _, failure, _ in answers if failure is not None]
+        if failures:
+            _check_together([counts for _, _, counts in answers], failures[0])
+            raise StepFailedError(failures[0])
+        return result_from_wire(answers[0][0])
+
+    async def _answers(self) -> list[Any]:
+        """What each rank says of a step: its result, its failure, its collectives.
+
+        Once one rank has failed, the others answer soon, or hang in a collective that it left.
+        """
+        if len(self._ranks) == 1:
+            return [await self._reply(self._ranks[0], "result", STEP_SECONDS)]
+        tasks = [
+            asyncio.create_task(self._reply(rank, "result", STEP_SECONDS)) for rank in self._ranks
+        ]
+        waiting, limit = set(tasks), None
+        try:
+            while waiting:
+                done, waiting = await asyncio.wait(
+                    waiting, timeout=limit, return_when=asyncio.FIRST_COMPLETED
+                )
+                failed = [failure for one in done if (failure := one.result()[1]) is not None]
+                if failed:
+                    limit, reason = AGREE_SECONDS, failed[0][1]
+                if not done:
+                    raise StartupError(f"a rank failed a step, and others hang in it: {reason}")
+            return [task.result() for task in tasks]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def send_data(self, rank: int, command: bytes) -> None:
         """Pass a command to one rank's data plane."""
@@ -257,6 +294,16 @@ class RankPool:
     def _send(self, rank: _Rank, kind: str, payload: Any) -> None:
         if not rank.writer.is_closing():
             rank.writer.write(pack(kind, payload))
+
+
+def _check_together(counts: list[list[int]], failure: StepFailure) -> None:
+    """Ranks that have begun and ended the same collectives can begin the next step together.
+
+    Raises ``ExecutorLostError`` for others: what one of them sends next, another one would take for
+    something else.
+    """
+    if any(begun != ended or begun != counts[0][0] for begun, ended in counts):
+        raise ExecutorLostError(f"ranks are not in step after a failure: {failure.reason}")
 
 
 def _standing_still(rank: _Rank) -> str:

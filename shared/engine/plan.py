@@ -132,6 +132,20 @@ class StepResult:
     seconds: float = 0.0
 
 
+# Why a step, or a sequence in it, may fail.
+OUT_OF_MEMORY = "out_of_memory"
+COMPUTATION = "computation"
+NOT_FINITE = "not_finite"
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailure:
+    """What a rank says of a step that raised: the cause, and the error in words."""
+
+    cause: str
+    reason: str
+
+
 def to_wire(value: Any) -> Any:
     """Dataclasses of this module as nested lists, ready for msgpack."""
     if isinstance(value, (list, tuple)):

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ModelError, TandemError
 from ..telemetry import LogSettings, setup_logging
 from .channel import BlockingChannel
-from .plan import StepPlan, plan_from_wire, to_wire
+from .plan import StepFailure, StepPlan, plan_from_wire, to_wire
 
 if TYPE_CHECKING:
     from ..handoff.data_plane import DataPlane
@@ -140,9 +140,24 @@ class Rank:
             if hand_over is not None:
                 hand_over(layer)
 
-        result = self._runner.execute(plan, computed)
-        answer = to_wire(result) if self._settings["rank"] == 0 else None
-        self._channel.send("result", answer)
+        answer, failure = None, None
+        try:
+            result = self._runner.execute(plan, computed)
+            answer = to_wire(result) if self._settings["rank"] == 0 else None
+        except Exception as error:
+            log.exception("step %d failed", plan.step)
+            failure = self._failure(error)
+        if failure is not None:  # and the traceback holds no tensor any more
+            self._runner.recover()
+        collectives = self._runner.tp.collectives
+        counts = [collectives.begun, collectives.ended]
+        self._channel.send("result", [answer, failure and astuple(failure), counts])
+
+    def _failure(self, error: Exception) -> StepFailure:
+        from .runner import cause_of
+
+        words = (str(error).splitlines() or [""])[0]
+        return StepFailure(cause_of(error), f"{type(error).__name__}: {words}")
 
     def _layer_hook(self, plan: StepPlan, streams: dict[int, tuple[int, int]]) -> Any:
         """Tells the data plane which cells a layer has just computed, if anybody wants them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +17,15 @@ from ..models.decoder import Decoder
 from ..models.parallel import TensorParallel
 from ..weights.load import load_model
 from .logprobs import position_logprobs
-from .plan import PositionLogprobs, SequenceStep, StepPlan, StepResult
-from .sampler import Sampler
+from .plan import (
+    COMPUTATION,
+    OUT_OF_MEMORY,
+    PositionLogprobs,
+    SequenceStep,
+    StepPlan,
+    StepResult,
+)
+from .sampler import NOT_FINITE, Sampler
 
 # Logits of prompt positions are taken this many rows at a time: a row is as wide as the vocabulary.
 _PROMPT_ROWS = 64
@@ -62,6 +70,16 @@ class ModelRunner:
             time.perf_counter() - begun,
         )
 
+    def recover(self) -> None:
+        """After a step that raised: wait until the device has nothing to do, and give memory back.
+
+        Raises when the device itself is broken, so that no later step could work.
+        """
+        gc.collect()
+        if self.cache.device.type == "cuda":
+            torch.cuda.synchronize(self.cache.device)
+            torch.cuda.empty_cache()
+
     def _finish(self) -> None:
         """The head takes a result to say that blocks are computed, and may be freed and written by
         others; a GPU may have only begun."""
@@ -75,15 +93,16 @@ class ModelRunner:
         result: StepResult,
     ) -> None:
         rows, asked = _output_rows(sequences)
+        sampling = [s.sequence_id for s in sequences if s.sample]
         batch = build_batch(
             sequences,
             self.cache.block_size,
             self.cache.device,
             rows,
             decodes_together=self.decodes_together,
+            needs_logits=bool(sampling or asked),
         )
         hidden = self.model.forward(batch, self.cache.layers, on_layer)
-        sampling = [s.sequence_id for s in sequences if s.sample]
         if sampling:
             logits = self.model.logits(hidden[: len(sampling)])
             if logits is not None:
@@ -95,6 +114,8 @@ class ModelRunner:
             end = row + len(sequence.prompt_targets)
             result.prompt_logprobs[sequence.sequence_id] = self._prompt(sequence, hidden[row:end])
             row = end
+        if self.tp.rank == 0:
+            result.failed.update(_not_finite(sequences, hidden[row:]))
 
     def _prompt(self, sequence: SequenceStep, hidden: torch.Tensor) -> list[PositionLogprobs]:
         listed: list[PositionLogprobs] = []
@@ -106,21 +127,41 @@ class ModelRunner:
         return listed
 
 
+def cause_of(error: Exception) -> str:
+    """Which kind of failure of a step an exception is."""
+    memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    # torch's allocator for CPUs raises a plain RuntimeError.
+    memory = memory or "can't allocate memory" in str(error)
+    return OUT_OF_MEMORY if memory else COMPUTATION
+
+
+def _not_finite(sequences: list[SequenceStep], hidden: torch.Tensor) -> dict[int, str]:
+    """Of the sequences that sample nothing, those whose last row has numbers that are not finite:
+    it has attended to all of their KV."""
+    ids = [s.sequence_id for s in sequences if not s.sample]
+    if not ids:
+        return {}
+    finite = hidden.sum(dim=-1, dtype=torch.float32).isfinite().tolist()
+    return {key: NOT_FINITE for key, good in zip(ids, finite, strict=True) if not good}
+
+
 def _output_rows(sequences: list[SequenceStep]) -> tuple[list[int], list[SequenceStep]]:
-    """Rows whose hidden state is wanted: those that sample, then those of prompt logprobs, whose
-    sequences are returned in the same order."""
+    """Rows whose hidden state is wanted: those that sample, those of prompt logprobs, whose
+    sequences are returned in the same order, and the last one of each sequence that samples
+    nothing."""
     sampling: list[int] = []
     prompt: list[int] = []
+    others: list[int] = []
     asked = []
     first = 0
     for sequence in sequences:
-        if sequence.sample:
-            sampling.append(first + len(sequence.tokens) - 1)
+        last = first + len(sequence.tokens) - 1
+        (sampling if sequence.sample else others).append(last)
         if sequence.prompt_logprobs is not None and sequence.prompt_targets:
             prompt += range(first, first + len(sequence.prompt_targets))
             asked.append(sequence)
         first += len(sequence.tokens)
-    return sampling + prompt, asked
+    return sampling + prompt + others, asked
 
 
 def build_runner(

@@ -23,8 +23,8 @@ _MASK = (1 << 64) - 1
 _GREEDY_BELOW = 1e-5
 # Top-p sorts this many of the best logits, and all of them only if those do not suffice.
 _TOP_P_CANDIDATES = 1024
-_NOT_FINITE = (
-    "the model's logits are not finite: the weights may be broken, or the prompt overflows the "
+NOT_FINITE = (
+    "the model's numbers are not finite: the weights may be broken, or the prompt overflows the "
     "model's number format; try float32"
 )
 
@@ -104,7 +104,7 @@ class Sampler:
         failed: dict[int, str] = {}
         if not finite.all():
             good = finite.nonzero().flatten().tolist()
-            failed = {sequence_ids[row]: _NOT_FINITE for row in set(range(len(states))) - set(good)}
+            failed = {sequence_ids[row]: NOT_FINITE for row in set(range(len(states))) - set(good)}
             states, logits = [states[row] for row in good], logits[good]
         asking = [row for row, state in enumerate(states) if state.params.logprobs is not None]
         raw = logits[asking] if asking else logits[:0]  # a copy: what follows edits them

@@ -10,6 +10,7 @@ no torch, no sockets, no clock.
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
@@ -17,6 +18,7 @@ from itertools import islice
 from ..errors import OverloadedError
 from ..kv.block_pool import BlockPool, OutOfBlocksError
 from ..kv.prefix_keys import chain_keys
+from .pace import LEAST
 from .plan import PositionLogprobs, SamplerSpec, SequenceStep, StepPlan, StepResult
 from .sequence import FinishReason, Phase, Sequence
 
@@ -26,6 +28,8 @@ AGING_TOKENS = 64
 # Nobody can take blocks back from a transfer that fills them. So a reservation leaves each running
 # sequence room to grow by so many tokens, about what it generates while a prompt is received.
 GROWTH_TOKENS = 128
+# Tokens by which a step may grow again, each step, after one that ran out of memory.
+_LIMIT_GROWTH = 8
 
 _POLICIES: dict[str, Callable[[Sequence], tuple[int, ...]]] = {
     "fcfs": lambda s: (s.arrival,),
@@ -98,6 +102,8 @@ class Scheduler:
         self._forget: list[int] = []
         self._started: list[Sequence] = []
         self.preemptions = 0
+        self._suspects: deque[tuple[Sequence, int]] = deque()  # to try alone, with how many tokens
+        self._memory_limit = max_num_batched_tokens  # lower after a step ran out of memory
         self._step = 0
         self._arrivals = 0
 
@@ -245,13 +251,20 @@ class Scheduler:
 
     # ---- the step --------------------------------------------------------------------------
 
-    def schedule(self) -> StepPlan | None:
-        """Plan the next step, or ``None`` when nothing can be computed now."""
+    def schedule(self, prompt_tokens: int | None = None) -> StepPlan | None:
+        """Plan the next step, or ``None`` when nothing can be computed now.
+
+        ``prompt_tokens`` is the most that it computes of prompts if it decodes as well.
+        """
         if self._in_flight:
             raise RuntimeError("the previous step has not been applied")
-        budget = _StepBudget(self._max_tokens)
+        budget = _StepBudget(min(self._max_tokens, self._memory_limit))
+        if self._try_suspect(budget):
+            return self._plan(budget)
         for sequence in [s for s in self._running if s.decoding]:
             self._grant(sequence, budget)
+        if budget.shares and prompt_tokens is not None:
+            budget.left = min(budget.left, prompt_tokens)
         for sequence in [s for s in self._running if not s.decoding]:
             self._grant(sequence, budget)
         self._admit(budget)
@@ -265,9 +278,14 @@ class Scheduler:
         cancelled, self._cancelled = self._cancelled, {}
         sampled = {s.sequence_id: s for s in result.sampled}
         outputs = []
+        self._memory_limit = min(self._memory_limit + _LIMIT_GROWTH, self._max_tokens)
         for sequence, row in rows.items():
-            sequence.computed = row.start + len(row.tokens)
-            self._publish(sequence)
+            if sequence.sequence_id in result.failed:
+                # Nobody knows since when its KV is not good, so nobody else shall have it.
+                self.pool.unpublish(sequence.block_table)
+            else:
+                sequence.computed = row.start + len(row.tokens)
+                self._publish(sequence)
             if sequence in cancelled:
                 self._finish(sequence, cancelled[sequence])
                 continue
@@ -287,6 +305,33 @@ class Scheduler:
             output.finish_reason = sequence.finish_reason
             outputs.append(output)
         return outputs
+
+    def step_failed(self, reason: str, *, memory: bool) -> list[StepOutput]:
+        """Nothing came of the step in flight: its sequences are tried again, one at a time.
+
+        One that was alone ends with ``reason``, unless ``memory`` ran out and less of it can be
+        computed at once. Returns one output for each that ended.
+        """
+        rows, self._in_flight = self._in_flight, {}
+        cancelled, self._cancelled = self._cancelled, {}
+        if memory:
+            tokens = sum(len(row.tokens) for row in rows.values())
+            self._memory_limit = max(1, tokens // 2)
+        ended = []
+        for sequence, row in rows.items():
+            self._forget_at_ranks(sequence)
+            tokens = len(row.tokens)
+            if sequence in cancelled:
+                self._finish(sequence, cancelled[sequence])
+            elif len(rows) > 1:
+                self._suspects.append((sequence, tokens))
+            elif memory and tokens > LEAST:
+                self._suspects.appendleft((sequence, tokens // 2))
+            else:
+                sequence.error = reason
+                self._finish(sequence, FinishReason.ERROR)
+                ended.append(StepOutput(sequence, [], finish_reason=FinishReason.ERROR))
+        return ended
 
     def fail_step(self, reason: str) -> list[Sequence]:
         """The step in flight was lost with its ranks: every sequence in it ends with an error."""
@@ -313,6 +358,15 @@ class Scheduler:
         self.pool.cancel_reservation(reserved)
         if reserved:
             del sequence.block_table[-len(reserved) :]
+
+    def _try_suspect(self, budget: _StepBudget) -> bool:
+        """Grant a step to the next sequence of a step that failed; its blocks are there."""
+        while self._suspects:
+            sequence, tokens = self._suspects.popleft()
+            if sequence.phase is Phase.RUNNING:
+                budget.grant(sequence, min(tokens, budget.left))
+                return True
+        return False
 
     def _grant(self, sequence: Sequence, budget: _StepBudget) -> None:
         """Give a running sequence its share, taking blocks back from later ones while it must."""
@@ -506,12 +560,17 @@ class Scheduler:
             self._waiting.remove(sequence)
         sequence.move(Phase.FINISHED)
         sequence.finish_reason = reason
-        if sequence.known_to_ranks:
-            self._forget.append(sequence.sequence_id)
+        self._forget_at_ranks(sequence)
         if reason is FinishReason.COMPUTED:
             self._held.add(sequence)
         else:
             self._give_back(sequence)
+
+    def _forget_at_ranks(self, sequence: Sequence) -> None:
+        """Ranks drop what they keep of it; a sequence that samples again is told to them anew."""
+        if sequence.known_to_ranks:
+            self._forget.append(sequence.sequence_id)
+            sequence.known_to_ranks = False
 
     def _extend_keys(self, sequence: Sequence) -> None:
         sequence.keys = chain_keys(

@@ -149,6 +149,11 @@ class BlockPool:
         if self._enabled:
             self.index.insert(key, block)
 
+    def unpublish(self, blocks: Iterable[int]) -> None:
+        """Nobody may share these owned blocks any more; who does already goes on."""
+        for block in blocks:
+            self.index.forget(block)
+
     def release(self, blocks: Sequence[int]) -> None:
         """Give back one reference on each block, the last block of a sequence first.
 

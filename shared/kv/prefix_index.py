@@ -45,7 +45,12 @@ class PrefixIndex:
     def evict(self) -> int:
         """Forget the least recently used idle block and return it."""
         block, _ = self._idle.popitem(last=False)
-        key = self._keys.pop(block)
-        del self._blocks[key]
-        self.published.remove(key)
+        self.forget(block)
         return block
+
+    def forget(self, block: int) -> None:
+        """Find this block, which is not idle, no longer; one that is not here is no error."""
+        key = self._keys.pop(block, None)
+        if key is not None:
+            del self._blocks[key]
+            self.published.remove(key)

@@ -32,8 +32,9 @@ class Rows(Protocol):
 class ForwardBatch:
     """The tokens of several sequences, flattened to T rows.
 
-    ``output_rows`` are the rows whose hidden state is wanted. When there are none, the model stops
-    after the last layer's KV. ``decodes`` are those of ``contexts`` that are attended together.
+    ``output_rows`` are the rows whose hidden state is wanted. Unless ``needs_logits``, the model
+    stops after the last layer's KV, and the hidden state is what that layer began with.
+    ``decodes`` are those of ``contexts`` that are attended together.
     """
 
     tokens: torch.Tensor
@@ -42,6 +43,7 @@ class ForwardBatch:
     contexts: list[Context]
     output_rows: torch.Tensor
     decodes: DecodeRows | None = None
+    needs_logits: bool = True
 
 
 def build_batch(
@@ -51,6 +53,7 @@ def build_batch(
     output_rows: Sequence[int] | None = None,
     *,
     decodes_together: bool = False,
+    needs_logits: bool = True,
 ) -> ForwardBatch:
     """Flatten; without ``output_rows``, the last row of each sequence."""
     tokens: list[int] = []
@@ -74,4 +77,5 @@ def build_batch(
         contexts,
         torch.tensor(output_rows, dtype=torch.int64, device=device),
         decode_rows(contexts, device) if decodes_together else None,
+        needs_logits,
     )

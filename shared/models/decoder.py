@@ -159,7 +159,7 @@ class Decoder:
             q = layer.write(x, batch, angles, cache[index])
             if on_layer is not None:
                 on_layer(index)
-            if index == last and not len(batch.output_rows):
+            if index == last and not batch.needs_logits:
                 break
             x = layer.rest(x, q, batch, cache[index])
         return self.norm(x.index_select(0, batch.output_rows))

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ...kernels.operators import Operators, TorchOperators
+
+
+@dataclass(slots=True)
+class Collectives:
+    """How many collectives a rank has begun and ended."""
+
+    begun: int = 0
+    ended: int = 0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Around each of them: one that raises never ends."""
+        self.begun += 1
+        yield
+        self.ended += 1
 
 
 @dataclass(frozen=True)
@@ -17,11 +34,13 @@ class TensorParallel:
     rank: int = 0
     size: int = 1
     group: Any = None
+    collectives: Collectives = field(default_factory=Collectives, compare=False)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks, in place."""
         if self.size > 1:
-            torch.distributed.all_reduce(x, group=self.group)
+            with self.collectives.one():
+                torch.distributed.all_reduce(x, group=self.group)
         return x
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
@@ -30,7 +49,8 @@ class TensorParallel:
             return [x]
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else None
-        torch.distributed.gather(x, parts, group=self.group, group_dst=0)
+        with self.collectives.one():
+            torch.distributed.gather(x, parts, group=self.group, group_dst=0)
         return parts or []
 
     def share(self, total: int) -> range:

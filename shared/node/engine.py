@@ -13,6 +13,7 @@ from ..config import EngineConfig, HandoffConfig, ResolvedEngine, resolve_engine
 from ..devices import NodeDevice
 from ..engine.core import EngineCore
 from ..engine.executor import RankPool
+from ..engine.pace import Pace
 from ..engine.scheduler import Scheduler
 from ..errors import ModelError, PeerRefusedError, StartupError
 from ..kv.block_pool import BlockPool
@@ -128,7 +129,7 @@ async def start_engine(
         eos_token_ids=spec.eos_token_ids,
     )
     return NodeEngine(
-        core=EngineCore(scheduler, ranks, on_lost),
+        core=EngineCore(scheduler, ranks, on_lost, _pace(config)),
         ranks=ranks,
         spec=spec,
         folder=folder,
@@ -200,6 +201,10 @@ def model_fingerprint(spec: DecoderSpec, folder: Path) -> dict[str, str]:
 def fingerprint_text(fields: dict[str, str]) -> str:
     """``field=value`` lines, so that a router can name the field in which two nodes differ."""
     return "\n".join(f"{key}={value}" for key, value in sorted(fields.items()))
+
+
+def _pace(config: EngineConfig) -> Pace:
+    return Pace(None if config.itl_target is None else config.itl_target / 1000)
 
 
 def _formats(config: EngineConfig, spec: DecoderSpec, device: NodeDevice) -> dict[str, str]:

@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ..engine.core import EngineCore
+from ..engine.plan import COMPUTATION, NOT_FINITE, OUT_OF_MEMORY
 
 QUEUE_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 # Dashboards and autoscalers that were made for vLLM look for these.
@@ -38,6 +39,17 @@ class EngineCollector(Collector):
         for kind, name, text, value in self._series():
             for shown in (name, *filter(None, [_ALIASES.get(name)])):
                 yield kind(shown, text, value)
+        yield _by_cause(
+            "tandem_engine_steps_failed",
+            "Steps that raised. Their sequences were tried again one by one.",
+            {cause: self._core.failed_steps[cause] for cause in (OUT_OF_MEMORY, COMPUTATION)},
+        )
+        causes = (OUT_OF_MEMORY, COMPUTATION, NOT_FINITE)
+        yield _by_cause(
+            "tandem_sequences_failed",
+            "Sequences that ended because their step failed.",
+            {cause: self._core.failed_sequences[cause] for cause in causes},
+        )
 
     def _series(self) -> Iterator[tuple[_Kind, str, str, float]]:
         core, scheduler = self._core, self._core.scheduler
@@ -75,3 +87,10 @@ class EngineCollector(Collector):
             ),
         ):
             yield CounterMetricFamily, name, text, value
+
+
+def _by_cause(name: str, text: str, counts: dict[str, int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=["cause"])
+    for cause, count in counts.items():
+        family.add_metric([cause], count)
+    return family

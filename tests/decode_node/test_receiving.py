@@ -183,6 +183,17 @@ async def test_a_peer_that_falls_silent_after_the_last_byte_changes_nothing(
         assert await one.receipt() == Receipt(RANKS * 100, None)
 
 
+async def test_a_peer_that_fails_after_the_last_byte_is_not_committed() -> None:
+    async def script(request: pb.OpenRequest, context: Any) -> AsyncIterator[pb.OpenEvent]:
+        yield ACCEPTED
+        await one.fill()
+        yield pb.OpenEvent(failed=pb.OpenFailed(reason="not finite", cause="compute"))
+
+    async with attempt(script) as one:
+        error = await one.error()
+        assert "not finite" in str(error) and error.cause is Cause.COMPUTE
+
+
 async def test_done_without_the_bytes_fails() -> None:
     async def script(request: pb.OpenRequest, context: Any) -> AsyncIterator[pb.OpenEvent]:
         yield ACCEPTED

@@ -315,14 +315,20 @@ async def test_a_client_that_goes_away_frees_everything() -> None:
         assert node.metric("tandem_transfers_total", outcome="cancelled") == 1
 
 
-async def test_bytes_may_be_confirmed_before_the_step_that_computed_them_is_over() -> None:
+@pytest.mark.parametrize("fails", ["", "numbers are not finite"])
+async def test_bytes_that_are_confirmed_count_only_once_their_step_is_over(fails: str) -> None:
     async with prefill_node() as node:
         node.ranks.computes.clear()
         call = node.open()
         await node.ranks.wait(OpenSend)
+        sending = node.service._sending[1]
         node.confirm()
-        done = (await rest(call))[-1].done
-        assert done.bytes == RANKS * 500 and done.compute_seconds >= 0
-        await until(lambda: node.service.live == 0)
+        await until(lambda: sending._confirmed == RANKS)
         assert node.held() > 0  # the step still writes them
+        node.ranks.fails = fails
         node.ranks.computes.set()
+        last = (await rest(call))[-1]
+        if fails:
+            assert last.failed.cause == "compute" and fails in last.failed.reason
+        else:
+            assert last.done.bytes == RANKS * 500 and last.done.compute_seconds >= 0

@@ -9,9 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.shared.engine.plan import SamplerSpec, SamplingParams, SequenceStep, StepPlan
+from tandem.shared.engine.plan import (
+    COMPUTATION,
+    OUT_OF_MEMORY,
+    SamplerSpec,
+    SamplingParams,
+    SequenceStep,
+    StepPlan,
+)
 from tandem.shared.engine.rank_setup import LoadedModel
-from tandem.shared.engine.runner import ModelRunner, build_runner
+from tandem.shared.engine.runner import ModelRunner, build_runner, cause_of
 from tandem.shared.errors import StartupError
 
 from ... import tiny_models
@@ -64,6 +71,31 @@ def test_a_sequence_may_be_removed_and_come_back_in_one_step(runner: ModelRunner
     one = runner.execute(StepPlan(0, [first], [spec_of(1, **penalised)])).sampled
     again = runner.execute(StepPlan(1, [first], [spec_of(1, **penalised)], [1])).sampled
     assert one == again
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_broken_numbers_of_a_chunk_that_samples_nothing_are_seen(folder: Path, alone: bool) -> None:
+    runner = build_runner(folder, dtype="float32", block_size=4, num_blocks=32)
+    runner.model.embed.weight[9].fill_(math.nan)
+    bad = SequenceStep(1, [8, 9, 8, 8], 0, [0], False)
+    good = SequenceStep(2, [8, 7, 8, 8], 0, [1], False)
+    sampling = [] if alone else [SequenceStep(3, [8], 0, [2], True)]
+    result = runner.execute(StepPlan(0, [bad, *sampling, good], [spec_of(3)]))
+    assert list(result.failed) == [1] and "not finite" in result.failed[1]
+    assert [s.sequence_id for s in result.sampled] == ([] if alone else [3])
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), OUT_OF_MEMORY),
+        (MemoryError(), OUT_OF_MEMORY),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), OUT_OF_MEMORY),
+        (IndexError("list index out of range"), COMPUTATION),
+    ],
+)
+def test_a_failure_has_a_cause(error: Exception, cause: str) -> None:
+    assert cause_of(error) == cause
 
 
 def test_broken_numbers_fail_the_sequence_and_not_the_step(folder: Path) -> None:

@@ -43,3 +43,15 @@ async def test_blocks_in_use_are_a_share_of_all() -> None:
         assert value(node, "tandem_kv_usage_ratio") == 4 / 64
         assert value(node, "vllm:num_requests_running") == 1
         node.ranks.computes.set()
+
+
+async def test_sequences_that_fail_are_counted_by_cause() -> None:
+    node = Node("d", 1)
+    node.ranks.fails = "numbers are not finite"
+    async with node.running():
+        ended: list[object] = []
+        one = Sequence(1, [1, 2, 3], SamplingParams(max_tokens=1))
+        node.core.submit(one, lambda output: ended.append(output.finish_reason))
+        await until(lambda: any(ended))
+    assert node.metric("tandem_sequences_failed_total", cause="not_finite") == 1
+    assert node.metric("tandem_sequences_failed_total", cause="out_of_memory") == 0
