@@ -65,10 +65,12 @@ class Transfers:
         core, clock = self._engine.core, FirstTokenClock()
         end = len(sequence.prompt) - 1
         core.scheduler.match_prefix(sequence)
+        _, reason = self._choose(sequence, candidates, deadline)
+        if reason:
+            return self._locally(sequence, reason, clock)
+        reserved = await core.reserve_in_turn(sequence, end)
+        # What was true may not be any more, if it took long.
         usable, reason = self._choose(sequence, candidates, deadline)
-        reserved = core.reserve(sequence, end) if not reason else None
-        if reserved is None:
-            return self._locally(sequence, reason or LocalReason.NO_BLOCKS, clock)
         transfer_id = secrets.randbits(63)
         self._live += 1
         self._metrics.live_transfers.set(self._live)

@@ -19,7 +19,6 @@ class LocalReason(StrEnum):
     SHORT = "below threshold"
     FASTER_HERE = "faster here"
     TOO_LATE_THERE = "too late there"
-    NO_BLOCKS = "no free blocks"
     OTHER = "other"
 
 

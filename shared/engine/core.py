@@ -80,6 +80,7 @@ class EngineCore:
         self._on_lost = on_lost
         self._listeners: dict[Sequence, Listener] = {}
         self._streams: dict[Sequence, _Stream] = {}
+        self._asking: dict[Sequence, asyncio.Future[list[int]]] = {}
         self._wake = asyncio.Event()
         self._next_id = 0
         self._failed_in_a_row = 0
@@ -174,6 +175,37 @@ class EngineCore:
         except OutOfBlocksError:
             return None
 
+    async def reserve_in_turn(self, sequence: Sequence, end: int) -> list[int]:
+        """As ``reserve``, but wait until the sequences that go first have their blocks.
+
+        When cancelled, the sequence is finished. Raises ``UnavailableError`` without ranks.
+        """
+        self.check_ranks()
+        if not self.scheduler.asking and (reserved := self.reserve(sequence, end)) is not None:
+            return reserved
+        granted = asyncio.get_running_loop().create_future()
+        self._asking[sequence] = granted
+        self.scheduler.ask(sequence, end)
+        self._wake.set()
+        try:
+            return await granted
+        except asyncio.CancelledError:
+            if self._asking.pop(sequence, None) is not None:
+                self.scheduler.cancel(sequence)
+            elif not granted.cancelled() and granted.exception() is None:
+                self.scheduler.cancel_received(sequence, granted.result())
+            self._wake.set()
+            raise
+
+    def _grant_reservations(self) -> None:
+        while (next_one := self.scheduler.next_reservation()) is not None:
+            sequence, reserved = next_one
+            granted = self._asking.pop(sequence)
+            if granted.done():  # cancelled, and its owner has not run since
+                self.scheduler.cancel_received(sequence, reserved)
+            else:
+                granted.set_result(reserved)
+
     # ---- the loop --------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -223,6 +255,7 @@ class EngineCore:
             self._hand_out(output)
 
     def _schedule(self) -> StepPlan | None:
+        self._grant_reservations()
         if not self.scheduler.has_work:
             return None
         return self.scheduler.schedule(self._pace.prompt_tokens)
@@ -274,6 +307,10 @@ class EngineCore:
         log.error("the ranks are lost: %s", reason)
         self._lost = reason
         self.scheduler.fail_step(reason)
+        for granted in self._asking.values():
+            if not granted.done():
+                granted.set_exception(UnavailableError(f"this node has lost its ranks: {reason}"))
+        self._asking.clear()
         for sequence in list(self._listeners):
             self._end_with_error(sequence, reason)
         self._on_lost(reason)

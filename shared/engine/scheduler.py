@@ -27,7 +27,7 @@ from .sequence import FinishReason, Phase, Sequence
 AGING_TOKENS = 64
 # Nobody can take blocks back from a transfer that fills them. So a reservation leaves each running
 # sequence room to grow by so many tokens, about what it generates while a prompt is received.
-GROWTH_TOKENS = 128
+GROWTH_TOKENS = 32
 # Tokens by which a step may grow again, each step, after one that ran out of memory.
 _LIMIT_GROWTH = 8
 
@@ -95,6 +95,7 @@ class Scheduler:
         self._eos = frozenset(eos_token_ids)
         self._waiting: list[Sequence] = []  # sorted by policy
         self._running: list[Sequence] = []  # sorted by policy
+        self._asking: list[tuple[Sequence, int]] = []  # for a reservation; sorted by policy
         self._receiving: set[Sequence] = set()
         self._held: set[Sequence] = set()  # prefill-only, computed, blocks not yet given back
         self._in_flight: dict[Sequence, SequenceStep] = {}
@@ -119,7 +120,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting) + len(self._receiving)
+        return len(self._waiting) + len(self._asking) + len(self._receiving)
 
     @property
     def queued_prefill_tokens(self) -> int:
@@ -133,7 +134,8 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """No sequence is alive in any phase."""
-        return not (self._waiting or self._running or self._receiving or self._held)
+        alive = self._waiting or self._running or self._asking or self._receiving or self._held
+        return not alive
 
     # ---- sequences come and go -------------------------------------------------------------
 
@@ -181,6 +183,37 @@ class Scheduler:
         also when those that run or go first would soon lack the blocks.
         """
         self._stamp(sequence)
+        return self._reserve(sequence, end)
+
+    def ask(self, sequence: Sequence, end: int) -> None:
+        """Queue a new sequence for ``next_reservation``: a transfer to fill its blocks up to token
+        ``end`` begins when those that go first have theirs."""
+        self._give_back(sequence)  # what is cached is looked up again then
+        self._stamp(sequence)
+        insort(self._asking, (sequence, end), key=lambda asked: self._key(asked[0]))
+
+    @property
+    def asking(self) -> bool:
+        """Whether a sequence is queued for a reservation."""
+        return bool(self._asking)
+
+    def next_reservation(self) -> tuple[Sequence, list[int]] | None:
+        """Do as ``receive`` does for the first sequence that asks, if there is room by now."""
+        if not self._asking:
+            return None
+        sequence, end = self._asking[0]
+        self.match_prefix(sequence)
+        needed = self._missing(sequence, end) + self._needed_before(sequence)
+        self._reclaim_from([s for s in self._waiting if self._key(s) > self._key(sequence)], needed)
+        try:
+            reserved = self._reserve(sequence, end)
+        except OutOfBlocksError:
+            self._give_back(sequence)
+            return None
+        self._asking.pop(0)
+        return sequence, reserved
+
+    def _reserve(self, sequence: Sequence, end: int) -> list[int]:
         count = self._missing(sequence, end)
         needed = self._needed_before(sequence)
         available = self.pool.counts().available
@@ -388,13 +421,15 @@ class Scheduler:
         does not fit, so that a large one is not passed for ever by small ones."""
         while self._waiting and budget.left > 0 and len(self._running) < self._max_seqs:
             sequence = self._waiting[0]
+            if self._asking and self._key(self._asking[0][0]) < self._key(sequence):
+                return  # it lacks blocks, and would never get them if others went first
             self.match_prefix(sequence)
             tokens = min(sequence.target - sequence.computed, budget.left)
             # KV that is being sent must stay where it is: a prefill-only sequence gets all of its
             # blocks at once, so that it can never be the one that runs out of them.
             whole = sequence.compute_until is not None
             end = sequence.target if whole else sequence.computed + tokens
-            self._reclaim_for_head(self._missing(sequence, end))
+            self._reclaim_from(self._waiting[1:], self._missing(sequence, end))
             if not self._cover(sequence, end):
                 if not sequence.received:
                     self._give_back(sequence)
@@ -448,11 +483,11 @@ class Scheduler:
         others = len(self._running) > 1 or any(s.block_table for s in self._waiting)
         return not others and bool(self.pool.counts().reserved)
 
-    def _reclaim_for_head(self, missing: int) -> None:
-        """Take back what later waiting sequences hold, the last first, if the head of the queue
-        can run with it. What still would not do stays where it is."""
+    def _reclaim_from(self, later: list[Sequence], missing: int) -> None:
+        """Take back what ``later`` waiting sequences hold, the last first, until so many blocks are
+        available. What still would not do stays where it is."""
         available = self.pool.counts().available
-        holders = [s for s in self._waiting[1:] if s.block_table]
+        holders = [s for s in later if s.block_table]
         if missing > available + sum(len(s.block_table) for s in holders):
             return
         while holders and missing > self.pool.counts().available:
@@ -558,6 +593,7 @@ class Scheduler:
             self._running.remove(sequence)
         elif sequence in self._waiting:
             self._waiting.remove(sequence)
+        self._asking = [asked for asked in self._asking if asked[0] is not sequence]
         sequence.move(Phase.FINISHED)
         sequence.finish_reason = reason
         self._forget_at_ranks(sequence)

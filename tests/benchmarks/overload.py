@@ -2,8 +2,8 @@
 
 ``python -m tandem.tests.benchmarks.overload``. A simulation of the scheduler and the block pool
 (the real classes) on a decode node that gets more requests than it can serve. A received prompt's
-blocks are reserved when it arrives, as ``decode_node/transfers.py`` does it, and are filled some
-steps later; without room it is prefilled here. Everything is drawn from one seed, time is counted
+blocks are reserved when those that go first have theirs, as ``decode_node/transfers.py`` does it,
+and are filled some steps later. Everything is drawn from one seed, time is counted
 in steps, and the same requests come to both sides. A row is a stream that gets a token in a step,
 so rows a step are the throughput of what clients see.
 """
@@ -18,7 +18,7 @@ from tandem.shared.engine.plan import Sampled, SamplingParams, StepResult
 from tandem.shared.engine.scheduler import Scheduler
 from tandem.shared.engine.sequence import Sequence
 from tandem.shared.errors import OverloadedError
-from tandem.shared.kv.block_pool import BlockPool, OutOfBlocksError
+from tandem.shared.kv.block_pool import BlockPool
 
 from .report import write
 
@@ -70,14 +70,13 @@ LOADS = (
         output=(50, 500),
     ),
     Load(
-        name="slow transfers of long prompts",
-        blocks=2000,
+        name="long prompts and long transfers",
+        blocks=4000,
         slots=32,
         gap=20.0,
         prompt=(1000, 8000),
         output=(50, 500),
-        transfer_steps=20,
-        tokens_a_step=64,
+        transfer_steps=10,
     ),
 )
 
@@ -119,6 +118,7 @@ class Node:
                 self.seen = Seen(preemptions=-self._preemptions())
             self._arrive(step)
             self._settle(step)
+            self._reserve(step)
             self._step()
         self.seen.preemptions += self._preemptions()
         return self.seen
@@ -139,21 +139,20 @@ class Node:
             except OverloadedError:
                 self.seen.refused += 1
                 continue
-            self._begin(one, step)
+            self._begin(one)
 
-    def _begin(self, one: Sequence, step: int) -> None:
+    def _begin(self, one: Sequence) -> None:
         if not self._remote:
             self._scheduler.add(one)
             return
-        self._scheduler.match_prefix(one)
-        try:
-            reserved = self._scheduler.receive(one, len(one.prompt) - 1)
-        except OutOfBlocksError:
-            self._scheduler.enqueue(one)
-            return
+        self._scheduler.ask(one, len(one.prompt) - 1)
+
+    def _reserve(self, step: int) -> None:
         load = self._load
-        ready = step + load.transfer_steps + len(one.prompt) // load.tokens_a_step
-        self._transfers.append((ready, one, reserved))
+        while (granted := self._scheduler.next_reservation()) is not None:
+            one, reserved = granted
+            ready = step + load.transfer_steps + len(one.prompt) // load.tokens_a_step
+            self._transfers.append((ready, one, reserved))
 
     def _settle(self, step: int) -> None:
         for ready, one, reserved in [t for t in self._transfers if t[0] <= step]:

@@ -21,8 +21,8 @@ from tandem.shared.causes import Cause
 from tandem.shared.config import HandoffConfig
 from tandem.shared.engine.plan import SamplingParams
 from tandem.shared.engine.sequence import Phase, Sequence
-from tandem.shared.errors import PeerRefusedError, TransferError
-from tandem.tests.shared.handoff.fake_node import Node
+from tandem.shared.errors import PeerRefusedError, TransferError, UnavailableError
+from tandem.tests.shared.handoff.fake_node import Node, until
 
 A, B, C = (pb.PrefillCandidate(node_id=name, address=name) for name in "abc")
 
@@ -174,3 +174,47 @@ async def test_a_cancelled_request_gives_its_reservation_back() -> None:
     assert world.node.held() == 0
     assert world.sequence.phase is Phase.FINISHED
     assert world.node.metric("tandem_transfers_live") == 0
+
+
+async def test_a_prompt_waits_in_turn_for_the_blocks_of_its_transfer() -> None:
+    world = World({"a": None})
+    scheduler = world.node.scheduler
+    async with world.node.running():
+        held = scheduler.pool.allocate(60)
+        filling = asyncio.create_task(world.run(A))
+        await until(lambda: scheduler.asking)
+        assert world.tried == []
+        scheduler.pool.release(held)
+        world.node.core.wake()
+        assert (await filling).node == "a"
+        world.node.core.cancel(world.sequence)
+
+
+async def test_after_the_wait_for_blocks_it_is_decided_anew() -> None:
+    world = World({"a": None})
+    scheduler = world.node.scheduler
+    async with world.node.running():
+        held = scheduler.pool.allocate(60)
+        filling = asyncio.create_task(world.run(A))
+        await until(lambda: scheduler.asking)
+        world.refused.add("a")
+        scheduler.pool.release(held)
+        world.node.core.wake()
+        assert (await filling).reason == "all prefill nodes refused"
+        assert world.tried == []
+        world.node.core.cancel(world.sequence)
+
+
+async def test_a_prompt_that_waits_for_blocks_may_be_cancelled_and_hears_of_lost_ranks() -> None:
+    world, other = World({"a": None}), World({"a": None})
+    for one in (world, other):
+        one.node.scheduler.pool.allocate(60)
+    filling, lost = (asyncio.create_task(one.run(A)) for one in (world, other))
+    await until(lambda: world.node.scheduler.asking and other.node.scheduler.asking)
+    filling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await filling
+    assert world.sequence.phase is Phase.FINISHED and world.node.scheduler.idle
+    other.node.core._fail("rank 0 is gone")
+    with pytest.raises(UnavailableError, match="rank 0 is gone"):
+        await lost

@@ -273,9 +273,9 @@ def test_a_reservation_leaves_running_sequences_room_to_grow() -> None:
     run_step(scheduler)
     one = sequence(2, 21)
     scheduler.match_prefix(one)
-    with pytest.raises(OutOfBlocksError, match="10 of the 15 available ones are needed"):
-        scheduler.receive(one, 24)
-    assert len(scheduler.receive(one, 20)) == 5
+    with pytest.raises(OutOfBlocksError, match="9 of the 15 available ones are needed"):
+        scheduler.receive(one, 28)
+    assert len(scheduler.receive(one, 24)) == 6
 
 
 def test_a_reservation_leaves_waiting_sequences_what_they_lack() -> None:
@@ -405,6 +405,36 @@ def test_a_prefill_only_sequence_whose_numbers_are_not_finite_holds_nothing() ->
     assert scheduler.pool.counts().free == 32 and scheduler.idle
 
 
+def test_reservations_are_given_in_turn_and_nothing_passes_who_waits_for_one() -> None:
+    scheduler = make(blocks=16, max_num_seqs=4, max_model_len=64)
+    scheduler.add(runner := sequence(1, 24, max_tokens=2))
+    run_step(scheduler)
+    scheduler.ask(large := sequence(2, 45, max_tokens=1), 44)
+    scheduler.ask(small := sequence(3, 9, max_tokens=1), 8)
+    scheduler.add(local := sequence(4, 4, max_tokens=1))
+    assert scheduler.waiting == 3 and scheduler.next_reservation() is None
+    run_step(scheduler)
+    assert local.phase is Phase.WAITING
+    while not runner.finish_reason:
+        assert scheduler.next_reservation() is None
+        run_step(scheduler)
+    first = scheduler.next_reservation()
+    assert first is not None and first[0] is large and len(first[1]) == 11
+    second = scheduler.next_reservation()
+    assert second is not None and second[0] is small
+    for one, reserved in (first, second):
+        scheduler.commit_received(one, reserved, len(one.prompt) - 1)
+    drain(scheduler)
+    assert scheduler.idle
+
+
+def test_who_asks_for_a_reservation_may_leave() -> None:
+    scheduler = make(blocks=16, max_model_len=64)
+    scheduler.ask(one := sequence(1, 40), 39)
+    scheduler.cancel(one)
+    assert scheduler.idle and not scheduler.asking and scheduler.next_reservation() is None
+
+
 class Watched(Scheduler):
     """Notes who was preempted while somebody later kept blocks."""
 
@@ -448,11 +478,18 @@ def test_nobody_is_preempted_while_somebody_later_holds_blocks(
         if data.draw(st.booleans()):
             scheduler.add(one)
             return
+        if data.draw(st.booleans()):
+            scheduler.ask(one, len(one.prompt) - 1)
+            return
         scheduler.match_prefix(one)
         try:
             transfers.append((one, scheduler.receive(one, len(one.prompt) - 1)))
         except OutOfBlocksError:
             scheduler.enqueue(one)
+
+    def grant() -> None:
+        while (granted := scheduler.next_reservation()) is not None:
+            transfers.append(granted)
 
     def settle() -> None:
         one, reserved = transfers.pop(data.draw(st.integers(0, len(transfers) - 1)))
@@ -466,10 +503,16 @@ def test_nobody_is_preempted_while_somebody_later_holds_blocks(
             arrive()
         if transfers and data.draw(st.booleans()):
             settle()
+        grant()
         run_step(scheduler)
-    while transfers:
-        settle()
-    drain(scheduler)
+    for _ in range(2000):
+        grant()
+        while transfers:
+            settle()
+        if not scheduler.has_work:
+            break
+        plan, _ = run_step(scheduler)
+        assert plan is not None, "work is left and nothing was scheduled: a deadlock"
     assert scheduler.idle and scheduler.pool.counts().available == blocks
 
 
