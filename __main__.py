@@ -50,7 +50,14 @@ Values = dict[str, Any]
 # Where --pd-server listens and --pd-client looks, when neither says where.
 SAME_HOST = "127.0.0.1:8100"
 # Of the router's and the launcher's options, those that a prefill node has too.
-USED_BY_PD_SERVER = {"pd_server", "pd_url", "served_model_name", "drain_timeout", "insecure"}
+USED_BY_PD_SERVER = {
+    "pd_server",
+    "pd_url",
+    "served_model_name",
+    "drain_timeout",
+    "insecure",
+    "stats_interval",
+}
 # How long --pd-client waits for a prefill node, when everything else serves.
 PREFILL_SECONDS = 5.0
 
@@ -135,7 +142,8 @@ def router(values: Values) -> None:
 
     def ready(router: Router) -> None:
         follow_launcher()
-        announce({"http": router.http_port, "registry": router.registry_port})
+        ports = {"http": router.http_port, "registry": router.registry_port}
+        announce(ports | ({"metrics": router.metrics_port} if router.metrics_port else {}))
 
     async def run() -> None:
         stop = asyncio.Event()
@@ -223,7 +231,8 @@ def _serve_prefill(values: Values) -> None:
     host, port = addresses[0], "0"
     if not folder_of(host):
         host, _, port = host.rpartition(":")
-    node = NodeConfig(host=host, port=int(port), drain_timeout=values["drain_timeout"])
+    shared = {name: values[name] for name in ("drain_timeout", "stats_interval")}
+    node = NodeConfig(host=host, port=int(port), **shared)
     with meeting_place(host):
         _run_node("prefill", values | vars(node))
 
@@ -264,7 +273,7 @@ def _serve_cluster(config: ServeConfig, values: Values) -> None:
 
             _await_ready(cluster, address, deadline, refusal)
             _introduce(front.prefill_addresses, registry, lock)
-            _greet(address, registry, config, with_key=bool(front.api_keys))
+            _greet(address, registry, config, with_key=front.asks_for_keys)
             cluster.wait()
         except KeyboardInterrupt:
             click.echo("stopping ...", err=True)
@@ -325,6 +334,7 @@ def _start_nodes(
         *locked,
         f"--join={registry}",
         f"--drain-timeout={values['drain_timeout']}",
+        f"--stats-interval={values['stats_interval']}",
     ]
     parts = []
     for number, (kind, name) in enumerate(zip(kinds, names, strict=True)):

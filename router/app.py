@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hashlib
-import hmac
 import time
 from collections.abc import Callable
 from contextlib import aclosing
@@ -28,6 +26,7 @@ from .exchange import JSON_TYPE, ClientGoneError, Exchange
 from .generation import Admitted, Delta, Done, Generation, Item
 from .hosts import AllowedHosts
 from .json_body import parse_json
+from .keys import ApiKeys
 from .metrics import CONTENT_TYPE, Metrics, RequestMetrics
 from .model import ServedModel
 from .nodes import NodeTable
@@ -41,6 +40,7 @@ log = logger("router")
 
 PAGE = Path(__file__).with_name("chat.html")
 PROBES = ("/live", "/health", "/ready")
+METRICS = "/metrics"
 # Names of unknown fields that are logged, once each; clients may make up any number of them.
 MAX_NAMED_FIELDS = 64
 
@@ -64,7 +64,7 @@ class App:
         self._registry = registry
         self._metrics = metrics
         self._tracer = tracer
-        self._keys = [hashlib.sha256(key.encode()).digest() for key in options.api_keys]
+        self._keys = ApiKeys(options)
         self._hosts = AllowedHosts(options)
         self._parsers = Parsers(options.parse_timeout)
         self._work: set[asyncio.Task[None]] = set()
@@ -81,7 +81,7 @@ class App:
             "/health": ("GET", self._health),
             "/ready": ("GET", self._ready),
             "/version": ("GET", self._version),
-            "/metrics": ("GET", self._show_metrics),
+            METRICS: ("GET", self._show_metrics),
             "/v1/models": ("GET", self._models),
             "/v1/chat/completions": ("POST", self._chat),
             "/v1/completions": ("POST", self._completions),
@@ -115,7 +115,8 @@ class App:
         path = exchange.path
         if path not in PROBES:
             self._hosts.check(exchange.header(b"host"))
-            self._check_key(exchange)
+            if path != METRICS:
+                self._check_key(exchange)
         if path.startswith("/v1/models/"):
             method, handler = self._one_model_route
         elif path in self._routes:
@@ -131,16 +132,14 @@ class App:
 
     def _check_key(self, exchange: Exchange) -> None:
         """Bearer for programs; Basic, with the key as password, so that browsers can ask for it."""
-        if not self._keys:
+        if not self._keys.asked:
             return
         scheme, _, given = exchange.header(b"authorization").partition(b" ")
         if scheme.lower() == b"basic":
             given = _basic_password(given)
         elif scheme.lower() != b"bearer":
             given = b""
-        digest = hashlib.sha256(given.strip()).digest()
-        # Every key is compared, so that the time taken says nothing about which one is near.
-        if not sum(hmac.compare_digest(digest, key) for key in self._keys):
+        if not self._keys.known(given):
             challenge = b"Basic" if exchange.path == "/" else b"Bearer"
             message = "Incorrect API key provided." if given else "You did not provide an API key."
             headers = ((b"www-authenticate", challenge + b' realm="tandem"'),)
@@ -191,6 +190,11 @@ class App:
         await exchange.json(200, {"version": version()})
 
     async def _show_metrics(self, exchange: Exchange) -> None:
+        """Prometheus has no client's key, and whoever has none must not read it through the port
+        that a key protects."""
+        if self._options.metrics_port is not None or self._options.asks_for_keys:
+            message = "Metrics are not on this port; see --metrics-port of the router."
+            raise ApiError(404, message, code="unknown_url")
         await exchange.answer(200, await self._metrics.page(), CONTENT_TYPE)
 
     async def _models(self, exchange: Exchange) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.registry import Collector
 
+from ..shared.stats_line import Work
 from ..shared.tracing import current
 from .access import Access, where_and_why
 from .generation import Delta, Done, Generation, Usage
@@ -33,7 +34,7 @@ class Metrics:
         self._nodes = nodes
         self._page: asyncio.Task[bytes] | None = None
         self._page_until = 0.0
-        self._registry = own = CollectorRegistry()
+        self.registry = own = CollectorRegistry()
         self.running = Gauge(
             "vllm:num_requests_running", "Requests in progress.", LABEL, registry=own
         )
@@ -61,6 +62,12 @@ class Metrics:
         self.prompt_tokens = Counter(
             "vllm:prompt_tokens", "Prompt tokens of finished requests.", LABEL, registry=own
         )
+        self.cached_tokens = Counter(
+            "tandem_router_cached_tokens",
+            "Of these, the tokens that decode nodes had in their prefix index.",
+            LABEL,
+            registry=own,
+        )
         self.generated_tokens = Counter(
             "vllm:generation_tokens", "Tokens generated.", LABEL, registry=own
         )
@@ -80,9 +87,26 @@ class Metrics:
             "tandem_request_errors", "Answers with an error, by status.", ("status",), registry=own
         )
 
+    def work(self) -> Work:
+        """What the router does, with the queues and caches of its decode nodes."""
+        loads = [node.load for node in self._nodes if not node.is_prefill]
+        blocks = sum(load.total_blocks for load in loads)
+        taken = sum(load.owned_blocks + load.reserved_blocks for load in loads)
+        prompts = _total(self.prompt_tokens)
+        return Work(
+            prompt_tokens=prompts,
+            generated_tokens=_total(self.generated_tokens),
+            cache_queries=prompts,
+            cache_hits=_total(self.cached_tokens),
+            running=int(_total(self.running)),
+            waiting=sum(load.waiting for load in loads),
+            transfers=sum(load.transfers for load in loads),
+            kv_usage=taken / blocks if blocks else 0.0,
+        )
+
     def add(self, series: Collector) -> None:
         """Show what another part of the router counts."""
-        self._registry.register(series)
+        self.registry.register(series)
 
     def render(self) -> bytes:
         """Everything in Prometheus' text format."""
@@ -106,7 +130,13 @@ class Metrics:
         return snapshot(self._nodes, self._nodes.now())
 
     def _render(self, standings: Sequence[Standing]) -> bytes:
-        return generate_latest(self._registry) + text(standings).encode()
+        return generate_latest(self.registry) + text(standings).encode()
+
+
+def _total(series: Counter | Gauge) -> float:
+    """Over all labels."""
+    samples = (sample for family in series.collect() for sample in family.samples)
+    return sum(sample.value for sample in samples if not sample.name.endswith("_created"))
 
 
 class RequestMetrics:
@@ -157,4 +187,5 @@ class RequestMetrics:
     def done(self, done: Done) -> Usage:
         self._metrics.whole.labels(self._name).observe(time.monotonic() - self._start)
         self._metrics.prompt_tokens.labels(self._name).inc(done.usage.prompt_tokens)
+        self._metrics.cached_tokens.labels(self._name).inc(done.usage.cached_tokens)
         return done.usage

@@ -49,11 +49,17 @@ class RouterOptions(RouterConfig):
         prefill_addresses(self.pd_url)
         if not all(self.api_keys):
             raise UsageError("--api-key has an empty key, which would let everybody in")
+        if self.metrics_host is not None and self.metrics_port is None:
+            raise UsageError("--metrics-host needs --metrics-port")
 
     @property
     def api_keys(self) -> tuple[str, ...]:
-        """Any of them opens the door; without one it is open."""
+        """Those of --api-key."""
         return () if self.api_key is None else tuple(k.strip() for k in self.api_key.split(","))
+
+    @property
+    def asks_for_keys(self) -> bool:
+        return bool(self.api_keys) or self.api_key_file is not None
 
     @property
     def allowed_host_names(self) -> frozenset[str]:

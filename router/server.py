@@ -17,6 +17,9 @@ from ..proto.tandem_pb2_grpc import add_RegistryServicer_to_server
 from ..shared.errors import StartupError
 from ..shared.gate import Gate
 from ..shared.lock import OPEN, Lock, check_exposure
+from ..shared.node.probe import ProbeServer
+from ..shared.process_metrics import ProcessMetrics
+from ..shared.stats_line import log_pace
 from ..shared.telemetry import Seldom, logger
 from ..shared.tracing import NO_TRACER, Tracer
 from .app import App
@@ -55,12 +58,15 @@ class Router:
         self._lock = lock
         self.http_port = 0
         self.registry_port = 0
+        self.metrics_port = 0
         self.nodes = NodeTable(options.node_timeout, lock=lock)
         self.registry = Registry(options, self.nodes)
         self.metrics = Metrics(self.nodes)
         self.app = App(options, self.nodes, self.registry, self.metrics, tracer)
         self._gate = Gate(lock, "tandem_registry_calls_refused")
         self.metrics.add(self._gate.refused)
+        self._process = ProcessMetrics(self.metrics.registry, lock)
+        self._metrics_page = ProbeServer("--metrics-port")
         self._static = StaticNodes(self.nodes, self.registry, options.prefill_addresses, lock)
         # Anybody can send what is not HTTP, or ask for an upgrade; uvicorn logs each of them.
         self._seldom = Seldom()
@@ -81,11 +87,18 @@ class Router:
         self.http_port = listener.getsockname()[1]
         try:
             await self._start_registry()
+            await self._start_metrics()
         except BaseException:
             listener.close()
             raise
         self._loops = [
-            asyncio.create_task(loop) for loop in (self.registry.watch(), self._static.run())
+            asyncio.create_task(loop)
+            for loop in (
+                self.registry.watch(),
+                self._static.run(),
+                self._process.watch(),
+                log_pace(self.options.stats_interval, self.metrics.work, log),
+            )
         ]
         await self._start_http(listener)
 
@@ -101,6 +114,7 @@ class Router:
         for task in self._loops:
             task.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
+        await self._metrics_page.stop()
         await self.nodes.close()
         if self._grpc is not None:
             await self._grpc.stop(grace=0.5)
@@ -127,6 +141,16 @@ class Router:
             self._grpc, self.options.registry_host, self.options.registry_port, "the registry"
         )
         await self._grpc.start()
+
+    async def _start_metrics(self) -> None:
+        options = self.options
+        if options.metrics_port is not None:
+            host = options.metrics_host or options.host
+            self.metrics_port = await self._metrics_page.start(host, options.metrics_port)
+            self._metrics_page.show(self._takes_work, self.metrics.page)
+
+    def _takes_work(self) -> bool:
+        return not self.app.draining and self.nodes.decode_ready()
 
     async def _start_http(self, listener: socket.socket) -> None:
         config = uvicorn.Config(
@@ -169,6 +193,8 @@ async def run_router(
     # What was imported lives as long as the process: no collection has to look at it again.
     gc.freeze()
     log.info("listening on %s:%d", options.host, router.http_port)
+    if router.metrics_port:
+        log.info("metrics on port %d", router.metrics_port)
     stopped = asyncio.create_task(stop.wait())
     failed = asyncio.create_task(router.failed())
     try:

@@ -404,6 +404,17 @@ class TelemetryConfig:
     )
 
 
+def _stats_interval() -> Any:
+    """Nodes and routers log the same line."""
+    return option(
+        10.0,
+        "--stats-interval",
+        "Seconds between two lines of the log about throughput, queues and KV usage, while there "
+        "is work (0: none).",
+        minimum=0.0,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeConfig:
     """One head process: where it listens, and which routers it joins."""
@@ -425,6 +436,7 @@ class NodeConfig:
     drain_timeout: float = option(
         30.0, "--drain-timeout", "Seconds that SIGTERM leaves running requests.", minimum=0.0
     )
+    stats_interval: float = _stats_interval()
 
     @property
     def routers(self) -> tuple[str, ...]:
@@ -467,6 +479,23 @@ class RouterConfig:
         "Keys that clients must show, separated by commas (default: none).",
         secret=True,
     )
+    api_key_file: str | None = option(
+        None,
+        "--api-key-file",
+        "File with keys that clients must show, one a line; read again when it changes.",
+        secret=True,
+    )
+    metrics_port: int | None = option(
+        None,
+        "--metrics-port",
+        "Port of /metrics, which is never asked for a key and then not on --port (0: any free one; "
+        "default: --port, if clients need no key, else none).",
+        minimum=0,
+        maximum=65535,
+    )
+    metrics_host: str | None = option(
+        None, "--metrics-host", "Address of --metrics-port (default: --host)."
+    )
     allowed_hosts: str | None = option(
         None,
         "--allowed-hosts",
@@ -489,6 +518,7 @@ class RouterConfig:
     drain_timeout: float = option(
         30.0, "--drain-timeout", "Seconds that SIGTERM leaves running requests.", minimum=0.0
     )
+    stats_interval: float = _stats_interval()
     access_log: bool = option(
         True, "--access-log", "One line of the log for each request, at level info."
     )

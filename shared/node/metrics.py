@@ -14,7 +14,8 @@ from prometheus_client.registry import Collector
 from ...proto import tandem_pb2 as pb
 from ..engine.core import EngineCore
 from ..handoff.stats import DataPlaneStats
-from .engine_metrics import QUEUE_SECONDS, EngineCollector
+from ..stats_line import Work
+from .engine_metrics import QUEUE_SECONDS, EngineCollector, kv_usage
 from .plane_metrics import PlaneCollector
 from .transfer_metrics import TransferMetrics
 
@@ -84,6 +85,20 @@ class NodeMetrics:
             for sample in family.samples
             if not sample.name.endswith("_created")
         ]
+
+    def work(self) -> Work:
+        """What the node does, for its log."""
+        core = self._core
+        return Work(
+            prompt_tokens=core.prompt_tokens,
+            generated_tokens=core.generated_tokens,
+            cache_queries=core.cache_queries,
+            cache_hits=core.cache_hits,
+            running=core.scheduler.running,
+            waiting=core.scheduler.waiting,
+            transfers=int(self.live_transfers._value.get()),
+            kv_usage=kv_usage(core),
+        )
 
     def load(self) -> pb.Load:
         """What placement needs to know."""

@@ -1,30 +1,34 @@
-"""``/health``, ``/ready`` and ``/metrics`` of a node, for kubelets and Prometheus.
+"""``/health``, ``/ready`` and ``/metrics``, for kubelets and Prometheus.
 
-A node has no other HTTP, so this is a few lines on asyncio's own server rather than a framework:
-one GET a connection, bounded in size and time.
+A node has no other HTTP, and a router's is for its clients, so this is a few lines on asyncio's own
+server rather than a framework: one GET a connection, bounded in size and time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from ..errors import StartupError
+
+Page = bytes | Awaitable[bytes]
 
 _LIMIT = 8192
 _SECONDS = 5.0
 
 
 class ProbeServer:
-    """Serves the probes of one node, which is alive before it has anything to show."""
+    """Serves the probes of one process, which is alive before it has anything to show. ``flag`` is
+    the option that sets the port."""
 
-    def __init__(self) -> None:
+    def __init__(self, flag: str = "--health-port") -> None:
+        self._flag = flag
         self._ready: Callable[[], bool] = lambda: False
-        self._metrics: Callable[[], bytes] = lambda: b""
+        self._metrics: Callable[[], Page] = lambda: b""
         self._server: asyncio.Server | None = None
 
-    def show(self, ready: Callable[[], bool], metrics: Callable[[], bytes]) -> None:
+    def show(self, ready: Callable[[], bool], metrics: Callable[[], Page]) -> None:
         """From now on ask these, at each request."""
         self._ready = ready
         self._metrics = metrics
@@ -36,7 +40,7 @@ class ProbeServer:
         except OSError as error:
             raise StartupError(
                 f"cannot listen on {host}:{port} for probes: {error.strerror}; choose another "
-                f"--health-port"
+                f"{self._flag}"
             ) from None
         return int(self._server.sockets[0].getsockname()[1])
 
@@ -49,7 +53,7 @@ class ProbeServer:
             TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError
         ):
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _SECONDS)
-            status, kind, body = self._route(head.split(b"\r\n", 1)[0])
+            status, kind, body = await self._route(head.split(b"\r\n", 1)[0])
             writer.write(
                 f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n"
                 f"connection: close\r\n\r\n".encode()
@@ -58,7 +62,7 @@ class ProbeServer:
             await asyncio.wait_for(writer.drain(), _SECONDS)
         writer.close()
 
-    def _route(self, line: bytes) -> tuple[str, str, bytes]:
+    async def _route(self, line: bytes) -> tuple[str, str, bytes]:
         text = "text/plain; charset=utf-8"
         if line.startswith(b"GET /health "):
             return "200 OK", text, b"alive\n"
@@ -67,5 +71,7 @@ class ProbeServer:
                 return "200 OK", text, b"ready\n"
             return "503 Service Unavailable", text, b"not ready\n"
         if line.startswith(b"GET /metrics "):
-            return "200 OK", "text/plain; version=0.0.4; charset=utf-8", self._metrics()
+            page = self._metrics()
+            body = await page if isinstance(page, Awaitable) else page
+            return "200 OK", "text/plain; version=0.0.4; charset=utf-8", body
         return "404 Not Found", text, b"try /health, /ready or /metrics\n"

@@ -28,7 +28,9 @@ from ..handoff.inbox import Inbox
 from ..handoff.nixl_agent import check_installed
 from ..lock import OPEN, Lock, check_exposure, is_loopback
 from ..meeting import UNIX, folder_of
+from ..process_metrics import ProcessMetrics
 from ..roles import role_name
+from ..stats_line import log_pace
 from ..tracing import NO_TRACER, Tracer
 from ..version import version
 from .cast import POLL_SECONDS, Cast, NodeRole
@@ -114,6 +116,8 @@ async def run_node(
             described.registrations = registrations
             loops = [engine.core.run(), *cast.background(), *(r.run() for r in registrations)]
             loops.append(_change_roles(life, cast, described, registrations))
+            loops.append(ProcessMetrics(metrics.registry, lock).watch())
+            loops.append(log_pace(node.stats_interval, metrics.work, log))
             tasks = [asyncio.create_task(loop) for loop in loops]
             described.ready = True
             probe.show(lambda: described.has_work_to_come, metrics.text)

@@ -362,11 +362,11 @@ async def test_a_connection_is_used_again_after_line_ends_and_unread_bodies(
         writer.close()
 
 
-async def test_keys_are_asked_for_on_every_route_but_the_probes(tmp_path: Path) -> None:
+async def test_keys_are_asked_for_on_every_route_but_those_of_machines(tmp_path: Path) -> None:
     async with cluster(tmp_path, api_key="secret,other") as c:
         for path in ("/live", "/health", "/ready"):
             assert (await c.client.get(path)).status_code == 200
-        for path in ("/", "/metrics", "/version", "/v1/models", "/v1/models/tiny", "/nowhere"):
+        for path in ("/", "/version", "/v1/models", "/v1/models/tiny", "/nowhere"):
             for key in (None, "", "wrong", "Secret", "x" * 10_000, "sécret"):
                 headers = (
                     [] if key is None else [(b"authorization", f"Bearer {key}".strip().encode())]
