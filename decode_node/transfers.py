@@ -90,7 +90,7 @@ class Transfers:
                         continue
                 core.scheduler.commit_received(sequence, reserved, end, receipt.whole_from)
                 core.queue(sequence)
-                self._metrics.prompts.labels(REMOTE, "").inc()
+                self._metrics.prompts.count(REMOTE)
                 return Outcome(candidate.node_id, clock=clock)
         except BaseException:
             core.scheduler.cancel_received(sequence, reserved)
@@ -101,7 +101,7 @@ class Transfers:
             self._metrics.live_transfers.set(self._live)
         core.scheduler.abandon_received(sequence, reserved)
         core.queue(sequence)
-        self._metrics.prompts.labels(LOCAL, reason).inc()
+        self._metrics.prompts.count(LOCAL, reason)
         return Outcome(reason=reason, clock=clock)
 
     def _choose(
@@ -144,7 +144,7 @@ class Transfers:
         )
 
     def _locally(self, sequence: Sequence, reason: str, clock: FirstTokenClock) -> Outcome:
-        self._metrics.prompts.labels(LOCAL, reason).inc()
+        self._metrics.prompts.count(LOCAL, reason)
         self._engine.core.scheduler.enqueue(sequence)
         self._engine.core.queue(sequence)
         return Outcome(reason=reason, clock=clock)

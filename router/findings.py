@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,9 +11,17 @@ from ..shared.causes import Cause
 from ..shared.handoff.carrier_names import TCP
 from ..shared.lock import is_loopback
 from ..shared.meeting import UNIX
+from ..shared.node.prompts import RECENT, RECENT_SECONDS
+from ..shared.prefilled import LOCAL, REMOTE, LocalReason, known_reason
 from ..shared.roles import role_name
 from .survey import NodeSeen, Survey
 
+# Prompts that no prefill node would get in a cluster where all is well.
+NEVER_REMOTE = {LocalReason.SHORT, LocalReason.NOTHING_MISSING, LocalReason.PROMPT_LOGPROBS}
+# Reasons by which a decode node decides; with the others it would have handed over, and could not.
+CHOSEN = {LocalReason.FASTER_HERE, LocalReason.TOO_LATE_THERE, LocalReason.NO_NODE}
+# Fewer say nothing.
+MIN_PROMPTS = 5
 # Nodes send a heartbeat a second, and are dropped after three.
 LATE_SECONDS = 2.0
 
@@ -35,6 +44,7 @@ def findings(survey: Survey) -> list[Finding]:
         *(one for seen in survey.nodes for one in _of_node(seen)),
         *_of_models(survey.nodes),
         *_of_versions(survey),
+        *_of_placement(survey),
         *_of_pairs(survey),
         *_of_carriers(survey),
         *_of_exposure(survey),
@@ -150,6 +160,33 @@ def _of_metrics(subject: str, status: pb.StatusReply) -> Iterator[Finding]:
             "if it stays so, receivers or the network are slow; raise --staging-bytes",
             wrong=False,
         )
+
+
+def _of_placement(survey: Survey) -> Iterator[Finding]:
+    """Prefill nodes that nobody uses are seen nowhere else: every request is answered."""
+    if not _with_role(survey.nodes, pb.ROLE_PREFILL):
+        return
+    recent: Counter[tuple[str, str]] = Counter()
+    for status in (seen.status.reply for seen in survey.nodes if seen.status.reply is not None):
+        for metric in status.metrics:
+            if metric.name == RECENT:
+                recent[metric.labels["where"], metric.labels["reason"]] += int(metric.value)
+    reasons = {
+        known_reason(reason): count
+        for (where, reason), count in recent.items()
+        if where == LOCAL and reason not in NEVER_REMOTE
+    }
+    if sum(reasons.values()) < MIN_PROMPTS or any(where == REMOTE for where, _ in recent):
+        return
+    shown = ", ".join(f"{reason}: {count}" for reason, count in reasons.items())
+    yield Finding(
+        "prefill nodes",
+        f"got no prompt in the last {RECENT_SECONDS / 60:.0f} minutes, in which decode nodes "
+        f"prefilled {sum(reasons.values())} themselves that were long enough ({shown})",
+        "see the findings about pairs, and the decode nodes' logs; if the reason is 'faster here', "
+        "the prefill nodes or the links to them are too slow to be of use",
+        wrong=any(reason not in CHOSEN for reason in reasons),
+    )
 
 
 def _of_models(nodes: list[NodeSeen]) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter as Counts
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -35,6 +36,8 @@ class Metrics:
         self._page: asyncio.Task[bytes] | None = None
         self._page_until = 0.0
         self.registry = own = CollectorRegistry()
+        own.register(nodes.absent.lost)
+        own.register(nodes.absent.refused)
         self.running = Gauge(
             "vllm:num_requests_running", "Requests in progress.", LABEL, registry=own
         )
@@ -110,7 +113,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """Everything in Prometheus' text format."""
-        return self._render(self._standings())
+        return self._render(*self._standings())
 
     async def page(self) -> bytes:
         """The same, rendered in a thread and at most a second old."""
@@ -121,16 +124,16 @@ class Metrics:
 
     async def _new_page(self) -> bytes:
         begun = time.monotonic()
-        page = await asyncio.to_thread(self._render, self._standings())
+        page = await asyncio.to_thread(self._render, *self._standings())
         done = time.monotonic()
         self._page_until = done + min(MAX_PAGE_SECONDS, PAGE_REUSE * (done - begun))
         return page
 
-    def _standings(self) -> list[Standing]:
-        return snapshot(self._nodes, self._nodes.now())
+    def _standings(self) -> tuple[list[Standing], Counts[tuple[str, str]]]:
+        return snapshot(self._nodes, self._nodes.now()), self._nodes.absent.tally()
 
-    def _render(self, standings: Sequence[Standing]) -> bytes:
-        return generate_latest(self.registry) + text(standings).encode()
+    def _render(self, standings: Sequence[Standing], absent: Counts[tuple[str, str]]) -> bytes:
+        return generate_latest(self.registry) + text(standings, absent).encode()
 
 
 def _total(series: Counter | Gauge) -> float:

@@ -6,13 +6,13 @@ Written as text here, because the library takes twenty times as long for a thous
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ..shared.roles import ROLES, role_name
 from .nodes import Node
 
-STATES = ("ready", "draining")
+STATES = ("ready", "draining", "lost", "refused")
 
 
 class Standing(NamedTuple):
@@ -69,14 +69,16 @@ def snapshot(nodes: Iterable[Node], now: float) -> list[Standing]:
     ]
 
 
-def text(standings: Iterable[Standing]) -> str:
-    """The series in Prometheus' text format."""
-    return "".join(_lines(list(standings)))
+def text(standings: Iterable[Standing], absent: Mapping[tuple[str, str], int]) -> str:
+    """The series in Prometheus' text format. ``absent`` are the nodes that should be there and are
+    not, by role and state."""
+    return "".join(_lines(list(standings), absent))
 
 
-def _lines(standings: list[Standing]) -> Iterator[str]:
-    yield _head("tandem_nodes", "Nodes that this router knows, by role and state.")
+def _lines(standings: list[Standing], absent: Mapping[tuple[str, str], int]) -> Iterator[str]:
+    yield _head("tandem_nodes", "Nodes by role and state.")
     counts = Counter((standing.role, standing.state) for standing in standings)
+    counts.update(absent)
     for role in ROLES.values():
         for state in STATES:
             yield f'tandem_nodes{{role="{role}",state="{state}"}} {counts[role, state]}\n'

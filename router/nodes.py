@@ -6,6 +6,7 @@ new epoch, the old one is lost, and with it the calls that it held.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -232,6 +233,10 @@ class NodeTable:
             node.left = False
             node.draining = node.taken_out
             return node
+        before = self._nodes.get(request.node_id)
+        if before is not None and before.epoch != request.epoch and not before.draining:
+            self.absent.lost.labels(role_name(before.role)).inc()
+            self._remove(request.node_id, "died, and has been started again", logging.WARNING)
         self._remove(request.node_id, "was replaced by a new start, or role, of it")
         node = self._nodes[request.node_id] = Node(request, address, self._clock(), self._lock)
         node.report(request.load, request.prefixes)
@@ -271,7 +276,8 @@ class NodeTable:
             # One that has left owes no heartbeats while it finishes; gRPC's own pings watch it.
             if node.last_seen < horizon and not (node.left and node.inflight):
                 gone = "has left" if node.draining else f"was silent for {self._timeout:g} s"
-                self._remove(node.node_id, gone)
+                level = logging.INFO if node.draining else logging.WARNING
+                self._remove(node.node_id, gone, level)
                 if not node.draining:
                     self.absent.add(
                         pb.AbsentNode(
@@ -310,9 +316,9 @@ class NodeTable:
             self._remove(node_id, "was dropped: the router stops")
         await self.close_lost()
 
-    def _remove(self, node_id: str, why: str) -> None:
+    def _remove(self, node_id: str, why: str, level: int = logging.INFO) -> None:
         node = self._nodes.pop(node_id, None)
         if node is not None:
-            log.info("node %s %s", node_id, why)
+            log.log(level, "%s node %s %s", role_name(node.role), node_id, why)
             node.lose()
             self._lost.append(node)

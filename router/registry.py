@@ -103,6 +103,8 @@ class Registry(RegistryServicer):
         try:
             await self.enter(request, _reachable(request.address, context.peer()))
         except RequestError as error:
+            self._nodes.absent.refused.labels(role_name(request.role)).inc()
+            log.warning("a join from %s is refused: %s", context.peer(), error)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except PeerRefusedError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))

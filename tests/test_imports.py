@@ -44,6 +44,7 @@ ALLOWED = {
         "shared.reread",
         "shared.stats_line",
         "shared.node.probe",
+        "shared.node.prompts",
     ),
 }
 WEB = ("fastapi", "uvicorn", "starlette", "grpc", "prometheus_client")

@@ -17,6 +17,7 @@ from ..handoff.stats import DataPlaneStats
 from ..stats_line import Work
 from .engine_metrics import QUEUE_SECONDS, EngineCollector, kv_usage
 from .plane_metrics import PlaneCollector
+from .prompts import PromptMetrics
 from .transfer_metrics import TransferMetrics
 
 
@@ -44,12 +45,7 @@ class NodeMetrics:
             buckets=QUEUE_SECONDS,
         )
         core.on_started = queued.observe
-        self.prompts = Counter(
-            "tandem_prompts",
-            "Prompts of a decode node, by where they were prefilled and why not elsewhere.",
-            ["where", "reason"],
-            registry=self.registry,
-        )
+        self.prompts = PromptMetrics(self.registry)
         self.canaries = Counter(
             "tandem_canaries",
             "Comparisons of a decode node's KV with a prefill node's, by outcome.",

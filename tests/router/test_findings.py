@@ -13,6 +13,7 @@ from tandem.router.absent import MAX_ABSENT, REMEMBERED_SECONDS, Absent
 from tandem.router.doctor import as_json, as_text
 from tandem.router.findings import Finding, findings
 from tandem.router.survey import Answer, NodeSeen, Survey
+from tandem.shared.node.prompts import RECENT
 
 LOAD = pb.Load(free_blocks=5, total_blocks=9)
 CARD = pb.ModelCard(fingerprint="layers=2")
@@ -119,6 +120,43 @@ def test_what_is_wrong_is_said_with_what_to_do(seen: Survey, problem: str, remed
     assert found.wrong and problem in found.problem and remedy in found.remedy
     assert f"wrong {found.subject}: {found.problem}" in as_text(seen, [found])
     assert json.loads(as_json(seen, [found]))["healthy"] is False
+
+
+def prefilled(*prompts: tuple[str, str, int]) -> Survey:
+    """What the decode node did with its prompts lately: where, why, how many."""
+    said = [metric(RECENT, count, where=where, reason=why) for where, why, count in prompts]
+    return healthy(nodes=[node(PREFILL, "p"), node(pb.ROLE_DECODE, "d", metrics=said)])
+
+
+@pytest.mark.parametrize(
+    ("reason", "wrong"),
+    [
+        ("failed: peer_lost", True),
+        ("all prefill nodes refused", True),
+        ("faster here", False),
+        ("no prefill node", False),
+    ],
+)
+def test_prefill_nodes_that_get_nothing_are_told_of(reason: str, wrong: bool) -> None:
+    seen = prefilled(("local", reason, 7), ("local", "below threshold", 100))
+    [found] = findings(seen)
+    assert found.wrong is wrong
+    assert "got no prompt in the last 5 minutes" in found.problem
+    assert f"prefilled 7 themselves that were long enough ({reason}: 7)" in found.problem
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        [("local", "below threshold", 100), ("local", "nothing missing", 100)],
+        [("local", "failed: peer_lost", 4)],
+        [("local", "failed: peer_lost", 40), ("remote", "", 1)],
+    ],
+)
+def test_prefill_nodes_that_have_nothing_to_get_are_not(prompts: list[Any]) -> None:
+    assert findings(prefilled(*prompts)) == []
+    without = prefilled(("local", "failed: peer_lost", 7))
+    assert "got no prompt" not in repr(findings(replace(without, nodes=without.nodes[1:])))
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
+
 from tandem.proto import tandem_pb2 as pb
-from tandem.router.nodes import Node
+from tandem.router.metrics import Metrics
+from tandem.router.nodes import Node, NodeTable
 from tandem.router.prefixes import PromptKeys
 from tandem.shared.lock import OPEN
 
@@ -24,3 +29,49 @@ async def test_a_report_from_before_a_call_has_ended_tells_of_no_other_routers_c
     assert sequences(running=2) == 0  # written before it had ended
     assert sequences(running=2) == 2  # so these are of others
     await node.close()
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def joined(table: NodeTable, name: str, epoch: int = 1) -> Node:
+    request = pb.JoinRequest(node_id=name, epoch=epoch, role=pb.ROLE_DECODE, address=NOBODY)
+    return table.join(request, NOBODY)
+
+
+async def test_nodes_that_are_lost_or_refused_are_counted_and_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = Clock()
+    table = NodeTable(3.0, clock)
+    table.absent._clock = clock
+    metrics = Metrics(table)
+
+    def shown(series: str) -> float:
+        [found] = re.findall(rf"^{re.escape(series)} (\S+)$", metrics.render().decode(), re.M)
+        return float(found)
+
+    lost = 'tandem_nodes_lost_total{role="decode"}'
+    assert shown(lost) == shown('tandem_nodes_refused_total{role="prefill"}') == 0
+    for name in ("silent", "leaves", "restarts"):
+        joined(table, name)
+    joined(table, "restarts", epoch=2)
+    assert shown(lost) == 1 and "restarts died, and has been started again" in caplog.text
+    table.leave("leaves", 1)
+    clock.now += 4
+    joined(table, "restarts", epoch=2)
+    table.expire()
+    assert shown(lost) == 2 and "silent was silent for 3 s" in caplog.text
+    assert "leaves" not in "".join(r.getMessage() for r in caplog.records if r.levelno > 20)
+    assert shown('tandem_nodes{role="decode",state="lost"}') == 1
+    assert shown('tandem_nodes{role="decode",state="ready"}') == 1
+    table.absent.add(pb.AbsentNode(node_id="x", role=pb.ROLE_PREFILL, refused=True))
+    assert shown('tandem_nodes_refused_total{role="prefill"}') == 1
+    assert shown('tandem_nodes{role="prefill",state="refused"}') == 1
+    joined(table, "silent", epoch=2)
+    assert shown('tandem_nodes{role="decode",state="lost"}') == 0
+    await table.close()
