@@ -70,19 +70,22 @@ class Access:
                 "decode_nodes": _names(one.node for one in served),
                 "prefill_nodes": _names(one.computed.prefill_node for one in served),
                 "prefilled": _counted(Counter(map(_prefilled, filter(_is_computed, served)))),
-                "first_token": self._phases(served),
+                "first_token": self.phases(),
             }
         fields["total_seconds"] = round(time.monotonic() - self.begun, 4)
-        return {name: value for name, value in fields.items() if value not in (False, None, "", [])}
+        return {
+            name: value for name, value in fields.items() if value not in (False, None, "", [], {})
+        }
 
-    def _phases(self, served: list[Served]) -> dict[str, float] | None:
-        """Where the time until the first token went; the router's is what the node's leave of it.
-        Of several prompts nobody knows whose token was the first."""
-        if len(served) != 1 or self.first_token_seconds is None:
-            return None
-        spent = _seconds(served[0].computed.first_token)
+    def phases(self) -> dict[str, float]:
+        """Seconds until the first token by where they went; the router's are what the node's leave
+        of them. Empty for several prompts: nobody knows whose token was the first."""
+        if len(self.usage.served) != 1 or self.first_token_seconds is None:
+            return {}
+        (served,) = self.usage.served.values()
+        spent = _seconds(served.computed.first_token)
         rest = max(0.0, self.first_token_seconds - sum(spent.values()))
-        return {"router": round(rest, 4)} | spent if spent else None
+        return {"router": round(rest, 4)} | spent if spent else {}
 
 
 def where_and_why(served: Served) -> tuple[str, str]:

@@ -48,6 +48,13 @@ class Metrics:
             buckets=FIRST_TOKEN,
             registry=own,
         )
+        self.phases = Histogram(
+            "tandem_first_token_phase_seconds",
+            "Time to first token by where it went, of requests with one prompt.",
+            ("phase",),
+            buckets=FIRST_TOKEN,
+            registry=own,
+        )
         self.between = Histogram(
             "vllm:inter_token_latency_seconds",
             "Between two outputs of a choice, a token.",
@@ -180,6 +187,10 @@ class RequestMetrics:
                 self._metrics.first_token.labels(self._name).observe(now - self._start)
                 self._access.first_token_seconds = round(now - self._start, 4)
                 current().event("first token")
+                phases = self._access.phases()
+                current().set(**{f"first_token_{name}": spent for name, spent in phases.items()})
+                for name, spent in phases.items():
+                    self._metrics.phases.labels(name).observe(spent)
             self._last[delta.index] = now
             self._tokens.inc(count)
             self._access.output_tokens += count

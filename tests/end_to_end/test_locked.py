@@ -6,7 +6,7 @@ import random
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -161,3 +161,59 @@ def test_operators_need_the_lock_too(locked: Locked) -> None:
     assert without.returncode == 1 and "tandem: no token: every part" in without.stderr
     outside = nodes(locked)
     assert outside.returncode == 1 and "it may use TLS" in outside.stderr
+
+
+USED = "changed, and are used from now on"
+
+
+def rotate(locked: Locked, change: Callable[[], None]) -> None:
+    """Change files, until every part uses them."""
+    parts = [part for part in locked.cluster.parts if part.process.poll() is None]
+    before = {part.log: part.log.read_text().count(USED) for part in parts}
+    change()
+
+    def taken() -> bool:
+        return all(log.read_text().count(USED) > count for log, count in before.items())
+
+    until(taken, "every part to use the changed files")
+
+
+def test_everything_is_rotated_while_it_serves(
+    locked: Locked, aggregated: TestCluster, tmp_path: Path
+) -> None:
+    """The last test of this cluster: its papers are others afterwards."""
+    papers, new = locked.papers, issue(tmp_path / "new", "127.0.0.1")
+    want = greedy(aggregated, 6)
+    locked.serves(6, want)
+    for tokens in ("the-token-of-this-cluster\nthe-next\n", "the-next\n"):
+        rotate(locked, lambda tokens=tokens: locked.token.write_text(tokens))  # type: ignore[misc]
+        locked.serves(6, want)
+
+    def replace(old: Path, content: bytes) -> None:
+        made = tmp_path / "made"
+        made.write_bytes(content)
+        made.rename(old)
+
+    def both_authorities() -> None:
+        replace(papers.ca, papers.ca.read_bytes() + new.ca.read_bytes())
+
+    def new_certificates() -> None:
+        replace(papers.key, new.key.read_bytes())
+        replace(papers.cert, new.cert.read_bytes())
+
+    for change in (
+        both_authorities,
+        new_certificates,
+        lambda: replace(papers.ca, new.ca.read_bytes()),
+    ):
+        rotate(locked, change)
+        locked.serves(6, want)
+    # Only now is every connection a new one: to a node that has never seen the old papers.
+    locked.prefill.kill()
+    flags = ["--no-enable-prefix-caching", "--carrier=tcp", *locked.flags]
+    (locked.prefill,) = locked.cluster.start_nodes(("prefill-node", *flags))
+    locked.cluster.wait_nodes(decode=1, prefill=1)
+    locked.serves(6, want)
+    for part in (locked.cluster.router, locked.prefill, locked.decode):
+        assert part is not None
+        assert "wrong token: every part" not in part.log.read_text().rpartition(USED)[2]

@@ -97,6 +97,8 @@ def test_a_request_that_fails_over_is_one_trace_across_three_processes(
     for span in (request, generate):
         assert "first token" in span.events and span.attributes["request_id"] == ID
 
+    spent = {key: value for key, value in request.attributes.items() if "first_token" in key}
+    assert {"first_token_router", "first_token_prefill", "first_token_failed"} <= spent.keys()
     first, second = sorted(
         collector.named("transfer", TRACE), key=lambda span: span.attributes["attempt"]
     )
@@ -124,6 +126,23 @@ def test_a_request_that_fails_over_is_one_trace_across_three_processes(
         assert node_metric(node, f"tandem_transfers_total{{{labels}}}") == 1, labels
     services = {span.service for span in collector.spans if span.trace == TRACE}
     assert services == {"tandem-router", "tandem-decode-node", "tandem-prefill-node"}
+
+
+def test_the_routers_log_says_where_the_first_tokens_time_went(cluster: TestCluster) -> None:
+    """Of the request above, whose first attempt at a transfer failed."""
+    router = cluster.parts[0]
+
+    def told() -> list[dict[str, Any]]:
+        return [line for line in lines(router) if line["logger"] == "tandem.access"]
+
+    until(lambda: any(line["request_id"] == ID for line in told()), "the line")
+    [line] = [line for line in told() if line["request_id"] == ID]
+    assert (line["status"], line["path"], line["output_tokens"]) == (200, "/v1/completions", 4)
+    assert (line["decode_nodes"], line["prefill_nodes"]) == (["decode"], ["z-prefill"])
+    assert line["prefilled"] == "remote" and line["finish_reason"] == "length"
+    phases = line["first_token"]
+    assert {"router", "greet", "prefill", "step", "failed"} <= phases.keys()
+    assert sum(phases.values()) == pytest.approx(line["ttft_seconds"], abs=0.01)
 
 
 def test_every_log_names_the_request_the_node_and_the_trace(cluster: TestCluster) -> None:

@@ -68,6 +68,9 @@ async def test_a_request_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFi
             "first_token": {"router": 0.0, "queue": 0.25, "prefill": 0.5},
         }
         assert SECRET not in caplog.text
+        page = c.router.metrics.render().decode()
+        for phase, seconds in line["first_token"].items():
+            assert f'tandem_first_token_phase_seconds_sum{{phase="{phase}"}} {seconds}\n' in page
 
 
 @pytest.mark.parametrize(
