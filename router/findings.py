@@ -13,6 +13,7 @@ from ..shared.lock import is_loopback
 from ..shared.meeting import UNIX
 from ..shared.node.prompts import RECENT, RECENT_SECONDS
 from ..shared.prefilled import LOCAL, REMOTE, LocalReason, known_reason
+from ..shared.process_metrics import EXPIRY
 from ..shared.roles import role_name
 from .survey import NodeSeen, Survey
 
@@ -20,6 +21,8 @@ from .survey import NodeSeen, Survey
 NEVER_REMOTE = {LocalReason.SHORT, LocalReason.NOTHING_MISSING, LocalReason.PROMPT_LOGPROBS}
 # Reasons by which a decode node decides; with the others it would have handed over, and could not.
 CHOSEN = {LocalReason.FASTER_HERE, LocalReason.TOO_LATE_THERE, LocalReason.NO_NODE}
+DAY = 86400.0
+SOON_SECONDS = 14 * DAY
 # Fewer say nothing.
 MIN_PROMPTS = 5
 # Nodes send a heartbeat a second, and are dropped after three.
@@ -45,6 +48,7 @@ def findings(survey: Survey) -> list[Finding]:
         *_of_models(survey.nodes),
         *_of_versions(survey),
         *_of_placement(survey),
+        *_of_certificates(survey),
         *_of_pairs(survey),
         *_of_carriers(survey),
         *_of_exposure(survey),
@@ -187,6 +191,23 @@ def _of_placement(survey: Survey) -> Iterator[Finding]:
         "the prefill nodes or the links to them are too slow to be of use",
         wrong=any(reason not in CHOSEN for reason in reasons),
     )
+
+
+def _of_certificates(survey: Survey) -> Iterator[Finding]:
+    for seen in survey.nodes:
+        for metric in seen.status.reply.metrics if seen.status.reply is not None else ():
+            left = metric.value - survey.asked_at
+            if metric.name != EXPIRY or left > SOON_SECONDS:
+                continue
+            file = metric.labels["file"]
+            ends = f"ends in {left / DAY:.0f} days" if left > 0 else "has ended"
+            yield Finding(
+                f"{role_name(seen.info.role)} node {seen.info.node_id}",
+                f"the certificate of its {file} {ends}",
+                "replace the file, which is read again without a restart; if it was replaced, the "
+                "node's log says why it is not used",
+                wrong=left <= 0,
+            )
 
 
 def _of_models(nodes: list[NodeSeen]) -> Iterator[Finding]:

@@ -59,6 +59,7 @@ class Survey:
     nodes: list[NodeSeen] = field(default_factory=list)
     pairs: dict[str, Answer] = field(default_factory=dict)
     encrypted: bool = False
+    asked_at: float = field(default_factory=time.time)  # Unix time
 
     def reports(self) -> Iterator[tuple[str, pb.PairReport]]:
         """Of every pair that was examined, with the decode node's name."""

@@ -7,6 +7,7 @@ collector that is slow or gone costs spans, and nothing else.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -149,7 +150,7 @@ def _named(attributes: dict[str, Value]) -> dict[str, Value]:
 def _resource(role: str, node_id: str) -> Resource:
     return Resource.create(
         {
-            "service.name": f"tandem-{role}",
+            "service.name": os.environ.get("OTEL_SERVICE_NAME") or f"tandem-{role}",
             "service.instance.id": node_id,
             "service.version": version(),
         }

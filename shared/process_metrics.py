@@ -16,6 +16,7 @@ from .lock import OPEN, Lock
 from .version import version
 
 LAG_SECONDS = (0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0, 3.0, 10.0)
+EXPIRY = "tandem_certificate_expiry_timestamp_seconds"
 # How often the lag is measured: a loop that stands still is seen however short the pause is.
 PAUSE_SECONDS = 0.25
 
@@ -54,7 +55,7 @@ class _Certificates(Collector):
 
     def collect(self) -> Iterator[Metric]:
         family = GaugeMetricFamily(
-            "tandem_certificate_expiry_timestamp_seconds",
+            EXPIRY,
             "When the first certificate of a file ends, as Unix time.",
             labels=["file"],
         )

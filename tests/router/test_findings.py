@@ -14,6 +14,7 @@ from tandem.router.doctor import as_json, as_text
 from tandem.router.findings import Finding, findings
 from tandem.router.survey import Answer, NodeSeen, Survey
 from tandem.shared.node.prompts import RECENT
+from tandem.shared.process_metrics import EXPIRY
 
 LOAD = pb.Load(free_blocks=5, total_blocks=9)
 CARD = pb.ModelCard(fingerprint="layers=2")
@@ -157,6 +158,17 @@ def test_prefill_nodes_that_have_nothing_to_get_are_not(prompts: list[Any]) -> N
     assert findings(prefilled(*prompts)) == []
     without = prefilled(("local", "failed: peer_lost", 7))
     assert "got no prompt" not in repr(findings(replace(without, nodes=without.nodes[1:])))
+
+
+@pytest.mark.parametrize(
+    ("days", "problem"), [(15, ""), (3, "--tls-cert ends in 3 days"), (-1, "--tls-cert has ended")]
+)
+def test_certificates_that_end_soon_are_told_of(days: int, problem: str) -> None:
+    ends = metric(EXPIRY, 1000.0 + 86400 * days, file="--tls-cert")
+    found = findings(replace(with_node(node(PREFILL, "p", metrics=[ends])), asked_at=1000.0))
+    assert [problem in one.problem and one.wrong == (days < 0) for one in found] == (
+        [True] if problem else []
+    )
 
 
 @pytest.mark.parametrize(

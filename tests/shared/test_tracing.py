@@ -86,3 +86,15 @@ def test_a_failure_ends_a_span_once_and_quotes_no_client() -> None:
     span.end("again")
     assert tracing.current() is span  # the task was the request's alone
     tracer.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"), [(None, "tandem-router"), ("", "tandem-router"), ("mine", "mine")]
+)
+def test_a_service_may_be_given_another_name(
+    given: str | None, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OTEL_SERVICE_NAME", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OTEL_SERVICE_NAME", given)
+    assert otlp._resource("router", "r1").attributes["service.name"] == shown

@@ -73,7 +73,7 @@ async def planned(
     spelled = {key: "float16" for key in ("dtype", "torch_dtype") if key in config}
     (tmp_path / "config.json").write_text(json.dumps(config | spelled))
     ranks = FakeRanks(kind)
-    monkeypatch.setattr(engine, "RankPool", lambda *_: ranks)
+    monkeypatch.setattr(engine, "RankPool", lambda *_, **__: ranks)
     started = await start_engine(
         EngineConfig(model=str(tmp_path), max_num_seqs=65536, **options), NodeIdentity("node", 1)
     )
@@ -111,7 +111,7 @@ async def test_config_keys_are_ignored_by_heads_and_ranks_alike_and_with_a_warni
     config = json.loads((builtin_model_path() / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"query_scale": 2.0}))
     ranks = FakeRanks(CPU)
-    monkeypatch.setattr(engine, "RankPool", lambda *_: ranks)
+    monkeypatch.setattr(engine, "RankPool", lambda *_, **__: ranks)
     identity = NodeIdentity("node", 1)
     with pytest.raises(ModelError, match="--ignore-config-keys query_scale"):
         await start_engine(EngineConfig(model=str(tmp_path)), identity)
