@@ -73,9 +73,7 @@ class Access:
                 "first_token": self.phases(),
             }
         fields["total_seconds"] = round(time.monotonic() - self.begun, 4)
-        return {
-            name: value for name, value in fields.items() if value not in (False, None, "", [], {})
-        }
+        return {name: value for name, value in fields.items() if _tells(value)}
 
     def phases(self) -> dict[str, float]:
         """Seconds until the first token by where they went; the router's are what the node's leave
@@ -109,6 +107,11 @@ def _seconds(spent: pb.FirstToken) -> dict[str, float]:
         item.name.removesuffix("_seconds"): round(seconds, 4)
         for item, seconds in spent.ListFields()
     }
+
+
+def _tells(value: Any) -> bool:
+    """Whether a field belongs into the line: a number always does."""
+    return value is not None and value is not False and value not in ("", [], {})
 
 
 def _counted(counts: Counter[str]) -> str:

@@ -127,7 +127,7 @@ async def test_a_stream_that_fails_has_its_error_and_what_was_sent(
         await c.complete("x", stream=True)
         line = await next_line(caplog)
         assert (line["status"], line["output_tokens"]) == (200, 1)
-        assert line["error"] and "finish_reason" not in line
+        assert line["error"] and "finish_reason" not in line and line["cached_tokens"] == 0
 
 
 async def test_a_client_that_goes_away_is_told_of(
