@@ -11,7 +11,7 @@ import yaml
 
 from . import deployment as d
 
-DOCUMENTS = [d.DEPLOY / "README.md"]
+DOCUMENTS = [d.DEPLOY / "README.md", d.DEPLOY / "runbook.md"]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 SECRETS = {"tandem-tls", "tandem-token", "tandem-hub", "tandem-api-key"}
 
@@ -72,7 +72,11 @@ def test_compose_is_told_of_files_and_variables_that_there_are(line: str) -> Non
 
 @pytest.mark.skipif(not d.KUBECTL, reason=d.NO_KUBECTL)
 def test_kubectl_is_told_of_objects_that_there_are() -> None:
-    objects = [item for name in (*d.OVERLAYS, "download") for item in d.build(d.DEPLOY / name)]
+    objects = [
+        item
+        for name in (*d.OVERLAYS, "download", "monitoring")
+        for item in d.build(d.DEPLOY / name)
+    ]
     known = {f"{item['kind'].lower()}/{item['metadata']['name']}" for item in objects}
     pods = {
         f"{w['metadata']['name']}-{number}"
@@ -82,7 +86,7 @@ def test_kubectl_is_told_of_objects_that_there_are() -> None:
     said = inline(r"\b((?:statefulset|service|job)/[a-z0-9-]+)")
     assert said and {*said} <= known
     named = inline(r"kubectl (?:exec|logs|describe pod|delete pod) -n tandem ([a-z0-9-]+)")
-    assert {*named} <= pods
+    assert named and {*named} <= pods
     assert {*inline(r"create secret generic -n tandem (\S+)")} <= SECRETS
     applied = inline(r"apply -n tandem -k (\S+)")
     assert all((d.ROOT / folder / "kustomization.yaml").exists() for folder in applied)
@@ -98,10 +102,22 @@ def test_secrets_have_the_keys_that_pods_read(tmp_path: Path) -> None:
     )
     text = str(objects)
     assert "'tandem-token'" in text and "{'key': 'token', 'path': 'token'}" in text
-    for name, keys in (("tandem-token", {"token"}), ("tandem-hub", {"token"})):
+    for name, keys in (
+        ("tandem-token", {"token"}),
+        ("tandem-hub", {"token"}),
+        ("tandem-api-key", {"keys"}),
+    ):
         made = set(inline(rf"{name} --from-(?:literal|file)=(\w+)="))
         assert made == keys
     assert "'name': 'tandem-hub'" in text and "'name': 'tandem-api-key'" in text
+
+
+def test_commands_of_tandem_parse() -> None:
+    spoken = inline(r"exec [^`\n]*?(?:-- |router )tandem ([^`\n]*)")
+    assert spoken
+    for line in spoken:
+        name, *arguments = shlex.split(line)
+        d.cli.commands[name].make_context(name, arguments)
 
 
 @pytest.mark.skipif(not d.KUBECTL, reason=d.NO_KUBECTL)

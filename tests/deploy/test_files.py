@@ -16,7 +16,7 @@ from . import deployment as d
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 # Custom resources: they have no schema here.
 CUSTOM = ("PodMonitor", "PrometheusRule")
-FOLDERS = [*d.OVERLAYS, "download"]
+FOLDERS = [*d.OVERLAYS, "download", "monitoring"]
 
 
 def run(*command: str) -> str:

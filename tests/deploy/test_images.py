@@ -125,7 +125,8 @@ def test_commands_run_with_what_the_router_image_has(arguments: list[str]) -> No
 
 
 def test_a_router_starts_with_what_its_image_has() -> None:
-    out = without_torch(["router", "--port=0", "--registry-port=0"], until="listening on")
+    arguments = ["router", "--port=0", "--registry-port=0"]
+    out = without_torch(arguments, until="listening on")
     assert "listening on" in out
 
 

@@ -201,7 +201,7 @@ def test_pods_meet_the_restricted_standard_that_the_namespace_enforces(
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert not {"hostPID", "hostIPC", "hostNetwork", "initContainers"} & pod.keys()
         kinds = {kind for volume in pod["volumes"] for kind in volume if kind != "name"}
-        assert kinds <= {"emptyDir", "projected", "persistentVolumeClaim", "image"}
+        assert kinds <= {"emptyDir", "projected", "secret", "persistentVolumeClaim", "image"}
         for container in pod["containers"]:
             assert container["securityContext"] == {
                 "allowPrivilegeEscalation": False,

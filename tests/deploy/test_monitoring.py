@@ -1,0 +1,119 @@
+"""``deploy/monitoring``: alert rules parse, their series exist, and they lead to the runbook."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from . import deployment as d
+from .test_dashboard import known
+
+MONITORING = d.DEPLOY / "monitoring"
+(RULE_FILE,) = d.documents(MONITORING / "rules.yaml")
+RULES = [rule for group in RULE_FILE["spec"]["groups"] for rule in group["rules"]]
+# What Prometheus itself, or pod-monitor.yaml, gives every series.
+TARGET = {"job", "instance", "namespace", "pod", "container", "endpoint", "tandem"}
+
+
+@pytest.fixture(scope="module")
+def series() -> dict[str, set[str]]:
+    return known() | {"up": set()}
+
+
+def selectors(expression: Any) -> Iterator[Any]:
+    """Every vector selector within a parsed expression."""
+    import promql_parser as promql
+
+    if isinstance(expression, promql.VectorSelector):
+        yield expression
+    elif isinstance(expression, promql.MatrixSelector):
+        yield expression.vector_selector
+    elif isinstance(expression, promql.BinaryExpr):
+        yield from selectors(expression.lhs)
+        yield from selectors(expression.rhs)
+    elif isinstance(expression, promql.Call):
+        for argument in expression.args:
+            yield from selectors(argument)
+    elif hasattr(expression, "expr"):
+        yield from selectors(expression.expr)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=[rule["alert"] for rule in RULES])
+def test_an_alert_asks_for_what_there_is(rule: d.Object, series: dict[str, set[str]]) -> None:
+    promql = pytest.importorskip("promql_parser", reason="promql-parser is not installed")
+    asked = list(selectors(promql.parse(rule["expr"])))
+    assert asked
+    for each in asked:
+        assert each.name in series, f"{each.name} is on no /metrics page"
+        labels = {matcher.name for matcher in each.matchers.matchers}
+        assert labels <= series[each.name] | TARGET, f"{each.name} has no such label"
+    grouped = re.findall(r"by \(([^)]*)\)", rule["expr"])
+    by = {label.strip() for some in grouped for label in some.split(",")}
+    assert by <= set().union(*(series[each.name] for each in asked)) | TARGET
+
+
+@pytest.mark.parametrize("rule", RULES, ids=[rule["alert"] for rule in RULES])
+def test_an_alert_says_what_to_do(rule: d.Object) -> None:
+    text = (d.DEPLOY / "runbook.md").read_text()
+    sections = re.split(r"^## ", text, flags=re.M)[1:]
+    (section,) = [
+        s for s in sections if s.lower().startswith(rule["annotations"]["runbook"].lower())
+    ]
+    assert rule["alert"] in section, "the section does not name its alert"
+    assert rule["labels"]["severity"] in ("warning", "critical")
+    shown = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+    kept = re.findall(r"by \(([^)]*)\)", rule["expr"])
+    if kept:
+        assert shown <= {label.strip() for label in kept[0].split(",")}
+
+
+def test_the_runbook_speaks_of_alerts_that_exist() -> None:
+    named = set(re.findall(r"\bTandem[A-Z]\w+", (d.DEPLOY / "runbook.md").read_text()))
+    assert named == {rule["alert"] for rule in RULES}
+
+
+def test_bounds_that_rules_select_by_are_those_of_buckets() -> None:
+    """A rule that selects by one that never comes never fires."""
+    from tandem.router import metrics
+
+    bounds = {f'le="{float(bound):g}"' for bound in (*metrics.FIRST_TOKEN, *metrics.BETWEEN)}
+    used = {match for rule in RULES for match in re.findall(r'\ble="[^"]*"', rule["expr"])}
+    assert used <= bounds
+
+
+@pytest.mark.skipif(not d.KUBECTL, reason=d.NO_KUBECTL)
+def test_prometheus_is_told_of_every_page_and_let_in() -> None:
+    (monitor,) = d.documents(MONITORING / "pod-monitor.yaml")
+    (policy,) = d.documents(MONITORING / "network-policy.yaml")
+    endpoints = {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]}
+    admitted = {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]}
+    for name in d.OVERLAYS:
+        objects = d.build(d.DEPLOY / name)
+        for workload in d.servers(objects):
+            assert d.matches(monitor["spec"]["selector"], d.labels(workload))
+            assert d.matches(policy["spec"]["podSelector"], d.labels(workload))
+            for container in d.pod(workload)["containers"]:
+                pages = {n: p for n, p in d.ports(container).items() if n in endpoints}
+                assert len(pages) == 1 and {*pages.values()} <= admitted
+    assert 'job="tandem"' in str(RULES)
+    assert monitor["spec"]["jobLabel"] == "app.kubernetes.io/name"
+
+
+def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if not promtool:
+        pytest.skip("promtool, which comes with Prometheus, is not installed")
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(RULE_FILE["spec"]))
+    shutil.copy(Path(__file__).with_name("alerts.yaml"), tmp_path)
+    for arguments in (["check", "rules", "rules.yaml"], ["test", "rules", "alerts.yaml"]):
+        done = subprocess.run(
+            [promtool, *arguments], capture_output=True, text=True, timeout=60, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
