@@ -9,16 +9,18 @@ And how Triton's kernels run, which Triton wants to know before it is first impo
 from __future__ import annotations
 
 import os
-
-from hypothesis import HealthCheck, settings
+from importlib.util import find_spec
 
 from tandem.shared.handoff.cuda_driver import device_count
 
-settings.register_profile("short", derandomize=True, deadline=None, database=None)
-settings.register_profile(
-    "long", max_examples=5_000, deadline=None, suppress_health_check=list(HealthCheck)
-)
-settings.load_profile("short")
+if find_spec("hypothesis") is not None:  # it is not on every machine with a GPU
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("short", derandomize=True, deadline=None, database=None)
+    settings.register_profile(
+        "long", max_examples=5_000, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    settings.load_profile("short")
 
 # Tests start some two hundred interpreters, and each would compile our modules for itself.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

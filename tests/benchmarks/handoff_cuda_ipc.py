@@ -4,8 +4,8 @@
 
 Three variants take turns: a copy within the GPU in one process, the carrier alone (out of the
 sender's ring into the receiver's slot), and whole transfers (pack, sums, carrier, sums, scatter).
-Without a GPU it says so, and ends well. ``--device fake`` runs it over memory of the CPU, to see
-that it works; that measures nothing, and writes no result.
+Without a GPU it says so, and ends well. ``--device emulation`` runs it over memory of the CPU, to
+see that it works; that measures nothing, and writes no result.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import statistics
 from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 
@@ -41,8 +42,9 @@ from .handoff_pair import (
     whole_transfers,
 )
 from .handoff_ring import Memcpy, Receiving, Sending, idle_sender
-from .report import write
+from .report import RESULTS, write
 
+EMULATION = "emulation"
 AGAINST = "copy on the GPU, same size, same run"
 DIM = DIM_BYTES // torch.bfloat16.itemsize
 
@@ -140,13 +142,14 @@ def main() -> None:
     parser = argparse.ArgumentParser("handoff_cuda_ipc", description=__doc__)
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--device", choices=(REAL, FAKE), default=REAL)
+    parser.add_argument("--device", choices=(REAL, EMULATION), default=REAL)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.device == REAL and not torch.cuda.is_available():
         print("handoff_cuda_ipc: there is no CUDA device here, so there is nothing to measure")
         return
     size = _frames(options.mib * MIB) * DEVICE_SLOT_BYTES
-    of = {"name": options.device}
+    of = {"name": REAL if options.device == REAL else FAKE}
     ranks = Ranks(partial(device_rank, **of), WINDOW_OF_CARRIER)
     ends = {
         "copy": (Memcpy, idle_sender, partial(copier, **of)),
@@ -166,7 +169,7 @@ def main() -> None:
     for each in rows:
         print({key: round(v, 3) if isinstance(v, float) else v for key, v in each.items()})
     if options.device == REAL:
-        print(write("handoff_cuda_ipc", rows))
+        print(write("handoff_cuda_ipc", rows, options.out))
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ def holds(goal: str, figure: float) -> bool | None:
     raise ValueError(f"goal {goal!r} does not begin with one of {', '.join(_COMPARE)}")
 
 
-def write(name: str, rows: Sequence[dict[str, Any]]) -> Path:
-    """Write ``results/<name>.json``.
+def write(name: str, rows: Sequence[dict[str, Any]], folder: Path = RESULTS) -> Path:
+    """Write ``<name>.json`` into a folder.
 
     A row gives metric, value and unit; goal, against (what it is compared with) and ratio may be
     left out. A goal is about the ratio when there is one, else about the value.
@@ -53,8 +53,8 @@ def write(name: str, rows: Sequence[dict[str, Any]]) -> Path:
                 **where,
             }
         )
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
     path.write_text(json.dumps(full, indent=2) + "\n")
     return path
 

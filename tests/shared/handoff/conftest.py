@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from .plane_pair import Rank
-
 # Fake peers speak TCP, so ranks may fall back to it.
 CARRIERS = {"tcp": "tcp", "shared_memory": "auto"}
 ALL = CARRIERS | {"cuda_ipc": "cuda_ipc,tcp"}
@@ -19,13 +17,19 @@ if importlib.util.find_spec("nixl"):
 @pytest.fixture(params=CARRIERS)
 def each_carrier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The test runs once over each carrier that needs neither a device nor a library."""
-    monkeypatch.setattr(Rank, "carrier", CARRIERS[request.param])
-    return request.param
+    return _carried(request.param, CARRIERS, monkeypatch)
 
 
 @pytest.fixture(params=ALL)
 def every_carrier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """CUDA IPC as well, over a driver that is none, and NIXL where it is installed; that adds about
     a second to a test."""
-    monkeypatch.setattr(Rank, "carrier", ALL[request.param])
-    return request.param
+    return _carried(request.param, ALL, monkeypatch)
+
+
+def _carried(name: str, carriers: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    # Not all machines with a GPU have what planes need, and not all tests here need a plane.
+    from .plane_pair import Rank
+
+    monkeypatch.setattr(Rank, "carrier", carriers[name])
+    return name

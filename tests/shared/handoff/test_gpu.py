@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -68,8 +69,10 @@ def test_nothing_of_it_exists_on_a_cpu() -> None:
 
 
 def test_the_run_on_a_gpu_names_files_that_exist() -> None:
-    assert [name for name in on_gpu.TESTS if not (on_gpu.ROOT / name).is_file()] == []
-    assert find_spec(on_gpu.BENCHMARK) is not None
+    for part in on_gpu.PARTS:
+        assert find_spec(part.module) is not None
+        files = [each.format(root=on_gpu.ROOT) for each in part.arguments if "{root}" in each]
+        assert [name for name in files if not Path(name).is_file()] == []
 
 
 @NEEDS_GPU
