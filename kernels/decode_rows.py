@@ -1,8 +1,8 @@
 """The rows of a step that decode, taken together where a GPU can: launching kernels for each
 sequence and layer takes longer than all of their attention.
 
-Triton compiles what does it on the machine that runs it, and needs a C compiler there. So it is
-tried before it is relied on, and sequences are attended one by one where it is missing or wrong.
+Triton compiles what does it on the machine that runs it, and needs a C compiler there and a folder
+from which libraries can be loaded. So it is tried before it is relied on.
 """
 
 from __future__ import annotations
@@ -115,21 +115,33 @@ class DecodeShape:
     block_size: int
 
 
-@cache
-def works(shape: DecodeShape) -> bool:
-    """Whether decoding rows can be taken together, and rightly; compiles what does it."""
+class UnusableError(RuntimeError):
+    """Triton's kernels cannot run on this GPU, or their results are wrong."""
+
+
+def works(shape: DecodeShape, *, required: bool = False) -> bool:
+    """Whether decoding rows can be taken together, and rightly; compiles what does it.
+
+    Raises ``UnusableError`` if they cannot on a GPU and it is ``required``.
+    """
     if shape.device.type != "cuda":
         return False
+    reason = problem(shape)
+    if reason and required:
+        raise UnusableError(reason)
+    if reason:
+        log.warning("sequences decode one by one, because Triton cannot be used here: %s", reason)
+    return not reason
+
+
+@cache
+def problem(shape: DecodeShape) -> str:
+    """Why Triton's kernels cannot be used on this GPU; empty if they can."""
     try:
         worst = largest_error(shape)
     except Exception as error:  # Triton has its own for every way of failing
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-    else:
-        if worst < limit(shape):
-            return True
-        reason = f"its results are {worst:g} off"
-    log.warning("sequences decode one by one, because Triton is of no use here: %.300s", reason)
-    return False
+        return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return "" if worst < limit(shape) else f"its results are {worst:g} off"
 
 
 def limit(shape: DecodeShape) -> float:

@@ -62,7 +62,14 @@ class Operators(Protocol):
 
 
 class TorchOperators:
-    """On any device; on a GPU decoding rows attend in one launch, where Triton is there."""
+    """On any device; on a GPU decoding rows attend in one launch, where Triton is there.
+
+    ``decode``: "triton" raises ``UnusableError`` where it is not, "torch" never uses it, "auto" is
+    content with either.
+    """
+
+    def __init__(self, decode: str = "auto") -> None:
+        self._decode = decode
 
     activation_dtype = staticmethod(linear.activation_dtype)
     product = staticmethod(linear.product)
@@ -75,7 +82,9 @@ class TorchOperators:
 
     def attends_together(self, shape: DecodeShape) -> bool:
         """See ``Operators``."""
-        return decode_rows.works(shape)
+        if self._decode == "torch":
+            return False
+        return decode_rows.works(shape, required=self._decode == "triton")
 
     def paged_attention(
         self,

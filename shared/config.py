@@ -207,9 +207,17 @@ class EngineConfig:
     )
     kv_fraction: float | None = option(
         None,
-        "--kv-fraction --gpu-memory-utilization",
-        "Share of the free device memory for the KV cache (default: what max-model-len x "
-        "max-num-seqs needs, at most 0.3 on CPUs and 0.9 on GPUs).",
+        "--kv-fraction",
+        "Share for the KV cache of the memory that is free once the weights are loaded (default: "
+        "what max-model-len x max-num-seqs needs, at most 0.3 on CPUs and 0.9 on GPUs).",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    gpu_memory_utilization: float | None = option(
+        None,
+        "--gpu-memory-utilization",
+        "Share of each GPU's whole memory that this node may use for weights, steps and KV cache "
+        "together; the cache gets what is left of it. Instead of --kv-fraction; not used on CPUs.",
         minimum=0.0,
         maximum=1.0,
     )
@@ -253,12 +261,25 @@ class EngineConfig:
         "faster (pip install 'tandem-llm[cpu]'; the first start takes some seconds longer).",
         choices=("torch", "compiled"),
     )
+    decode_kernel: str = option(
+        "auto",
+        "--decode-kernel",
+        "What decodes on a GPU: triton, all sequences of a step at once, or torch, one after the "
+        "other, which takes many times as long in large batches. auto: triton; where it cannot "
+        "run, an error with --device cuda, else torch and a warning.",
+        choices=("auto", "triton", "torch"),
+    )
 
     def __post_init__(self) -> None:
         """Python may give any value: the same are refused as on the command line. Raises
         ``UsageError``."""
         for item in fields(self):
             _check(item.metadata, getattr(self, item.name))
+        if self.kv_fraction is not None and self.gpu_memory_utilization is not None:
+            raise UsageError(
+                "--kv-fraction and --gpu-memory-utilization both size the KV cache: give one of "
+                "them"
+            )
 
     @property
     def device_ids(self) -> tuple[int, ...]:
@@ -579,7 +600,7 @@ def resolve_engine(
             f"tokens; lower it"
         )
     length = config.max_model_len or context
-    share = config.kv_fraction if config.kv_fraction is not None else device.cache_fraction
+    share, fixed = _cache_share(config, device)
     affordable = int(free_bytes * share) // bytes_per_block
     wanted = -(-length // config.block_size) * config.max_num_seqs
     if config.num_blocks is not None:
@@ -591,7 +612,7 @@ def resolve_engine(
                 f"{free_bytes} are free; use at most {room}{_sharing(device)}"
             )
     else:
-        blocks = affordable if config.kv_fraction is not None else min(affordable, wanted)
+        blocks = affordable if fixed else min(affordable, wanted)
     if blocks * config.block_size < 2:
         raise StartupError(
             f"no memory for one KV block: a block takes {bytes_per_block} bytes and "
@@ -616,6 +637,15 @@ def resolve_engine(
         max_num_batched_tokens=config.max_num_batched_tokens or device.token_budget,
         prefix_cache_max_blocks=None if limit is None else limit // config.block_size,
     )
+
+
+def _cache_share(config: EngineConfig, device: NodeDevice) -> tuple[float, bool]:
+    """How much of what the cache may take it is to take, and whether the user has said so."""
+    if config.kv_fraction is not None:
+        return config.kv_fraction, True
+    if config.gpu_memory_utilization is not None and not device.on_cpu:
+        return 1.0, True
+    return device.cache_fraction, False
 
 
 def _sharing(device: NodeDevice) -> str:

@@ -12,8 +12,12 @@ from dataclasses import dataclass
 CPU = "cpu"
 CUDA = "cuda"
 
-# What CUDA and its libraries take of a GPU for each process, which torch does not count.
+# What CUDA and its libraries take of a GPU for each process, and NCCL beside them where ranks talk
+# to each other: torch counts neither.
 _CONTEXT_BYTES = 512 << 20
+_NCCL_BYTES = 1 << 30
+# What a step needs beside weights and cache: a chunk's activations, and sampling from a vocabulary.
+_STEP_BYTES = 3 << 29
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +66,26 @@ class NodeDevice:
         # A CPU's memory is the whole machine's, which does other things too.
         return min(0.3 * self.nodes, 0.6) if self.on_cpu else 0.9
 
-    def cache_bytes(self, memory: Sequence[RankMemory]) -> int:
-        """What a cache may take at most, on the rank that has the least."""
+    def cache_bytes(self, memory: Sequence[RankMemory], utilization: float | None = None) -> int:
+        """What a cache may take at most, on the rank that has the least.
+
+        ``utilization`` is the share of each GPU that the node may use for everything; without it,
+        nodes on one device have equal parts.
+        """
         free = min(each.free_bytes for each in memory)
         if self.on_cpu:
             return free // (len(memory) * self.nodes)
-        return max(0, min(free, *map(self._part, self.ranks, memory)))
+        parts = [
+            self._part(device, each, utilization)
+            for device, each in zip(self.ranks, memory, strict=True)
+        ]
+        return max(0, min(free, *parts))
 
-    def _part(self, device: RankDevice, memory: RankMemory) -> int:
-        """This node's part of a GPU. It does not depend on how far the others have come, which
-        start at the same time."""
-        return device.total_bytes // self.nodes - memory.taken_bytes - _CONTEXT_BYTES
+    def _part(self, device: RankDevice, memory: RankMemory, utilization: float | None) -> int:
+        """What this node's part of a GPU leaves for the cache. It does not depend on how far other
+        nodes have come, which start at the same time."""
+        libraries = _CONTEXT_BYTES + (_NCCL_BYTES if len(self.ranks) > 1 else 0)
+        taken = memory.taken_bytes + libraries
+        if utilization is None:
+            return device.total_bytes // self.nodes - taken
+        return int(device.total_bytes * utilization) - taken - _STEP_BYTES

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...kernels.cpu import jit
+from ...kernels.decode_rows import UnusableError
 from ...kernels.operators import Operators, TorchOperators
 from ..devices import CPU, CUDA, RankDevice, RankMemory
 from ..errors import StartupError
@@ -78,7 +79,14 @@ class LoadedModel:
                 f"the KV cache of {num_blocks} blocks ({size} bytes) cannot be allocated: "
                 f"{str(error).splitlines()[0]}; lower --kv-fraction"
             ) from None
-        return runner_of(self.model, cache, self.tp)
+        try:
+            return runner_of(self.model, cache, self.tp)
+        except UnusableError as error:
+            raise StartupError(
+                f"Triton's decode kernel cannot run on {self.device}: {error}; it needs a C "
+                f"compiler, and libraries loaded from TRITON_CACHE_DIR or the temporary folder "
+                f"(no noexec); or use --decode-kernel torch, which is slow in large batches"
+            ) from None
 
 
 def open_device(settings: dict[str, Any]) -> torch.device:
@@ -104,7 +112,7 @@ def load_model(settings: dict[str, Any], device: torch.device) -> LoadedModel:
     """Place this rank's part of the model, having met the other ranks if there are any."""
     torch.set_num_threads(settings["threads"])
     tp = _meet(settings, device)
-    operators = _operators(settings["cpu_kernels"], device)
+    operators = _operators(settings["cpu_kernels"], settings["decode_kernel"], device)
     try:
         model = load.load_model(
             settings["folder"],
@@ -280,10 +288,10 @@ def _no_cuda() -> str:
     return "this torch sees no CUDA device"
 
 
-def _operators(kernels: str, device: torch.device) -> Operators:
+def _operators(kernels: str, decode: str, device: torch.device) -> Operators:
     """Compiled ones are ready to run. Raises ``StartupError``."""
     if kernels == "torch":
-        return TorchOperators()
+        return TorchOperators(decode)
     if device.type != CPU:
         raise StartupError(f"--cpu-kernels {kernels} is for CPUs, and this rank is on {device}")
     try:

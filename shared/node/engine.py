@@ -105,7 +105,7 @@ async def start_engine(
             config,
             context=spec.max_position,
             bytes_per_block=max(m.bytes_per_block for m in memory),
-            free_bytes=device.cache_bytes(memory),
+            free_bytes=device.cache_bytes(memory, config.gpu_memory_utilization),
             device=device,
         )
         _log_plan(device, resolved)
@@ -221,6 +221,13 @@ def _log_plan(device: NodeDevice, resolved: ResolvedEngine) -> None:
     log.info("the KV cache holds %d tokens, a step computes up to %d", slots, budget)
 
 
+def _decode_kernel(config: EngineConfig) -> str:
+    """Whoever asks for a GPU is not given a slow one in silence."""
+    if config.decode_kernel == "auto" and config.device == "cuda":
+        return "triton"
+    return config.decode_kernel
+
+
 def _rank_settings(
     config: EngineConfig,
     identity: NodeIdentity,
@@ -257,6 +264,7 @@ def _rank_settings(
         "seed": config.seed,
         "threads": config.threads or share_of_cores(size),
         "cpu_kernels": config.cpu_kernels,
+        "decode_kernel": _decode_kernel(config),
         "data_plane": data_plane,
         "log": asdict(replace(log_settings(), rank=str(rank))),
     }

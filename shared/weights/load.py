@@ -126,26 +126,35 @@ def _layer_of(theirs: str) -> int:
 
 # Random weights repeat with this (prime) period, so that rows differ and filling is a copy.
 _PERIOD = 1_000_003
+# Numbers of a weight that are made at a time.
+_PIECE = 1 << 24
 
 
 def fill_random(model: Decoder, seed: int) -> None:
     """Seeded weights, the same for every tensor-parallel size: norms one, the rest such that the
     hidden state keeps its scale."""
     generator = torch.Generator().manual_seed(seed)
-    pool = torch.randn(_PERIOD, generator=generator)
+    # Drawn on the host, so that all devices have the same numbers, and spread on the device.
+    pool = torch.randn(_PERIOD, generator=generator).to(model.place.device)
     for name, slot in model.slots().items():
         if len(slot.shape) == 1:
             slot.target.fill_(0.0 if name.endswith("bias") else 1.0)
         else:
-            slot.target.copy_(_random_part(name, slot, pool))
+            _fill_random_part(name, slot, pool)
 
 
-def _random_part(name: str, slot: Slot, pool: torch.Tensor) -> torch.Tensor:
+def _fill_random_part(name: str, slot: Slot, pool: torch.Tensor) -> None:
+    """A piece of some rows at a time: as float32 a large weight takes twice its own memory."""
     rows, columns = slot.shape
     scale = 1.0 if name == "embed.weight" else columns**-0.5
     first_row, last_row = (slot.first, slot.end) if slot.dim == 0 else (0, rows)
-    begin = (zlib.crc32(name.encode()) + first_row * columns) % _PERIOD
-    count = (last_row - first_row) * columns
-    repeats = -(-(begin + count) // _PERIOD)
-    part = pool.repeat(repeats)[begin : begin + count].view(-1, columns) * scale
-    return part if slot.dim == 0 else part[:, slot.first : slot.end]
+    phase = zlib.crc32(name.encode())
+    rows_at_once = max(1, _PIECE // columns)
+    for row in range(first_row, last_row, rows_at_once):
+        end = min(row + rows_at_once, last_row)
+        begin = (phase + row * columns) % _PERIOD
+        count = (end - row) * columns
+        repeats = -(-(begin + count) // _PERIOD)
+        piece = pool.repeat(repeats)[begin : begin + count].view(-1, columns) * scale
+        piece = piece if slot.dim == 0 else piece[:, slot.first : slot.end]
+        slot.target[row - first_row : end - first_row].copy_(piece)

@@ -12,7 +12,8 @@ import torch
 
 from tandem.kernels import decode_rows as together
 from tandem.kernels import reference
-from tandem.kernels.decode_rows import DecodeRows, DecodeShape, decode_rows, works
+from tandem.kernels.decode_rows import DecodeRows, DecodeShape, UnusableError, decode_rows, works
+from tandem.kernels.operators import TorchOperators
 from tandem.kernels.reference import Context
 from tandem.shared.engine.plan import SamplerSpec, SamplingParams, SequenceStep, StepPlan
 from tandem.shared.engine.runner import build_runner
@@ -123,10 +124,18 @@ def test_kernels_that_fail_or_err_are_not_used(
         return float(found)
 
     monkeypatch.setattr(together, "largest_error", largest_error)
-    works.cache_clear()
+    together.problem.cache_clear()
     assert works(SHAPE) == (said == "")
     assert said in caplog.text and bool(caplog.text) == bool(said)
-    works.cache_clear()
+    caplog.clear()
+    if said:
+        with pytest.raises(UnusableError, match=said):
+            TorchOperators("triton").attends_together(SHAPE)
+    else:
+        assert TorchOperators("triton").attends_together(SHAPE)
+    assert not TorchOperators("torch").attends_together(SHAPE)
+    assert not caplog.text  # who chose it need not be warned
+    together.problem.cache_clear()
 
 
 def test_what_is_tried_finds_kernels_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from tandem.shared.config import (
     resolve_engine,
     split_addresses,
 )
-from tandem.shared.devices import CPU, NodeDevice, RankDevice
+from tandem.shared.devices import CPU, CUDA, NodeDevice, RankDevice
 from tandem.shared.errors import StartupError, UsageError
 
 
@@ -51,6 +51,18 @@ def test_a_node_that_shares_its_device_says_so_when_its_part_is_too_small() -> N
     for options in ({"kv_fraction": 0.1}, {"num_blocks": 99}, {"max_model_len": 999}):
         with pytest.raises(StartupError, match=r"fewer nodes .*--nodes-per-device is 3"):
             resolve_engine(EngineConfig(**options), **told)
+
+
+def test_a_share_of_the_gpu_goes_to_the_cache_whole_and_means_nothing_on_a_cpu() -> None:
+    told = {"context": 1000, "bytes_per_block": 1024, "free_bytes": 1 << 20}
+    config = EngineConfig(gpu_memory_utilization=0.5, max_num_seqs=1)
+    found = {
+        kind: resolve_engine(config, device=NodeDevice((RankDevice(kind, "a", 1, 1),)), **told)
+        for kind in (CPU, CUDA)
+    }
+    assert (found[CPU].num_blocks, found[CUDA].num_blocks) == (63, 1024)
+    with pytest.raises(UsageError, match=r"--kv-fraction and --gpu-memory-utilization .* one"):
+        EngineConfig(kv_fraction=0.5, gpu_memory_utilization=0.5)
 
 
 def test_devices_and_ranks_must_agree() -> None:

@@ -35,6 +35,24 @@ def test_nodes_on_one_gpu_plan_alike_however_far_the_others_are() -> None:
     assert first == last == 40 * GIB - weights - GIB // 2
 
 
+def test_ranks_that_talk_to_each_other_leave_room_for_nccl() -> None:
+    """With one rank of the node as with several, its own share of the device is what counts."""
+    memory = RankMemory(63 * GIB, 16 * GIB, 1)
+    alone = node(CUDA, nodes=2).cache_bytes([memory])
+    split = node(CUDA, ranks=2, nodes=2).cache_bytes([memory] * 2)
+    assert alone - split == GIB
+
+
+def test_a_share_of_the_whole_gpu_holds_weights_steps_and_cache() -> None:
+    """Whoever else is on the GPU: the share is this node's own."""
+    memory = [RankMemory(60 * GIB, 16 * GIB, 1)]
+    for nodes in (1, 2):
+        cache = node(CUDA, nodes=nodes).cache_bytes(memory, 0.5)
+        assert cache == 40 * GIB - 16 * GIB - 2 * GIB  # a context, and room for a step
+    assert node(CUDA).cache_bytes([RankMemory(3 * GIB, 16 * GIB, 1)], 0.5) == 3 * GIB
+    assert node(CUDA).cache_bytes(memory, 0.1) == 0
+
+
 def test_what_is_not_free_is_not_planned_with() -> None:
     gpu = node(CUDA, nodes=2)
     assert gpu.cache_bytes([RankMemory(2 * GIB, 16 * GIB, 1)]) == 2 * GIB

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tandem.kernels.cpu import jit
+from tandem.kernels.decode_rows import UnusableError
 from tandem.shared.devices import RankDevice
 from tandem.shared.engine import rank_setup
 from tandem.shared.errors import StartupError
+from tandem.shared.models.parallel import TensorParallel
+from tandem.shared.weights import load
+from tandem.tests import tiny_models
 
 GIB = 1 << 30
 
@@ -121,13 +126,14 @@ def test_weights_that_do_not_fit_are_an_error_with_the_memory_that_there_is(
     monkeypatch.setattr(rank_setup.load, "load_model", load)
     told: dict[str, Any] = dict.fromkeys(("folder", "dtype", "load_format", "seed", "kv_dtype"))
     told |= {"size": 1, "threads": 1, "cpu_kernels": "torch", "ignored_config_keys": []}
+    told["decode_kernel"] = "auto"
     with pytest.raises(StartupError, match=r"do not fit: GPU 0 .* 70.0 of 80.0 GiB .* --d"):
         rank_setup.load_model(told, torch.device("cuda", 0))
 
 
 def test_compiled_kernels_are_refused_on_a_gpu() -> None:
     with pytest.raises(StartupError, match=r"--cpu-kernels compiled is for CPUs, .* cuda:1"):
-        rank_setup._operators("compiled", torch.device("cuda", 1))
+        rank_setup._operators("compiled", "auto", torch.device("cuda", 1))
 
 
 def test_compiled_kernels_without_numba_say_what_to_install(
@@ -138,4 +144,17 @@ def test_compiled_kernels_without_numba_say_what_to_install(
 
     monkeypatch.setattr(jit, "prepare", missing)
     with pytest.raises(StartupError, match=r"numba is missing.*tandem-llm\[cpu\].*torch$"):
-        rank_setup._operators("compiled", torch.device("cpu"))
+        rank_setup._operators("compiled", "auto", torch.device("cpu"))
+
+
+def test_a_gpu_that_cannot_run_the_decode_kernel_is_an_error_with_a_way_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: object) -> None:
+        raise UnusableError("no C compiler")
+
+    monkeypatch.setattr(rank_setup, "runner_of", refuse)
+    model = load.load_model(tiny_models.cached("qwen3", tmp_path), load_format="dummy")
+    loaded = rank_setup.LoadedModel(model, 16, torch.float32, TensorParallel())
+    with pytest.raises(StartupError, match=r"no C compiler; .*--decode-kernel torch"):
+        loaded.runner(4)

@@ -114,6 +114,7 @@ class OnGpu(TorchOperators):
     """Operators as a GPU with Triton has them."""
 
     def __init__(self, work: Work) -> None:
+        super().__init__()
         self.work = work
 
     def attends_together(self, shape: DecodeShape) -> bool:

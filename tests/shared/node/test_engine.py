@@ -120,3 +120,18 @@ async def test_config_keys_are_ignored_by_heads_and_ranks_alike_and_with_a_warni
     )
     assert ranks.settings[0]["ignored_config_keys"] == ["other", "query_scale"]
     assert "other, query_scale of " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "auto"),
+        ({"device": "cuda"}, "triton"),
+        ({"device": "cuda", "decode_kernel": "torch"}, "torch"),
+        ({"decode_kernel": "triton"}, "triton"),
+    ],
+)
+def test_a_gpu_that_was_asked_for_decodes_by_triton_unless_told_otherwise(
+    options: dict[str, str], told: str
+) -> None:
+    assert engine._decode_kernel(EngineConfig(**options)) == told  # type: ignore[arg-type]

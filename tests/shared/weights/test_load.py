@@ -16,7 +16,7 @@ from tandem.shared.models.decoder import Decoder
 from tandem.shared.models.parallel import Placement, Slot, TensorParallel
 from tandem.shared.models.registry import family_of, read_json, read_spec
 from tandem.shared.weights.checkpoint import Checkpoint
-from tandem.shared.weights.load import fill, load_model, resolve_dtype
+from tandem.shared.weights.load import fill, fill_random, load_model, resolve_dtype
 
 from ... import tiny_models
 
@@ -235,6 +235,24 @@ def test_dummy_weights_need_the_config_alone_and_are_seeded(folder: Path) -> Non
     assert "load format 'gguf'; supported: auto, safetensors, dummy" in refusal(
         folder, load_format="gguf"
     )
+
+
+def test_dummy_weights_are_made_in_pieces_on_the_device_itself(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def weights(rank: int, size: int) -> list[torch.Tensor]:
+        place = Placement(torch.float32, torch.device("cpu"), TensorParallel(rank, size))
+        model = Decoder(read_spec(folder), place)
+        fill_random(model, 0)
+        return [slot.target for slot in model.slots().values()]
+
+    for rank, size in ((0, 1), (1, 2)):
+        at_once = weights(rank, size)
+        with monkeypatch.context() as patch:
+            patch.setattr("tandem.shared.weights.load._PIECE", 500)
+            assert all(map(torch.equal, weights(rank, size), at_once))
+    model = load_model(folder, load_format="dummy", device="meta")
+    assert model.embed.weight.device.type == "meta"
 
 
 def test_safetensors_may_be_asked_for_by_name(folder: Path) -> None:
