@@ -19,6 +19,8 @@ from .peer import Peer
 from .receiving import ReceivingNode
 
 CANARY_SECONDS = 30.0
+# Blocks become free with every sequence that ends.
+RETRY_SECONDS = 0.05
 
 
 class Canary:
@@ -45,16 +47,15 @@ class Canary:
                     return await self._check(peer)
         except TimeoutError:
             raise TransferError(
-                f"{peer.address}: the canary took longer than {CANARY_SECONDS:g} s",
+                f"{peer.address}: the canary took longer than {CANARY_SECONDS:g} s; this node or "
+                f"that one computes nothing, or has no free blocks",
                 cause=Cause.CANARY,
             ) from None
 
     async def _check(self, peer: Peer) -> int:
         end = self.tokens
         ours, theirs = self._sequence(end), self._sequence(None)
-        reserved = self._core.reserve(theirs, end)
-        if reserved is None:
-            raise TransferError("no free blocks for a canary", cause=Cause.NO_BLOCKS)
+        reserved = await self._reserve(theirs, end)
         try:
             computed = self._compute(ours)
             receipt = await self._node.receive(
@@ -76,6 +77,13 @@ class Canary:
                 cause=Cause.CANARY,
             )
         return receipt.bytes
+
+    async def _reserve(self, theirs: Sequence, end: int) -> list[int]:
+        """Blocks for it, as soon as there are any: a full node is the one that needs another peer.
+        Whoever waits for the canary has a deadline."""
+        while (reserved := self._core.reserve(theirs, end)) is None:  # noqa: ASYNC110
+            await asyncio.sleep(RETRY_SECONDS)
+        return reserved
 
     def _formats(self, peer: Peer) -> list[str]:
         """What rounds on the way from the prompt to the KV, here and there; each once."""

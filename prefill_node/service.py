@@ -44,6 +44,8 @@ log = logging.getLogger("tandem.prefill")
 
 # Of a peer that does not say when its request ends.
 DEFAULT_REQUEST_SECONDS = 3600.0
+# Several times what this version sends.
+MAX_CANARY_TOKENS = 128
 
 
 class PrefillService(PrefillServicer):
@@ -155,6 +157,11 @@ class PrefillService(PrefillServicer):
             return invalid, (
                 f"resuming at token {request.resume_at} leaves a gap after {request.end_token}"
             )
+        if request.private and len(request.prompt) > MAX_CANARY_TOKENS:
+            return invalid, (
+                f"a private prompt of {len(request.prompt)} tokens: it goes ahead of all others, "
+                f"so it may have {MAX_CANARY_TOKENS} at most"
+            )
         if not request.deadline_seconds >= 0:  # NaN is not, either
             return invalid, f"deadline_seconds is {request.deadline_seconds}, not a time"
         try:
@@ -170,7 +177,7 @@ class PrefillService(PrefillServicer):
         if old is not None and old.request.attempt >= request.attempt:
             return invalid, f"attempt {request.attempt} is not newer than {old.request.attempt}"
         try:
-            self._engine.core.admit(len(request.prompt), 0)
+            self._engine.core.admit(len(request.prompt), 0, private=request.private)
         except RequestError as error:
             return invalid, str(error)
         except OverloadedError as error:

@@ -108,10 +108,12 @@ class EngineCore:
         if self._lost:
             raise UnavailableError(f"this node has lost its ranks: {self._lost}")
 
-    def admit(self, prompt_tokens: int, max_tokens: int) -> None:
-        """Refuse what cannot run. Raises one of the request's errors."""
+    def admit(self, prompt_tokens: int, max_tokens: int, *, private: bool = False) -> None:
+        """Refuse what cannot run. Raises one of the request's errors. A ``private`` sequence goes
+        first, however full the queue is."""
         self.check_ranks()
-        self.scheduler.check_room()
+        if not private:
+            self.scheduler.check_room()
         limit = self.scheduler.max_model_len
         if prompt_tokens + 1 > limit or prompt_tokens + max_tokens > limit:
             raise RequestError(

@@ -91,7 +91,10 @@ class Scheduler:
         self._max_tokens = max_num_batched_tokens
         self._max_seqs = max_num_seqs
         self._max_waiting = max_waiting
-        self._key = _POLICIES[policy]
+        by_policy = _POLICIES[policy]
+        # A private sequence (a canary) goes first: it is short, and what waits behind it may be the
+        # very work that the peer under test is there to take.
+        self._key: Callable[[Sequence], tuple[int, ...]] = lambda s: (not s.private, *by_policy(s))
         self._eos = frozenset(eos_token_ids)
         self._waiting: list[Sequence] = []  # sorted by policy
         self._running: list[Sequence] = []  # sorted by policy
@@ -140,8 +143,10 @@ class Scheduler:
     # ---- sequences come and go -------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a new sequence. Raises ``OverloadedError`` when the queue is full."""
-        self.check_room()
+        """Queue a new sequence. Raises ``OverloadedError`` when the queue is full; for a private
+        one, which goes first, it never is."""
+        if not sequence.private:
+            self.check_room()
         self.enqueue(sequence)
 
     def enqueue(self, sequence: Sequence) -> None:
@@ -296,9 +301,12 @@ class Scheduler:
             return self._plan(budget)
         for sequence in [s for s in self._running if s.decoding]:
             self._grant(sequence, budget)
-        if budget.shares and prompt_tokens is not None:
+        prompts = [s for s in self._running if not s.decoding]
+        decoding = bool(budget.shares)
+        self._admit(budget, only_private=True)
+        if decoding and prompt_tokens is not None:
             budget.left = min(budget.left, prompt_tokens)
-        for sequence in [s for s in self._running if not s.decoding]:
+        for sequence in prompts:
             self._grant(sequence, budget)
         self._admit(budget)
         if not budget.shares and not self._forget:
@@ -416,11 +424,14 @@ class Scheduler:
                 return
         budget.grant(sequence, tokens)
 
-    def _admit(self, budget: _StepBudget) -> None:
+    def _admit(self, budget: _StepBudget, *, only_private: bool = False) -> None:
         """Start waiting sequences while slots, tokens and blocks last; stop at the first that
-        does not fit, so that a large one is not passed for ever by small ones."""
-        while self._waiting and budget.left > 0 and len(self._running) < self._max_seqs:
+        does not fit, so that a large one is not passed for ever by small ones. Private ones, which
+        never sample, need no slot."""
+        while self._waiting and budget.left > 0:
             sequence = self._waiting[0]
+            if not sequence.private and (only_private or len(self._running) >= self._max_seqs):
+                return
             if self._asking and self._key(self._asking[0][0]) < self._key(sequence):
                 return  # it lacks blocks, and would never get them if others went first
             self.match_prefix(sequence)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from tandem.decode_node.canary import Canary
 from tandem.decode_node.receiving import Receipt
+from tandem.shared.engine.plan import SamplingParams
 from tandem.shared.engine.sequence import Sequence
 from tandem.shared.errors import PeerRefusedError, TransferError
 from tandem.shared.handoff.messages import Compare
-from tandem.tests.shared.handoff.fake_node import Node
+from tandem.tests.shared.handoff.fake_node import Node, until
 
 
 class Receiving:
@@ -75,10 +77,34 @@ async def test_a_failed_transfer_or_computation_is_no_mismatch() -> None:
         await check(node, Receiving(node))
 
 
-async def test_a_full_pool_has_no_room_for_a_canary() -> None:
-    node = Node("d", 7, blocks=1)
-    with pytest.raises(TransferError, match="no free blocks"):
-        await check(node, Receiving(node))
+async def test_a_canary_waits_for_blocks_in_a_full_pool() -> None:
+    node = Node("d", 7, blocks=8)
+    taken = node.scheduler.pool.reserve(7)
+    async with node.running():
+        canary = asyncio.create_task(Canary(Receiving(node)).check(Somewhere()))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        assert not node.scheduler.waiting  # it does not hold one of the two that it needs
+        node.scheduler.pool.cancel_reservation(taken)
+        await asyncio.wait_for(canary, 10)
+
+
+async def test_a_canary_goes_ahead_of_three_hundred_waiting_prompts() -> None:
+    """They would take thousands of steps."""
+    node = Node("d", 7, blocks=512)
+    node.ranks.says = 5
+    waiting = [
+        Sequence(node.core.new_id(), [number % 256] * 500, SamplingParams(max_tokens=8))
+        for number in range(300)
+    ]
+    for sequence in waiting:
+        node.scheduler.enqueue(sequence)
+    async with node.running():
+        await until(lambda: node.core.steps > 10)
+        before = node.core.steps
+        await Canary(Receiving(node)).check(Somewhere())  # type: ignore[arg-type]
+        assert node.core.steps - before < 10
+        for sequence in waiting:
+            node.core.cancel(sequence)
 
 
 async def test_a_canary_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,6 +123,27 @@ async def test_a_private_attempt_is_neither_counted_nor_cached() -> None:
         assert node.scheduler.pool.counts().cached == 0
 
 
+async def test_a_canary_is_taken_and_computed_first_however_long_the_queue() -> None:
+    async with prefill_node() as node:
+        node.ranks.computes.clear()
+        for number in range(9):  # of which one runs
+            call = node.open(number, prompt=[number] * 500, end_token=499)
+            assert (await call.read()).HasField("accepted")
+            await until(lambda: node.core.stepping)
+        code, reason = await refusal(node.open(10))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "requests are waiting" in reason
+        canary = node.open(9, prompt=PROMPT[:31], first_token=0, end_token=30, private=True)
+        assert (await canary.read()).HasField("accepted")
+        node.ranks.computes.set()
+        until_sent = 3 * RANKS  # the first prompt was computing, and another one may go with it
+        while not [send for send in node.ranks.of(OpenSend) if send.transfer_id == 9]:
+            assert len(node.ranks.of(OpenSend)) < until_sent
+            await asyncio.sleep(0)
+        code, reason = await refusal(node.open(11, private=True, prompt=[1] * 129, end_token=99))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT and "may have 128 at most" in reason
+        await node.stub.Release(ids(*range(12)))
+
+
 async def test_a_lease_that_nobody_renews_ends_the_attempt() -> None:
     async with prefill_node(lease_seconds=0.5) as node:
         node.ranks.computes.clear()

@@ -112,6 +112,33 @@ def test_a_private_prompt_neither_takes_from_the_prefix_index_nor_enters_it() ->
     assert scheduler.pool.counts().cached == 2
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_private_prompt_is_computed_in_the_next_step_whatever_runs_or_waits(policy: str) -> None:
+    """All slots decode but for one, whose long prompt takes whole steps, and many wait."""
+    scheduler = make(blocks=512, max_num_seqs=4, max_waiting=400, policy=policy)
+    for n in range(3):
+        scheduler.add(sequence(n, 2, max_tokens=50))
+    run_step(scheduler)
+    scheduler.add(sequence(3, 1000))
+    for n in range(300):
+        scheduler.add(sequence(10 + n, 1))
+    run_step(scheduler)
+    canary = Sequence(999, list(range(13)), SamplingParams(), compute_until=12, private=True)
+    canary.priority = 9
+    scheduler.add(canary)
+    run_step(scheduler)
+    assert canary.finish_reason is FinishReason.COMPUTED
+    scheduler.release_held(canary)
+
+
+def test_a_full_queue_takes_a_private_prompt() -> None:
+    scheduler = make(max_waiting=1)
+    scheduler.add(sequence(1, 3))
+    private = sequence(2, 3)
+    private.private = True
+    scheduler.add(private)
+
+
 def test_choices_share_the_prompt_of_the_first() -> None:
     scheduler = make()
     leader, sibling = sequence(1, 9, max_tokens=3), sequence(2, 9, max_tokens=3)
