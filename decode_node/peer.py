@@ -17,6 +17,7 @@ from ..shared.errors import TransferError
 from ..shared.handoff.carrier import Endpoints
 from ..shared.handoff.lease import LeaseTrust
 from ..shared.handoff.parts import Part
+from ..shared.handoff.peer import CAPABILITY_GUARDED
 from ..shared.meeting import folder_of, kv_endpoint_of
 from .link import Link
 
@@ -79,9 +80,10 @@ def endpoints_of(reply: pb.HelloReply, address: str) -> tuple[Endpoints, ...]:
     Raises ``TransferError`` for what is no endpoint.
     """
     keys = list(reply.node.curve_keys) or [""] * len(reply.ranks)
+    guarded = bool(reply.node.capabilities & CAPABILITY_GUARDED)
     try:
         return tuple(
-            Endpoints(reachable(rank.bulk, address), reachable(rank.control, address), key)
+            Endpoints(reachable(rank.bulk, address), reachable(rank.control, address), key, guarded)
             for rank, key in zip(reply.ranks, keys, strict=True)
         )
     except ValueError as error:

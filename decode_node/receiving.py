@@ -140,6 +140,7 @@ class _Receiving:
                 bulk=ends.bulk,
                 control=ends.control,
                 key=ends.key,
+                guarded=ends.guarded,
                 block_table=tuple(sequence.block_table),
                 first_token=sequence.computed,
                 end_token=len(sequence.prompt) - 1,

@@ -271,6 +271,7 @@ class PrefillService(PrefillServicer):
         """Let the data planes of a decode node in: with their keys, or as anybody, as this is."""
         ranks = request.tensor_parallel_size if self._engine.curve_keys else 0
         try:
+            self._engine.kv_heads(request.tensor_parallel_size)  # which the model bounds
             check_keys(request.curve_keys, ranks, request.node_id)
             if ranks:
                 await self._guests.admit(_tenant(request), request.curve_keys)

@@ -441,6 +441,8 @@ class Scheduler:
             whole = sequence.compute_until is not None
             end = sequence.target if whole else sequence.computed + tokens
             self._reclaim_from(self._waiting[1:], self._missing(sequence, end))
+            if sequence.private:
+                self._make_room(sequence, end, budget)
             if not self._cover(sequence, end):
                 if not sequence.received:
                     self._give_back(sequence)
@@ -458,7 +460,10 @@ class Scheduler:
 
     def _needed_before(self, newcomer: Sequence) -> int:
         """Blocks that a reservation must leave: to running sequences the ones that they will fill
-        soon, to waiting ones that go first and have a slot to run in all that they lack."""
+        soon, to waiting ones that go first and have a slot to run in all that they lack. The few of
+        a private one may be taken from anybody."""
+        if newcomer.private:
+            return 0
         ends = ((s, min(s.length + GROWTH_TOKENS, self._end(s))) for s in self._running)
         growth = sum(self._missing(sequence, end) for sequence, end in ends)
         slots = self._max_seqs - len(self._running)
@@ -493,6 +498,16 @@ class Scheduler:
         """Whether only transfers hold blocks besides this sequence, which runs."""
         others = len(self._running) > 1 or any(s.block_table for s in self._waiting)
         return not others and bool(self.pool.counts().reserved)
+
+    def _make_room(self, sequence: Sequence, end: int, budget: _StepBudget) -> None:
+        """A private sequence gets the few blocks that it lacks from those that would run last; but
+        KV that is being sent must stay where it is."""
+        while self._missing(sequence, end) > self.pool.counts().available:
+            victims = [s for s in self._running if s.compute_until is None]
+            if not victims:
+                return
+            budget.take_back(victims[-1])
+            self._take_blocks(victims[-1])
 
     def _reclaim_from(self, later: list[Sequence], missing: int) -> None:
         """Take back what ``later`` waiting sequences hold, the last first, until so many blocks are

@@ -33,11 +33,13 @@ class PeerGoneError(TransferError):
 @dataclass(frozen=True, slots=True)
 class Endpoints:
     """Where a sending rank listens; both empty when it does not. ``key``: its public CURVE key, if
-    the data plane is locked."""
+    the data plane is locked. ``guarded``: if not, its epoch opens it; older ones are open to all.
+    """
 
     bulk: str = ""
     control: str = ""
     key: str = ""
+    guarded: bool = True
 
 
 @dataclass(frozen=True, slots=True)

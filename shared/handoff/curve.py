@@ -9,11 +9,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from hmac import compare_digest
 
 import zmq
 from zmq.utils import z85
 
 from ..errors import PeerRefusedError, StartupError
+from . import password
 from .zmq_sockets import CONTROL_BATCH, Socket
 
 KEY_CHARACTERS = 40
@@ -69,14 +71,17 @@ def check_keys(keys: Iterable[str], ranks: int, whose: str) -> None:
 
 
 class Door:
-    """Answers libzmq's question, by ZAP, whether a dialer with this key may come in.
+    """Answers libzmq's question, by ZAP, whether a dialer may come in: with a key that was
+    announced where the plane is locked, else with the ``epoch`` of this process as a password.
 
     pyzmq's authenticators need an event loop or a thread of their own; the data plane has one
     thread, and polls this beside its sockets. Bound before the sockets that it guards.
     """
 
-    def __init__(self, context: zmq.Context[Socket]) -> None:
+    def __init__(self, context: zmq.Context[Socket], *, locked: bool, epoch: int) -> None:
         self.refused = 0
+        self._locked = locked
+        self._password = password.credentials(epoch)
         self._admitted: frozenset[bytes] = frozenset()
         self.socket = context.socket(zmq.REP)
         self.socket.setsockopt(zmq.LINGER, 0)
@@ -93,10 +98,16 @@ class Door:
                 question = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            known = question[6:] != [] and question[6] in self._admitted
+            known = self._knows(question[6:])
             self.refused += not known
-            status, text = (b"200", b"OK") if known else (b"400", b"key not announced")
+            status, text = (b"200", b"OK") if known else (b"400", b"not announced")
             self.socket.send_multipart([_ZAP_VERSION, question[1], status, text, b"", b""])
+
+    def _knows(self, shown: list[bytes]) -> bool:
+        """The sockets decide which of the two is asked for."""
+        if self._locked:
+            return len(shown) == 1 and shown[0] in self._admitted
+        return compare_digest(b":".join(shown), b":".join(self._password))
 
     def close(self) -> None:
         self.socket.close(0)

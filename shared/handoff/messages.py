@@ -72,7 +72,7 @@ class Expect:
     """Decode side: blocks are reserved; take [first_token, end_token) from a prefill rank.
 
     ``deadline_seconds``: when the request ends, whatever has arrived. ``first_tokens`` as in
-    OpenSend. ``key`` is the peer's public CURVE key.
+    OpenSend. ``key`` and ``guarded`` as in ``Endpoints``.
     """
 
     transfer_id: int
@@ -89,6 +89,7 @@ class Expect:
     end_head: int
     first_tokens: tuple[int, ...] = ()
     key: str = ""
+    guarded: bool = True
     window_bytes: int = WINDOW_OF_CARRIER
     deadline_seconds: float = 300.0
 

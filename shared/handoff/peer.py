@@ -8,8 +8,10 @@ from . import formats
 
 PROTOCOL_VERSION = 1
 # Bits that both sides must know to use. WINDOWS: sends no more of a layer than its window shows.
+# GUARDED: the ports of an open data plane want the process's epoch as a password.
 CAPABILITY_WINDOWS = 1
-CAPABILITIES = CAPABILITY_WINDOWS
+CAPABILITY_GUARDED = 2
+CAPABILITIES = CAPABILITY_WINDOWS | CAPABILITY_GUARDED
 
 
 def introduction(engine: NodeEngine, identity: NodeIdentity) -> pb.Introduction:

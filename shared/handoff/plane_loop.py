@@ -49,6 +49,8 @@ TICK_SECONDS = 0.1
 REPORT_SECONDS = 0.5
 SLOT_POLL_SECONDS = 0.001
 FRAMES_A_ROUND = 8
+# At the end, for receivers to give back what was lent to them.
+FAREWELL_SECONDS = 2.0
 
 
 class PlaneLoop:
@@ -287,10 +289,11 @@ class PlaneLoop:
         self._take_commands()  # each is owed its event
         self._sender.close()
         self._receiver.close()
+        self._let_receivers_finish()
         self._listener.close()
         self._dialer.close()
         # Closed sockets let go of their frames soon; only then may the ring's memory go away.
-        give_up = time.monotonic() + 2.0
+        give_up = time.monotonic() + FAREWELL_SECONDS
         while not self._sender.settled and time.monotonic() < give_up:
             time.sleep(SLOT_POLL_SECONDS)
         self._memory.close()
@@ -302,6 +305,17 @@ class PlaneLoop:
             self._agent.close()
         self._sender.fill(self._stats)
         self._receiver.fill(self._stats)
+
+    def _let_receivers_finish(self) -> None:
+        """A receiver may be copying out of a ring, whose memory must not go away under it: for a
+        GPU's, that is undefined. So lent frames are waited for, before the links are closed, which
+        would call them in."""
+        give_up = time.monotonic() + FAREWELL_SECONDS
+        while not self._sender.settled and time.monotonic() < give_up:
+            now = self._clock()
+            self._take_control(self._listener, self._sender.on_control, now)
+            self._take_notices(now)
+            time.sleep(SLOT_POLL_SECONDS)
 
 
 def greeting_of(config: DataPlaneConfig, cache: CachePort, *, on_device: bool = False) -> Greeting:

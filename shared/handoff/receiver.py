@@ -104,7 +104,9 @@ class Receiver:
         )
         self._transfers[part_of(command)] = transfer
         self._carrier.connect(
-            transfer.peer, Endpoints(command.bulk, command.control, command.key), now
+            transfer.peer,
+            Endpoints(command.bulk, command.control, command.key, command.guarded),
+            now,
         )
         self._announce(transfer)
 

@@ -13,7 +13,7 @@ from typing import Any
 import zmq
 
 from ..errors import PeerRefusedError, TransferError
-from . import frame, greeting
+from . import frame, greeting, password
 from .carrier import Endpoints, Joined, Lost, Notice, PeerGoneError
 from .carrier_names import CUDA_IPC, NIXL, TCP
 from .curve import OVERHEAD_BYTES, CurveKeys
@@ -32,6 +32,7 @@ from .zmq_sockets import (
     about_connection,
     has_news,
     to_peer,
+    turned_away,
     unwatch,
     watched_socket,
 )
@@ -121,6 +122,8 @@ class ZmqDialer:
                 socket.setsockopt(zmq.RECONNECT_IVL, -1)
                 if self._keys is not None:
                     self._keys.dial(socket, endpoints.key)
+                elif endpoints.guarded:
+                    password.show(socket, peer.epoch)
                 socket.connect(endpoint)
                 with contextlib.suppress(zmq.Again):  # it has ended already, and its watch tells
                     socket.send(greeting.encode(hello), zmq.NOBLOCK)
@@ -269,7 +272,7 @@ class ZmqDialer:
         with contextlib.suppress(PeerGoneError):
             self.send_control(dial.peer, to_peer(kind, self._me.epoch, dial.peer, payload))
 
-    def _lose(self, dial: _Dial, reason: str, *, refused: bool = False) -> None:
+    def _lose(self, dial: _Dial, reason: str, refused: bool = False) -> None:
         if self._dials.pop(dial.peer, None) is None:
             return
         self._turn.remove(dial.peer)
@@ -279,12 +282,7 @@ class ZmqDialer:
     def notices(self, now: float) -> list[Notice]:
         for dial in list(self._dials.values()):
             if dial.ended:
-                self._lose(
-                    dial,
-                    "the connection ended"
-                    if dial.live
-                    else "nobody listens there, or the locks differ",
-                )
+                self._lose(dial, *self._how_it_ended(dial))
             elif now - dial.heard > self._timing.silence_seconds:
                 what = "nothing heard" if dial.live else "no answer to the greeting"
                 self._lose(dial, f"{what} for {now - dial.heard:.1f} s")
@@ -293,6 +291,17 @@ class ZmqDialer:
                 self._about(dial, Kind.PING)
         taken, self._notices = self._notices, []
         return taken
+
+    def _how_it_ended(self, dial: _Dial) -> tuple[str, bool]:
+        """The reason, and whether no later connection can succeed either."""
+        if dial.live:
+            return "the connection ended", False
+        if not any(turned_away(watch) for watch in dial.watches):
+            return "nobody listens there, or the locks differ", False
+        if self._keys is not None:
+            return "it does not know this rank's key", False
+        was = f"{dial.peer.node_id} was {dial.peer.epoch:016x}"
+        return f"epoch: {was}, and another start listens there now", True
 
     def close(self) -> None:
         for dial in self._dials.values():

@@ -13,10 +13,11 @@ import zmq
 
 from ..errors import PeerRefusedError, StartupError, TransferError
 from ..meeting import UNIX, kv_endpoint
-from . import frame, greeting
+from . import frame, greeting, password
 from .carrier import MAX_SLOTS, Departure, Endpoints, Joined, Lost, Notice, PeerGoneError
 from .carrier_names import CUDA_IPC, NIXL, SHARED_MEMORY, TCP
 from .curve import OVERHEAD_BYTES, CurveKeys, Door
+from .entrance import Entrance
 from .frame import FrameError, Kind, Message
 from .greeting import Greeting, PeerKey
 from .nixl_agent import NixlAgent
@@ -35,6 +36,8 @@ from .zmq_sockets import (
 )
 
 MAX_PEERS = 1024
+# Connections of which one socket has greeted; the other follows at once.
+MAX_HALVES = 256
 
 
 @dataclass(slots=True)
@@ -89,24 +92,24 @@ class ZmqListener:
         self._agent = agent
         self._bulk: Socket | None = None
         self._control: Socket | None = None
+        self._entrances: list[Entrance] = []
         self._halves: dict[int, _Half] = {}
         self._by_peer: dict[PeerKey, _Link] = {}
         self._by_control: dict[bytes, _Link] = {}
         self._notices: list[Notice] = []
 
     def start(self) -> Endpoints:
-        if self._keys is not None:
-            self._door = Door(self._context)
-        self._bulk = self._bind()
-        self._bulk.setsockopt(zmq.SNDBUF, BULK_BUFFER_BYTES)
+        self._door = Door(self._context, locked=self._keys is not None, epoch=self._me.epoch)
+        self._bulk = self._new_socket()
         # Frames in flight are bounded by the staging ring and by credits, which count bytes; a
         # mark that counts messages could only get in their way.
         self._bulk.setsockopt(zmq.SNDHWM, 0)
-        self._control = self._bind()
+        self._control = self._new_socket()
+        bulk, control = self._entrances
         second = self._port and self._port + 1
         return Endpoints(
-            bulk=self._listen(self._bulk, "bulk", self._port),
-            control=self._listen(self._control, "control", second),
+            bulk=self._listen(bulk, "bulk", self._port, BULK_BUFFER_BYTES),
+            control=self._listen(control, "control", second),
             key="" if self._keys is None else self._keys.public,
         )
 
@@ -115,39 +118,40 @@ class ZmqListener:
         if self._door is not None:
             self._door.admit(keys)
 
-    def _bind(self) -> Socket:
-        # Only greetings and control frames come in, also on the bulk socket: nobody can make us
-        # take more memory than for one of those.
+    def _new_socket(self) -> Socket:
+        # Only greetings and control frames come in, also on the bulk socket. The limit is one for a
+        # part of a message, and a message may have any number of them: so nobody may send one who
+        # has not passed the handshake.
         limit = MAX_CONTROL_MESSAGE + OVERHEAD_BYTES
         socket = open_socket(self._context, zmq.ROUTER, limit, self._timing)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if self._keys is not None:
             self._keys.serve(socket)
-        self._strangers.watch(socket)
+        else:
+            password.guard(socket)
+        self._entrances.append(Entrance(socket))
         return socket
 
-    def _listen(self, socket: Socket, name: str, port: int) -> str:
-        if self._host.startswith(UNIX):
-            endpoint = kv_endpoint(self._host.removeprefix(UNIX), self._me.rank, name)
-        elif ":" in self._host:
-            socket.setsockopt(zmq.IPV6, 1)
-            endpoint = f"tcp://[{self._host}]:{port or '*'}"
-        else:
-            endpoint = f"tcp://{self._host}:{port or '*'}"
+    def _listen(self, entrance: Entrance, name: str, port: int, send_buffer: int = 0) -> str:
+        folder = self._host.removeprefix(UNIX) if self._host.startswith(UNIX) else ""
+        where = (
+            kv_endpoint(folder, self._me.rank, name) if folder else f"{self._host}:{port or '*'}"
+        )
         try:
-            socket.bind(endpoint)
-        except zmq.ZMQError as error:
+            if folder:
+                return entrance.listen_in_folder(where)
+            return entrance.listen(self._host, port, send_buffer)
+        except (OSError, zmq.ZMQError) as error:
             raise StartupError(
-                f"cannot listen on {endpoint} for KV: {error.strerror}; --kv-host must be an "
+                f"cannot listen on {where} for KV: {error.strerror}; --kv-host must be an "
                 f"address of this machine, and the ports from --kv-port on free"
             ) from None
-        return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def sockets(self) -> Iterable[Any]:
         door = None if self._door is None else self._door.socket
         ours = [s for s in (self._bulk, self._control, door) if s is not None]
         lent = [each for outlet in self._outlets() for each in outlet.descriptors()]
-        return [*ours, *self._strangers.sockets(), *lent]
+        return [*ours, *(entrance.monitor for entrance in self._entrances), *lent]
 
     def _outlets(self) -> list[Outlet]:
         return [link.outlet for link in self._by_peer.values() if link.outlet is not None]
@@ -264,10 +268,12 @@ class ZmqListener:
             theirs = greeting.decode(message)
         except FrameError:
             return  # not one of ours, or a connection that was given up: it is owed no answer
+        if theirs.connection not in self._halves and len(self._halves) >= MAX_HALVES:
+            del self._halves[next(iter(self._halves))]
         half = self._halves.setdefault(theirs.connection, _Half(theirs, b"", b"", now))
         half.control_id = half.control_id or control_id
         half.bulk_id = half.bulk_id or bulk_id
-        if half.first != theirs or len(self._halves) + len(self._by_peer) > MAX_PEERS:
+        if half.first != theirs:
             del self._halves[theirs.connection]
         elif half.control_id and half.bulk_id:
             del self._halves[theirs.connection]
@@ -279,6 +285,8 @@ class ZmqListener:
             greeting.check_epoch(theirs.peer_epoch, self._me.epoch, self._me.node_id)
             greeting.check(self._me, theirs)
             possible = greeting.possible_carriers(self._me, theirs)
+            if len(self._by_peer) >= MAX_PEERS and theirs.key not in self._by_peer:
+                raise PeerRefusedError(f"{MAX_PEERS} ranks are connected, which is the limit")
         except PeerRefusedError as refusal:
             text = greeting.refusal_text(refusal)
             self._reply(half.control_id, greeting.encode(replace(answer, refused=text)))
@@ -332,17 +340,18 @@ class ZmqListener:
         for connection, half in list(self._halves.items()):
             if now - half.since > silence:
                 del self._halves[connection]
-        self._stats.strangers = self._strangers.count(now)
+        for entrance in self._entrances:
+            entrance.mind(len(self._by_peer) + len(self._halves), now)
+        accepted = sum(entrance.accepted for entrance in self._entrances)
+        self._stats.strangers = self._strangers.count(accepted, now)
         self._stats.keys_refused = 0 if self._door is None else self._door.refused
         taken, self._notices = self._notices, []
         return taken
 
     def close(self) -> None:
-        for socket in (self._bulk, self._control):
-            if socket is not None:
-                socket.disable_monitor()
-                socket.close(0)
-        self._strangers.close()
+        for entrance in self._entrances:
+            entrance.close()
+        self._entrances.clear()
         if self._door is not None:
             self._door.close()
         self._bulk = self._control = None

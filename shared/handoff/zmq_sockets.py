@@ -16,11 +16,13 @@ reads over the network.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from . import frame, greeting
 from .frame import FrameError, Header, Kind
@@ -67,12 +69,12 @@ def watched_socket(
     context: zmq.Context[Socket], limit: int, timing: Timing
 ) -> tuple[Socket, Socket]:
     """A socket to dial with, and its watch: one that has something to read once the connection has
-    ended, or could not be made. Both end with ``unwatch``.
+    ended, could not be made, or was turned away. Both end with ``unwatch``.
 
     Raises ``ZMQError`` when this process may have no more sockets or descriptors.
     """
     socket = open_socket(context, zmq.DEALER, limit, timing)
-    endings = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+    endings = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     try:
         watch = socket.get_monitor_socket(endings, f"inproc://watch-{secrets.token_hex(8)}")
     except zmq.ZMQError:
@@ -88,6 +90,16 @@ def unwatch(socket: Socket, watch: Socket) -> None:
     socket.disable_monitor()
     watch.close(0)
     socket.close(0)
+
+
+def turned_away(watch: Socket) -> bool:
+    """Whether the other side has not let this one in, after the watch had something to read."""
+    with contextlib.suppress(zmq.Again):
+        while True:
+            event: Any = parse_monitor_message(watch.recv_multipart(zmq.NOBLOCK))
+            if event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                return True
+    return False
 
 
 def has_news(socket: Socket) -> bool:

@@ -44,7 +44,7 @@ _COUNTERS: _Series = {
         {"": "strangers"},
     ),
     "tandem_data_plane_keys_refused": (
-        "CURVE handshakes with a key that the control plane has not announced.",
+        "Handshakes with a key or an epoch that the control plane has not announced.",
         "",
         {"": "keys_refused"},
     ),

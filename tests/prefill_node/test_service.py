@@ -198,10 +198,11 @@ async def test_a_greeting_says_where_the_operator_wants_the_ranks_to_be_reached(
 KEY = "HKdmGwHfyOUqeFHhjEcTtgQqORXJJdEZWwwHUP-X"
 
 
-def hello(node: Served, *keys: str) -> pb.Introduction:
+def hello(node: Served, *keys: str, ranks: int = RANKS) -> pb.Introduction:
     mine = introduction(node.engine, node.identity)
     del mine.curve_keys[:]
     mine.MergeFrom(pb.Introduction(node_id=ME, epoch=EPOCH, curve_keys=keys))
+    mine.tensor_parallel_size = ranks
     return mine
 
 
@@ -214,6 +215,16 @@ async def test_a_locked_node_admits_the_keys_of_who_greets() -> None:
         assert [command.keys for command in node.ranks.of(Admit)] == [keys] * RANKS
         assert list(reply.node.curve_keys) == ["p0", "p1"]
         assert not (await node.stub.Live(live)).greet_again
+
+
+@pytest.mark.parametrize("locked", [True, False])
+async def test_a_peer_with_more_ranks_than_the_model_has_heads_cannot_greet(locked: bool) -> None:
+    """However many sound keys it has: ranks take no message without a limit."""
+    async with prefill_node(curve_keys=("p0", "p1") if locked else ()) as node:
+        keys = [KEY] * 1000 if locked else []
+        with pytest.raises(grpc.aio.AioRpcError, match="a peer with 1000 ranks"):
+            await node.stub.Hello(hello(node, *keys, ranks=1000))
+        assert not node.ranks.of(Admit)
 
 
 @pytest.mark.parametrize(
@@ -313,14 +324,18 @@ async def test_a_prompt_waits_while_the_node_computes_and_no_longer_when_it_stan
     """The first one fills the pool; the step that computes it may take for ever."""
     monkeypatch.setattr(sending, "PULSE_SECONDS", 0.05)
     of = {"first_token": 0, "end_token": 510}
-    async with prefill_node(transfer_timeout=0.3) as node:
+    async with prefill_node(transfer_timeout=1.5) as node:
         node.ranks.computes.clear()
-        calls = [node.open(number, prompt=[number] * 511, **of) for number in (1, 2, 3)]
-        signs = [[await call.read() for _ in range(20)] for call in calls]
-        assert {sign.WhichOneof("event") for each in signs for sign in each[1:]} == {"progress"}
+        calls = []
+        for number in (1, 2, 3):
+            calls.append(node.open(number, prompt=[number] * 511, **of))
+            assert (await calls[-1].read()).HasField("accepted")
+        signs = [await call.read() for call in calls for _ in range(20)]
+        assert {sign.WhichOneof("event") for sign in signs} == {"progress"}
         node.ranks.computes.set()
         # Two of 32 blocks each are computed, and nobody takes them: the third one has no room.
-        *_, failed = await rest(calls[2])
+        async with asyncio.timeout(30):
+            *_, failed = await rest(calls[2])
         assert failed.failed.reason.startswith("queued: queued for")
         for call in calls:
             call.cancel()

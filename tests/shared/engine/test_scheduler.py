@@ -131,6 +131,23 @@ def test_a_private_prompt_is_computed_in_the_next_step_whatever_runs_or_waits(po
     scheduler.release_held(canary)
 
 
+def test_a_private_prompt_takes_blocks_from_the_one_that_runs_last() -> None:
+    scheduler = make(blocks=8)
+    old, young = (sequence(n, 15, max_tokens=17) for n in (1, 2))
+    scheduler.add(old)
+    scheduler.add(young)
+    run_step(scheduler)
+    run_step(scheduler)
+    assert scheduler.pool.counts().available == 0
+    canary = Sequence(3, list(range(8)), SamplingParams(), compute_until=7, private=True)
+    scheduler.add(canary)
+    run_step(scheduler)
+    assert canary.finish_reason is FinishReason.COMPUTED
+    assert (old.preemptions, young.preemptions) == (0, 1)
+    scheduler.release_held(canary)
+    drain(scheduler)
+
+
 def test_a_full_queue_takes_a_private_prompt() -> None:
     scheduler = make(max_waiting=1)
     scheduler.add(sequence(1, 3))

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import zmq
 
-from tandem.shared.handoff import frame, greeting
+from tandem.shared.handoff import frame, greeting, password
 from tandem.shared.handoff.carrier_names import CUDA_IPC
 from tandem.shared.handoff.device import DevicePlace
 from tandem.shared.handoff.doorbells import (
@@ -57,7 +57,7 @@ class FakeSender:
         def __init__(self, bulk: zmq.Socket, control: zmq.Socket) -> None:
             self.bulk = bulk.getsockopt_string(zmq.LAST_ENDPOINT)
             self.control = control.getsockopt_string(zmq.LAST_ENDPOINT)
-            self.key = ""
+            self.key, self.guarded = "", False  # as an older version is
 
     def __enter__(self) -> FakeSender:
         return self
@@ -171,6 +171,7 @@ class FakeReceiver:
         for socket, at in ((self.bulk, endpoints.bulk), (self.control, endpoints.control)):
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.RCVTIMEO, WAIT_MS)
+            password.show(socket, self.sender_epoch)
             socket.connect(at)
             socket.send(greeting.encode(hello))
         self.welcome = greeting.decode(self.control.recv())

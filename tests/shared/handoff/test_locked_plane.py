@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import pickle
 import random
+import select
 import socket
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import zmq
 
 from tandem.shared.errors import PeerRefusedError
-from tandem.shared.handoff import greeting, zmq_dialer
+from tandem.shared.handoff import entrance, greeting, password, zmq_dialer, zmq_listener
 from tandem.shared.handoff.curve import check_keys
+from tandem.shared.handoff.entrance import Entrance
 from tandem.shared.handoff.messages import (
     Admit,
     Admitted,
     PeerJoined,
     ReceiveFailed,
 )
+from tandem.shared.handoff.plane_loop import greeting_of
 from tandem.shared.handoff.zmq_sockets import MAX_CONTROL_MESSAGE, Timing
 
 from .plane_pair import BLOCKS, END, Rank, expect, hand_over, until
 
 # ZMTP 3.1: signature, version, mechanism, as server, filler.
 ZMTP = b"\xff" + bytes(8) + b"\x7f\x03\x01%b" + bytes(32)
-NULL, CURVE = (ZMTP % name.ljust(20, b"\0") for name in (b"NULL", b"CURVE"))
+NULL, PLAIN, CURVE = (ZMTP % name.ljust(20, b"\0") for name in (b"NULL", b"PLAIN", b"CURVE"))
+# The user is right.
+HELLO = b"\x04\x1d\x05HELLO\x06tandem\x0fnot-an-epoch-16"
 READY = b"\x04\x1a\x05READY\x0bSocket-Type\0\0\0\x06DEALER"
 
 RAW = {
@@ -40,6 +48,8 @@ RAW = {
     "plain, a pickle": NULL + READY + b"\x00\x40" + pickle.dumps([0] * 20).ljust(64, b"."),
     "plain, 4 GiB": NULL + READY + b"\x02" + struct.pack(">Q", 1 << 32),
     "plain, 2^63": NULL + READY + b"\x02" + struct.pack(">Q", 1 << 63),
+    "plain, another epoch": PLAIN + HELLO,
+    "plain, 2^63 in the handshake": PLAIN + b"\x06" + struct.pack(">Q", 1 << 63),
     "curve, garbage": CURVE + b"\x04\xc8" + random.Random(8).randbytes(200),
     "curve, 4 GiB": CURVE + b"\x06" + struct.pack(">Q", 1 << 32),
     "curve, 2^63": CURVE + b"\x06" + struct.pack(">Q", 1 << 63),
@@ -172,6 +182,118 @@ def test_a_hundred_strangers_are_no_hindrance(prefill: Rank) -> None:
     finally:
         for each in held:
             each.close()
+
+
+def _stream(port: int, first: bytes, again: bytes, most: int) -> int:
+    """How many bytes a raw client gets rid of before it is cut off."""
+    sent = 0
+    with socket.create_connection(("127.0.0.1", port)) as stranger, suppress(OSError):
+        stranger.settimeout(10)
+        stranger.sendall(first)
+        while sent < most:
+            sent += stranger.send(again)
+    return sent
+
+
+def test_a_message_without_end_is_cut_off_and_costs_no_memory(prefill: Rank) -> None:
+    """Each part of it is short enough, and more is always announced."""
+    part = b"\x01\xff" + bytes(255)
+    before = psutil.Process().memory_info().rss
+    for port in ports(prefill):
+        for opening in (NULL + READY, PLAIN + HELLO, CURVE):
+            assert _stream(port, opening, part * 256, 256 << 20) < 64 << 20
+    assert psutil.Process().memory_info().rss - before < 32 << 20
+    hands_over(prefill)
+
+
+def test_a_flood_of_half_greetings_keeps_nobody_out() -> None:
+    """Also when it comes from one who knows the epoch."""
+    with Rank("p", seed=1) as prefill, zmq.Context() as context:
+        flood = context.socket(zmq.DEALER)
+        flood.setsockopt(zmq.LINGER, 0)
+        password.show(flood, prefill.config.epoch)
+        flood.connect(prefill.plane.endpoints.control)
+        me = greeting_of(prefill.config, prefill.cache)
+        for number in range(3000):
+            flood.send(greeting.encode(replace(me, node_id="x", connection=number)))
+        hands_over(prefill)
+        flood.close(0)
+
+
+@pytest.mark.parametrize("curve", [True, False])
+def test_strangers_that_say_nothing_are_limited(
+    monkeypatch: pytest.MonkeyPatch, curve: bool
+) -> None:
+    """Peers that are connected go on, and others get in once the handshakes of those who say
+    nothing are overdue."""
+    entrances: list[Entrance] = []
+
+    class Known(Entrance):
+        def __init__(self, bound: Any) -> None:
+            super().__init__(bound)
+            entrances.append(self)
+
+    monkeypatch.setattr(zmq_listener, "Entrance", Known)
+    monkeypatch.setattr(entrance, "MAX_STRANGERS", 20)
+    with (
+        Rank("p", seed=1, curve=curve) as prefill,
+        Rank("e", listen_host=None, curve=curve) as old,
+    ):
+        admit(prefill, old.plane.endpoints.key)
+        hand_over(prefill, old, 5)
+        silent = [_dialling(port) for port in ports(prefill) * 30]
+        try:
+            until(lambda: not any(entrance.admits for entrance in entrances))
+            accepted = [entrance.accepted for entrance in entrances]
+            late = [_dialling(port) for port in ports(prefill) * 30]
+            silent += late
+            hand_over(prefill, old, 6)
+            assert [entrance.accepted for entrance in entrances] == accepted
+            assert not select.select([], late, [], 0)[1]
+        finally:
+            for each in silent:
+                each.close()
+        until(lambda: all(entrance.admits for entrance in entrances))
+        hands_over(prefill)
+
+
+def _dialling(port: int) -> socket.socket:
+    """A connection that is being made, or has been."""
+    stranger = socket.socket()
+    stranger.setblocking(False)
+    stranger.connect_ex(("127.0.0.1", port))
+    return stranger
+
+
+def test_a_port_is_left_alone_for_a_while_when_it_cannot_be_accepted_from() -> None:
+    """ZeroMQ would try again without a pause."""
+    with zmq.Context() as context:
+        router = context.socket(zmq.ROUTER)
+        door = Entrance(router)
+        endpoint = door.listen("127.0.0.1", 0)
+        told = struct.pack("=hi", zmq.EVENT_ACCEPT_FAILED, 24), endpoint.encode()
+        door.monitor, real = SimpleNamespace(recv_multipart=_once(told)), door.monitor
+        door.mind(0, now=100.0)
+        assert not door.admits
+        door.mind(0, now=100.5)
+        assert not door.admits
+        door.mind(0, now=101.5)
+        assert door.admits
+        door.monitor = real
+        with socket.create_connection(("127.0.0.1", int(endpoint.rpartition(":")[2]))):
+            until(lambda: door.mind(0, now=102.0) or door.accepted == 1)
+        door.close()
+
+
+def _once(message: tuple[bytes, ...]) -> Any:
+    left = [message]
+
+    def receive(flags: int) -> tuple[bytes, ...]:
+        if not left:
+            raise zmq.Again
+        return left.pop()
+
+    return receive
 
 
 def test_a_message_beyond_a_greeting_drops_the_connection_of_a_client(prefill: Rank) -> None:
