@@ -33,6 +33,8 @@ log = logging.getLogger("tandem.decode")
 
 HELLO_SECONDS = 2.0
 RECONCILE_SECONDS = 5.0
+# For the answer of a process that may have ended.
+ENDED_SECONDS = 1.0
 # How long after a canary has begun requests still wait for it; then they go elsewhere at once.
 VET_SECONDS = 5.0
 # Renewals come at a third of a lease; a peer that grants hardly any must not keep us busy, and one
@@ -129,6 +131,20 @@ class Peers:
         if vetting is not None:
             vetting.canary.add_done_callback(lambda _: self._canaries.pop(peer, None))
         await peer.channel.close(grace=0)
+
+    async def has_ended(self, candidate: pb.PrefillCandidate) -> bool:
+        """Whether nobody listens at the address any more, or another start of the process does. One
+        that is silent may have been stopped, or cut off."""
+        channel = self._lock.channel(candidate.address, _CHANNEL)
+        try:
+            stub = self._lock.stub(PrefillStub, channel)
+            hello = introduction(self._engine, self._identity)
+            reply = await stub.Hello(hello, timeout=ENDED_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            return error.code() is grpc.StatusCode.UNAVAILABLE
+        finally:
+            await channel.close(grace=0)
+        return bool(reply.node.epoch != candidate.epoch)
 
     async def close(self) -> None:
         canaries = [vetting.canary for vetting in self._canaries.values()]

@@ -12,6 +12,7 @@ wait for news ends with the deadline of the state or of the lease.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -39,6 +40,9 @@ from ..shared.handoff.windows import first_tokens
 from ..shared.node.engine import NodeEngine, NodeIdentity
 from ..shared.tracing import current, metadata
 from .peer import Peer, PeerLostError, calling
+
+# A rank sees at once that its peer is gone; the heads, a little later.
+LAST_WORD_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,9 @@ class _Receiving:
                 tokens = len(self._sequence.prompt) - 1 - self._sequence.computed
                 self._peer.link.moved(tokens, self._account)
             return Receipt(self._bytes, self._account, max(self._first_tokens))
+        except TransferError as error:
+            error.computing = self._life.state is DecodeState.RECEIVING
+            raise await self._explained(error) from None
         finally:
             await uninterrupted(self._close())
 
@@ -192,6 +199,22 @@ class _Receiving:
                 f"{self._peer.address} sent {self._account.bytes} bytes, {self._bytes} arrived",
                 cause=Cause.INCOMPLETE,
             )
+
+    async def _explained(self, error: TransferError) -> TransferError:
+        """When a rank has lost its peer, the peer's head may be about to say that its rank ended,
+        or may have ended itself."""
+        if not error.computing or error.cause is not Cause.PEER_LOST:
+            return error
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORD_SECONDS):
+                while not isinstance(error, PeerLostError):
+                    try:
+                        self._take(await self._attempt.news.get())
+                    except TransferError as other:
+                        if other.cause is Cause.DIED or isinstance(other, PeerLostError):
+                            other.computing, error = True, other
+                            break
+        return error
 
     async def _close(self) -> None:
         if self._listener is not None:

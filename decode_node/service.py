@@ -24,6 +24,7 @@ from ..shared.node.calls import serving_call
 from ..shared.node.engine import NodeEngine, NodeIdentity
 from ..shared.tracing import NO_TRACER, Tracer
 from .choices import Choices
+from .deaths import Deaths, GivenUpError
 from .examine import Examiner
 from .sampling import params_from_wire
 from .trace import AnswerTrace
@@ -90,12 +91,18 @@ class DecodeService(DecodeServicer):
         self.requests += 1
         seconds = request.deadline_seconds or DEFAULT_DEADLINE_SECONDS
         deadline = time.monotonic() + seconds
+        deaths = Deaths(request.deaths)
         start = asyncio.create_task(
-            self._transfers.prefill_remotely(choices.leader, list(request.prefill), deadline)
+            self._transfers.prefill_remotely(
+                choices.leader, list(request.prefill), deadline, deaths
+            )
         )
+        start.add_done_callback(lambda _: deaths.over())
         try:
             yield pb.GenerateEvent(admitted=pb.Admitted(node_epoch=self._identity.epoch))
             async with asyncio.timeout(seconds):
+                while (death := await deaths.news.get()) is not None:
+                    yield death
                 outcome = await start
                 async for event in self._events(choices, outcome, request):
                     yield event
@@ -106,6 +113,8 @@ class DecodeService(DecodeServicer):
             )
         except UnavailableError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        except GivenUpError as error:
+            await context.abort(grpc.StatusCode.ABORTED, str(error))
         finally:
             self.requests -= 1
             self._calls.pop(request.call_id, None)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..proto import tandem_pb2 as pb
+from ..shared.causes import Cause
 from ..shared.engine.sequence import Sequence
 from ..shared.errors import TransferError
 from ..shared.node.metrics import NodeMetrics
@@ -21,6 +22,7 @@ from ..shared.prefilled import LOCAL, REMOTE, LocalReason, failed
 from ..shared.telemetry import within
 from ..shared.tracing import step
 from .absences import SILENCE
+from .deaths import Deaths
 from .estimate import Here, There, why_local
 from .first_token import FirstTokenClock
 from .peer import PeerLostError
@@ -55,12 +57,17 @@ class Transfers:
         self._live = 0
 
     async def prefill_remotely(
-        self, sequence: Sequence, candidates: list[pb.PrefillCandidate], deadline: float
+        self,
+        sequence: Sequence,
+        candidates: list[pb.PrefillCandidate],
+        deadline: float,
+        deaths: Deaths,
     ) -> Outcome:
         """Fill a new sequence's prompt from a prefill node, or queue it for local prefill.
 
         ``deadline`` is when the request ends, by the monotonic clock. Either way the sequence is
-        scheduled on return. When cancelled, the sequence is finished and its blocks are free.
+        scheduled on return. When cancelled, the sequence is finished and its blocks are free, and
+        also when it raises ``GivenUpError``: too many processes have ended with this prompt.
         """
         core, clock = self._engine.core, FirstTokenClock()
         end = len(sequence.prompt) - 1
@@ -87,6 +94,8 @@ class Transfers:
                         log.warning(
                             "attempt %d at transfer %d failed: %s", number + 1, transfer_id, error
                         )
+                        if await self._has_died(candidate, error):
+                            deaths.add(candidate.node_id)
                         continue
                 core.scheduler.commit_received(sequence, reserved, end, receipt.whole_from)
                 core.queue(sequence)
@@ -103,6 +112,14 @@ class Transfers:
         core.queue(sequence)
         self._metrics.prompts.count(LOCAL, reason)
         return Outcome(reason=reason, clock=clock)
+
+    async def _has_died(self, candidate: pb.PrefillCandidate, error: TransferError) -> bool:
+        """Whether the node's process ended while it computed. A connection may also break, and a
+        process fall silent, for reasons that have nothing to do with the prompt."""
+        if error.cause is Cause.DIED:
+            return True
+        broken = error.computing and error.cause is Cause.PEER_LOST
+        return broken and await self._peers.has_ended(candidate)
 
     def _choose(
         self, sequence: Sequence, candidates: list[pb.PrefillCandidate], deadline: float

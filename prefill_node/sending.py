@@ -16,7 +16,7 @@ from ..shared.causes import Cause
 from ..shared.engine.plan import SamplingParams
 from ..shared.engine.scheduler import StepOutput
 from ..shared.engine.sequence import FinishReason, Sequence
-from ..shared.errors import TransferError
+from ..shared.errors import TransferError, UnavailableError
 from ..shared.handoff.inbox import Inbox
 from ..shared.handoff.messages import LayerReady, OpenSend, SendFailed, SendFinished
 from ..shared.handoff.parts import parts_of
@@ -200,11 +200,18 @@ class Sending:
 
     def _computed(self, step: _Step) -> None:
         if step.finished is FinishReason.ERROR:
-            raise TransferError(self._sequence.error, cause=Cause.COMPUTE)
+            raise TransferError(self._sequence.error, cause=self._why_not_computed())
         self._life.enter(PrefillState.STREAMING)
         self._life.progress()
         if step.finished is FinishReason.COMPUTED:
             self._life.enter(PrefillState.HELD)
+
+    def _why_not_computed(self) -> Cause:
+        try:
+            self._engine.core.check_ranks()
+        except UnavailableError:
+            return Cause.DIED
+        return Cause.COMPUTE
 
     def _count(self, sent: SendFinished) -> None:
         self._confirmed += 1

@@ -36,7 +36,7 @@ OUTPUT = ("tokens", "finished", "prompt_logprobs")
 MAX_ATTEMPTS = 4
 # The keys of a prompt of this length are computed in a few milliseconds.
 QUICK_TOKENS = 4096
-# A request that kills its node must not go round and kill them all.
+# A request that kills its nodes must not go round and kill them all; prefill nodes count as well.
 MAX_DEATHS = 2
 # Added to the request's own deadline, so that the node's own answer about it arrives.
 DEADLINE_MARGIN = 5.0
@@ -75,6 +75,9 @@ class Dispatcher:
                 async with aclosing(self._events(node, request)) as events:
                     async for event in events:
                         kind = event.WhichOneof("event")
+                        if kind == "prefill_died":
+                            self._deaths += 1
+                            continue
                         if kind == "usage":
                             booking.settle(node.node_id, event.usage.prefill_node)
                         started = True
@@ -121,6 +124,7 @@ class Dispatcher:
                 return None
             span.set(node=placement.decode.node_id, candidates=len(placement.prefill))
         request.deadline_seconds = self._seconds_left()
+        request.deaths = self._deaths
         del request.prefill[:]
         request.prefill.extend(
             pb.PrefillCandidate(

@@ -15,6 +15,7 @@ class Cause(StrEnum):
     TIMEOUT_TRANSFER = "timeout_transfer"  # it moved, but the whole took too long
     LEASE = "lease"  # not renewed in time
     PEER_LOST = "peer_lost"  # process or connection is gone
+    DIED = "died"  # the other process ended while it computed this prompt
     PEER_FAILED = "peer_failed"  # the other side gave it up
     ABSENT = "absent"  # it cost a request seconds lately, and is not asked for a while
     REFUSED = "refused"  # the two must not hand over, or the peer will not take this request

@@ -61,9 +61,11 @@ class TransferError(TandemError):
     """One attempt at a transfer failed; another node, or local prefill, may still succeed.
 
     ``cause`` is for metrics; a kind of error has its own unless the raiser knows better.
+    ``computing``: the other side had the prompt in its hands.
     """
 
     cause = Cause.OTHER
+    computing = False
 
     def __init__(self, message: str = "", *, cause: Cause | None = None) -> None:
         super().__init__(message)

@@ -117,6 +117,15 @@ async def test_a_canary_that_failed_for_silence_says_so(cause: Cause, told: Caus
         assert caught.value.cause is told
 
 
+async def test_whether_a_process_has_ended() -> None:
+    async with met() as (peers, _, _):
+        async with prefill() as fake:
+            assert not await peers.has_ended(fake.candidate)
+            before, fake.epoch = fake.candidate, 4
+            assert await peers.has_ended(before)
+        assert await peers.has_ended(fake.candidate)
+
+
 async def test_a_mismatch_refuses_this_start_of_the_peer_alone() -> None:
     async with met() as (peers, vet, node), prefill() as fake:
         vet.error = PeerRefusedError("layer 2 differs")

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tandem.decode_node import receiving
 from tandem.decode_node.peer import Peer, PeerLostError, reachable
 from tandem.decode_node.receiving import Receipt, ReceivingNode
 from tandem.proto import tandem_pb2 as pb
@@ -57,8 +58,8 @@ class Attempt:
         self.node, self.fake, self.peer = node, fake, peer
         self.sequence = sequence
         self.reserved = node.core.reserve(self.sequence, 49)
-        receiving = ReceivingNode(node.engine, node.identity, node.ranks.inbox, config)
-        self.task = asyncio.create_task(receiving.receive(self.sequence, peer, ID, 0, seconds))
+        one = ReceivingNode(node.engine, node.identity, node.ranks.inbox, config)
+        self.task = asyncio.create_task(one.receive(self.sequence, peer, ID, 0, seconds))
 
     async def fill(self, count: int = 100) -> None:
         """Every rank has got ``count`` bytes."""
@@ -252,6 +253,36 @@ async def test_a_rank_that_fails_ends_the_attempt_and_the_others_let_go() -> Non
         one.node.ranks.emit(0, failed)
         assert "bad frame" in str(await one.error())
         assert [rank for rank, c in one.node.ranks.commands if isinstance(c, CancelExpect)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("word", "cause"),
+    [("died", Cause.DIED), ("peer_lost", Cause.PEER_LOST), ("", Cause.PEER_LOST)],
+)
+async def test_a_lost_connection_is_explained_by_the_last_word_of_the_peers_head(
+    word: str, cause: Cause, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiving, "LAST_WORD_SECONDS", 0.2)
+    heard = asyncio.Event()
+
+    async def script(request: pb.OpenRequest, context: Any) -> AsyncIterator[pb.OpenEvent]:
+        yield ACCEPTED
+        await heard.wait()
+        if word:
+            yield pb.OpenEvent(failed=pb.OpenFailed(reason="rank 0 ended", cause=word))
+        await asyncio.Event().wait()
+
+    async with attempt(script) as one:
+        expect = await one.node.ranks.wait(Expect)
+        await until(lambda: bool(one.fake.opened))
+        of: dict[str, Any] = {"transfer_id": expect.transfer_id, "attempt": 0, "peer_rank": 0}
+        one.node.ranks.emit(1, Received(**of, bytes=100))  # so it is computing
+        reason = "the connection ended"
+        lost = ReceiveFailed(**of, reason=reason, retriable=True, cause="peer_lost")
+        one.node.ranks.emit(0, lost)
+        heard.set()
+        error = await one.error()
+        assert error.cause is cause and error.computing
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 
 from tandem.decode_node import transfers as module
 from tandem.decode_node.absences import SILENCE, Absences
+from tandem.decode_node.deaths import Deaths, GivenUpError
 from tandem.decode_node.link import Link
 from tandem.decode_node.peer import PeerLostError
 from tandem.decode_node.receiving import Receipt
@@ -35,6 +36,8 @@ class World:
         self.fates = fates
         self.refused: set[str] = set()
         self.seconds = 60.0  # that the request has left
+        self.deaths = Deaths()
+        self.ended: set[str] = set()  # addresses at which nobody listens any more
         self.absences = Absences(time.monotonic)
         self.forgotten: list[str] = []
         self.tried: list[tuple[str, int]] = []
@@ -50,7 +53,9 @@ class World:
 
     async def run(self, *candidates: pb.PrefillCandidate) -> Outcome:
         deadline = time.monotonic() + self.seconds
-        return await self.transfers.prefill_remotely(self.sequence, list(candidates), deadline)
+        return await self.transfers.prefill_remotely(
+            self.sequence, list(candidates), deadline, self.deaths
+        )
 
     def local(self, reason: str) -> float:
         return self.node.metric("tandem_prompts_total", where="local", reason=reason)
@@ -68,6 +73,9 @@ class World:
         if isinstance(error, PeerRefusedError):
             raise error
         return SimpleNamespace(address=candidate.address, node_id=candidate.node_id, epoch=0)
+
+    async def has_ended(self, candidate: pb.PrefillCandidate) -> bool:
+        return candidate.address in self.ended
 
     async def forget(self, peer: Any) -> None:
         self.forgotten.append(peer.address)
@@ -160,6 +168,51 @@ async def test_what_cannot_end_in_time_is_not_begun() -> None:
     slow = pb.PrefillCandidate(node_id="a", address="a", prefill_tokens_per_second=50)
     assert (await world.run(slow)).reason == "too late there"
     assert world.tried == [] and world.local("too late there") == 1
+
+
+def _lost(*, computing: bool) -> TransferError:
+    error = PeerLostError("gone")
+    error.computing = computing
+    return error
+
+
+async def test_a_prompt_that_ended_two_processes_is_given_up() -> None:
+    """Neither the third candidate nor this node computes it."""
+    died = TransferError("running: its rank ended", cause=Cause.DIED)
+    world = World({"a": died, "b": _lost(computing=True), "c": None})
+    world.ended = {"b"}
+    with pytest.raises(GivenUpError, match="2 processes ended while they computed"):
+        await world.run(A, B, C)
+    assert world.tried == [("a", 0), ("b", 1)]
+    assert world.sequence.phase is Phase.FINISHED and world.node.held() == 0
+    told = [world.deaths.news.get_nowait() for _ in range(world.deaths.news.qsize())]
+    assert [event.prefill_died.node_id for event in told if event] == ["a", "b"]
+
+
+async def test_deaths_on_other_nodes_count_too() -> None:
+    world = World({"a": TransferError("its rank ended", cause=Cause.DIED), "b": None})
+    world.deaths = Deaths(1)
+    with pytest.raises(GivenUpError):
+        await world.run(A, B)
+    assert world.tried == [("a", 0)]
+
+
+@pytest.mark.parametrize(
+    ("error", "ended"),
+    [
+        (_lost(computing=True), False),  # a broken connection to a process that lives
+        (_lost(computing=False), True),  # before it had the prompt
+        (TransferError("silent", cause=Cause.TIMEOUT_PROGRESS), True),
+        (TransferError("not finite", cause=Cause.COMPUTE), True),
+    ],
+)
+async def test_what_says_nothing_about_the_prompt_is_no_death(
+    error: TransferError, ended: bool
+) -> None:
+    world = World({"a": error, "b": error, "c": None})
+    world.ended = {"a", "b"} if ended else set()
+    assert await world.run(A, B, C) == Outcome(node="c")
+    assert world.deaths.news.empty()
 
 
 async def test_a_cancelled_request_gives_its_reservation_back() -> None:

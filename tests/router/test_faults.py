@@ -224,6 +224,24 @@ async def test_a_request_that_kills_its_nodes_is_not_passed_round(tmp_path: Path
         assert sum(len(node.requests) for node in c.nodes) == 2
 
 
+async def test_prefill_nodes_that_die_count_as_much_as_decode_nodes(tmp_path: Path) -> None:
+    died = pb.GenerateEvent(prefill_died=pb.PrefillDied(node_id="p"))
+    async with cluster(tmp_path, nodes=4) as c:
+        for node in c.nodes:
+            node.script = dies_after(died)
+        assert (await c.chat()).status_code == 503
+        assert sum(len(node.requests) for node in c.nodes) == 1
+
+
+async def test_the_next_node_is_told_how_many_have_died(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=2) as c:
+        c.nodes[0].script = dies_after(tokens_event(0, [5]))
+        await c.complete(["hello"])
+        await c.complete(["hello"])
+        asked = [request.deaths for node in c.nodes for request in node.requests]
+        assert sorted(asked)[-1] == 1
+
+
 async def test_all_attempts_share_one_deadline(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=2, request_timeout=20.0, admission_timeout=0.5) as c:
         for node in c.nodes:
