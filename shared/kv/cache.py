@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,13 @@ _MAX_RUNS = 8
 
 # torch's tensor, or anything with the buffer protocol (bytes, memoryview, shared memory, numpy).
 Buffer = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """All slots of blocks, in the order of their ``numbers``."""
+
+    numbers: np.ndarray
 
 
 class KVCache:
@@ -92,7 +100,13 @@ class KVCache:
         for side, cached in zip(packed, self.layers[layer], strict=True):
             held = cached[local.start : local.stop]
             for at, slots in self._runs(block_table, first_token, end_token):
-                taken = indexable(held)[:, slots].view(self.dtype)
+                if isinstance(slots, Blocks) and self._are_copied_as_bytes(side):
+                    for head, out in zip(held, side[:, at], strict=True):
+                        # In the default mode, numpy takes into a copy first.
+                        out_blocks = self._in_blocks(out)
+                        np.take(self._in_blocks(head), slots.numbers, 0, out_blocks, mode="clip")
+                    continue
+                taken = indexable(held)[:, self._slots(slots)].view(self.dtype)
                 side[:, at].copy_(castable(taken, side.dtype))
 
     def scatter(
@@ -110,7 +124,21 @@ class KVCache:
         for side, cached in zip(packed, self.layers[layer], strict=True):
             held = cached[local.start : local.stop]
             for at, slots in self._runs(block_table, first_token, end_token):
-                indexable(held)[:, slots] = indexable(side[:, at]).to(self.device)
+                if isinstance(slots, Blocks) and self._are_copied_as_bytes(side):
+                    for head, given in zip(held, side[:, at], strict=True):
+                        self._in_blocks(head)[slots.numbers] = self._in_blocks(given)
+                    continue
+                indexable(held)[:, self._slots(slots)] = indexable(side[:, at]).to(self.device)
+
+    def _are_copied_as_bytes(self, packed: torch.Tensor) -> bool:
+        """Whether whole blocks can be: torch would index token by token, at half the speed."""
+        on_host = self.device.type == packed.device.type == "cpu"
+        return on_host and packed.dtype == self.dtype
+
+    def _in_blocks(self, head: torch.Tensor) -> np.ndarray:
+        """One head's [tokens, dim] of whole blocks as [blocks, bytes]."""
+        tokens, _ = head.shape
+        return head.view(torch.uint8).numpy().reshape(tokens // self.block_size, -1)
 
     def _local(self, layer: int, heads: range | None) -> range:
         """Global head numbers as indices into this rank's tensors."""
@@ -145,9 +173,9 @@ class KVCache:
 
     def _runs(
         self, table: Sequence[int], first: int, end: int
-    ) -> Iterator[tuple[slice, slice | torch.Tensor]]:
-        """Pairs of (tokens counted from ``first``, their slots): runs of consecutive slots, or
-        one pair with an index tensor if there would be too many."""
+    ) -> Iterator[tuple[slice, slice | Blocks]]:
+        """Pairs of (tokens counted from ``first``, their slots): runs of consecutive slots, or all
+        whole blocks at once if there would be too many."""
         size = self.block_size
         runs: list[list[int]] = []  # token, slot, length
         for index in range(first // size, -(-end // size)):
@@ -159,18 +187,26 @@ class KVCache:
             else:
                 runs.append([token, slot, length])
         if len(runs) > _MAX_RUNS:
-            yield slice(0, end - first), self._slots(table, first, end)
-            return
+            start, stop = -(-first // size), end // size
+            whole = Blocks(np.asarray(table[start:stop]))
+            if whole.numbers.max() >= self.num_blocks:
+                raise IndexError(f"block {whole.numbers.max()} of {self.num_blocks}")
+            yield slice(start * size - first, stop * size - first), whole
+            runs = [
+                [token, table[token // size] * size + token % size, length]
+                for token, length in ((first, -first % size), (stop * size, end % size))
+                if length
+            ]
         for token, slot, length in runs:
             yield slice(token - first, token - first + length), slice(slot, slot + length)
 
-    def _slots(self, table: Sequence[int], first: int, end: int) -> torch.Tensor:
-        """The slot of each token."""
-        size = self.block_size
-        start = first // size * size
-        blocks = torch.tensor(table[start // size : -(-end // size)], device=self.device)
-        slots = blocks[:, None] * size + torch.arange(size, device=self.device)
-        return slots.view(-1)[first - start : end - start]
+    def _slots(self, slots: slice | Blocks) -> slice | torch.Tensor:
+        """What torch indexes by."""
+        if isinstance(slots, slice):
+            return slots
+        blocks = torch.from_numpy(slots.numbers).to(self.device)
+        within = torch.arange(self.block_size, device=self.device)
+        return (blocks[:, None] * self.block_size + within).view(-1)
 
 
 class _Writable:

@@ -111,12 +111,13 @@ def device_receiver(pipe: Connection, size: int, rounds: int, name: str) -> None
 # ---- whole transfers ---------------------------------------------------------------------------
 
 
-def device_rank(layers: int, tokens: int, *, name: str) -> tuple[CacheOfPlane, Device]:
+def model_of(layers: int, tokens: int) -> DecoderSpec:
+    """As far as a cache is concerned."""
     layer = LayerSpec(
         attention=AttentionSpec(num_heads=HEADS, num_kv_heads=HEADS, head_dim=DIM),
         mlp=DenseSpec(intermediate=8),
     )
-    spec = DecoderSpec(
+    return DecoderSpec(
         vocab_size=10,
         hidden_size=8,
         layers=(layer,) * layers,
@@ -125,8 +126,11 @@ def device_rank(layers: int, tokens: int, *, name: str) -> tuple[CacheOfPlane, D
         tie_embeddings=True,
         max_position=tokens,
     )
+
+
+def device_rank(layers: int, tokens: int, *, name: str) -> tuple[CacheOfPlane, Device]:
     cache = KVCache(
-        spec,
+        model_of(layers, tokens),
         num_blocks=tokens // BLOCK,
         block_size=BLOCK,
         dtype=torch.bfloat16,

@@ -92,7 +92,13 @@ def _blocks(table: Sequence[int], first: int, end: int) -> np.ndarray:
     return np.asarray(table[first // BLOCK : end // BLOCK])
 
 
-def _shuffled(tokens: int, seed: int) -> tuple[int, ...]:
+def side_by_side(tokens: int, _: int) -> tuple[int, ...]:
+    """The blocks of a prompt in a cache that has room."""
+    return tuple(range(tokens // BLOCK))
+
+
+def shuffled(tokens: int, seed: int) -> tuple[int, ...]:
+    """The blocks of a prompt in a cache where hardly two free ones are neighbours."""
     order = np.random.default_rng(seed).permutation(tokens // BLOCK)
     return tuple(int(block) for block in order)
 
@@ -111,10 +117,12 @@ def _on_host(layers: int, tokens: int) -> tuple[CachePort, None]:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """What the ranks of a pair are: a cache of layers and tokens, and the device under it."""
+    """What the ranks of a pair are: a cache of layers and tokens, the device under it, and which
+    blocks a prompt has."""
 
     make: Callable[[int, int], tuple[CachePort, Device | None]] = _on_host
     window: int = WINDOW
+    table: Callable[[int, int], tuple[int, ...]] = shuffled  # of so many tokens, by a seed
 
 
 ON_HOST = Ranks()
@@ -189,7 +197,7 @@ def _full_sender(
     pipe.send(plane.endpoints)
     for number in range(rounds):
         pipe.recv()
-        plane.submit(_open_send(number, tokens, ranks.window))
+        plane.submit(_open_send(number, tokens, ranks))
         plane.layer_ready(number, 1, 0, 0, tokens, LAYERS)
         _await(events, SendFinished)
     pipe.recv()
@@ -211,7 +219,7 @@ def _full_receiver(
         telling.send(plane.endpoints.key)
     endpoints: Endpoints = pipe.recv()
     for number in range(rounds):
-        plane.submit(_expect(number, tokens, endpoints, ranks.window))
+        plane.submit(_expect(number, tokens, endpoints, ranks))
         _await(events, Expecting)
         pipe.send(None)
         _await(events, Received)
@@ -221,20 +229,20 @@ def _full_receiver(
     plane.stop()
 
 
-def _open_send(number: int, tokens: int, window: int = WINDOW) -> OpenSend:
+def _open_send(number: int, tokens: int, ranks: Ranks = ON_HOST) -> OpenSend:
     return OpenSend(
         transfer_id=number, attempt=1, peer_node="d", peer_epoch=2, peer_rank=0,
-        block_table=_shuffled(tokens, 1), first_token=0, end_token=tokens, first_head=0,
-        end_head=HEADS, window_bytes=window, dtype="bfloat16",
+        block_table=ranks.table(tokens, 1), first_token=0, end_token=tokens, first_head=0,
+        end_head=HEADS, window_bytes=ranks.window, dtype="bfloat16",
     )  # fmt: skip
 
 
-def _expect(number: int, tokens: int, endpoints: Endpoints, window: int = WINDOW) -> Expect:
+def _expect(number: int, tokens: int, endpoints: Endpoints, ranks: Ranks = ON_HOST) -> Expect:
     return Expect(
         transfer_id=number, attempt=1, peer_node="p", peer_epoch=1, peer_rank=0,
         bulk=endpoints.bulk, control=endpoints.control, key=endpoints.key,
-        block_table=_shuffled(tokens, 2), first_token=0, end_token=tokens, first_head=0,
-        end_head=HEADS, window_bytes=window,
+        block_table=ranks.table(tokens, 2), first_token=0, end_token=tokens, first_head=0,
+        end_head=HEADS, window_bytes=ranks.window,
     )  # fmt: skip
 
 

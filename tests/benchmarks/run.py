@@ -16,6 +16,7 @@ BENCHMARKS = (
     "startup",
     "handoff_tcp",
     "handoff_shared_memory",
+    "handoff_blocks",
     "engine",
     "overload",
     "mixed_load",

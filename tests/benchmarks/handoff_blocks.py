@@ -1,0 +1,88 @@
+"""How fast KV moves when the blocks of a prompt are scattered over the cache.
+
+    python -m tandem.tests.benchmarks.handoff_blocks
+
+Whole transfers between two ranks' real caches, with all blocks side by side on both sides, and with
+all of them in random order, in turns. Full caches give out blocks of the second kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+from typing import Any
+
+import torch
+
+from tandem.shared.engine.rank_setup import CacheOfPlane
+from tandem.shared.handoff.carrier_names import SHARED_MEMORY, TCP
+from tandem.shared.kv.cache import KVCache
+
+from .handoff_cuda_ipc import model_of
+from .handoff_pair import (
+    BLOCK,
+    MIB,
+    Ranks,
+    Variant,
+    row,
+    shuffled,
+    side_by_side,
+    take_turns,
+    whole_transfers,
+)
+from .report import write
+
+CARRIERS = {TCP: "TCP", SHARED_MEMORY: "shared memory"}
+
+
+def rank(layers: int, tokens: int) -> tuple[CacheOfPlane, None]:
+    """A cache in a CPU's memory, whose pages are there."""
+    torch.set_num_threads(1)
+    blocks = tokens // BLOCK
+    spec = model_of(layers, tokens)
+    cache = KVCache(spec, num_blocks=blocks, block_size=BLOCK, dtype=torch.bfloat16)
+    for sides in cache.layers:
+        for side in sides:
+            side.fill_(1.0)
+    return CacheOfPlane(cache), None
+
+
+def rows(size: int, rounds: int) -> list[dict[str, Any]]:
+    variants = {
+        (carrier, table): Variant(
+            *whole_transfers(carrier, ranks=Ranks(rank, table=table)), size, rounds
+        )
+        for carrier in CARRIERS
+        for table in (side_by_side, shuffled)
+    }
+    rates = take_turns(variants, rounds)
+    found = []
+    for carrier, name in CARRIERS.items():
+        together, scattered = (rates[carrier, table] for table in (side_by_side, shuffled))
+        found.append(
+            {
+                "metric": f"whole transfers over {name}, blocks side by side",
+                "value": statistics.median(together),
+                "unit": "GB/s",
+            }
+        )
+        metric = f"whole transfers over {name}, every block apart"
+        found.append(row(metric, scattered, together, ">=0.8", "blocks side by side, same run"))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("handoff_blocks", description=__doc__)
+    parser.add_argument("--mib", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    found = rows(options.mib * MIB, options.rounds)
+    for each in found:
+        print({key: round(v, 3) if isinstance(v, float) else v for key, v in each.items()})
+    print(write("handoff_blocks", found))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()
