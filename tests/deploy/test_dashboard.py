@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -16,7 +17,8 @@ from tandem.router.metrics import Metrics
 from tandem.router.nodes import NodeTable
 from tandem.shared.gate import Gate
 from tandem.shared.handoff.stats import DataPlaneStats
-from tandem.shared.lock import OPEN
+from tandem.shared.lock import OPEN, Lock
+from tandem.shared.process_metrics import ProcessMetrics
 from tandem.tests.shared.handoff.fake_node import Node
 
 from .deployment import DEPLOY
@@ -35,6 +37,10 @@ def registries() -> Iterator[tuple[CollectorRegistry, set[str]]]:
     node.ranks.inbox.stats[0] = DataPlaneStats()
     node.metrics.registry.register(Gate(OPEN, "tandem_calls_refused").refused)
     yield node.metrics.registry, {"node"}
+    process = CollectorRegistry()
+    locked = SimpleNamespace(expiries=lambda: {"--tls-cert": 1.0})
+    ProcessMetrics(process, cast(Lock, locked))
+    yield process, set()
 
 
 def known() -> dict[str, set[str]]:

@@ -109,7 +109,7 @@ def test_secrets_have_the_keys_that_pods_read(tmp_path: Path) -> None:
     ):
         made = set(inline(rf"{name} --from-(?:literal|file)=(\w+)="))
         assert made == keys
-    assert "'name': 'tandem-hub'" in text and "'name': 'tandem-api-key'" in text
+    assert "'name': 'tandem-hub'" in text and "'secretName': 'tandem-api-key'" in text
 
 
 def test_commands_of_tandem_parse() -> None:

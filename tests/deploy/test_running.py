@@ -87,10 +87,7 @@ def run(objects: list[d.Object], folder: Path, files: dict[str, Path]) -> dict[s
         "completions": f"http://{router}:8000/v1/completions",
         "body": json.dumps({"model": "tandem-builtin", "prompt": "Hello! " * 40, "max_tokens": 4}),
         "commands": commands,
-        "pages": [
-            f"http://{address}:{8000 if 'router' in pod else 8080}/metrics"
-            for pod, address in ADDRESSES.items()
-        ],
+        "pages": [f"http://{address}:8080/metrics" for address in ADDRESSES.values()],
     }
     assert len(commands) == 2
     root = folder / "root"
