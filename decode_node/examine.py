@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from ..proto import tandem_pb2 as pb
 from ..shared.causes import Cause
 from ..shared.errors import PeerRefusedError, TransferError
+from ..shared.limits import MAX_EXAMINED
 from .canary import Canary
 from .peer import Peer, PeerLostError
 from .peers import Peers
@@ -18,7 +19,6 @@ from .receiving import ReceivingNode
 CONNECT_SECONDS = 2.0
 # All examinations of one call together; whoever asks must hear of it before giving up.
 PAIR_SECONDS = 12.0
-MAX_PAIRS = 64
 
 
 class Examiner:
@@ -34,11 +34,12 @@ class Examiner:
     def busy(self) -> bool:
         return self._examining.locked()
 
-    async def examine(self, candidates: Iterable[pb.PrefillCandidate]) -> list[pb.PairReport]:
-        """One report a candidate, of at most ``MAX_PAIRS``; all at the same time."""
+    async def examine(self, candidates: Sequence[pb.PrefillCandidate]) -> pb.ExamineReply:
+        """One report a candidate, of at most ``MAX_EXAMINED``; all at the same time."""
         async with self._examining:
-            chosen = list(candidates)[:MAX_PAIRS]
-            return await asyncio.gather(*(self._pair(candidate) for candidate in chosen))
+            chosen = candidates[:MAX_EXAMINED]
+            pairs = await asyncio.gather(*(self._pair(candidate) for candidate in chosen))
+            return pb.ExamineReply(pairs=pairs, left_out=len(candidates) - len(chosen))
 
     async def _pair(self, candidate: pb.PrefillCandidate) -> pb.PairReport:
         report = pb.PairReport(node_id=candidate.node_id, address=candidate.address)

@@ -139,7 +139,7 @@ class DecodeService(DecodeServicer):
         if self._examiner.busy:
             busy = "this node is being examined by somebody else; ask again soon"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, busy)
-        return pb.ExamineReply(pairs=await self._examiner.examine(request.prefill))
+        return await self._examiner.examine(request.prefill)
 
     async def _admit(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -120,12 +120,14 @@ class JoinRequest(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[_Union[ModelCard, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., version: _Optional[str] = ..., prefixes: _Optional[_Union[Prefixes, _Mapping]] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("router_epoch", "heartbeat_seconds")
+    __slots__ = ("router_epoch", "heartbeat_seconds", "prefix_version")
     ROUTER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_VERSION_FIELD_NUMBER: _ClassVar[int]
     router_epoch: int
     heartbeat_seconds: float
-    def __init__(self, router_epoch: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ...) -> None: ...
+    prefix_version: int
+    def __init__(self, router_epoch: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., prefix_version: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("node_id", "epoch", "load", "draining", "prefixes")
@@ -229,14 +231,16 @@ class AbsentNode(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., refused: _Optional[bool] = ..., reason: _Optional[str] = ..., seconds_ago: _Optional[float] = ...) -> None: ...
 
 class ListReply(_message.Message):
-    __slots__ = ("nodes", "absent", "version")
+    __slots__ = ("nodes", "absent", "version", "heartbeat_seconds")
     NODES_FIELD_NUMBER: _ClassVar[int]
     ABSENT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedCompositeFieldContainer[NodeInfo]
     absent: _containers.RepeatedCompositeFieldContainer[AbsentNode]
     version: str
-    def __init__(self, nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., absent: _Optional[_Iterable[_Union[AbsentNode, _Mapping]]] = ..., version: _Optional[str] = ...) -> None: ...
+    heartbeat_seconds: float
+    def __init__(self, nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., absent: _Optional[_Iterable[_Union[AbsentNode, _Mapping]]] = ..., version: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("node_id", "timeout_seconds")
@@ -271,10 +275,12 @@ class ExamineRequest(_message.Message):
     def __init__(self, prefill: _Optional[_Iterable[_Union[PrefillCandidate, _Mapping]]] = ...) -> None: ...
 
 class ExamineReply(_message.Message):
-    __slots__ = ("pairs",)
+    __slots__ = ("pairs", "left_out")
     PAIRS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     pairs: _containers.RepeatedCompositeFieldContainer[PairReport]
-    def __init__(self, pairs: _Optional[_Iterable[_Union[PairReport, _Mapping]]] = ...) -> None: ...
+    left_out: int
+    def __init__(self, pairs: _Optional[_Iterable[_Union[PairReport, _Mapping]]] = ..., left_out: _Optional[int] = ...) -> None: ...
 
 class PairReport(_message.Message):
     __slots__ = ("node_id", "address", "problem", "cause", "round_trip_seconds", "canary_seconds", "carrier", "bytes_per_token", "tokens_per_second")

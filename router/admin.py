@@ -22,6 +22,8 @@ _REFUSALS = (
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.UNAUTHENTICATED,
 )
+# Whatever else an error says, somebody has answered.
+_SILENCE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 HEADINGS = (
     "NODE", "ROLE", "STATE", "RUNNING", "WAITING", "QUEUED TOKENS", "FREE BLOCKS", "LINKS",
     "LEASES", "ADDRESS",
@@ -122,6 +124,10 @@ def _ask(registry: str, lock: Lock, call: Callable[[RegistryStub], Any]) -> Any:
         except grpc.RpcError as error:
             if error.code() in _REFUSALS:
                 raise RequestError(error.details() or "refused") from None
+            if error.code() not in _SILENCE:
+                raise UnavailableError(
+                    f"the router at {registry} answered with {error.code().name}: {error.details()}"
+                ) from None
             raise UnavailableError(
                 f"no router answers at {registry}: {lock.explain(error)}; --router is the address "
                 f"of its registry"

@@ -24,7 +24,7 @@ from .ledger import Booking
 from .nodes import Node, NodeTable
 from .options import RouterOptions
 from .placement import Placement, place
-from .policies import POLICIES
+from .policies import POLICIES, round_robin
 from .prefixes import PromptKeys
 
 log = logger("router")
@@ -112,11 +112,13 @@ class Dispatcher:
         if len(self._failed) >= MAX_ATTEMPTS or self._deaths >= MAX_DEATHS:
             return None
         with step("placement") as span:
+            turn = self._nodes.take_turn()
+            policy = POLICIES[self._options.placement_policy]
             placement = place(
-                self._nodes.views(prompt),
+                self._nodes.views(prompt, turn, self._failed, every=policy is round_robin),
                 prompt.tokens,
-                POLICIES[self._options.placement_policy],
-                turn=self._nodes.take_turn(),
+                policy,
+                turn=turn,
                 salt=prompt.salt,
                 exclude=self._failed,
             )

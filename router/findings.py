@@ -25,8 +25,10 @@ DAY = 86400.0
 SOON_SECONDS = 14 * DAY
 # Fewer say nothing.
 MIN_PROMPTS = 5
-# Nodes send a heartbeat a second, and are dropped after three.
-LATE_SECONDS = 2.0
+# A heartbeat is late when this many more should have come since; of a router that does not say how
+# often they come, one a second.
+LATE_HEARTBEATS = 2.0
+USUAL_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +46,13 @@ def findings(survey: Survey) -> list[Finding]:
     found = [
         *_of_router(survey),
         *_of_absent(survey),
-        *(one for seen in survey.nodes for one in _of_node(seen)),
+        *(one for seen in survey.nodes for one in _of_node(seen, _late_seconds(survey))),
         *_of_models(survey.nodes),
         *_of_versions(survey),
         *_of_placement(survey),
         *_of_certificates(survey),
         *_of_pairs(survey),
+        *_of_unexamined(survey),
         *_of_carriers(survey),
         *_of_exposure(survey),
     ]
@@ -106,10 +109,15 @@ def _of_absent(survey: Survey) -> Iterator[Finding]:
             )
 
 
-def _of_node(seen: NodeSeen) -> Iterator[Finding]:
+def _late_seconds(survey: Survey) -> float:
+    reply = survey.listed.reply
+    return LATE_HEARTBEATS * ((reply and reply.heartbeat_seconds) or USUAL_SECONDS)
+
+
+def _of_node(seen: NodeSeen, late_seconds: float) -> Iterator[Finding]:
     info, status = seen.info, seen.status.reply
     subject = f"{role_name(info.role)} node {info.node_id}"
-    if info.heartbeat_age_seconds > LATE_SECONDS:
+    if info.heartbeat_age_seconds > late_seconds:
         yield Finding(
             subject,
             f"its last heartbeat is {info.heartbeat_age_seconds:.1f} s old",
@@ -256,6 +264,21 @@ def _of_pairs(survey: Survey) -> Iterator[Finding]:
                     f"KV cannot move: {pair.problem}",
                     _REMEDIES.get(pair.cause, "look at the logs of both nodes"),
                 )
+
+
+def _of_unexamined(survey: Survey) -> Iterator[Finding]:
+    left_out = survey.unexamined + sum(
+        answer.reply.left_out for answer in survey.pairs.values() if answer.reply is not None
+    )
+    if left_out:
+        seen = sum(1 for _ in survey.reports())
+        yield Finding(
+            "pairs",
+            f"of {seen + left_out} ways from a prefill node to a decode node {seen} were examined, "
+            f"and {left_out} were left out",
+            "ask again, which examines others; nothing is known to be wrong with them",
+            wrong=False,
+        )
 
 
 def _of_carriers(survey: Survey) -> Iterator[Finding]:

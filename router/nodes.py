@@ -7,10 +7,11 @@ new epoch, the old one is lost, and with it the calls that it held.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -21,12 +22,21 @@ from ..shared.roles import role_name
 from ..shared.telemetry import logger
 from ..shared.tracing import Metadata
 from .absent import Absent
+from .holders import Holders
 from .ledger import Ledger, Placed
 from .placement import NodeView
 from .prefixes import HeldPrefixes, PromptKeys
+from .shortlist import FEW, Excluded, shortlist
 
 log = logger("router")
 
+M = TypeVar("M", pb.Load, pb.ModelCard)
+
+# Links of a decode node that are remembered; the oldest are forgotten first.
+MAX_LINKS = 4096
+# How long the prefixes of a node that fell silent are kept for its return.
+KEPT_SECONDS = 300.0
+MAX_KEPT = 1024
 # Keys of a prompt that are expected where it was placed, until the node tells what it holds.
 MAX_EXPECTED_KEYS = 512
 
@@ -55,9 +65,15 @@ class Node:
         self.node_id = request.node_id
         self.epoch = request.epoch
         self.role = request.role
+        self.is_prefill = request.role == pb.ROLE_PREFILL
+        self.key = request.node_id, request.epoch
         self.address = address
-        self.model = request.model
-        self.load = request.load
+        # A copy: a part of a message keeps all of it in memory.
+        self.model = _copied(request.model)
+        self.group = sys.intern(request.model.fingerprint)
+        self.load = pb.Load()
+        self.rate = 0.0  # of prefill, in tokens a second; 0 until measured
+        self._room: int | None = None  # tokens that its free blocks take, if it has said so
         self.version = request.version
         self.prefixes = HeldPrefixes()
         self.ledger = Ledger()
@@ -80,12 +96,17 @@ class Node:
         self._generation = 0  # of the lock, when the channel was opened
 
     @property
-    def is_prefill(self) -> bool:
-        return self.role == pb.ROLE_PREFILL
+    def sequences(self) -> int:
+        """Running or waiting there, as far as is known now."""
+        return self._sequences + self._other_sequences
 
     @property
-    def key(self) -> tuple[str, int]:
-        return self.node_id, self.epoch
+    def room_tokens(self) -> int | None:
+        """What its free blocks take, less what was placed there since; ``None``: unknown."""
+        return None if self._room is None else self._room - self.ledger.room_tokens
+
+    def has_room(self, tokens: int) -> bool:
+        return self._room is None or self._room - self.ledger.room_tokens >= tokens
 
     def info(self, now: float) -> pb.NodeInfo:
         """What an operator may see."""
@@ -104,37 +125,50 @@ class Node:
 
     def report(self, load: pb.Load, prefixes: pb.Prefixes) -> None:
         """What the node says of itself, now and then."""
-        self.load = load
+        self._learn_links(load)
+        self.load = _copied(load)
+        self.rate = load.prefill_tokens_per_second
+        known = load.total_blocks and load.block_size
+        self._room = load.free_blocks * load.block_size if known else None
         # It was written a little before it came, perhaps about calls that have ended since.
         self._other_sequences = max(0, load.running + load.waiting - self._most_sequences)
         self._most_sequences = self._sequences
-        self._link_rates = {link.node_id: link.tokens_per_second for link in load.link_rates}
         self.ledger.reported(load.queued_prefill_tokens)
         self.prefixes.update(prefixes)
 
+    def _learn_links(self, load: pb.Load) -> None:
+        """Take the rates that have changed out of a report; 0 stands for one that has gone."""
+        for link in load.link_rates:
+            self._link_rates.pop(link.node_id, None)
+            if link.tokens_per_second:
+                self._link_rates[link.node_id] = link.tokens_per_second
+        load.ClearField("link_rates")
+        while len(self._link_rates) > MAX_LINKS:
+            del self._link_rates[next(iter(self._link_rates))]
+
     def view(self, prompt: PromptKeys) -> NodeView:
         """What placement of this prompt may know."""
-        load = self.load
-        room = load.free_blocks * load.block_size - self.ledger.room_tokens
         return NodeView(
             node_id=self.node_id,
             epoch=self.epoch,
             address=self.address,
             prefill=self.is_prefill,
-            group=self.model.fingerprint,
+            group=self.group,
             draining=self.draining,
-            sequences=self._sequences + self._other_sequences,
+            sequences=self.sequences,
             queued_prefill_tokens=self.ledger.queued_tokens,
-            prefill_tokens_per_second=load.prefill_tokens_per_second,
+            prefill_tokens_per_second=self.rate,
             held_tokens=self.prefixes.matched(prompt, self.ledger.expects),
-            room_tokens=room if load.total_blocks and load.block_size else None,
+            room_tokens=self.room_tokens,
             link_rates=self._link_rates,
         )
 
     def placed(self, prompt: PromptKeys, compute_tokens: int) -> Placed:
         """What the ledger is to remember of a prompt that is placed here."""
-        keys = islice(self.prefixes.sample(prompt), MAX_EXPECTED_KEYS)
-        return Placed(compute_tokens, len(prompt.tokens), tuple(key for _, key in keys))
+        sample = islice(self.prefixes.sample(prompt), MAX_EXPECTED_KEYS)
+        keys = tuple(key for _, key in sample)
+        self.prefixes.expect(keys)
+        return Placed(compute_tokens, len(prompt.tokens), keys)
 
     def generate(self, request: pb.GenerateRequest, timeout: float, metadata: Metadata) -> Any:
         """Start a call; give it back with ``done``."""
@@ -206,7 +240,11 @@ class NodeTable:
         self._lock = lock
         self._nodes: dict[str, Node] = {}
         self.absent = Absent(clock)
+        self._kinds: dict[tuple[bool, str], list[Node]] = {}
+        self._holders: Holders[Node] = Holders()
         self._lost: list[Node] = []
+        # Prefixes of lost nodes by (id, epoch), and until when they are kept.
+        self._kept: dict[tuple[str, int], tuple[float, HeldPrefixes]] = {}
         self._turns = 0
 
     def __len__(self) -> int:
@@ -237,12 +275,24 @@ class NodeTable:
         if before is not None and before.epoch != request.epoch and not before.draining:
             self.absent.lost.labels(role_name(before.role)).inc()
             self._remove(request.node_id, "died, and has been started again", logging.WARNING)
-        self._remove(request.node_id, "was replaced by a new start, or role, of it")
+        why = "was replaced by a new start, or role, of it"
+        self._remove(request.node_id, why, keep=node is not None)
         node = self._nodes[request.node_id] = Node(request, address, self._clock(), self._lock)
+        if node.key in self._kept:
+            _, node.prefixes = self._kept.pop(node.key)
+            node.prefixes.hand_to(node)
+        else:
+            node.prefixes.show_in(self._holders.column(node))
+        self._kinds.setdefault((node.is_prefill, node.group), []).append(node)
         node.report(request.load, request.prefixes)
         log.info("%s node %s joined from %s", role_name(node.role), node.node_id, address)
         self.absent.came(node.node_id)
         return node
+
+    def prefix_version(self, node_id: str, epoch: int) -> int:
+        """What is known here of the prefixes of this start of a node; 0: nothing."""
+        node = self.get(node_id, epoch)
+        return node.prefixes.version if node is not None else 0
 
     def named(self, node_id: str) -> Node | None:
         """The node of this name, whichever start of it."""
@@ -268,16 +318,21 @@ class NodeTable:
     def expire(self, held_up: float = 0.0) -> None:
         """Lose the nodes whose heartbeats have stopped.
 
-        ``held_up`` is how many seconds the router itself just stood still: what came meanwhile is
-        still unread, and no sign of a node's silence.
+        ``held_up`` is how many seconds the router itself just stood still. What came meanwhile is
+        unread, however long it takes to read it: this time never counts as a node's silence.
         """
-        horizon = self._clock() - self._timeout - held_up
+        now = self._clock()
+        for node in self._nodes.values():
+            node.last_seen = min(now, node.last_seen + held_up)
+        for key in [key for key, (until, _) in self._kept.items() if until < now]:
+            self._forget(key)
+        horizon = now - self._timeout
         for node in tuple(self._nodes.values()):
             # One that has left owes no heartbeats while it finishes; gRPC's own pings watch it.
             if node.last_seen < horizon and not (node.left and node.inflight):
                 gone = "has left" if node.draining else f"was silent for {self._timeout:g} s"
                 level = logging.INFO if node.draining else logging.WARNING
-                self._remove(node.node_id, gone, level)
+                self._remove(node.node_id, gone, level, keep=not node.draining)
                 if not node.draining:
                     self.absent.add(
                         pb.AbsentNode(
@@ -297,8 +352,19 @@ class NodeTable:
     def decode_ready(self) -> bool:
         return any(n.role == pb.ROLE_DECODE and not n.draining for n in self._nodes.values())
 
-    def views(self, prompt: PromptKeys) -> list[NodeView]:
-        return [node.view(prompt) for node in self._nodes.values()]
+    def views(
+        self,
+        prompt: PromptKeys,
+        turn: int = 0,
+        exclude: Excluded = frozenset(),
+        *,
+        every: bool = False,
+    ) -> list[NodeView]:
+        """The nodes that may be best for a prompt: ``every`` one, or a few of very many."""
+        if every or len(self._nodes) <= FEW:
+            return [node.view(prompt) for node in self._nodes.values()]
+        few = shortlist(self._kinds.values(), self._holders, prompt, turn, exclude)
+        return [node.view(prompt) for node in few]
 
     def take_turn(self) -> int:
         """How many prompts were placed before."""
@@ -316,9 +382,29 @@ class NodeTable:
             self._remove(node_id, "was dropped: the router stops")
         await self.close_lost()
 
-    def _remove(self, node_id: str, why: str, level: int = logging.INFO) -> None:
+    def _remove(
+        self, node_id: str, why: str, level: int = logging.INFO, *, keep: bool = False
+    ) -> None:
+        """``keep`` its prefixes: the same start of it may come back."""
         node = self._nodes.pop(node_id, None)
         if node is not None:
             log.log(level, "%s node %s %s", role_name(node.role), node_id, why)
             node.lose()
+            self._kinds[node.is_prefill, node.group].remove(node)
             self._lost.append(node)
+            if keep:
+                self._kept[node.key] = self._clock() + KEPT_SECONDS, node.prefixes
+            else:
+                node.prefixes.hide()
+            if len(self._kept) > MAX_KEPT:
+                self._forget(next(iter(self._kept)))
+
+    def _forget(self, key: tuple[str, int]) -> None:
+        _, prefixes = self._kept.pop(key)
+        prefixes.hide()
+
+
+def _copied(message: M) -> M:
+    made = type(message)()
+    made.CopyFrom(message)
+    return made

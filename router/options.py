@@ -15,14 +15,9 @@ class RouterOptions(RouterConfig):
     ``max_answer_...`` bound one answer, and ``max_held_...`` what all requests hold together: an
     answer is held until it is whole, unless it is streamed. ``parse_timeout`` is how long a body
     waits for a thread that parses it.
-
-    ``request_timeout`` is the whole request, on however many nodes; ``admission_timeout`` until a
-    node's first answer.
     """
 
     max_header_bytes: int = 64 * 1024
-    max_held_body_bytes: int = 256 << 20
-    max_connections: int = 4096
     max_prompts: int = 1024
     max_choices: int = 4096
     max_n: int = 128
@@ -35,14 +30,7 @@ class RouterOptions(RouterConfig):
     body_timeout: float = 30.0
     parse_timeout: float = 30.0
     send_timeout: float = 30.0
-    keep_alive_timeout: float = 75.0
-    admission_timeout: float = 10.0
-    request_timeout: float = 3600.0
     retry_after: int = 1
-
-    heartbeat_seconds: float = 1.0
-    node_timeout: float = 3.0
-    max_nodes: int = 1024
 
     def __post_init__(self) -> None:
         """A wrong flag is refused before anything starts. Raises ``UsageError``."""
@@ -51,6 +39,11 @@ class RouterOptions(RouterConfig):
             raise UsageError("--api-key has an empty key, which would let everybody in")
         if self.metrics_host is not None and self.metrics_port is None:
             raise UsageError("--metrics-host needs --metrics-port")
+
+    @property
+    def heartbeat_period(self) -> float:
+        """What nodes are told: two heartbeats may be lost before a node is."""
+        return min(self.heartbeat_seconds, self.node_timeout / 3)
 
     @property
     def api_keys(self) -> tuple[str, ...]:

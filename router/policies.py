@@ -29,9 +29,10 @@ def prefix_aware(
     computed or moved, what is queued there comes before."""
     costs = _Costs([*decode, *prefill], prompt)
     near = heapq.nsmallest(CONTENDERS, decode, key=costs.alone)
+    of_each_group = {node.group: node for node in near}
     helpers = {
-        node.group: heapq.nsmallest(CONTENDERS, partners(node, prefill), key=costs.helping)
-        for node in near
+        group: heapq.nsmallest(CONTENDERS, partners(node, prefill), key=costs.helping)
+        for group, node in of_each_group.items()
     }
     pairs = {node.node_id: costs.best_first(node, helpers[node.group]) for node in near}
     chosen = min(near, key=lambda node: costs.with_help(node, pairs[node.node_id]))

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..proto import tandem_pb2 as pb
 from ..shared.kv.prefix_keys import chain, short_key
+from .held_keys import HeldKeys
+from .holders import Column
 
 # A node tells a quarter of it; one that says more is not believed at all.
 MAX_KEYS = 1 << 16
@@ -56,7 +59,9 @@ class HeldPrefixes:
         self.version = 0
         self.block_size = 0  # 0: it has told nothing
         self._stride = 1
-        self._keys: set[int] = set()
+        self._column: Column[Any] | None = None
+        self._count = 0  # of keys, at most
+        self._keys = HeldKeys()
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -66,15 +71,52 @@ class HeldPrefixes:
         reply says which one is, and the node tells the whole."""
         if told.base > self.version or told.version < max(1, self.version):
             return
-        if not told.base:
-            self._keys.clear()
-        self._keys.difference_update(told.removed)
-        self._keys.update(told.added)
+        if told.base:
+            self._keys.update(told.added, told.removed)
+            self._count += len(told.added)
+            if self._column is not None:
+                self._column.add(told.added)
+                self._column.outdated(len(told.removed), self._keys)
+        else:
+            self._count = len(told.added)
+            self._keys = HeldKeys(told.added if self._count <= MAX_KEYS else ())
+        if self._count > MAX_KEYS:
+            self._count = len(self._keys)
         self._stride = max(1, told.stride)
-        self.block_size = told.block_size if len(self._keys) <= MAX_KEYS else 0
+        self.block_size = told.block_size if self._count <= MAX_KEYS else 0
         if not self.block_size:
-            self._keys.clear()
+            self._keys, self._count = HeldKeys(), 0
+        if self._column is not None:
+            if not told.base or not self.block_size:
+                self._column.replace(self._keys)
+            self._column.shape(self.block_size, self._stride)
         self.version = told.version
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._keys
+
+    def show_in(self, column: Column[Any]) -> None:
+        """Be found by what is held, from now on."""
+        self._column = column
+        column.replace(self._keys)
+        column.shape(self.block_size, self._stride)
+
+    def hand_to(self, owner: object) -> None:
+        """The same node has come back as another object."""
+        if self._column is not None:
+            self._column.owner = owner
+
+    def hide(self) -> None:
+        """Be found no more."""
+        if self._column is not None:
+            self._column.release()
+            self._column = None
+
+    def expect(self, keys: Sequence[int]) -> None:
+        """Be found by these too, which the node has not told yet and may never tell."""
+        if self._column is not None:
+            self._column.outdated(len(keys), self._keys)
+            self._column.add(keys)
 
     def sample(self, prompt: PromptKeys) -> list[tuple[int, int]]:
         """The keys of a prompt that the node would tell if it held them, with the tokens up to
@@ -94,5 +136,7 @@ class HeldPrefixes:
         def lacks(item: tuple[int, int]) -> bool:
             return item[1] not in self._keys and not expected(item[1])
 
-        count = bisect_left(sample, True, key=lacks)
+        if not sample or lacks(sample[0]):
+            return 0
+        count = bisect_left(sample, True, lo=1, key=lacks)
         return min(sample[count - 1][0], len(prompt.tokens) - 1) if count else 0

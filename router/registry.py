@@ -109,7 +109,9 @@ class Registry(RegistryServicer):
         except PeerRefusedError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return pb.JoinReply(
-            router_epoch=self._epoch, heartbeat_seconds=self._options.heartbeat_seconds
+            router_epoch=self._epoch,
+            heartbeat_seconds=self._options.heartbeat_period,
+            prefix_version=self._nodes.prefix_version(request.node_id, request.epoch),
         )
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:
@@ -130,7 +132,10 @@ class Registry(RegistryServicer):
 
     async def List(self, request: pb.ListRequest, context: Any) -> pb.ListReply:
         return pb.ListReply(
-            nodes=self._nodes.infos(), absent=self._nodes.absent.all(), version=version()
+            nodes=self._nodes.infos(),
+            absent=self._nodes.absent.all(),
+            version=version(),
+            heartbeat_seconds=self._options.heartbeat_period,
         )
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainReply:
@@ -213,7 +218,7 @@ class Registry(RegistryServicer):
             return "a decode node's model card needs max_model_len"
         known = any(node.node_id == request.node_id for node in self._nodes)
         if not known and len(self._nodes) >= self._options.max_nodes:
-            return f"this router takes at most {self._options.max_nodes} nodes"
+            return f"this router takes at most {self._options.max_nodes} nodes; see its --max-nodes"
         return ""
 
     def _conflict(self, card: pb.ModelCard, address: str) -> str:

@@ -34,7 +34,8 @@ log = logger("router")
 uvicorn_log = logging.getLogger("uvicorn.error")
 
 BACKLOG = 2048
-MAX_REGISTRY_CALLS = 1024
+# A node has one call at a time as a rule; more wait for a moment, and fail only in a flood.
+REGISTRY_CALLS_A_NODE = 2
 
 
 class _HttpServer(uvicorn.Server):
@@ -134,7 +135,7 @@ class Router:
         self._grpc = grpc.aio.server(
             options=(("grpc.so_reuseport", 0),),
             interceptors=(self._gate,),
-            maximum_concurrent_rpcs=MAX_REGISTRY_CALLS,
+            maximum_concurrent_rpcs=max(1024, REGISTRY_CALLS_A_NODE * self.options.max_nodes),
         )
         add_RegistryServicer_to_server(self.registry, self._grpc)
         self.registry_port = self._lock.bind(
@@ -211,7 +212,9 @@ async def run_router(
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # With the protocol named, asyncio turns Nagle's algorithm off for what is accepted; it would
+    # hold tokens back for up to 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))

@@ -87,5 +87,4 @@ class StaticNodes:
                 prefixes=status.prefixes,
             )
             await self._registry.enter(join, address)
-        node = self._nodes.get(status.node_id, status.epoch)
-        return node.prefixes.version if node is not None else 0
+        return self._nodes.prefix_version(status.node_id, status.epoch)

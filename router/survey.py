@@ -12,18 +12,22 @@ import urllib.error
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from random import randrange
 from typing import Any, TypeVar
 
 import grpc
 
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import DecodeStub, PrefillStub, RegistryStub
+from ..shared.limits import MAX_EXAMINED
 from ..shared.lock import OPEN, Lock, open_url
 
 CALL_SECONDS = 3.0
 # Longer than a decode node allows itself for all of its pairs.
 EXAMINE_SECONDS = 15.0
-MAX_CALLS = 16
+MAX_CALLS = 64
+# Pairs of nodes that are examined, each by a prompt that the prefill node computes.
+MAX_PAIRS = 2048
 MAX_BODY = 1 << 16
 
 Reply = TypeVar("Reply")
@@ -49,7 +53,8 @@ class NodeSeen:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
     """Everything that was found out. ``pairs`` has the examinations by decode node
-    (``pb.ExamineReply``). ``encrypted``: all of it was asked under TLS."""
+    (``pb.ExamineReply``), ``unexamined`` is how many pairs were too many. ``encrypted``: all of it
+    was asked under TLS."""
 
     url: str
     registry: str
@@ -58,6 +63,7 @@ class Survey:
     listed: Answer
     nodes: list[NodeSeen] = field(default_factory=list)
     pairs: dict[str, Answer] = field(default_factory=dict)
+    unexamined: int = 0
     encrypted: bool = False
     asked_at: float = field(default_factory=time.time)  # Unix time
 
@@ -78,8 +84,11 @@ def survey(url: str, registry: str, lock: Lock = OPEN) -> Survey:
         prefill = [seen for seen in nodes if seen.info.role == pb.ROLE_PREFILL]
         decode = [seen for seen in nodes if seen.info.role == pb.ROLE_DECODE]
         answering = [seen for seen in decode if seen.status.reply is not None]
+        plan = plan_pairs(len(answering), len(prefill), randrange(1 << 16))
         examined = pool.map(
-            lambda seen: _examine(lock, seen.info, prefill), answering if prefill else []
+            lambda decode, chosen: _examine(lock, decode.info, [prefill[at] for at in chosen]),
+            answering,
+            plan,
         )
         pairs = dict(zip((seen.info.node_id for seen in answering), examined, strict=False))
     return Survey(
@@ -90,8 +99,25 @@ def survey(url: str, registry: str, lock: Lock = OPEN) -> Survey:
         listed=listed,
         nodes=nodes,
         pairs=pairs,
+        unexamined=len(answering) * len(prefill) - sum(map(len, plan)),
         encrypted=lock.encrypted,
     )
+
+
+def plan_pairs(decode: int, prefill: int, turn: int) -> list[list[int]]:
+    """For each decode node, the places of the prefill nodes that it is to examine.
+
+    All of them, unless that is too many: then each decode node gets as many as another, and the
+    prefill nodes follow each other, from a place that ``turn`` shifts from survey to survey.
+    """
+    if not prefill:
+        return []
+    each = min(prefill, MAX_EXAMINED, max(1, MAX_PAIRS // max(1, decode)))
+    served = decode if each > 1 else min(decode, MAX_PAIRS)
+    return [
+        [(turn + number * each + step) % prefill for step in range(each)]
+        for number in range(served)
+    ]
 
 
 def _see(lock: Lock, info: pb.NodeInfo) -> NodeSeen:

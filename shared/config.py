@@ -536,6 +536,49 @@ class RouterConfig:
     max_concurrent_requests: int = option(
         1024, "--max-concurrent-requests", "Beyond it clients get 503.", minimum=1
     )
+    max_connections: int = option(
+        4096, "--max-connections", "HTTP connections; more are closed at once.", minimum=1
+    )
+    max_held_body_bytes: int = option(
+        256 << 20,
+        "--max-held-body-bytes",
+        "Bytes of request bodies that are held at the same time, never less than --max-body-bytes; "
+        "beyond it clients get 503.",
+        minimum=1024,
+    )
+    keep_alive_timeout: float = option(
+        75.0,
+        "--keep-alive-timeout",
+        "Seconds that an idle HTTP connection is kept open; more than the load balancer's own.",
+        minimum=1.0,
+    )
+    admission_timeout: float = option(
+        10.0,
+        "--admission-timeout",
+        "Seconds that a node has for its first answer; then another node is asked.",
+        minimum=0.1,
+    )
+    request_timeout: float = option(
+        3600.0,
+        "--request-timeout",
+        "Seconds that a request may take, on however many nodes.",
+        minimum=1.0,
+    )
+    heartbeat_seconds: float = option(
+        1.0,
+        "--heartbeat-seconds",
+        "Seconds between two heartbeats of a node; never more than a third of --node-timeout.",
+        minimum=0.05,
+        maximum=60.0,
+    )
+    node_timeout: float = option(
+        3.0,
+        "--node-timeout",
+        "Seconds without a heartbeat after which a node is lost, and its requests with it.",
+        minimum=0.1,
+        maximum=3600.0,
+    )
+    max_nodes: int = option(1024, "--max-nodes", "Nodes that may join.", minimum=1, maximum=16384)
     drain_timeout: float = option(
         30.0, "--drain-timeout", "Seconds that SIGTERM leaves running requests.", minimum=0.0
     )

@@ -1,4 +1,4 @@
-"""How many files and connections a process may have open."""
+"""Limits of a process, and limits on which processes agree."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import resource
 # More than any part of a cluster has. Some systems allow a thousand million, and there are programs
 # that walk through all that there could be.
 MOST = 1 << 16
+# Prefill nodes that a decode node examines in one call of ``tandem doctor``.
+MAX_EXAMINED = 64
 
 
 def allow_many_files() -> None:

@@ -30,6 +30,8 @@ Options = Sequence[tuple[str, Any]]
 
 # Parts of a cluster call each other directly, whatever proxy the environment has for the world.
 _DIRECTLY: Options = (("grpc.enable_http_proxy", 0),)
+# Of one answer to a command; gRPC's own limit is a list of some ten thousand nodes.
+_LARGE: Options = (("grpc.max_receive_message_length", 64 << 20),)
 
 TOKEN_HEADER = "authorization"
 TOKEN_PREFIX = "Bearer "
@@ -120,8 +122,10 @@ class Lock:
     def blocking_channel(self, address: str) -> grpc.Channel:
         """The same for programs without an event loop."""
         if not self.encrypted:
-            return grpc.insecure_channel(address, options=_DIRECTLY)
-        return grpc.secure_channel(address, self._as_client(), options=self._named(_DIRECTLY))
+            return grpc.insecure_channel(address, options=(*_DIRECTLY, *_LARGE))
+        return grpc.secure_channel(
+            address, self._as_client(), options=self._named((*_DIRECTLY, *_LARGE))
+        )
 
     def stub(self, kind: Callable[[Any], S], channel: grpc.aio.Channel | grpc.Channel) -> S:
         """A stub whose calls show the token.

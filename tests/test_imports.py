@@ -39,6 +39,7 @@ ALLOWED = {
         "shared.meeting",
         "shared.roles",
         "shared.gate",
+        "shared.limits",
         "shared.prefilled",
         "shared.process_metrics",
         "shared.reread",

@@ -68,7 +68,8 @@ class PublishedPrefixes:
         the two, gives the same set."""
         missed = self._version - version
         if not 0 <= missed <= len(self._changed):
-            return Changes(self._version, 0, self.stride, list(self._keys), [])
+            # In order, so that a router, which has many nodes, need not sort them.
+            return Changes(self._version, 0, self.stride, sorted(self._keys), [])
         changed = set(islice(self._changed, len(self._changed) - missed, None))
         added = [key for key in changed if key in self._keys]
         removed = [key for key in changed if key not in self._keys]

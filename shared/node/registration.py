@@ -1,11 +1,17 @@
-"""Keeps a node known to a router: join, heartbeat, join again after its restart, leave."""
+"""Keeps a node known to a router: join, heartbeat, join again after its restart, leave.
+
+At rest a heartbeat has a few hundred bytes. A node that has joined goes on with heartbeats when the
+router does not answer in time: joining again is for a router that says that it does not know it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterable
+from itertools import islice
 
 import grpc
 
@@ -22,6 +28,11 @@ FIRST_RETRY_SECONDS = 0.2
 # of a refusal waits a little longer.
 LONGEST_AWAY_SECONDS = 3.0
 LONGEST_REFUSED_SECONDS = 15.0
+# A fleet that started together does not send its heartbeats together.
+JITTER = 0.1
+# A link's rate is told again when it is this much faster or slower, a few with each heartbeat.
+RATE_CHANGE = 0.2
+MAX_RATES = 8
 # The router has answered that it does not take this node as it is.
 _REFUSALS = (
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -66,6 +77,7 @@ class Registration:
         self.joined = False
         self.refusal = ""
         self._trouble = ""
+        self._standing: _Standing | None = None
         self._away = Backoff(FIRST_RETRY_SECONDS, LONGEST_AWAY_SECONDS)
         self._refused = Backoff(FIRST_RETRY_SECONDS, LONGEST_REFUSED_SECONDS)
 
@@ -77,23 +89,22 @@ class Registration:
                 stub = self._lock.stub(RegistryStub, channel)
                 try:
                     while generation == self._lock.generation:
-                        pause = await self._standing(stub)
+                        pause = await self._call(stub)
                         await asyncio.sleep(pause)
                 except asyncio.CancelledError:
                     await self._leave(stub)
                     raise
 
-    async def _standing(self, stub: RegistryStub) -> float:
-        """Join, and stay until that ends; returns the pause until the next attempt."""
+    async def _call(self, stub: RegistryStub) -> float:
+        """One call to the router, answered or not; returns the pause until the next."""
         try:
-            await self._join_and_beat(stub)
+            return await self._introduce_or_beat(stub)
         except grpc.aio.AioRpcError as error:
             return self._failed(error)
         except Exception:
-            self.joined = False
+            self.joined, self._standing = False, None
             log.exception("the registration with router %s failed", self.router)
             return self._refused.pause()
-        return 0.0
 
     def _failed(self, error: grpc.aio.AioRpcError) -> float:
         """Log trouble that is new; returns the pause until the next attempt."""
@@ -104,44 +115,56 @@ class Registration:
             log.warning("router %s %s: %s", self.router, what, trouble)
         self.joined, self._trouble = False, trouble
         self.refusal = trouble if refused else ""
-        return (self._refused if refused else self._away).pause()
+        pause = (self._refused if refused else self._away).pause()
+        if refused:
+            self._standing = None
+        # While the router may still know this node, it must hear of it before it gives it up.
+        return min(pause, self._standing.period) if self._standing is not None else pause
 
-    def _has_joined(self) -> None:
-        log.info("joined router %s", self.router)
+    def _has_joined(self, message: str) -> None:
+        log.info(message, self.router)
         self.joined, self.refusal, self._trouble = True, "", ""
 
-    async def _join_and_beat(self, stub: RegistryStub) -> None:
-        """Returns when the node must be introduced anew: its role is another, or the router has
-        forgotten it, as it does when it restarts."""
-        joined = self._describe()
-        joined.prefixes.MergeFrom(self._prefixes(0) or pb.Prefixes())
-        reply = await stub.Join(joined, timeout=CALL_SECONDS)
-        self._has_joined()
-        version = joined.prefixes.version
-        # A join does not say that the node drains: until the first heartbeat it would get work.
-        pause = 0.0 if self.draining else reply.heartbeat_seconds
-        while True:
-            await asyncio.sleep(pause)
-            pause = reply.heartbeat_seconds
-            me = self._describe()
-            if me.role != joined.role:
-                return
-            answer = await stub.Heartbeat(
-                pb.HeartbeatRequest(
-                    node_id=me.node_id,
-                    epoch=me.epoch,
-                    load=me.load,
-                    draining=self.draining,
-                    prefixes=self._prefixes(version),
-                ),
-                timeout=CALL_SECONDS,
-            )
-            if not answer.known:
-                return
-            self._away.reset()
-            self._refused.reset()
-            version = answer.prefix_version
-            self._obey(answer, me.role)
+    async def _introduce_or_beat(self, stub: RegistryStub) -> float:
+        me = self._describe()
+        if self._standing is None or self._standing.role != me.role:
+            return await self._join(stub, me)
+        return await self._beat(stub, me, self._standing)
+
+    async def _join(self, stub: RegistryStub, me: pb.JoinRequest) -> float:
+        self._standing = None
+        reply = await stub.Join(me, timeout=CALL_SECONDS)
+        self._has_joined("joined router %s")
+        self._standing = _Standing(me.role, reply.heartbeat_seconds, reply.prefix_version)
+        self._standing.rates_told(me.load.link_rates)
+        # A join says neither which prefixes are held here nor that the node drains.
+        return 0.0
+
+    async def _beat(self, stub: RegistryStub, me: pb.JoinRequest, standing: _Standing) -> float:
+        rates = standing.new_rates(me.load.link_rates)
+        del me.load.link_rates[:]
+        me.load.link_rates.extend(rates)
+        answer = await stub.Heartbeat(
+            pb.HeartbeatRequest(
+                node_id=me.node_id,
+                epoch=me.epoch,
+                load=me.load,
+                draining=self.draining,
+                prefixes=self._prefixes(standing.prefix_version),
+            ),
+            timeout=CALL_SECONDS,
+        )
+        if not answer.known:
+            self._standing = None
+            return self._away.pause()
+        if not self.joined:
+            self._has_joined("router %s answers again, and has kept this node")
+        self._away.reset()
+        self._refused.reset()
+        standing.rates_told(rates)
+        standing.prefix_version = answer.prefix_version
+        self._obey(answer, me.role)
+        return standing.period * random.uniform(1 - JITTER, 1)
 
     def _obey(self, answer: pb.HeartbeatReply, role: pb.Role) -> None:
         """What an operator has told the router; once is enough."""
@@ -161,3 +184,35 @@ class Registration:
             await stub.Leave(
                 pb.LeaveRequest(node_id=me.node_id, epoch=me.epoch), timeout=CALL_SECONDS
             )
+
+
+class _Standing:
+    """What a router that this node has joined knows of it."""
+
+    def __init__(self, role: pb.Role, period: float, prefix_version: int) -> None:
+        self.role = role
+        self.period = period
+        self.prefix_version = prefix_version
+        self._rates: dict[str, float] = {}
+
+    def new_rates(self, rates: Iterable[pb.LinkRate]) -> list[pb.LinkRate]:
+        """At most ``MAX_RATES`` of those that the router does not know like this: new ones first,
+        then those that it was told of the longest ago."""
+        measured = {rate.node_id: rate.tokens_per_second for rate in rates}
+        names = [*(name for name in measured if name not in self._rates), *self._rates]
+        changed = (name for name in names if self._differs(name, measured.get(name, 0.0)))
+        return [
+            pb.LinkRate(node_id=name, tokens_per_second=measured.get(name, 0.0))
+            for name in islice(changed, MAX_RATES)
+        ]
+
+    def _differs(self, name: str, rate: float) -> bool:
+        told = self._rates.get(name, 0.0)
+        return abs(rate - told) > RATE_CHANGE * max(rate, told)
+
+    def rates_told(self, rates: Iterable[pb.LinkRate]) -> None:
+        """The router has got these."""
+        for rate in rates:
+            self._rates.pop(rate.node_id, None)
+            if rate.tokens_per_second:
+                self._rates[rate.node_id] = rate.tokens_per_second

@@ -48,8 +48,9 @@ class World:
         self.examiner = Examiner(node, self, self)  # type: ignore[arg-type]
 
     async def report(self) -> pb.PairReport:
-        [report] = await self.examiner.examine([P])
-        return report
+        reply = await self.examiner.examine([P])
+        assert not reply.left_out
+        return reply.pairs[0]
 
     # ---- peers and the canary --------------------------------------------------------------
 

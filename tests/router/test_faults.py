@@ -380,3 +380,14 @@ async def test_a_drain_lets_streams_finish_and_ends_the_rest(tmp_path: Path) -> 
         assert events((await ended).text)[-1]["error"]["code"] == "unavailable"
         await stopping
         await until(lambda: c.node.active == 0)
+
+
+async def test_what_a_client_gets_waits_for_no_acknowledgement(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=0) as c:
+        assert c.router._http is not None
+        connections: Any = c.router._http.server_state.connections
+        with socket.create_connection(("127.0.0.1", c.router.http_port)):
+            await until(lambda: bool(connections))
+            (connection,) = connections
+            accepted = connection.transport.get_extra_info("socket")
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from tandem.proto import tandem_pb2 as pb
 from tandem.router.absent import MAX_ABSENT, REMEMBERED_SECONDS, Absent
 from tandem.router.doctor import as_json, as_text
 from tandem.router.findings import Finding, findings
-from tandem.router.survey import Answer, NodeSeen, Survey
+from tandem.router.survey import MAX_PAIRS, Answer, NodeSeen, Survey, plan_pairs
 from tandem.shared.node.prompts import RECENT
 from tandem.shared.process_metrics import EXPIRY
 
@@ -31,6 +32,13 @@ def node(role: pb.Role, name: str, **status: Any) -> NodeSeen:
 def examined(**fields: Any) -> dict[str, Answer]:
     pair = pb.PairReport(node_id="p", address="p:1", **fields)
     return {"d": Answer(0.1, pb.ExamineReply(pairs=[pair]))}
+
+
+def many(left_out: int) -> dict[str, Answer]:
+    """What a node of before says that was asked for too many pairs."""
+    seen = examined(carrier="tcp")
+    seen["d"].reply.left_out = left_out
+    return seen
 
 
 def healthy(**changes: Any) -> Survey:
@@ -71,6 +79,27 @@ def absent(**fields: Any) -> Survey:
 
 def metric(name: str, value: float, **labels: str) -> pb.Metric:
     return pb.Metric(name=name, value=value, labels=labels)
+
+
+def test_heartbeats_are_late_by_the_period_that_the_router_asks_for() -> None:
+    seldom = Answer(0.01, pb.ListReply(version="1", heartbeat_seconds=5.0))
+    assert findings(replace(with_node(late(node(PREFILL, "p"))), listed=seldom)) == []
+
+
+@pytest.mark.parametrize(
+    ("decode", "prefill", "each"),
+    [(0, 5, 0), (3, 0, 0), (2, 3, 3), (1, 500, 64), (500, 500, 4), (2000, 7, 1), (3000, 3000, 1)],
+)
+def test_each_node_is_examined_as_often_as_another(decode: int, prefill: int, each: int) -> None:
+    plan = plan_pairs(decode, prefill, turn=3)
+    assert {len(chosen) for chosen in plan} <= {each}
+    assert all(len(set(chosen)) == len(chosen) for chosen in plan)
+    assert len(plan) * each <= MAX_PAIRS
+    if plan:
+        assert len(plan) == min(decode, MAX_PAIRS)
+        counts = Counter(at for chosen in plan for at in chosen)
+        assert max(counts.values()) - min(counts.values()) <= 1
+        assert len(counts) == min(prefill, len(plan) * each)
 
 
 def test_a_healthy_cluster_has_no_findings() -> None:
@@ -176,6 +205,11 @@ def test_certificates_that_end_soon_are_told_of(days: int, problem: str) -> None
     [
         (healthy(nodes=[node(pb.ROLE_DECODE, "d")], pairs={}), "no prefill node"),
         (with_node(node(PREFILL, "p", draining=True)), "drains"),
+        (
+            healthy(unexamined=99),
+            "of 100 ways from a prefill node to a decode node 1 were examined",
+        ),
+        (healthy(pairs=many(left_out=36)), "of 37 ways from a prefill node to a decode node 1"),
         (with_node(late(node(PREFILL, "p"))), "last heartbeat is 2.5 s old"),
         (with_node(node(PREFILL, "p", load=pb.Load(total_blocks=9))), "none of its 9 KV blocks"),
         (healthy(listed=Answer(0, pb.ListReply(version="2"))), "the router runs 2, but: p 1, d 1"),

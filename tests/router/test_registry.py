@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -17,7 +18,8 @@ from tandem.proto.tandem_pb2_grpc import PrefillServicer, add_PrefillServicer_to
 from tandem.router import admin
 from tandem.router.nodes import NodeTable
 from tandem.router.options import RouterOptions
-from tandem.router.registry import _reachable
+from tandem.router.prefixes import PromptKeys
+from tandem.router.registry import Registry, _reachable
 from tandem.router.server import Router, run_router
 from tandem.shared.errors import RequestError, StartupError, UnavailableError, UsageError
 from tandem.shared.kv.prefix_keys import chain_keys, short_key
@@ -342,6 +344,34 @@ async def test_operators_see_the_nodes_and_can_drain_one(tmp_path: Path) -> None
         await asyncio.to_thread(admin.list_nodes, registry)
 
 
+async def test_a_thousand_nodes_are_listed_whatever_they_have_measured(tmp_path: Path) -> None:
+    rates = [pb.LinkRate(node_id=f"{n:0200}", tokens_per_second=1.0) for n in range(30)]
+    async with cluster(tmp_path, nodes=0) as c:
+        for number in range(1000):
+            join = pb.JoinRequest(node_id=f"{number:0250}", epoch=1, role=pb.ROLE_PREFILL)
+            join.load.link_rates.extend(rates)
+            join.version = "v" * 5000  # more than gRPC takes by itself
+            c.router.nodes.join(join, "127.0.0.1:9")
+        registry = f"127.0.0.1:{c.router.registry_port}"
+        listed = await asyncio.to_thread(admin.list_nodes, registry)
+        assert len(listed) == 1000 and not listed[0].load.link_rates
+        assert len(admin.as_table(listed).splitlines()) == 1001
+
+
+async def test_a_router_that_answers_with_an_error_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(self: Registry, request: pb.ListRequest, context: Any) -> None:
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls")
+
+    monkeypatch.setattr(Registry, "List", refuse)
+    async with cluster(tmp_path, nodes=0) as c:
+        registry = f"127.0.0.1:{c.router.registry_port}"
+        with pytest.raises(UnavailableError, match="RESOURCE_EXHAUSTED: too many calls") as raised:
+            await asyncio.to_thread(admin.list_nodes, registry)
+        assert "no router answers" not in str(raised.value)
+
+
 async def test_a_drain_may_have_a_limit(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         registry = f"127.0.0.1:{c.router.registry_port}"
@@ -391,9 +421,48 @@ def test_a_router_that_stood_still_does_not_take_its_nodes_for_dead() -> None:
     table.join(pb.JoinRequest(node_id="a", epoch=1, role=pb.ROLE_DECODE), "127.0.0.1:9")
     now += 10
     table.expire(held_up=9)
+    now += 1
+    table.expire()  # what came meanwhile may still be unread
     assert len(table) == 1
+    now += 2
     table.expire()
     assert len(table) == 0
+
+
+async def test_what_a_silent_node_held_is_known_when_the_same_start_of_it_returns() -> None:
+    now = 100.0
+    table = NodeTable(3.0, lambda: now)
+    join = pb.JoinRequest(node_id="a", epoch=1, role=pb.ROLE_DECODE)
+    table.join(join, "127.0.0.1:9")
+    told = pb.Prefixes(version=7, block_size=4, stride=1, added=[1, 2])
+    table.heartbeat(pb.HeartbeatRequest(node_id="a", epoch=1, prefixes=told))
+    now += 4
+    table.expire()
+    assert len(table) == 0
+    assert len(table.join(join, "127.0.0.1:9").prefixes) == 2
+    assert table.prefix_version("a", 1) == 7
+    changed = pb.JoinRequest(node_id="a", epoch=1, role=pb.ROLE_PREFILL)
+    assert table.join(changed, "127.0.0.1:9").prefixes.version == 7
+    restarted = pb.JoinRequest(node_id="a", epoch=2, role=pb.ROLE_DECODE)
+    assert table.join(restarted, "127.0.0.1:9").prefixes.version == 0
+    assert table.prefix_version("a", 1) == 0
+
+
+def test_link_rates_add_up_from_reports_and_are_not_listed() -> None:
+    table = NodeTable(3.0)
+
+    def rates(**tokens_a_second: float) -> pb.Load:
+        links = [
+            pb.LinkRate(node_id=name, tokens_per_second=rate)
+            for name, rate in tokens_a_second.items()
+        ]
+        return pb.Load(running=1, link_rates=links)
+
+    join = pb.JoinRequest(node_id="a", epoch=1, role=pb.ROLE_DECODE, load=rates(x=1.0, y=2.0))
+    node = table.join(join, "127.0.0.1:9")
+    table.heartbeat(pb.HeartbeatRequest(node_id="a", epoch=1, load=rates(y=0.0, z=3.0)))
+    assert node.view(PromptKeys([1])).link_rates == {"x": 1.0, "z": 3.0}
+    assert not table.infos()[0].load.link_rates and table.infos()[0].load.running == 1
 
 
 async def test_prefill_candidates_travel_with_the_request(tmp_path: Path) -> None:

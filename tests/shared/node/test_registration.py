@@ -27,7 +27,9 @@ class FakeRegistry(RegistryServicer):
         self.drain = False
         self.drain_seconds: float | None = None
         self.role: pb.Role = pb.ROLE_UNSPECIFIED
-        self.prefix_version = 0
+        self.prefix_version = 0  # in replies to heartbeats
+        self.known_version = 0  # in replies to joins
+        self.fail_beats: grpc.StatusCode | None = None
         self.heartbeat_seconds = 0.01
         self.refuse: tuple[grpc.StatusCode, str] | None = None
         self.changed = asyncio.Event()
@@ -38,11 +40,17 @@ class FakeRegistry(RegistryServicer):
         if self.refuse is not None:
             await context.abort(*self.refuse)
         self.known = True
-        return pb.JoinReply(router_epoch=1, heartbeat_seconds=self.heartbeat_seconds)
+        return pb.JoinReply(
+            router_epoch=1,
+            heartbeat_seconds=self.heartbeat_seconds,
+            prefix_version=self.known_version,
+        )
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:
         self.beats.append(request)
         self.changed.set()
+        if self.fail_beats is not None:
+            await context.abort(self.fail_beats, "a test")
         return pb.HeartbeatReply(
             known=self.known,
             drain=self.drain,
@@ -83,13 +91,15 @@ class Node:
         self.asked = 0
         self.broken = False
         self.known_versions: list[int] = []
+        self.rates: dict[str, float] = {}
 
     def describe(self) -> pb.JoinRequest:
         if self.broken:
             self.broken = False
             raise ValueError("value out of range")
         self.asked += 1
-        load = pb.Load(running=self.asked)
+        rates = [pb.LinkRate(node_id=n, tokens_per_second=r) for n, r in self.rates.items()]
+        load = pb.Load(running=self.asked, link_rates=rates)
         return pb.JoinRequest(node_id="n", epoch=7, role=self.role, load=load)
 
     def prefixes(self, version: int) -> pb.Prefixes:
@@ -182,14 +192,65 @@ async def test_a_node_that_takes_on_another_role_joins_anew() -> None:
         assert len(registry.joins) == 2
 
 
-async def test_a_join_tells_the_whole_prefix_index_and_heartbeats_what_the_router_lacks() -> None:
+@pytest.mark.parametrize("known", [0, 4])
+async def test_heartbeats_tell_what_the_router_lacks_of_the_prefix_index(known: int) -> None:
     registry, node = FakeRegistry(), Node()
-    registry.prefix_version = 3
+    registry.known_version, registry.prefix_version = known, 3
     async with serving(registry) as port, registered(node.register(port)):
         await registry.until(lambda: len(registry.beats) >= 2)
-        assert node.known_versions[:3] == [0, 5, 3]
-        assert registry.joins[0].prefixes.version == 5
-        assert [beat.prefixes.base for beat in registry.beats[:2]] == [5, 3]
+        assert node.known_versions[:2] == [known, 3]
+        assert not registry.joins[0].HasField("prefixes")
+        assert [beat.prefixes.base for beat in registry.beats[:2]] == [known, 3]
+
+
+async def test_a_heartbeat_that_is_not_answered_is_sent_again_without_a_join() -> None:
+    registry, node = FakeRegistry(), Node()
+    registry.prefix_version = 3
+    async with serving(registry) as port:
+        registration = node.register(port)
+        async with registered(registration):
+            await registry.until(lambda: len(registry.beats) >= 2)
+            registry.fail_beats = grpc.StatusCode.DEADLINE_EXCEEDED
+            await registry.until(lambda: not registration.joined)
+            registry.fail_beats = None
+            count = len(registry.beats)
+            await registry.until(lambda: len(registry.beats) >= count + 2)
+            assert registration.joined
+    assert len(registry.joins) == 1
+    assert {beat.prefixes.base for beat in registry.beats[1:]} == {3}
+
+
+async def test_a_heartbeat_at_rest_is_small_however_many_links_were_measured() -> None:
+    registry, node = FakeRegistry(), Node()
+    node.rates = {f"prefill-node-{number}.svc.cluster.local": 1e5 for number in range(400)}
+    async with serving(registry) as port, registered(node.register(port)):
+        await registry.until(lambda: len(registry.beats) >= 2)
+        assert len(registry.joins[0].load.link_rates) == 400
+        assert all(beat.ByteSize() <= 600 for beat in registry.beats)
+        assert not any(beat.load.link_rates for beat in registry.beats)
+
+
+async def test_link_rates_are_told_as_they_change_a_few_at_a_time() -> None:
+    registry, node = FakeRegistry(), Node()
+    node.rates = {f"p{number:02}": 1e5 for number in range(40)}
+    async with serving(registry) as port, registered(node.register(port)):
+        await registry.until(lambda: len(registry.beats) >= 1)
+        del registry.beats[:]
+        node.rates = {name: 3e5 for name in node.rates if name != "p07"} | {
+            "new": 1e4,
+            "p00": 1.1e5,
+        }
+        known: dict[str, float] = {}
+
+        def learned() -> bool:
+            for beat in registry.beats:
+                assert len(beat.load.link_rates) <= 8
+                known.update({r.node_id: r.tokens_per_second for r in beat.load.link_rates})
+            return len(known) == 40
+
+        await registry.until(learned)
+        assert known["p07"] == 0 and known["new"] == 1e4 and "p00" not in known
+        await registry.until(lambda: not registry.beats[-1].load.link_rates)
 
 
 async def test_a_node_that_the_router_forgot_joins_again() -> None:

@@ -1,0 +1,45 @@
+"""A router's compact set of keys is a set."""
+
+from __future__ import annotations
+
+import tracemalloc
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.router import held_keys
+from tandem.router.held_keys import HeldKeys
+
+KEYS = st.integers(0, 30) | st.integers(2**64 - 4, 2**64 - 1)
+SOME = st.lists(KEYS, max_size=8, unique=True)
+
+
+@given(first=SOME, steps=st.lists(st.tuples(SOME, SOME), max_size=12), limit=st.integers(0, 6))
+def test_it_holds_what_a_set_would(
+    first: list[int], steps: list[tuple[list[int], list[int]]], limit: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(held_keys, "MAX_CHANGES", limit)
+        held, model = HeldKeys(first), set(first)
+        for added, removed in steps:
+            held.update(added, removed)
+            model = (model - set(removed)) | set(added)
+            assert {key for key in [*range(31), 2**64 - 1] if key in held} == {
+                key for key in [*range(31), 2**64 - 1] if key in model
+            }
+        assert len(held) == len(model)
+
+
+def test_a_key_takes_little_more_than_its_eight_bytes() -> None:
+    random = Random(5)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        held = HeldKeys(random.getrandbits(64) for _ in range(16384))
+        held.update([random.getrandbits(64) for _ in range(2000)], ())
+        assert tracemalloc.get_traced_memory()[0] - before < 10 * 18384
+    finally:
+        tracemalloc.stop()
+    assert len(held) == 18384

@@ -1,0 +1,219 @@
+"""In a large cluster placement looks at a few nodes, and they are the right ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.proto import tandem_pb2 as pb
+from tandem.router import holders as module
+from tandem.router.holders import Holders
+from tandem.router.nodes import NodeTable
+from tandem.router.placement import Placement, place
+from tandem.router.policies import POLICIES
+from tandem.router.prefixes import PromptKeys
+from tandem.router.shortlist import FEW, HOLDING, LIGHTEST
+from tandem.shared.kv.prefix_keys import chain_keys, short_key
+
+BLOCK = 4
+PROMPT = list(range(200))
+MANY = 150  # of each kind, more than a window
+every_policy = pytest.mark.parametrize("name", ["prefix-aware", "least-loaded"])
+
+
+def keys(tokens: Sequence[int]) -> list[int]:
+    return [short_key(key) for key in chain_keys(tokens, BLOCK)]
+
+
+class Fleet:
+    """A table of nodes d0, d1, ... and p0, p1, ..., all equally busy."""
+
+    def __init__(self, count: int = MANY, clock: Callable[[], float] = time.monotonic) -> None:
+        self.table = NodeTable(3.0, clock)
+        self.turn = 0
+        for number in range(count):
+            self.join(f"d{number}", pb.ROLE_DECODE)
+        for number in range(count):
+            self.join(f"p{number}", pb.ROLE_PREFILL)
+
+    def join(self, name: str, role: pb.Role, group: str = "g") -> None:
+        request = pb.JoinRequest(
+            node_id=name, epoch=1, role=role, model=pb.ModelCard(fingerprint=group)
+        )
+        self.table.join(request, "127.0.0.1:9")
+        self.report(name)
+
+    def report(self, name: str, *, held: Sequence[int] = (), **load: int) -> None:
+        full = {"running": 5, "free_blocks": 1000, "total_blocks": 1000, "block_size": BLOCK}
+        node = self.table.named(name)
+        assert node is not None
+        version = node.prefixes.version
+        told = pb.Prefixes(
+            version=version + 1, base=version, block_size=BLOCK, stride=1, added=keys(held)
+        )
+        beat = pb.HeartbeatRequest(node_id=name, epoch=1, load=pb.Load(**full | load))  # type: ignore[arg-type]
+        beat.prefixes.MergeFrom(told)
+        self.table.heartbeat(beat)
+
+    def place(
+        self,
+        name: str = "prefix-aware",
+        exclude: frozenset[tuple[str, int]] = frozenset(),
+        tokens: Sequence[int] = PROMPT,
+    ) -> Placement:
+        self.turn += 1
+        views = self.table.views(PromptKeys(tokens), self.turn, exclude)
+        made = place(views, tokens, POLICIES[name], turn=self.turn, exclude=exclude)
+        assert made is not None
+        return made
+
+
+def test_a_few_of_many_nodes_are_looked_at_and_all_of_a_few() -> None:
+    fleet = Fleet()
+    assert len(fleet.table.views(PromptKeys(PROMPT))) <= HOLDING + 2 * 2 * LIGHTEST
+    assert len(fleet.table.views(PromptKeys(PROMPT), every=True)) == 2 * MANY
+    small = Fleet(FEW // 2)
+    assert len(small.table.views(PromptKeys(PROMPT))) == FEW
+
+
+def test_who_holds_a_prompt_gets_it_wherever_it_stands() -> None:
+    fleet = Fleet()
+    fleet.report("d97", held=PROMPT)
+    fleet.report("p61", held=PROMPT[:100])
+    for number in range(0, MANY, 3):
+        fleet.report(f"d{number}", held=PROMPT[:8])  # a beginning that many share
+    for _ in range(4):
+        assert fleet.place().decode.node_id == "d97"
+    without = fleet.place(exclude=frozenset({("d97", 1)}))
+    assert without.decode.node_id != "d97" and without.prefill[0].node_id == "p61"
+
+
+def test_a_prompt_is_drawn_to_where_it_was_placed_before_anybody_tells() -> None:
+    fleet = Fleet()
+    node = fleet.table.named("d120")
+    assert node is not None
+    node.ledger.begin(node.placed(PromptKeys(PROMPT), 0))
+    for _ in range(3):
+        assert fleet.place().decode.node_id == "d120"
+
+
+@every_policy
+def test_what_was_evicted_draws_nobody(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_STALE", 10)
+    fleet = Fleet()
+    fleet.report("d97", held=PROMPT, running=6)
+    beat = pb.HeartbeatRequest(node_id="d97", epoch=1, load=pb.Load(running=6))
+    beat.prefixes.MergeFrom(
+        pb.Prefixes(version=3, base=2, block_size=BLOCK, stride=1, removed=keys(PROMPT))
+    )
+    fleet.table.heartbeat(beat)
+    for _ in range(6):
+        assert fleet.place(name).decode.node_id != "d97"
+
+
+@every_policy
+def test_the_idle_node_is_found_as_the_window_moves_on(name: str) -> None:
+    fleet = Fleet()
+    fleet.report("d140", running=0)
+    chosen = {fleet.place(name).decode.node_id for _ in range(3 * MANY // 64 + 3)}
+    assert "d140" in chosen
+
+
+@every_policy
+def test_the_only_nodes_with_room_are_found_at_once(name: str) -> None:
+    fleet = Fleet()
+    for number in range(MANY):
+        fleet.report(f"d{number}", free_blocks=1000 * (number == 140), running=9 - number // 99)
+    if name == "prefix-aware":
+        assert fleet.place(name).decode.node_id == "d140"
+    assert "d140" in {view.node_id for view in fleet.table.views(PromptKeys(PROMPT), fleet.turn)}
+
+
+def test_a_version_of_few_nodes_keeps_its_helpers() -> None:
+    fleet = Fleet()
+    fleet.join("new-d", pb.ROLE_DECODE, "h")
+    fleet.join("new-p", pb.ROLE_PREFILL, "h")
+    fleet.report("new-d", running=0, held=PROMPT)
+    for _ in range(5):
+        made = fleet.place()
+        assert made.decode.node_id == "new-d"
+        assert [view.node_id for view in made.prefill] == ["new-p"]
+
+
+def test_nodes_that_drain_or_go_take_no_place_of_others() -> None:
+    fleet = Fleet()
+    for number in range(MANY - 1):
+        node = fleet.table.named(f"d{number}")
+        assert node is not None
+        node.drain()
+    assert {fleet.place().decode.node_id for _ in range(6)} == {f"d{MANY - 1}"}
+    replaced = pb.JoinRequest(node_id=f"d{MANY - 1}", epoch=2, role=pb.ROLE_DECODE)
+    fleet.table.join(replaced, "127.0.0.1:9")
+    made = fleet.place()
+    assert (made.decode.node_id, made.decode.epoch) == (f"d{MANY - 1}", 2)
+
+
+def test_a_node_that_fell_silent_is_found_again_when_it_is_back() -> None:
+    now = 100.0
+    fleet = Fleet(clock=lambda: now)
+    fleet.report("d97", held=PROMPT)
+    assert fleet.place().decode.node_id == "d97"
+    now += 2
+    others = [node.node_id for node in fleet.table if node.node_id != "d97"]
+    for name in others:
+        fleet.report(name)
+    now += 2
+    fleet.table.expire()
+    assert len(fleet.table) == len(others)
+    assert fleet.place().decode.node_id != "d97"
+    fleet.join("d97", pb.ROLE_DECODE)
+    assert fleet.place().decode.node_id == "d97"
+
+
+# ---- the table of holders ------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(
+    held=st.lists(st.integers(0, 20), min_size=1, max_size=40),
+    released=st.sets(st.integers(0, 39)),
+    turn=st.integers(0, 9),
+)
+def test_whoever_holds_the_most_is_found_first(
+    held: list[int], released: set[int], turn: int
+) -> None:
+    holders: Holders[int] = Holders()
+    sample = [(BLOCK * number, key) for number, key in enumerate(keys(range(80)), 1)]
+    columns = [holders.column(number) for number in range(len(held))]
+    for column, count in zip(columns, held, strict=True):
+        column.shape(BLOCK, 1)
+        column.add(key for _, key in sample[:count])
+    for number in released & set(range(len(held))):
+        columns[number].release()
+        held[number] = 0
+    place_of = {key: at for at, (_, key) in enumerate(sample)}
+    found = holders.find(
+        lambda block_size, stride: sample, lambda owner, key: held[owner] > place_of[key], 3, turn
+    )
+    most = max(held)
+    assert bool(found) == bool(most)
+    assert all(held[owner] for owner in found) and len(found) == len(set(found)) <= 3
+    if most:
+        assert held[found[0]] == most
+
+
+def test_a_place_that_was_given_back_is_used_again() -> None:
+    holders: Holders[str] = Holders()
+    for _ in range(100):
+        column = holders.column("a")
+        column.shape(BLOCK, 1)
+        column.add(keys(PROMPT))
+        column.release()
+    column = holders.column("b")
+    column.shape(BLOCK, 1)
+    sample = [(1, key) for key in keys(PROMPT)]
+    assert holders.find(lambda block_size, stride: sample, lambda owner, key: True, 5, 0) == []
