@@ -53,6 +53,8 @@ SAME_HOST = "127.0.0.1:8100"
 USED_BY_PD_SERVER = {
     "pd_server",
     "pd_url",
+    "model",
+    "ignore_config_keys",
     "served_model_name",
     "drain_timeout",
     "insecure",
@@ -131,7 +133,8 @@ def _telemetry(values: Values, role: str, node_id: str) -> Tracer:
 
 @command("router", RouterConfig, LockConfig, TelemetryConfig, model=False)
 def router(values: Values) -> None:
-    """Start a router: HTTP in, tokens out. The nodes that join bring the model."""
+    """Start a router: HTTP in, tokens out. The nodes that join bring the model, and must have that
+    of --model if it is given."""
     from .router.options import RouterOptions
     from .router.server import Router, run_router
     from .shared.lock import read_lock
@@ -193,7 +196,7 @@ def decode_node(values: Values) -> None:
 
 
 @command(
-    "serve", ServeConfig, RouterConfig, EngineConfig, HandoffConfig, LockConfig, TelemetryConfig
+    "serve", ServeConfig, EngineConfig, RouterConfig, HandoffConfig, LockConfig, TelemetryConfig
 )
 def serve(values: Values) -> None:
     """Serve MODEL: start the parts, wait until they are ready, and end them on Ctrl-C."""
@@ -259,7 +262,9 @@ def _serve_cluster(config: ServeConfig, values: Values) -> None:
     # A script starts its background processes with SIGINT ignored; the parts would be left running.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
-    cluster = Cluster(Path(config.log_dir), _plain_environment(), front.drain_timeout)
+    cluster = Cluster(
+        Path(config.log_dir), _plain_environment(), front.shutdown_delay + front.drain_timeout
+    )
     with contextlib.ExitStack() as until_end:
         try:
             deadline = time.monotonic() + config.start_timeout

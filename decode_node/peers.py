@@ -15,6 +15,7 @@ import grpc
 
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import PrefillStub
+from ..shared.addresses import is_candidate
 from ..shared.causes import Cause
 from ..shared.errors import PeerRefusedError, TransferError
 from ..shared.handoff.curve import check_keys
@@ -174,6 +175,8 @@ class Peers:
             await asyncio.gather(*(self._look_after(peer) for peer in self._peers.values()))
 
     async def _greeted(self, candidate: pb.PrefillCandidate) -> Peer:
+        if not is_candidate(candidate.address):
+            raise TransferError(f"{candidate.address[:100]!r} is not the host:port of a node")
         # Behind the lock: of many who come at once, one finds out, and the others hear of it.
         self.absences.check(candidate.address, candidate.epoch)
         known = self._peers.get(candidate.address)

@@ -60,5 +60,8 @@ class DecodeRole:
     def busy(self) -> bool:
         return self._service.requests > 0
 
+    def cut_off(self) -> None:
+        self._service.cut_off()
+
     async def close(self) -> None:
         await self._peers.close()

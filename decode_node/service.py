@@ -18,7 +18,7 @@ from ..shared.engine.plan import PositionLogprobs
 from ..shared.engine.request import build_sequences
 from ..shared.engine.scheduler import StepOutput
 from ..shared.engine.sequence import FinishReason, Sequence
-from ..shared.errors import OverloadedError, RequestError, UnavailableError
+from ..shared.errors import NODE_DRAINING, OverloadedError, RequestError, UnavailableError
 from ..shared.handoff.uninterrupted import uninterrupted
 from ..shared.node.calls import serving_call
 from ..shared.node.engine import NodeEngine, NodeIdentity
@@ -66,6 +66,8 @@ class DecodeService(DecodeServicer):
         self._calls: dict[int, Choices] = {}
         self.requests = 0
         self.draining = False
+        self._running: set[asyncio.Task[Any]] = set()
+        self._cut = False
 
     async def Generate(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -89,6 +91,9 @@ class DecodeService(DecodeServicer):
         choices.listen()
         self._calls[request.call_id] = choices
         self.requests += 1
+        task = asyncio.current_task()
+        assert task is not None, "gRPC runs a call in a task"
+        self._running.add(task)
         seconds = request.deadline_seconds or DEFAULT_DEADLINE_SECONDS
         deadline = time.monotonic() + seconds
         deaths = Deaths(request.deaths)
@@ -115,10 +120,22 @@ class DecodeService(DecodeServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except GivenUpError as error:
             await context.abort(grpc.StatusCode.ABORTED, str(error))
+        except asyncio.CancelledError:
+            if self._cut:
+                message = f"{NODE_DRAINING}, and its time is over"
+                await context.abort(grpc.StatusCode.UNAVAILABLE, message)
+            raise
         finally:
+            self._running.discard(task)
             self.requests -= 1
             self._calls.pop(request.call_id, None)
             await uninterrupted(self._end(start, choices))
+
+    def cut_off(self) -> None:
+        """End what still runs, and say why: the time for draining is over."""
+        self._cut = True
+        for task in tuple(self._running):
+            task.cancel()
 
     async def EndChoice(
         self, request: pb.EndChoiceRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -147,7 +164,7 @@ class DecodeService(DecodeServicer):
         core = self._engine.core
         try:
             if self.draining:
-                raise UnavailableError("this node is draining")
+                raise UnavailableError(NODE_DRAINING)
             if not request.deadline_seconds >= 0:  # NaN is not, either
                 raise RequestError(f"deadline_seconds is {request.deadline_seconds}, not a time")
             params = params_from_wire(request.sampling)

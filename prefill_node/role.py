@@ -47,5 +47,8 @@ class PrefillRole:
     def busy(self) -> bool:
         return self._service.live > 0
 
+    def cut_off(self) -> None:
+        """Decode nodes go on without it when their calls end."""
+
     async def close(self) -> None:
         """Its transfers end with their RPCs; nothing else is open."""

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from ..shared.errors import OverloadedError, UnavailableError
+from ..shared.errors import OverloadedError
 from ..shared.telemetry import logger, working_on
 from ..shared.tracing import NO_TRACER, Tracer, Value, serving
 from ..shared.version import version
@@ -21,7 +21,7 @@ from .chat_request import parse_chat
 from .completion_answer import CompletionAnswer
 from .completion_request import parse_completion
 from .encoding import encode
-from .errors import ApiError, internal_error, to_api_error
+from .errors import ApiError, DrainingError, internal_error, to_api_error
 from .exchange import JSON_TYPE, ClientGoneError, Exchange
 from .generation import Admitted, Delta, Done, Generation, Item
 from .hosts import AllowedHosts
@@ -90,6 +90,8 @@ class App:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange = Exchange(scope, receive, send, self._options)
+        # A client that keeps its connection would come back to a router that is about to end.
+        exchange.closes = self.draining
         working_on(request_id=exchange.request_id)
         try:
             handler = self._route(exchange)
@@ -102,6 +104,11 @@ class App:
             exchange.close()
             if self._options.access_log:
                 exchange.access.log()
+
+    @property
+    def active(self) -> int:
+        """Requests that have begun and not ended."""
+        return self._active
 
     def abort(self) -> None:
         """The drain is over: every request that still runs gets its error now."""
@@ -182,7 +189,7 @@ class App:
 
     async def _ready(self, exchange: Exchange) -> None:
         if self.draining:
-            raise UnavailableError("The router is stopping.")
+            raise DrainingError("The router is stopping.", code="server_draining")
         self._registry.model()
         await exchange.json(200, {"status": "ready"})
 
@@ -262,7 +269,8 @@ class App:
             if not work.done():
                 raise ClientGoneError
             if work.cancelled():
-                raise UnavailableError("The server is stopping; send the request again.")
+                message = "The server is stopping; send the request again."
+                raise DrainingError(message, code="server_draining")
             work.result()
         finally:
             self._work.discard(work)

@@ -16,10 +16,10 @@ from typing import Any
 import grpc
 
 from ..proto import tandem_pb2 as pb
-from ..shared.errors import OverloadedError, RequestError, UnavailableError
+from ..shared.errors import NODE_DRAINING, OverloadedError, RequestError, UnavailableError
 from ..shared.telemetry import logger
 from ..shared.tracing import branch, metadata, step
-from .errors import DeadlineError, NodeError
+from .errors import DeadlineError, DrainingError, NodeError
 from .ledger import Booking
 from .nodes import Node, NodeTable
 from .options import RouterOptions
@@ -88,7 +88,7 @@ class Dispatcher:
                 return
             except (OverloadedError, UnavailableError, GenerationError) as error:
                 if seen:
-                    raise NodeError(_mid_stream(error)) from error
+                    raise _mid_stream(error) from error
                 log.warning(
                     "node %s failed request %s: %s", node.node_id, request.request_id, error
                 )
@@ -185,7 +185,7 @@ class Dispatcher:
             message = f"A decode node did not answer within {patience:g} s."
             raise UnavailableError(message) from None
         except grpc.aio.AioRpcError as error:
-            raise _translated(error) from error
+            raise _translated(error, node) from error
         except asyncio.CancelledError:
             # The table cancels the calls of a lost node; any other cancellation is our own task's.
             if node.lost and not _cancelling():
@@ -199,10 +199,12 @@ class Dispatcher:
 _LATE = "The request did not finish within its deadline."
 
 
-def _mid_stream(error: Exception) -> str:
-    return (
-        str(error) if isinstance(error, NodeError) else "The node that served this request failed."
-    )
+def _mid_stream(error: Exception) -> Exception:
+    """What a client is told that has seen a part of its answer."""
+    if isinstance(error, DrainingError):
+        return error
+    failed = "The node that served this request failed."
+    return NodeError(str(error) if isinstance(error, NodeError) else failed)
 
 
 def _cancelling() -> bool:
@@ -210,9 +212,14 @@ def _cancelling() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _translated(error: grpc.aio.AioRpcError) -> Exception:
+def _translated(error: grpc.aio.AioRpcError, node: Node) -> Exception:
     """The node's status as one of ours. Details stay in the log: they hold addresses."""
     details = error.details() or ""
+    gone = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    if gone and (node.draining or details.startswith(NODE_DRAINING)):
+        log.info("node %s ended a request with its drain: %s", node.node_id, details)
+        message = "The node that served this request was taken out of service; send it again."
+        return DrainingError(message, code="node_draining")
     match error.code():
         case grpc.StatusCode.INVALID_ARGUMENT:
             return _request_error(details)

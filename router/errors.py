@@ -47,6 +47,15 @@ class NodeError(Exception):
     """A node failed, and the request cannot move elsewhere."""
 
 
+class DrainingError(UnavailableError):
+    """A part of the cluster ended as planned before the request did. ``code`` says which: a client
+    can tell it from a crash, and send the request again."""
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class DeadlineError(Exception):
     """The request has taken all the time that it may."""
 
@@ -66,6 +75,8 @@ def to_api_error(error: BaseException, *, retry_after: int) -> ApiError | None:
             return ApiError(400, str(error), param=error.param, code=error.code)
         case OverloadedError():
             return ApiError(503, str(error), kind=SERVER, code="overloaded", headers=wait)
+        case DrainingError():
+            return ApiError(503, str(error), kind=SERVER, code=error.code, headers=wait)
         case UnavailableError():
             return ApiError(503, str(error), kind=SERVER, code="unavailable", headers=wait)
         case NodeError():

@@ -41,6 +41,7 @@ class Exchange:
         self.request_id = given or uuid.uuid4().hex
         self.access = Access(self.method, self.path)
         self.started = False
+        self.closes = False  # the connection ends with this answer
         self.streaming = False
         self._writing_since: float | None = None
         self._watch: asyncio.TimerHandle | None = None
@@ -131,6 +132,8 @@ class Exchange:
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.started = True
         self.access.status = status
+        if self.closes and CLOSE[0] not in headers:
+            headers = [*headers, *CLOSE]
         headers = [*headers, (b"x-request-id", self.request_id.encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 

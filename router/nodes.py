@@ -26,6 +26,7 @@ from .holders import Holders
 from .ledger import Ledger, Placed
 from .placement import NodeView
 from .prefixes import HeldPrefixes, PromptKeys
+from .reported import bound
 from .shortlist import FEW, Excluded, shortlist
 
 log = logger("router")
@@ -41,6 +42,8 @@ MAX_KEPT = 1024
 MAX_EXPECTED_KEYS = 512
 
 END_CHOICE_SECONDS = 5.0
+# How long a node may take to say that it is still there.
+STATUS_SECONDS = 1.0
 
 CHANNEL_OPTIONS = (
     # A node may send heartbeats and yet be cut off from us: its calls must fail within 3 s.
@@ -125,6 +128,7 @@ class Node:
 
     def report(self, load: pb.Load, prefixes: pb.Prefixes) -> None:
         """What the node says of itself, now and then."""
+        bound(load)
         self._learn_links(load)
         self.load = _copied(load)
         self.rate = load.prefill_tokens_per_second
@@ -170,14 +174,24 @@ class Node:
         self.prefixes.expect(keys)
         return Placed(compute_tokens, len(prompt.tokens), keys)
 
-    def generate(self, request: pb.GenerateRequest, timeout: float, metadata: Metadata) -> Any:
-        """Start a call; give it back with ``done``."""
+    async def answers(self) -> bool:
+        """Whether this start of the node may still live: it says so, or nobody says otherwise."""
+        try:
+            status = await self._stub().Status(pb.StatusRequest(), timeout=STATUS_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            return error.code() is not grpc.StatusCode.UNAVAILABLE
+        return bool(status.epoch == self.epoch)
+
+    def _stub(self) -> Any:
         if self._channel is None or self._generation != self._lock.generation:
             # One of before the lock's files changed ends with the last call that runs on it.
             self._generation = self._lock.generation
             self._channel = self._lock.channel(self.address, CHANNEL_OPTIONS)
-        stub = self._lock.stub(DecodeStub, self._channel)
-        call = stub.Generate(request, timeout=timeout, metadata=metadata)
+        return self._lock.stub(DecodeStub, self._channel)
+
+    def generate(self, request: pb.GenerateRequest, timeout: float, metadata: Metadata) -> Any:
+        """Start a call; give it back with ``done``."""
+        call = self._stub().Generate(request, timeout=timeout, metadata=metadata)
         self._calls[call] = max(1, request.sampling.n)
         self._sequences += self._calls[call]
         self._most_sequences = max(self._most_sequences, self._sequences)

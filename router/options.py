@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..shared.config import RouterConfig, prefill_addresses
+from ..shared.config import RouterConfig, prefill_addresses, split_names
 from ..shared.errors import UsageError
 
 
@@ -59,6 +59,11 @@ class RouterOptions(RouterConfig):
         """The names of ``--allowed-hosts``, in lower case."""
         names = (self.allowed_hosts or "").split(",")
         return frozenset(name.strip().lower() for name in names) - {""}
+
+    @property
+    def ignored_config_keys(self) -> frozenset[str]:
+        """The keys named by ``--ignore-config-keys``."""
+        return split_names(self.ignore_config_keys)
 
     @property
     def prefill_addresses(self) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 import time
 import urllib.parse
@@ -15,6 +14,7 @@ import grpc
 
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import RegistryServicer
+from ..shared.addresses import is_host_port
 from ..shared.errors import ModelError, PeerRefusedError, RequestError, UnavailableError
 from ..shared.roles import role_name
 from ..shared.telemetry import logger
@@ -23,6 +23,7 @@ from .groups import conflict, difference, text_of
 from .model import ServedModel, sampling_defaults
 from .nodes import Node, NodeTable
 from .options import RouterOptions
+from .pinned import PinnedModel, load_tokenizer
 
 if TYPE_CHECKING:
     from ..shared.text.tokenizer import Tokenizer
@@ -31,9 +32,6 @@ log = logger("router")
 
 WILDCARDS = ("", "0.0.0.0", "[::]", "::")
 MAX_NAME = 256
-# Of a model's folder, in a message.
-MAX_PATH = 256
-PORT = re.compile("[0-9]{1,5}")
 
 
 class Registry(RegistryServicer):
@@ -44,9 +42,15 @@ class Registry(RegistryServicer):
         self._nodes = nodes
         self._epoch = secrets.randbits(64)
         self._tokenizer: Tokenizer | None = None
+        self._pinned: PinnedModel | None = None
         self._loading: tuple[tuple[str, ...], asyncio.Task[Tokenizer]] | None = None
         self._model: ServedModel | None = None
         self._entering = asyncio.Lock()
+
+    def pin(self, model: PinnedModel | None) -> None:
+        """From now on only nodes of this model may join."""
+        self._pinned = model
+        self._tokenizer = model.tokenizer if model is not None else None
 
     def model(self) -> ServedModel:
         """What is served now; ``UnavailableError`` before the first decode node has joined."""
@@ -68,6 +72,11 @@ class Registry(RegistryServicer):
         problem = self._problem(request)
         if problem:
             raise RequestError(problem)
+        try:
+            await self._check_name(request, address)
+        except PeerRefusedError as error:
+            self._note_refusal(request, address, str(error))
+            raise
         # One at a time: the first brings the model, and the others are compared with it.
         async with self._entering:
             try:
@@ -208,11 +217,8 @@ class Registry(RegistryServicer):
             return "node_id and address must be printable"
         if request.role not in (pb.ROLE_PREFILL, pb.ROLE_DECODE):
             return "role must be prefill or decode"
-        host, _, port = request.address.rpartition(":")
         named = request.address in self._options.prefill_addresses
-        if not named and (
-            not PORT.fullmatch(port) or not 0 < int(port) < 65536 or len(host) > MAX_NAME
-        ):
+        if not named and not _is_address(request.address):
             return f"address must be host:port, not {request.address[:MAX_NAME]!r}"
         if request.role == pb.ROLE_DECODE and not request.model.max_model_len:
             return "a decode node's model card needs max_model_len"
@@ -231,13 +237,32 @@ class Registry(RegistryServicer):
                     f"start it with the cluster's model"
                 )
             return ""
-        return conflict([*decode, *(n.model for n in self._nodes if n.is_prefill)], card)
+        pinned = [self._pinned.card] if self._pinned is not None else []
+        return conflict([*pinned, *decode, *(n.model for n in self._nodes if n.is_prefill)], card)
+
+    async def _check_name(self, request: pb.JoinRequest, address: str) -> None:
+        """Raise ``PeerRefusedError`` when another process that lives has the name of this one.
+
+        Not so for a restart: it has the address of the one before, or that one has left, or does
+        not answer there any more.
+        """
+        known = self._nodes.named(request.node_id)
+        if known is None or known.epoch == request.epoch or known.address == address or known.left:
+            return
+        if await known.answers():
+            raise PeerRefusedError(
+                f"two nodes are called {request.node_id!r}: one at {known.address}, which answers, "
+                f"and one at {address}; give one of them another --node-id, or end the other"
+            )
 
     async def _load_tokenizer(self, card: pb.ModelCard) -> None:
         """Once a model: a second node's folder may lie elsewhere, on its own machine."""
+        if self._pinned is not None:
+            return
         text = text_of(card)
         if self._loading is None or self._loading[0] != text:
-            self._loading = text, asyncio.create_task(_tokenizer_of(card))
+            loading = load_tokenizer(Path(card.path), card.vocab_size)
+            self._loading = text, asyncio.create_task(loading)
         try:
             # A join that runs out of time does not end the work: the next one finds it done.
             self._tokenizer = await asyncio.shield(self._loading[1])
@@ -263,6 +288,12 @@ class Registry(RegistryServicer):
         )
 
 
+def _is_address(text: str) -> bool:
+    """Whether a node may announce this: see ``_reachable`` for the wildcards."""
+    host, _, port = text.rpartition(":")
+    return is_host_port(f"localhost:{port}" if host in WILDCARDS else text)
+
+
 def _reachable(address: str, peer: str) -> str:
     """A node that listens on every interface is reached where its join came from."""
     host, _, port = address.rpartition(":")
@@ -271,21 +302,3 @@ def _reachable(address: str, peer: str) -> str:
     # gRPC writes peers as ipv4:1.2.3.4:567 or ipv6:%5B::1%5D:567.
     peer_host = urllib.parse.unquote(peer).partition(":")[2].rpartition(":")[0]
     return f"{peer_host or '127.0.0.1'}:{port}"
-
-
-async def _tokenizer_of(card: pb.ModelCard) -> Tokenizer:
-    """Raises ``ModelError`` when it cannot be read or is not this model's."""
-    from ..shared.text.tokenizer import Tokenizer
-
-    try:
-        tokenizer = await asyncio.to_thread(Tokenizer.load, Path(card.path))
-        await asyncio.to_thread(tokenizer.prepare)
-    except OSError as error:
-        raise ModelError(f"{card.path[:MAX_PATH]!r} cannot be read: {error.strerror}") from None
-    # A few published models have special tokens beyond the embedding; they cannot be sampled.
-    if card.vocab_size and tokenizer.base_vocab_size > card.vocab_size:
-        raise ModelError(
-            f"{card.path}/tokenizer.json has {tokenizer.base_vocab_size} tokens, the model's "
-            f"vocab_size is {card.vocab_size}; it belongs to another model"
-        )
-    return tokenizer

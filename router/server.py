@@ -26,6 +26,7 @@ from .app import App
 from .metrics import Metrics
 from .nodes import NodeTable
 from .options import RouterOptions
+from .pinned import read_pinned
 from .protocol import bounded
 from .registry import Registry
 from .static_nodes import StaticNodes
@@ -77,13 +78,15 @@ class Router:
         self._loops: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Listening when it returns. Raises ``StartupError`` when a port is taken, ``UsageError``
-        when nothing would protect the registry from other machines."""
+        """Listening when it returns. Raises ``StartupError`` when a port is taken, ``ModelError``
+        when the model cannot be read, ``UsageError`` when nothing would protect the registry from
+        other machines."""
         check_exposure(
             self._lock, self.options.insecure, {"--registry-host": self.options.registry_host}
         )
         # One text at a time: tokenizers' own thread pool would only cost memory.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        self.registry.pin(await read_pinned(self.options))
         listener = _listen(self.options.host, self.options.port)
         self.http_port = listener.getsockname()[1]
         try:
@@ -103,9 +106,22 @@ class Router:
         ]
         await self._start_http(listener)
 
+    async def retire(self) -> None:
+        """Turn /ready off and serve on for a while: whoever spreads requests over routers needs
+        some time to notice, and until then sends new ones."""
+        self.app.draining = True
+        delay = self.options.shutdown_delay
+        log.info("told to end: not ready any more, and serving on for %g s", delay)
+        await asyncio.sleep(delay)
+
     async def stop(self) -> None:
         """Take no more, let the streams finish until the deadline, then end them."""
         self.app.draining = True
+        log.info(
+            "closing the listener; %d requests have %g s to finish",
+            self.app.active,
+            self.options.drain_timeout,
+        )
         if self._http is not None and self._serving is not None:
             loop = asyncio.get_running_loop()
             deadline = loop.call_later(self.options.drain_timeout, self.app.abort)
@@ -120,6 +136,7 @@ class Router:
         if self._grpc is not None:
             await self._grpc.stop(grace=0.5)
         self.app.close()
+        log.info("ended")
         uvicorn_log.removeFilter(self._seldom)
 
     async def failed(self) -> None:
@@ -196,17 +213,22 @@ async def run_router(
     log.info("listening on %s:%d", options.host, router.http_port)
     if router.metrics_port:
         log.info("metrics on port %d", router.metrics_port)
-    stopped = asyncio.create_task(stop.wait())
+
+    async def until_retired() -> None:
+        await stop.wait()
+        await router.retire()
+
+    retired = asyncio.create_task(until_retired())
     failed = asyncio.create_task(router.failed())
     try:
         on_ready(router)
-        await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((retired, failed), return_when=asyncio.FIRST_COMPLETED)
         if failed.done():
             await failed
     finally:
-        for task in (stopped, failed):
+        for task in (retired, failed):
             task.cancel()
-        await asyncio.gather(stopped, failed, return_exceptions=True)
+        await asyncio.gather(retired, failed, return_exceptions=True)
         await router.stop()
 
 

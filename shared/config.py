@@ -64,6 +64,21 @@ def _served_model_name() -> Any:
     )
 
 
+def _ignore_config_keys() -> Any:
+    """Nodes read the model's configuration, and so does a router that was told its model."""
+    return option(
+        None,
+        "--ignore-config-keys",
+        "Keys of the model's config.json to treat as if they were not there, separated by commas: "
+        "for keys that are refused as unknown although they do not change what the model computes.",
+    )
+
+
+def split_names(value: str | None) -> frozenset[str]:
+    """The names of a list with commas."""
+    return frozenset(name.strip() for name in (value or "").split(",") if name.strip())
+
+
 def _insecure() -> Any:
     """Nodes and routers listen for each other: the same flag for both."""
     return option(
@@ -167,12 +182,7 @@ class EngineConfig:
         "auto reads safetensors; dummy fills the weights with seeded random numbers (benchmarks).",
         choices=("auto", "safetensors", "dummy"),
     )
-    ignore_config_keys: str | None = option(
-        None,
-        "--ignore-config-keys",
-        "Keys of the model's config.json to treat as if they were not there, separated by commas: "
-        "for keys that are refused as unknown although they do not change what the model computes.",
-    )
+    ignore_config_keys: str | None = _ignore_config_keys()
     load_timeout: float = option(
         1800.0,
         "--load-timeout",
@@ -299,8 +309,7 @@ class EngineConfig:
     @property
     def ignored_config_keys(self) -> frozenset[str]:
         """The keys named by ``--ignore-config-keys``."""
-        names = (self.ignore_config_keys or "").split(",")
-        return frozenset(name.strip() for name in names if name.strip())
+        return split_names(self.ignore_config_keys)
 
     @property
     def world_size(self) -> int:
@@ -476,6 +485,13 @@ class NodeConfig:
 class RouterConfig:
     """The HTTP front."""
 
+    model: str | None = option(
+        None,
+        "--model",
+        "Model that nodes must have, as for a node; the router reads its configuration and "
+        "tokenizer, not its weights (default: that of the first decode node to join).",
+    )
+    ignore_config_keys: str | None = _ignore_config_keys()
     served_model_name: str | None = _served_model_name()
     host: str = option("127.0.0.1", "--host", "Address to listen on.")
     port: int = option(8000, "--port", "HTTP port (0: any free one).", minimum=0, maximum=65535)
@@ -532,6 +548,13 @@ class RouterConfig:
         "Which node gets a request: the one estimated to have its first token soonest by what it "
         "holds and what is queued there, the one with the least to do, or each in its turn.",
         choices=("prefix-aware", "least-loaded", "round-robin"),
+    )
+    shutdown_delay: float = option(
+        0.0,
+        "--shutdown-delay",
+        "Seconds after SIGTERM in which /ready is 503 and requests are still taken: as long as a "
+        "load balancer needs to notice.",
+        minimum=0.0,
     )
     max_concurrent_requests: int = option(
         1024, "--max-concurrent-requests", "Beyond it clients get 503.", minimum=1

@@ -19,6 +19,9 @@ from __future__ import annotations
 
 from .causes import Cause
 
+# How the details of a status begin with which a node refuses or ends a request as planned.
+NODE_DRAINING = "this node is draining"
+
 
 class TandemError(Exception):
     """Base of every error that Tandem raises on purpose."""

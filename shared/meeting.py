@@ -23,6 +23,8 @@ UNIX = "unix:"
 _CONTROL = "control.sock"
 _LOCK = "prefill.lock"
 _KV_NAME = re.compile(r"kv-\d{1,4}-(bulk|control)\.sock")
+# gRPC reads a query and a fragment behind ? and #, and % as an escape.
+_ADDRESS = re.compile(rf"{UNIX}/[^?#%\0]*{re.escape(_CONTROL)}")
 # A Unix socket's path has 108 bytes with its end.
 _LONGEST_NAME = "kv-9999-control.sock"
 _MAX_PATH = 107
@@ -38,6 +40,11 @@ def meeting_address(flag: str, url: str) -> str:
     if len(os.fsencode(f"{folder}/{_LONGEST_NAME}")) > _MAX_PATH:
         raise UsageError(f"{flag} {url!r}: too long for Unix sockets; choose a shorter folder")
     return f"{UNIX}{folder}/{_CONTROL}"
+
+
+def is_meeting_address(address: str) -> bool:
+    """Whether gRPC would call the control socket of a meeting folder, and nothing else."""
+    return len(address) <= _MAX_PATH + len(UNIX) and bool(_ADDRESS.fullmatch(address))
 
 
 def folder_of(address: str) -> str:

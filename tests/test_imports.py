@@ -26,6 +26,10 @@ ALLOWED = {
     "router": (
         "router",
         "proto",
+        "shared.addresses",
+        "shared.models.fingerprint",
+        "shared.models.registry",
+        "shared.weights.locate",
         "shared.text",
         "shared.config",
         "shared.causes",

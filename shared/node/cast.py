@@ -43,6 +43,9 @@ class NodeRole(Protocol):
     def busy(self) -> bool:
         """Work is left that a drain waits for."""
 
+    def cut_off(self) -> None:
+        """End the work that is left, and say that the drain is over."""
+
     async def close(self) -> None:
         """Give back connections; it may have to open them again."""
 
@@ -85,6 +88,11 @@ class Cast:
         self._ending = True
         for role in self._roles.values():
             role.drain()
+
+    def cut_off(self) -> None:
+        """End the work that is left, in every role."""
+        for role in self._roles.values():
+            role.cut_off()
 
     async def change(self, role: pb.Role) -> None:
         """Refuse new work, finish what runs, and take work in the other role.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -18,13 +17,9 @@ from ..engine.scheduler import Scheduler
 from ..errors import ModelError, PeerRefusedError, StartupError
 from ..kv.block_pool import BlockPool
 from ..kv.formats import kv_format
+from ..models.fingerprint import model_fingerprint
 from ..models.registry import read_json, read_spec
-from ..models.spec import (
-    DecoderSpec,
-    fingerprint_fields,
-    kv_heads_by_rank,
-    tensor_parallel_problem,
-)
+from ..models.spec import DecoderSpec, kv_heads_by_rank, tensor_parallel_problem
 from ..telemetry import log_settings
 from ..text.special_tokens import special_tokens
 from ..weights.locate import display_name, locate_model
@@ -183,24 +178,6 @@ def _tokenizer_ends(folder: Path) -> list[int]:
     tokens = [token for token in added or () if isinstance(token, dict)]
     ids = (token.get("id") for token in tokens if token.get("content") == text)
     return [token for token in ids if isinstance(token, int)]
-
-
-def model_fingerprint(spec: DecoderSpec, folder: Path) -> dict[str, str]:
-    """What two nodes must agree on before KV may pass between them, field by field.
-
-    It covers shapes, rope, tokenizer and template; two trainings of one shape look the same here.
-    """
-    fields = fingerprint_fields(spec)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        file = folder / name
-        if file.is_file():
-            fields[name] = hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest()
-    return fields
-
-
-def fingerprint_text(fields: dict[str, str]) -> str:
-    """``field=value`` lines, so that a router can name the field in which two nodes differ."""
-    return "\n".join(f"{key}={value}" for key, value in sorted(fields.items()))
 
 
 def _pace(config: EngineConfig) -> Pace:

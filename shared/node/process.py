@@ -28,13 +28,14 @@ from ..handoff.inbox import Inbox
 from ..handoff.nixl_agent import check_installed
 from ..lock import OPEN, Lock, check_exposure, is_loopback
 from ..meeting import UNIX, folder_of
+from ..models.fingerprint import fingerprint_text
 from ..process_metrics import ProcessMetrics
 from ..roles import role_name
 from ..stats_line import log_pace
 from ..tracing import NO_TRACER, Tracer
 from ..version import version
 from .cast import POLL_SECONDS, Cast, NodeRole
-from .engine import NodeEngine, NodeIdentity, fingerprint_text, start_engine
+from .engine import NodeEngine, NodeIdentity, start_engine
 from .metrics import NodeMetrics
 from .probe import ProbeServer
 from .registration import Registration
@@ -352,6 +353,7 @@ async def _drain(cast: Cast, registrations: list[Registration], life: _Life) -> 
     seconds = time.monotonic() - begun
     if cast.busy and not life.lost:
         log.warning("drained for %.1f s; what still runs is cut off", seconds)
+        cast.cut_off()
     elif not life.lost:
         log.info("drained in %.1f s", seconds)
 

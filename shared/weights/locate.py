@@ -7,13 +7,15 @@ from pathlib import Path
 from ..errors import ModelError
 
 BUILTIN = "builtin"
-_WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+_WEIGHTS = ["*.safetensors"]
+_WITHOUT_WEIGHTS = ["*.json", "*.jinja", "tokenizer.model"]
 # Other formats' folders, and the same weights once more under Mistral's own names.
 _UNWANTED = ["*/*", "consolidated*.safetensors"]
 
 
-def locate_model(name: str) -> Path:
-    """The folder of a model: built in, on disk, or downloaded from the Hugging Face hub.
+def locate_model(name: str, *, weights: bool = True) -> Path:
+    """The folder of a model: built in, on disk, or downloaded from the Hugging Face hub, without
+    its weights unless ``weights``.
 
     Raises ``ModelError`` when there is no such folder and no such download.
     """
@@ -35,10 +37,10 @@ def locate_model(name: str) -> Path:
             f"model folder {name!r} does not exist; give 'builtin', a folder, or the name of a "
             f"model on the Hugging Face hub such as Qwen/Qwen3-0.6B"
         )
-    return _download(name)
+    return _download(name, [*_WITHOUT_WEIGHTS, *_WEIGHTS] if weights else _WITHOUT_WEIGHTS)
 
 
-def _download(name: str) -> Path:
+def _download(name: str, wanted: list[str]) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
@@ -49,7 +51,7 @@ def _download(name: str) -> Path:
     try:
         return Path(
             snapshot_download(
-                name, allow_patterns=_WANTED, ignore_patterns=_UNWANTED, etag_timeout=5
+                name, allow_patterns=wanted, ignore_patterns=_UNWANTED, etag_timeout=5
             )
         )
     except Exception as error:  # the hub's client raises its transport's errors as well as its own

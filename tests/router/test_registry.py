@@ -296,8 +296,7 @@ async def test_joins_that_make_no_sense_are_refused(tmp_path: Path) -> None:
 async def test_a_new_start_replaces_the_old_one(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         old = c.node
-        assert old.beat is not None
-        old.beat.cancel()
+        await old.stop()
         new = FakeNode(old.node_id, c.encode("new start"))
         new.epoch = old.epoch + 1
         await new.start()

@@ -47,7 +47,7 @@ class Role:
     listens = False
 
     def __init__(self) -> None:
-        self.drained = False
+        self.drained = self.cut = False
         self.finish = asyncio.Event()
 
     def register(self, server: Any, frame: Any) -> None: ...
@@ -61,6 +61,9 @@ class Role:
     @property
     def busy(self) -> bool:
         return not self.finish.is_set()
+
+    def cut_off(self) -> None:
+        self.cut = True
 
     async def close(self) -> None: ...
 
@@ -82,7 +85,7 @@ async def test_a_drain_that_takes_too_long_ends() -> None:
     role, life = Role(), _Life()
     life.drain(0.05)
     await asyncio.wait_for(_drain(role, [], life), 10)
-    assert role.busy
+    assert role.busy and role.cut
 
 
 async def test_a_signal_limits_a_drain_that_has_no_limit_and_not_the_reverse() -> None:
