@@ -78,6 +78,7 @@ class Registration:
         self.refusal = ""
         self._trouble = ""
         self._standing: _Standing | None = None
+        self._limit: tuple[float | None] | None = None  # of the drain that was asked for
         self._away = Backoff(FIRST_RETRY_SECONDS, LONGEST_AWAY_SECONDS)
         self._refused = Backoff(FIRST_RETRY_SECONDS, LONGEST_REFUSED_SECONDS)
 
@@ -167,15 +168,16 @@ class Registration:
         return standing.period * random.uniform(1 - JITTER, 1)
 
     def _obey(self, answer: pb.HeartbeatReply, role: pb.Role) -> None:
-        """What an operator has told the router; once is enough."""
-        if self.draining:
-            return
+        """What an operator has told the router; once is enough, unless it is told another limit."""
         if answer.drain:
             seconds = answer.drain_seconds if answer.HasField("drain_seconds") else None
+            if self._limit == (seconds,):
+                return
+            self._limit = (seconds,)
             limit = "without a limit" if seconds is None else f"for at most {seconds:g} s"
             log.info("router %s asks this node to drain, %s", self.router, limit)
             self._on_drain(seconds)
-        elif answer.role not in (pb.ROLE_UNSPECIFIED, role):
+        elif answer.role not in (pb.ROLE_UNSPECIFIED, role) and not self.draining:
             self._on_role(answer.role)
 
     async def _leave(self, stub: RegistryStub) -> None:
