@@ -37,12 +37,12 @@ from .shared.errors import (
 )
 from .shared.limits import allow_many_files
 from .shared.meeting import folder_of, meeting_place
-from .shared.options import command_options, fill, to_arguments
+from .shared.options import check_unknown, command_options, fill, to_arguments
 
 if TYPE_CHECKING:
     from .shared.lock import Lock
     from .shared.node.cast import NodeRole
-    from .shared.node.launch import Cluster
+    from .shared.node.launch import Cluster, Part
     from .shared.tracing import Tracer
 
 Values = dict[str, Any]
@@ -73,10 +73,7 @@ def cli() -> None:
     known = {*_variables(), LIFELINE_FD, READY_FD}
     for name in sorted(os.environ):
         if name.startswith("TANDEM_") and not name.startswith("TANDEM_TEST_") and name not in known:
-            raise UsageError(
-                f"{name} in the environment is an option of no command; correct its name or unset "
-                f"it (Kubernetes sets such names for services: enableServiceLinks: false)"
-            )
+            check_unknown("environment", name, known)
 
 
 class _PartCommand(click.Command):
@@ -263,12 +260,16 @@ def _serve_cluster(config: ServeConfig, values: Values) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     cluster = Cluster(
-        Path(config.log_dir), _plain_environment(), front.shutdown_delay + front.drain_timeout
+        Path(config.log_dir),
+        _plain_environment(),
+        front.shutdown_delay + front.drain_timeout,
+        start_seconds=config.start_timeout,
+        tell=lambda line: click.echo(f"tandem: {line}", err=True),
     )
     with contextlib.ExitStack() as until_end:
         try:
             deadline = time.monotonic() + config.start_timeout
-            address, registry = _start_router(cluster, values, lock, deadline)
+            router, address, registry = _start_router(cluster, values, lock, deadline)
             if own:
                 _leave(until_end, left_token(registry, lock.token))
             started = _start_nodes(cluster, config, values, registry, deadline)
@@ -279,7 +280,7 @@ def _serve_cluster(config: ServeConfig, values: Values) -> None:
             _await_ready(cluster, address, deadline, refusal)
             _introduce(front.prefill_addresses, registry, lock)
             _greet(address, registry, config, with_key=front.asks_for_keys)
-            cluster.wait()
+            cluster.keep(router, lambda: _is_ready(address))
         except KeyboardInterrupt:
             click.echo("stopping ...", err=True)
         finally:
@@ -294,20 +295,23 @@ def _leave(until_end: contextlib.ExitStack, token: contextlib.AbstractContextMan
         click.echo(f"tandem: other commands need --cluster-token-file: {error}", err=True)
 
 
-def _start_router(cluster: Cluster, values: Values, lock: Lock, deadline: float) -> tuple[str, str]:
-    """Returns the addresses of HTTP and registry once both listen."""
+def _start_router(
+    cluster: Cluster, values: Values, lock: Lock, deadline: float
+) -> tuple[Part, str, str]:
+    """Returns the router and its addresses, of HTTP and registry, once both listen."""
     front = fill(RouterConfig, values)
     keys = {"TANDEM_API_KEY": front.api_key} if front.api_key else {}
     locked, secret = _locked(values)
     told = to_arguments(fill(TelemetryConfig, values))
     arguments = ["router", *to_arguments(replace(front, api_key=None)), *locked, *told]
-    ports = cluster.wait_ready(cluster.start("router", arguments, **secret, **keys), deadline)
+    part = cluster.start("router", arguments, **secret, **keys)
+    ports = cluster.wait_ready(part, deadline)
     registry = f"{_visible(front.registry_host)}:{ports['registry']}"
     if lock.encrypted:
         from .router import admin
 
         admin.list_nodes(registry, lock)  # a certificate for other names is known at once
-    return f"http://{_visible(front.host)}:{ports['http']}", registry
+    return part, f"http://{_visible(front.host)}:{ports['http']}", registry
 
 
 def _locked(values: Values) -> tuple[list[str], dict[str, str]]:
@@ -373,18 +377,25 @@ def _await_ready(
 ) -> None:
     """Until the router knows a decode node: nodes join a moment after they listen. Raises
     ``StartupError`` when it refuses one of ours, whose own log would say so for ever."""
-    from .shared.lock import open_url
-
     while time.monotonic() < deadline:
         cluster.check()
-        try:
-            with open_url(f"{address}/ready", seconds=2):
-                return
-        except OSError:  # that it is not ready is one as well
-            if reason := refusal():
-                raise StartupError(f"the router refuses a node: {reason}") from None
-            time.sleep(0.1)
+        if _is_ready(address):
+            return
+        if reason := refusal():
+            raise StartupError(f"the router refuses a node: {reason}")
+        time.sleep(0.05)
     raise StartupError(f"{address}/ready did not answer in time; see --start-timeout")
+
+
+def _is_ready(address: str) -> bool:
+    """Whether a decode node takes requests from the router at ``address``."""
+    from .shared.lock import open_url
+
+    try:
+        with open_url(f"{address}/ready", seconds=2):
+            return True
+    except OSError:  # that it is not ready is one as well
+        return False
 
 
 def _introduce(addresses: tuple[str, ...], registry: str, lock: Lock) -> None:
@@ -413,18 +424,18 @@ def _introduce(addresses: tuple[str, ...], registry: str, lock: Lock) -> None:
 @click.option(
     "--router",
     "registry",
-    default="127.0.0.1:8001",
-    show_default=True,
     envvar="TANDEM_ROUTER",
-    help="Registry of the router, host:port.",
+    help="Registry of the router, host:port (default: that of the tandem serve that you run here, "
+    "else 127.0.0.1:8001).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Every field, for programs.")
 @click.pass_context
-def nodes(context: click.Context, registry: str, as_json: bool, **values: Any) -> None:
+def nodes(context: click.Context, registry: str | None, as_json: bool, **values: Any) -> None:
     """List the nodes of a router with their role, state, load, links and leases."""
     from .router import admin
-    from .shared.local_token import find_lock
+    from .shared.local_token import find_lock, find_router
 
+    registry = registry or find_router("127.0.0.1:8001")
     lock = find_lock(fill(LockConfig, values), split_addresses("--router", registry))
     context.obj = registry, lock
     if context.invoked_subcommand is None:
@@ -472,7 +483,8 @@ def set_role(router: tuple[str, Lock], node: str, role: str, force: bool) -> Non
     "--router",
     "registry",
     envvar="TANDEM_ROUTER",
-    help="Registry of the router, host:port (default: port 8001 of URL's host).",
+    help="Registry of the router, host:port (default: that of the tandem serve that you run here "
+    "if URL is on this machine, else port 8001 of URL's host).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Everything, for programs.")
 def doctor(url: str, registry: str | None, as_json: bool, **values: Any) -> None:
@@ -485,9 +497,15 @@ def doctor(url: str, registry: str | None, as_json: bool, **values: Any) -> None
     from .router import doctor as report
     from .router.findings import findings
     from .router.survey import survey
-    from .shared.local_token import find_lock
+    from .shared.local_token import find_lock, find_router
+    from .shared.lock import is_loopback
 
-    (registry,) = split_addresses("--router", registry or f"{report.host_of(url)}:8001")
+    if not registry:
+        host = report.host_of(url)
+        registry = f"{host}:8001"
+        if is_loopback(host.strip("[]")):
+            registry = find_router(registry)
+    (registry,) = split_addresses("--router", registry)
     seen = survey(url.rstrip("/"), registry, find_lock(fill(LockConfig, values), [registry]))
     found = findings(seen)
     click.echo(report.as_json(seen, found) if as_json else report.as_text(seen, found))
@@ -506,6 +524,7 @@ def _greet(address: str, registry: str, config: ServeConfig, *, with_key: bool) 
     click.echo(f"Logs: {Path(config.log_dir).resolve()}. Ctrl-C ends everything.")
     click.echo(f"Parts: tandem nodes --router {registry}")
     click.echo(f"Check: tandem doctor {address} --router {registry}")
+    click.echo(f"Other nodes join at {registry} (--registry-port fixes the port)")
 
 
 def _interrupt(number: int, frame: Any) -> None:

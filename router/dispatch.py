@@ -176,16 +176,23 @@ class Dispatcher:
         try:
             async with asyncio.timeout(patience):
                 event = await call.read()
+            node.ejection.answered(call)
             while event is not EOF:
                 if event.finished.reason == pb.FINISH_REASON_ERROR:
                     raise GenerationError(event.finished.error or "The generation failed.")
                 yield event
                 event = await call.read()
         except TimeoutError:
+            self._nodes.unreachable(node, call, "no answer")
             message = f"A decode node did not answer within {patience:g} s."
             raise UnavailableError(message) from None
         except grpc.aio.AioRpcError as error:
-            raise _translated(error, node) from error
+            translated = _translated(error, node)
+            if error.code() in _ON_THE_WAY and not isinstance(translated, DrainingError):
+                self._nodes.unreachable(node, call, "unreachable")
+            elif error.code() in _ANSWERS:
+                node.ejection.answered(call)
+            raise translated from error
         except asyncio.CancelledError:
             # The table cancels the calls of a lost node; any other cancellation is our own task's.
             if node.lost and not _cancelling():
@@ -196,6 +203,9 @@ class Dispatcher:
             node.done(call)
 
 
+# A call that failed on its way to a node, or at its door.
+_ON_THE_WAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
+_ANSWERS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
 _LATE = "The request did not finish within its deadline."
 
 

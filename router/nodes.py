@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import grpc
+from prometheus_client import Counter
 
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import DecodeStub
@@ -22,6 +23,7 @@ from ..shared.roles import role_name
 from ..shared.telemetry import logger
 from ..shared.tracing import Metadata
 from .absent import Absent
+from .ejection import Ejection
 from .holders import Holders
 from .ledger import Ledger, Placed
 from .placement import NodeView
@@ -63,7 +65,12 @@ class Node:
     """One start of one node. ``lost`` is final."""
 
     def __init__(
-        self, request: pb.JoinRequest, address: str, now: float, lock: Lock = OPEN
+        self,
+        request: pb.JoinRequest,
+        address: str,
+        now: float,
+        lock: Lock = OPEN,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.node_id = request.node_id
         self.epoch = request.epoch
@@ -80,6 +87,7 @@ class Node:
         self.version = request.version
         self.prefixes = HeldPrefixes()
         self.ledger = Ledger()
+        self.ejection = Ejection(clock)
         self._link_rates: dict[str, float] = {}
         self.draining = False
         self.left = False
@@ -159,6 +167,7 @@ class Node:
             prefill=self.is_prefill,
             group=self.group,
             draining=self.draining,
+            ejected=self.ejection.ejected,
             sequences=self.sequences,
             queued_prefill_tokens=self.ledger.queued_tokens,
             prefill_tokens_per_second=self.rate,
@@ -192,6 +201,7 @@ class Node:
     def generate(self, request: pb.GenerateRequest, timeout: float, metadata: Metadata) -> Any:
         """Start a call; give it back with ``done``."""
         call = self._stub().Generate(request, timeout=timeout, metadata=metadata)
+        self.ejection.asked(call)
         self._calls[call] = max(1, request.sampling.n)
         self._sequences += self._calls[call]
         self._most_sequences = max(self._most_sequences, self._sequences)
@@ -211,6 +221,7 @@ class Node:
     def done(self, call: Any) -> None:
         """The call is over, or is to be: cancelling one that has ended does nothing."""
         call.cancel()
+        self.ejection.ended(call)
         self._sequences -= self._calls.pop(call)
         self.inflight -= 1
 
@@ -256,6 +267,12 @@ class NodeTable:
         self.absent = Absent(clock)
         self._kinds: dict[tuple[bool, str], list[Node]] = {}
         self._holders: Holders[Node] = Holders()
+        self.ejections = Counter(
+            "tandem_decode_nodes_ejected",
+            "Times that a decode node was left alone because it could not be reached, by reason.",
+            ["reason"],
+            registry=None,
+        )
         self._lost: list[Node] = []
         # Prefixes of lost nodes by (id, epoch), and until when they are kept.
         self._kept: dict[tuple[str, int], tuple[float, HeldPrefixes]] = {}
@@ -291,7 +308,8 @@ class NodeTable:
             self._remove(request.node_id, "died, and has been started again", logging.WARNING)
         why = "was replaced by a new start, or role, of it"
         self._remove(request.node_id, why, keep=node is not None)
-        node = self._nodes[request.node_id] = Node(request, address, self._clock(), self._lock)
+        node = Node(request, address, self._clock(), self._lock, self._clock)
+        self._nodes[request.node_id] = node
         if node.key in self._kept:
             _, node.prefixes = self._kept.pop(node.key)
             node.prefixes.hand_to(node)
@@ -307,6 +325,18 @@ class NodeTable:
         """What is known here of the prefixes of this start of a node; 0: nothing."""
         node = self.get(node_id, epoch)
         return node.prefixes.version if node is not None else 0
+
+    def unreachable(self, node: Node, call: Any, reason: str) -> None:
+        """A call to the node failed on the way, or was not answered."""
+        pause = node.ejection.failed(call)
+        if pause:
+            self.ejections.labels(reason).inc()
+            log.warning(
+                "node %s gets requests last for %g s, although its heartbeats come: %s",
+                node.node_id,
+                pause,
+                reason,
+            )
 
     def named(self, node_id: str) -> Node | None:
         """The node of this name, whichever start of it."""

@@ -22,11 +22,11 @@ MAX_PREFILL_CANDIDATES = 3
 class NodeView:
     """What placement knows of a node.
 
-    ``sequences``, running or waiting, and ``queued_prefill_tokens`` count this router's own up to
-    now, and others' by the node's last report. ``held_tokens`` is how much of the prompt at hand it
-    holds; ``room_tokens`` what its free blocks take, ``None`` when it has not said. Rates are in
-    tokens a second, 0 until measured; ``link_rates`` are a decode node's, by the prefill nodes'
-    names.
+    ``ejected``: calls to it failed on the way lately. ``sequences``, running or waiting, and
+    ``queued_prefill_tokens`` count this router's own up to now, and others' by the node's last
+    report. ``held_tokens`` is how much of the prompt at hand it holds; ``room_tokens`` what its
+    free blocks take, ``None`` when it has not said. Rates are in tokens a second, 0 until measured;
+    ``link_rates`` are a decode node's, by the prefill nodes' names.
     """
 
     node_id: str
@@ -35,6 +35,7 @@ class NodeView:
     prefill: bool
     group: str = ""
     draining: bool = False
+    ejected: bool = False
     sequences: int = 0
     queued_prefill_tokens: int = 0
     prefill_tokens_per_second: float = 0.0
@@ -88,6 +89,8 @@ def place(
     decode = [node for node in usable if not node.prefill]
     if not decode:
         return None
+    # One that could not be reached lately is better than none.
+    decode = [node for node in decode if not node.ejected] or decode
     asked = Prompt(len(prompt), _start(prompt, salt), turn)
     chosen, prefill = policy(decode, [node for node in usable if node.prefill], asked)
     return Placement(chosen, tuple(prefill[:MAX_PREFILL_CANDIDATES]))

@@ -67,6 +67,7 @@ class Router:
         self.app = App(options, self.nodes, self.registry, self.metrics, tracer)
         self._gate = Gate(lock, "tandem_registry_calls_refused")
         self.metrics.add(self._gate.refused)
+        self.metrics.add(self.nodes.ejections)
         self._process = ProcessMetrics(self.metrics.registry, lock)
         self._metrics_page = ProbeServer("--metrics-port")
         self._static = StaticNodes(self.nodes, self.registry, options.prefill_addresses, lock)

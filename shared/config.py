@@ -742,7 +742,7 @@ class ServeConfig:
     registry_port: int = option(
         0,
         "--registry-port",
-        "Port that nodes of other commands join at (0: any free one).",
+        "Port that nodes of other commands join at (0: any free one, which the greeting shows).",
         minimum=0,
         maximum=65535,
     )

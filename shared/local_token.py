@@ -62,6 +62,33 @@ def find_token(address: str) -> str:
     return ""
 
 
+def find_router(fallback: str) -> str:
+    """The registry of the one ``tandem serve`` that this user runs here, else ``fallback``.
+
+    Raises ``UsageError`` when several run and none of them is ``fallback``.
+    """
+    found = [address for address in sorted(_addresses()) if find_token(address)]
+    if not found or fallback in found:
+        return fallback
+    if len(found) > 1:
+        raise UsageError(f"several routers run here; say which with --router: {', '.join(found)}")
+    return found[0]
+
+
+def _addresses() -> set[str]:
+    """Of all registries for which a token lies here, whether its launcher lives or not."""
+    names: set[str] = set()
+    for folder in _folders():
+        if _ours(folder):
+            names |= {entry.name for entry in folder.iterdir() if _name(entry.name) == entry.name}
+    return {_bracketed(name) for name in names}
+
+
+def _bracketed(name: str) -> str:
+    host, _, port = name.rpartition(":")
+    return f"[{host}]:{port}" if ":" in host else name
+
+
 @contextlib.contextmanager
 def left_token(address: str, token: str) -> Iterator[None]:
     """Commands of this user find ``token`` by ``address`` until the block ends.

@@ -7,9 +7,12 @@ Precedence: command line, then environment (``TANDEM_`` and the flag's name), th
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
+import re
 import types
 import typing
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +21,10 @@ import click
 from .errors import UsageError
 
 T = TypeVar("T")
+
+# How alike two names are of which one is probably the other misspelt.
+CLOSE = 0.87
+SECRET = re.compile("token|key|tls|secret|password", re.IGNORECASE)
 
 
 def command_options(*configs: type) -> list[click.Parameter]:
@@ -33,7 +40,7 @@ def command_options(*configs: type) -> list[click.Parameter]:
     def load(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
         if value is not None:
             own = {p.name: _yaml_names(p) for p in ctx.command.params if _is_plain_option(p)}
-            ctx.default_map = read_yaml(Path(value), own | known)
+            ctx.default_map = read_yaml(Path(value), own | known, _options_of_all(ctx))
 
     file = click.Option(
         ["--config"],
@@ -68,8 +75,29 @@ def to_arguments(config: Any) -> list[str]:
     return arguments
 
 
-def read_yaml(path: Path, known: dict[str, set[str]]) -> dict[str, Any]:
-    """Options from a YAML file. Raises ``UsageError`` naming the file and the unknown key."""
+def check_unknown(where: str, name: str, known: Collection[str]) -> None:
+    """Warn of an option that no command has: a newer release may have it, and share its
+    configuration with this one.
+
+    Raises ``UsageError`` when it is close to an option's name, so probably meant to be that one, or
+    may have been meant as a secret, without which a door would be open.
+    """
+    near = difflib.get_close_matches(name, known, 1, CLOSE)
+    if near:
+        raise UsageError(f"{where}: {name} is an option of no command; did you mean {near[0]}?")
+    if SECRET.search(name):
+        raise UsageError(
+            f"{where}: {name} is an option of no command, but looks like a secret; correct its "
+            f"name or remove it"
+        )
+    click.echo(f"tandem: {where}: {name} is an option of no command; it is ignored", err=True)
+
+
+def read_yaml(
+    path: Path, known: dict[str, set[str]], of_all: Collection[str] = ()
+) -> dict[str, Any]:
+    """Options from a YAML file; those that only other commands have (``of_all``) are skipped.
+    Raises ``UsageError`` naming the file and the key that is wrong."""
     import yaml
 
     try:
@@ -87,13 +115,25 @@ def read_yaml(path: Path, known: dict[str, set[str]]) -> dict[str, Any]:
     for key, value in content.items():
         name = by_key.get(str(key))
         if name is None:
-            raise UsageError(f"--config {path}: unknown option {key!r} for this command")
+            if key == "config":
+                raise UsageError(f"--config {path}: unknown option 'config' in a file")
+            if str(key) not in of_all:
+                check_unknown(f"--config {path}", str(key), {*by_key, *of_all})
+            continue
         if name in result:
             raise UsageError(f"--config {path}: {key!r} is given twice under different names")
         if isinstance(value, (dict, list)):
             raise UsageError(f"--config {path}: {key!r} must be one value, not {value!r}")
         result[name] = value if isinstance(value, bool) else str(value)
     return {name: value for name, value in result.items() if value != "None"}
+
+
+def _options_of_all(context: click.Context) -> set[str]:
+    """The names, as YAML files have them, of the options of every command."""
+    group = context.find_root().command
+    commands = group.commands.values() if isinstance(group, click.Group) else ()
+    parameters = (parameter for command in commands for parameter in command.params)
+    return {name for parameter in parameters for name in _yaml_names(parameter)}
 
 
 class _Secret(click.Option):

@@ -117,7 +117,7 @@ def test_aliases_of_the_model(alias: str) -> None:
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("colour: red", "colour"),
+        ("prot: 8000", "did you mean port"),
         ("- port", "must map"),
         ("a: [", "not YAML"),
         ("port: [1]", "one value"),
@@ -214,10 +214,40 @@ def test_a_file_may_have_any_option_of_a_command(tmp_path: Path, command: list[s
     fail([*command, "--config=c.yaml"], tmp_path, 2, "unknown option 'config'")
 
 
-def test_a_variable_of_no_option_is_refused(tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("TANDEM_MAX_MODEL_LENGTH", "did you mean TANDEM_MAX_MODEL_LEN?"),
+        ("TANDEM_CLUSTER_TOKN", "did you mean TANDEM_CLUSTER_TOKEN?"),
+        ("TANDEM_TOKEN", "looks like a secret"),
+    ],
+)
+def test_a_variable_that_is_misspelt_or_may_be_a_secret_is_refused(
+    tmp_path: Path, monkeypatch, name: str, words: str
+) -> None:
     monkeypatch.setenv("TANDEM_JOIN", "127.0.0.1:8001")  # another command's
-    monkeypatch.setenv("TANDEM_GPU_UTILISATION", "0.5")
-    fail(["router"], tmp_path, 2, "TANDEM_GPU_UTILISATION", "no command")
+    monkeypatch.setenv(name, "1")
+    fail(["router"], tmp_path, 2, name, "no command", words)
+    monkeypatch.delenv(name)
+    file = tmp_path / "tandem.yaml"
+    file.write_text(f"{name.removeprefix('TANDEM_').lower()}: 1\n")
+    fail(["router", "--config", str(file)], tmp_path, 2, "tandem.yaml", "no command")
+
+
+def test_names_that_another_release_or_command_may_have_are_ignored(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    """One configuration serves a router and its nodes, and a release and the one before it."""
+    monkeypatch.setenv("TANDEM_SPECULATIVE_DEPTH", "3")
+    file = tmp_path / "tandem.yaml"
+    file.write_text("prefill-threshold: 7\nspeculative_depth: 3\nport: 8123\n")
+    context = cli.make_context("tandem", ["router"])
+    with pytest.raises(click.UsageError), context:
+        cli.invoke(cli.make_context("tandem", ["router", "--config", str(file), "--port=x"]))
+    told = capsys.readouterr().err
+    assert "environment: TANDEM_SPECULATIVE_DEPTH is an option of no command; it is ignored" in told
+    assert "tandem.yaml: speculative_depth is an option of no command; it is ignored" in told
+    assert "prefill-threshold" not in told
 
 
 def test_without_a_command_the_help_is_shown() -> None:

@@ -1,7 +1,10 @@
-"""Starts a whole cluster on one machine, waits until it serves, and ends it.
+"""Starts a whole cluster on one machine, waits until it serves, keeps it serving, and ends it.
 
 Each part is a process of its own (``python -m tandem router ...``) that holds the read end of a
 pipe; when the launcher ends, however it ends, the pipe closes and every part ends too.
+
+Until all serve, a part that ends is an error. After that a node that ends by itself does not touch
+the others: with status 0 it has drained and is not missed, with any other it is started again.
 """
 
 from __future__ import annotations
@@ -14,11 +17,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..backoff import Backoff
 from ..errors import StartupError, UsageError
 from .lifeline import LIFELINE_FD, READY_FD
 
@@ -27,6 +31,15 @@ STOP_SECONDS = 10.0
 POLL_SECONDS = 0.2
 # What the command line exits with when an option is wrong.
 USAGE_STATUS = 2
+# A node that dies is started again after a pause, at most MAX_RESTARTS times in a row; one that has
+# served for GOOD_SECONDS begins to count anew.
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 30.0
+MAX_RESTARTS = 5
+GOOD_SECONDS = 60.0
+# Without a decode node of ours, another one may have joined or be about to.
+UNSERVED_SECONDS = 5.0
+DECODE_NODE = "decode-node"
 
 
 @dataclass(slots=True)
@@ -34,18 +47,61 @@ class Part:
     """One started process, its log, and the pipe on which it says that it is ready."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    arguments: list[str]
+    environment: dict[str, str]
     log: Path
+    process: subprocess.Popen[bytes]
     ready: int
+
+
+class _Watched:
+    """A node while the cluster serves: its deaths, and when it is to be started again."""
+
+    def __init__(self, part: Part, now: float) -> None:
+        self.part = part
+        self.serving_since: float | None = now
+        self.begun = now
+        self.restart_at: float | None = None
+        self.gone = False
+        self._restarts = 0
+        self._backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+
+    def died(self, now: float) -> float | None:
+        """Returns the pause before the next start; ``None`` when it has died too often."""
+        since, self.serving_since = self.serving_since, None
+        if since is not None and now - since >= GOOD_SECONDS:
+            self._restarts = 0
+            self._backoff.reset()
+        if self._restarts >= MAX_RESTARTS:
+            self.gone = True
+            return None
+        self._restarts += 1
+        pause = self._backoff.pause()
+        self.restart_at = now + pause
+        return pause
+
+    @property
+    def restarts(self) -> str:
+        return f"{self._restarts} of {MAX_RESTARTS}"
 
 
 class Cluster:
     """The processes that one launcher owns, and the environment that they share."""
 
     def __init__(
-        self, log_dir: Path, environment: Mapping[str, str], drain_seconds: float = 0.0
+        self,
+        log_dir: Path,
+        environment: Mapping[str, str],
+        drain_seconds: float = 0.0,
+        *,
+        start_seconds: float = 600.0,
+        tell: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """``drain_seconds``: how long a part that is told to end may go on with its requests."""
+        """``drain_seconds``: how long a part that is told to end may go on with its requests;
+        ``start_seconds``: how long one that is started again may take to be ready; ``tell`` is
+        given a line whenever a node comes or goes."""
+        self._start_seconds = start_seconds
+        self._tell = tell
         self._log_dir = log_dir
         self._environment = environment
         self._stop_seconds = drain_seconds + STOP_SECONDS
@@ -57,9 +113,18 @@ class Cluster:
 
         Further ``environment`` is for what other users must not see among its arguments.
         """
+        log = self._log_dir / f"{name}.log"
+        process, ready = self._launch(log, "wb", arguments, environment)
+        part = Part(name, arguments, environment, log, process, ready)
+        self._parts.append(part)
+        return part
+
+    def _launch(
+        self, path: Path, mode: str, arguments: list[str], environment: Mapping[str, str]
+    ) -> tuple[subprocess.Popen[bytes], int]:
         try:
             self._log_dir.mkdir(parents=True, exist_ok=True)
-            log = open(self._log_dir / f"{name}.log", "wb")  # noqa: SIM115
+            log = open(path, mode)  # noqa: SIM115
         except OSError as error:
             raise StartupError(
                 f"cannot write logs to {self._log_dir}: {error.strerror}; see --log-dir"
@@ -83,9 +148,7 @@ class Cluster:
                 start_new_session=True,
             )
         os.close(ready_write)
-        part = Part(name, process, self._log_dir / f"{name}.log", ready_read)
-        self._parts.append(part)
-        return part
+        return process, ready_read
 
     def wait_ready(self, part: Part, deadline: float) -> dict[str, Any]:
         """What the part announced. Raises ``StartupError`` with the last words of any part that
@@ -112,16 +175,81 @@ class Cluster:
             status = part.process.poll()
             if status is not None:
                 kind = UsageError if status == USAGE_STATUS else StartupError
-                raise kind(
-                    f"{part.name} ended with exit status {status}: {_last_words(part.log)} "
-                    f"(log: {part.log})"
-                )
+                raise kind(_epitaph(part, status))
 
-    def wait(self) -> None:
-        """Until a signal, or until a part ends by itself, which is an error."""
+    def keep(self, router: Part, serves: Callable[[], bool]) -> None:
+        """Until a signal, or until nothing is left that could serve: no decode node of ours, and
+        ``serves`` says that the router has no other.
+
+        A node that dies is started again. Raises ``StartupError`` when the router ends, or the last
+        decode node is given up; returns when the last one has drained.
+        """
+        now = time.monotonic()
+        nodes = [_Watched(part, now) for part in self._parts if part is not router]
+        unserved_since: float | None = None
         while True:
-            self.check()
+            status = router.process.poll()
+            if status is not None:
+                raise StartupError(_epitaph(router, status))
+            now = time.monotonic()
+            for node in nodes:
+                self._look_after(node, now)
+            decode = [node for node in nodes if node.part.arguments[0] == DECODE_NODE]
+            if not all(node.gone for node in decode) or serves():
+                unserved_since = None
+            elif unserved_since is None:
+                unserved_since = now
+            elif now - unserved_since >= UNSERVED_SECONDS:
+                if any(node.part.process.returncode for node in decode):
+                    raise StartupError("no decode node is left: the last one died too often")
+                self._tell("no decode node is left: the last one has drained")
+                return
             time.sleep(POLL_SECONDS)
+
+    def _look_after(self, node: _Watched, now: float) -> None:
+        """Start a node again that has died, when it is time to."""
+        part = node.part
+        if node.gone:
+            return
+        if node.restart_at is not None:
+            if now >= node.restart_at:
+                self._start_again(node, now)
+            return
+        status = part.process.poll()
+        if status is None:
+            if node.serving_since is None:
+                self._look_at_start(node, now)
+        elif status == 0:
+            node.gone = True
+            self._tell(f"{part.name} has drained and left; the others go on")
+        else:
+            self._mourn(node, _epitaph(part, status), now)
+
+    def _mourn(self, node: _Watched, why: str, now: float) -> None:
+        pause = node.died(now)
+        then = "it died too often and is given up"
+        if pause is not None:
+            then = f"it is started again in {pause:.1f} s (restart {node.restarts})"
+        self._tell(f"{why}; {then}")
+
+    def _start_again(self, node: _Watched, now: float) -> None:
+        part = node.part
+        node.restart_at, node.begun = None, now
+        try:
+            process, ready = self._launch(part.log, "ab", part.arguments, part.environment)
+        except (StartupError, OSError) as error:
+            self._mourn(node, f"{part.name} cannot be started: {error}", now)
+            return
+        os.close(part.ready)
+        part.process, part.ready = process, ready
+
+    def _look_at_start(self, node: _Watched, now: float) -> None:
+        if select.select([node.part.ready], [], [], 0)[0]:
+            if os.read(node.part.ready, 65536):  # nothing, when it has just died
+                node.serving_since = now
+                self._tell(f"{node.part.name} serves again")
+        elif now - node.begun > self._start_seconds:
+            node.part.process.kill()  # which counts as a death
 
     def stop(self) -> None:
         """End every part, the first started first: the router drains while nodes still serve.
@@ -150,6 +278,10 @@ class Cluster:
                 part.process.wait()
             os.close(part.ready)
         self._parts = []
+
+
+def _epitaph(part: Part, status: int) -> str:
+    return f"{part.name} ended with exit status {status}: {_last_words(part.log)} (log: {part.log})"
 
 
 def _last_words(log: Path) -> str:

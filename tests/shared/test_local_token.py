@@ -13,7 +13,13 @@ import pytest
 
 from tandem.shared.config import LockConfig
 from tandem.shared.errors import StartupError, UsageError
-from tandem.shared.local_token import find_lock, find_token, left_token, make_token
+from tandem.shared.local_token import (
+    find_lock,
+    find_router,
+    find_token,
+    left_token,
+    make_token,
+)
 
 REGISTRY = "127.0.0.1:8001"
 
@@ -37,6 +43,20 @@ def test_a_token_is_found_by_its_address_as_long_as_its_launcher_lives(runtime: 
         assert (runtime.stat().st_mode & 0o777, modes) == (0o700, {0o600})
     assert not find_token(REGISTRY)
     assert list(runtime.iterdir()) == []
+
+
+def test_a_command_without_a_router_finds_the_one_that_runs_here(runtime: Path) -> None:
+    assert find_router(REGISTRY) == REGISTRY, "none runs here"
+    with left_token("127.0.0.1:41234", "one"):
+        assert find_router(REGISTRY) == "127.0.0.1:41234"
+        with left_token("[::1]:41235", "two"):
+            with pytest.raises(UsageError, match=r"--router: 127.0.0.1:41234, \[::1\]:41235"):
+                find_router(REGISTRY)
+            with left_token(REGISTRY, "three"):
+                assert find_router(REGISTRY) == REGISTRY
+    (runtime / "127.0.0.1:7").write_text("of a launcher that was killed")
+    (runtime / "notes").write_text("x")
+    assert find_router(REGISTRY) == REGISTRY
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:8001", "node:8001", "127.0.0.1/../x:1", "x"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -35,11 +37,15 @@ if what == "drains":
 if what == "stubborn":
     lifeline.GRACE_SECONDS = 0.1
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-if what != "slow":
+if what != "slow" and "late" not in sys.argv:
     follow_launcher()
     announce({"address": "a:1", "key": os.environ.get("SECRET")})
 if what == "brief":
     sys.exit("tandem: it was too much")
+if what == "decode-node":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    if "hopeless" in sys.argv:
+        sys.exit("tandem: no memory")
 time.sleep(60)
 """
 
@@ -107,10 +113,121 @@ def test_a_part_that_is_too_slow_is_named_with_its_log(cluster: Cluster) -> None
         cluster.wait_ready(part, time.monotonic())
 
 
-def test_a_part_that_ends_while_serving_is_an_error(cluster: Cluster) -> None:
-    cluster.wait_ready(cluster.start("one", ["brief"]), soon())
-    with pytest.raises(StartupError, match="one ended with exit status 1: it was too much"):
-        cluster.wait()
+class Kept:
+    """A router, some nodes, and what is said of them while they serve."""
+
+    def __init__(self, folder: Path, package: Path, *nodes: list[str]) -> None:
+        self.told: list[str] = []
+        self.another = False  # a decode node that somebody else has started
+        environment = os.environ | {"PYTHONPATH": str(package)}
+        self.cluster = Cluster(folder / "logs", environment, tell=self.told.append)
+        self.router = self.cluster.start("router", ["serves"])
+        self.nodes = [
+            self.cluster.start(f"node-{number}", arguments)
+            for number, arguments in enumerate(nodes)
+        ]
+        for part in (self.router, *self.nodes):
+            self.cluster.wait_ready(part, soon())
+        self._pool = ThreadPoolExecutor(1)
+        self.kept = self._pool.submit(self.cluster.keep, self.router, lambda: self.another)
+
+    def close(self) -> None:
+        self.router.process.kill()  # which ends the keeping
+        with contextlib.suppress(StartupError):
+            self.kept.result(30)
+        self._pool.shutdown()
+        self.cluster.stop()
+
+    def until_told(self, words: str, count: int = 1) -> None:
+        until(lambda: " ".join(self.told).count(words) >= count, words, 30)
+
+
+Keeping = Callable[..., Kept]
+
+
+@pytest.fixture
+def keeping(tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeping]:
+    for name, value in (("FIRST_PAUSE", 0.01), ("LONGEST_PAUSE", 0.02), ("UNSERVED", 0.1)):
+        monkeypatch.setattr(f"tandem.shared.node.launch.{name}_SECONDS", value)
+    made: list[Kept] = []
+
+    def keep(*nodes: list[str]) -> Kept:
+        made.append(Kept(tmp_path, package, *nodes))
+        return made[-1]
+
+    yield keep
+    for kept in made:
+        kept.close()
+
+
+def test_a_node_that_dies_is_started_again_with_its_arguments(keeping: Keeping) -> None:
+    kept = keeping(["prefill-node", "--flag"], ["decode-node"])
+    first, other = (part.process for part in kept.nodes)
+    first.kill()
+    kept.until_told("node-0 serves again")
+    again = kept.nodes[0].process
+    assert again.pid != first.pid and again.poll() is None
+    assert psutil.Process(again.pid).cmdline()[-2:] == ["prefill-node", "--flag"]
+    assert other.poll() is None and not kept.kept.done()
+    assert "node-0 ended with exit status -9" in kept.told[0]
+    assert "started again" in kept.told[0] and "(restart 1 of 5)" in kept.told[0]
+
+
+def test_a_node_that_drains_has_left_and_is_not_missed(keeping: Keeping) -> None:
+    kept = keeping(["decode-node"], ["decode-node"])
+    kept.nodes[0].process.terminate()
+    kept.until_told("node-0 has drained and left; the others go on")
+    assert not kept.kept.done() and kept.nodes[1].process.poll() is None
+    # It ends with the last one, as an end that was asked for.
+    kept.nodes[1].process.terminate()
+    kept.kept.result(30)
+    assert kept.told[-1] == "no decode node is left: the last one has drained"
+
+
+def test_a_decode_node_that_dies_too_often_is_given_up_and_ends_it_if_it_was_the_last(
+    keeping: Keeping, package: Path
+) -> None:
+    kept = keeping(["decode-node"])
+    kept.another = True
+    kept.nodes[0].arguments.append("hopeless")
+    kept.nodes[0].process.kill()
+    kept.until_told("given up")
+    assert [
+        f"restart {n} of 5" in line
+        for n, line in enumerate((line for line in kept.told if "ended with" in line), 1)
+    ] == [True] * 5 + [False]
+    assert not kept.kept.done(), "somebody else's decode node serves"
+    kept.another = False
+    with pytest.raises(StartupError, match="no decode node is left: the last one died too often"):
+        kept.kept.result(30)
+
+
+def test_a_node_that_has_served_for_a_while_may_die_again(
+    keeping: Keeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.shared.node.launch.MAX_RESTARTS", 1)
+    monkeypatch.setattr("tandem.shared.node.launch.GOOD_SECONDS", 0.0)
+    kept = keeping(["decode-node"])
+    for number in (1, 2, 3):
+        kept.nodes[0].process.kill()
+        kept.until_told("serves again", number)
+
+
+def test_a_node_that_is_not_ready_in_time_again_has_died(
+    keeping: Keeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = keeping(["decode-node"])
+    monkeypatch.setattr(kept.cluster, "_start_seconds", 0.0)
+    kept.nodes[0].arguments.append("late")
+    kept.nodes[0].process.kill()
+    kept.until_told("(restart 3 of 5)")
+
+
+def test_the_end_of_the_router_is_the_end(keeping: Keeping) -> None:
+    kept = keeping(["decode-node"])
+    kept.router.process.kill()
+    with pytest.raises(StartupError, match="router ended with exit status -9"):
+        kept.kept.result(30)
 
 
 def test_a_part_that_ignores_its_end_is_killed(

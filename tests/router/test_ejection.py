@@ -1,0 +1,132 @@
+"""Decode nodes that send heartbeats and cannot be reached: requests do not wait for them again."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tandem.router.ejection import Ejection
+from tandem.tests.router.support import cluster, until
+from tandem.tests.router.test_faults import hang, refuse
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_each_pause_is_twice_as_long_until_a_call_is_answered() -> None:
+    clock = Clock()
+    node = Ejection(clock)
+    pauses = []
+    for _ in range(7):
+        node.asked("call")
+        pauses.append(node.failed("call"))
+        assert node.ejected
+        clock.now += pauses[-1]
+        assert not node.ejected
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    node.asked("call")
+    node.answered("call")
+    assert not node.ejected
+    node.asked("call")
+    assert node.failed("call") == 1.0
+
+
+def test_all_who_fail_during_a_pause_count_once() -> None:
+    node = Ejection(Clock())
+    for call in range(5):
+        node.asked(call)
+    assert [node.failed(call) for call in range(5)] == [1.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_after_a_pause_one_call_is_let_through_at_a_time() -> None:
+    clock = Clock()
+    node = Ejection(clock)
+    node.asked("first")
+    clock.now += node.failed("first")
+    assert not node.ejected
+    node.asked("trial")
+    assert node.ejected
+    node.ended("trial")  # its client has gone: nothing is known
+    assert not node.ejected
+    node.asked("another")
+    node.answered("another")
+    assert not node.ejected
+
+
+def test_a_node_that_is_slow_to_answer_gets_no_more_meanwhile() -> None:
+    clock = Clock()
+    node = Ejection(clock)
+    node.asked("slow")
+    clock.now += 1.9
+    node.asked("later")
+    assert not node.ejected
+    clock.now += 0.2
+    assert node.ejected
+    node.answered("slow")
+    assert not node.ejected
+
+
+async def test_a_node_that_cannot_be_reached_costs_one_request_its_timeout_and_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with cluster(tmp_path, nodes=2, admission_timeout=0.2) as c:
+        c.nodes[0].script = hang
+        while not c.nodes[0].requests:
+            assert (await c.complete("x")).status_code == 200
+        for _ in range(10):
+            assert (await c.complete("x")).status_code == 200
+        assert len(c.nodes[0].requests) == 1
+        assert 'tandem_decode_nodes_ejected_total{reason="no answer"} 1.0' in (
+            c.router.metrics.render().decode()
+        )
+        assert "decode-0 gets requests last for 1 s, although its heartbeats come" in caplog.text
+
+
+async def test_the_only_node_is_asked_all_the_same_and_is_back_when_it_answers(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path, admission_timeout=0.2) as c:
+        c.node.script = refuse(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        assert (await c.complete("x")).status_code == 503
+        (node,) = c.router.nodes
+        assert node.ejection.ejected
+        c.node.script = None
+        assert (await c.complete("x")).status_code == 200
+        assert not node.ejection.ejected
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "status"),
+    [
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "too many", 503),
+        (grpc.StatusCode.INVALID_ARGUMENT, "too long", 400),
+        (grpc.StatusCode.UNAVAILABLE, "this node is draining", 503),
+    ],
+)
+async def test_a_node_that_answers_no_can_be_reached(
+    tmp_path: Path, code: grpc.StatusCode, details: str, status: int
+) -> None:
+    async with cluster(tmp_path) as c:
+        c.node.script = refuse(code, details)
+        assert (await c.complete("x")).status_code == status
+        assert not any(node.ejection.ejected for node in c.router.nodes)
+
+
+async def test_a_client_that_goes_away_says_nothing_of_the_node(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        c.node.script = hang
+        asked = asyncio.create_task(c.complete("x"))
+        await until(lambda: bool(c.node.requests))
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        (node,) = c.router.nodes
+        await until(lambda: not node.inflight)
+        assert not node.ejection.ejected
