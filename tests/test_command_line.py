@@ -117,7 +117,7 @@ def test_aliases_of_the_model(alias: str) -> None:
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("prot: 8000", "did you mean port"),
+        ("max_concurent_requests: 8", "did you mean max_concurrent_requests"),
         ("- port", "must map"),
         ("a: [", "not YAML"),
         ("port: [1]", "one value"),
