@@ -7,7 +7,7 @@ from math import isfinite
 from ..proto import tandem_pb2 as pb
 
 # Sums of several nodes' counts must fit into the 32 bits of a message's field.
-MAX_COUNT = 1 << 24
+MAX_COUNT = 1 << 31
 MAX_TOKENS_PER_SECOND = 1e9
 MAX_LINKS = 4096
 _COUNTS = (

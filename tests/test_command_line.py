@@ -117,7 +117,7 @@ def test_aliases_of_the_model(alias: str) -> None:
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("max_concurent_requests: 8", "did you mean max_concurrent_requests"),
+        ("max_model_length: 8", "did you mean max.model.len"),
         ("- port", "must map"),
         ("a: [", "not YAML"),
         ("port: [1]", "one value"),
@@ -380,7 +380,7 @@ def test_the_registry_of_serve_is_where_it_was_asked_to_be() -> None:
     flags = ["--registry-host=10.0.0.1", "--registry-port=8123", "--insecure"]
     values = cli.commands["serve"].make_context("serve", flags).params
     started: Any = Started()
-    _, registry = launcher._start_router(started, values, OPEN, 0.0)
+    _, _, registry = launcher._start_router(started, values, OPEN, 0.0)
     launcher._start_nodes(started, fill(ServeConfig, values), values, registry, 0.0)
     router, node = started.arguments
     assert {"--registry-host=10.0.0.1", "--registry-port=8123"} <= set(router)
@@ -458,4 +458,4 @@ def test_an_advertised_place_that_cannot_be(tmp_path: Path) -> None:
 
 
 def test_serve_passes_on_the_words_of_a_part_that_cannot_start(tmp_path: Path) -> None:
-    fail(["serve", "./none"], tmp_path, 1, "decode-node-0", "./none", "does not exist")
+    fail(["serve", "./none"], tmp_path, 1, "router ended", "./none", "does not exist")
