@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import fields, replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,7 +157,9 @@ def router(values: Values) -> None:
         asyncio.run(run())
 
 
-def _run_node(kind: str, values: Values) -> None:
+def _run_node(
+    kind: str, values: Values, on_ready: Callable[[str], None] = lambda address: None
+) -> None:
     """A node that begins as a prefill or a decode node, and may be told to be the other."""
     from .decode_node.role import DecodeRole
     from .prefill_node.role import PrefillRole
@@ -170,6 +173,7 @@ def _run_node(kind: str, values: Values) -> None:
     def ready(address: str) -> None:
         follow_launcher()
         announce({"address": address})
+        on_ready(address)
 
     lock = find_lock(fill(LockConfig, values), node.routers)
     roles: list[NodeRole] = [PrefillRole(), DecodeRole()]
@@ -234,7 +238,34 @@ def _serve_prefill(values: Values) -> None:
     shared = {name: values[name] for name in ("drain_timeout", "stats_interval")}
     node = NodeConfig(host=host, port=int(port), **shared)
     with meeting_place(host):
-        _run_node("prefill", values | vars(node))
+        _keep_prefill(values | vars(node))
+
+
+def _keep_prefill(values: Values) -> None:
+    """Start the node again, at its address, when it has lost its ranks."""
+    from .shared.node.launch import Restarts
+
+    restarts, served_at = Restarts(), ""
+    while True:
+        begun = inf
+
+        def ready(address: str) -> None:
+            nonlocal begun, served_at
+            begun, served_at = time.monotonic(), address
+
+        try:
+            _run_node("prefill", values, ready)
+            return
+        except StartupError as error:
+            if not served_at:
+                raise
+            pause = restarts.pause(time.monotonic() - begun)
+            click.echo(f"tandem: {error}; {restarts.outlook(pause)}", err=True)
+            if pause is None:
+                raise
+        if not folder_of(served_at):
+            values = values | {"port": int(served_at.rpartition(":")[2])}
+        time.sleep(pause)
 
 
 def _serve_cluster(config: ServeConfig, values: Values) -> None:

@@ -54,8 +54,33 @@ class Part:
     ready: int
 
 
+class Restarts:
+    """How often one node has died, and whether it is started again."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+
+    def pause(self, served: float) -> float | None:
+        """Seconds before the next start of a node that died after it had ``served`` for so many;
+        ``None`` when it has died too often."""
+        if served >= GOOD_SECONDS:
+            self._count = 0
+            self._backoff.reset()
+        if self._count >= MAX_RESTARTS:
+            return None
+        self._count += 1
+        return self._backoff.pause()
+
+    def outlook(self, pause: float | None) -> str:
+        """What an operator is told of this pause."""
+        if pause is None:
+            return "it died too often and is given up"
+        return f"it is started again in {pause:.1f} s (restart {self._count} of {MAX_RESTARTS})"
+
+
 class _Watched:
-    """A node while the cluster serves: its deaths, and when it is to be started again."""
+    """A node while the cluster serves, and when it is to be started again."""
 
     def __init__(self, part: Part, now: float) -> None:
         self.part = part
@@ -63,26 +88,15 @@ class _Watched:
         self.begun = now
         self.restart_at: float | None = None
         self.gone = False
-        self._restarts = 0
-        self._backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+        self._restarts = Restarts()
 
-    def died(self, now: float) -> float | None:
-        """Returns the pause before the next start; ``None`` when it has died too often."""
+    def died(self, now: float) -> str:
+        """Returns what becomes of it, for the operator."""
         since, self.serving_since = self.serving_since, None
-        if since is not None and now - since >= GOOD_SECONDS:
-            self._restarts = 0
-            self._backoff.reset()
-        if self._restarts >= MAX_RESTARTS:
-            self.gone = True
-            return None
-        self._restarts += 1
-        pause = self._backoff.pause()
-        self.restart_at = now + pause
-        return pause
-
-    @property
-    def restarts(self) -> str:
-        return f"{self._restarts} of {MAX_RESTARTS}"
+        pause = self._restarts.pause(0.0 if since is None else now - since)
+        self.gone = pause is None
+        self.restart_at = None if pause is None else now + pause
+        return self._restarts.outlook(pause)
 
 
 class Cluster:
@@ -223,14 +237,7 @@ class Cluster:
             node.gone = True
             self._tell(f"{part.name} has drained and left; the others go on")
         else:
-            self._mourn(node, _epitaph(part, status), now)
-
-    def _mourn(self, node: _Watched, why: str, now: float) -> None:
-        pause = node.died(now)
-        then = "it died too often and is given up"
-        if pause is not None:
-            then = f"it is started again in {pause:.1f} s (restart {node.restarts})"
-        self._tell(f"{why}; {then}")
+            self._tell(f"{_epitaph(part, status)}; {node.died(now)}")
 
     def _start_again(self, node: _Watched, now: float) -> None:
         part = node.part
@@ -238,7 +245,7 @@ class Cluster:
         try:
             process, ready = self._launch(part.log, "ab", part.arguments, part.environment)
         except (StartupError, OSError) as error:
-            self._mourn(node, f"{part.name} cannot be started: {error}", now)
+            self._tell(f"{part.name} cannot be started: {error}; {node.died(now)}")
             return
         os.close(part.ready)
         part.process, part.ready = process, ready

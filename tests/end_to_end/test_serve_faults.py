@@ -14,15 +14,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 
+import grpc
 import psutil
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
+from tandem.proto.tandem_pb2_grpc import PrefillStub
 from tandem.router import admin
 from tandem.shared.config import LockConfig
 from tandem.shared.local_token import find_lock
 from tandem.tests.end_to_end.clients import prompt
-from tandem.tests.end_to_end.cluster import START_SECONDS, until
+from tandem.tests.end_to_end.cluster import START_SECONDS, running, until
 
 CLIENTS = 3
 
@@ -154,6 +156,28 @@ def test_a_node_that_dies_under_load_is_started_again_and_no_request_is_lost(
     served.wait_nodes(3)
     assert re.search(rf"tandem: {kind}-. ended with exit status .* started again", served.told())
     assert not head.is_running()
+
+
+def test_a_prefill_node_of_its_own_is_started_again_at_its_address(
+    tmp_path: Path, tiny_model: str
+) -> None:
+    with running(tmp_path, tiny_model) as cluster:
+        part = cluster.start(
+            ["serve", tiny_model, "--pd-server", "--pd-url=127.0.0.1:0", "--threads=1"]
+        )
+        for number in (1, 2):
+            (rank,) = psutil.Process(part.process.pid).children()
+            rank.kill()
+            until(
+                lambda number=number: part.log.read_text().count(" is ready on ") > number,  # type: ignore[misc]
+                "the node to be started again",
+                START_SECONDS,
+            )
+            with grpc.insecure_channel(part.details["address"]) as channel:
+                assert PrefillStub(channel).Status(pb.StatusRequest(), timeout=10).ready
+            assert f"(restart {number} of 5)" in part.log.read_text()
+        part.process.terminate()
+        assert part.process.wait(30) == 0
 
 
 def test_a_node_that_an_operator_drains_leaves_and_the_others_go_on(served: Served) -> None:

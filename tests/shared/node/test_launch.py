@@ -34,6 +34,8 @@ if what == "speechless":
     sys.exit(3)
 if what == "drains":
     signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(0)))
+if what == "decode-node":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 if what == "stubborn":
     lifeline.GRACE_SECONDS = 0.1
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -42,10 +44,8 @@ if what != "slow" and "late" not in sys.argv:
     announce({"address": "a:1", "key": os.environ.get("SECRET")})
 if what == "brief":
     sys.exit("tandem: it was too much")
-if what == "decode-node":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    if "hopeless" in sys.argv:
-        sys.exit("tandem: no memory")
+if "hopeless" in sys.argv:
+    sys.exit("tandem: no memory")
 time.sleep(60)
 """
 
