@@ -75,8 +75,10 @@ def test_a_node_that_is_slow_to_answer_gets_no_more_meanwhile() -> None:
 
 
 async def test_a_node_that_cannot_be_reached_costs_one_request_its_timeout_and_no_other(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("tandem.router.ejection.FIRST_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr("tandem.router.ejection.LONGEST_PAUSE_SECONDS", 3600.0)
     async with cluster(tmp_path, nodes=2, admission_timeout=0.2) as c:
         c.nodes[0].script = hang
         while not c.nodes[0].requests:
@@ -87,7 +89,7 @@ async def test_a_node_that_cannot_be_reached_costs_one_request_its_timeout_and_n
         assert 'tandem_decode_nodes_ejected_total{reason="no answer"} 1.0' in (
             c.router.metrics.render().decode()
         )
-        assert "decode-0 gets requests last for 1 s, although its heartbeats come" in caplog.text
+        assert "decode-0 gets requests last for 3600 s, although its heartbeats come" in caplog.text
 
 
 async def test_the_only_node_is_asked_all_the_same_and_is_back_when_it_answers(
