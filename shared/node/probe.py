@@ -53,11 +53,14 @@ class ProbeServer:
             TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError
         ):
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _SECONDS)
-            status, kind, body = await self._route(head.split(b"\r\n", 1)[0])
+            method, _, rest = head.partition(b" ")
+            # HEAD is answered as GET would be, up to the body: some probes send nothing else.
+            line = b"GET " + rest if method == b"HEAD" else head
+            status, kind, body = await self._route(line)
             writer.write(
                 f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n"
                 f"connection: close\r\n\r\n".encode()
-                + body
+                + (b"" if method == b"HEAD" else body)
             )
             await asyncio.wait_for(writer.drain(), _SECONDS)
         writer.close()

@@ -55,6 +55,14 @@ async def test_metrics_are_prometheus_text(node_and_port: tuple[Node, int]) -> N
     assert body == b"tandem_transfers_live 0.0\n"
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/"])
+async def test_head_is_get_without_its_body(node_and_port: tuple[Node, int], path: str) -> None:
+    port = node_and_port[1]
+    whole = await ask(port, get(path))
+    head = await ask(port, get(path).replace(b"GET", b"HEAD"))
+    assert head == whole.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+
+
 @pytest.mark.parametrize("path", ["/", "/healthy", "/../health", "/ready?x"])
 async def test_other_paths_are_404(node_and_port: tuple[Node, int], path: str) -> None:
     assert (await ask(node_and_port[1], get(path))).startswith(b"HTTP/1.1 404 ")
