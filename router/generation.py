@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
 from ..proto import tandem_pb2 as pb
+from ..shared.text.stop import StopStrings
 from .model import ServedModel
 
 
@@ -27,7 +28,7 @@ class Prompt:
 class TextOptions:
     """What the router does with a choice's tokens."""
 
-    stop: tuple[str, ...] = ()
+    stop: StopStrings = field(default_factory=StopStrings)
     include_stop: bool = False
     skip_special_tokens: bool = True
     min_tokens: int = 0

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from ..proto import tandem_pb2 as pb
+from ..shared.text.stop import StopStrings
 from .errors import invalid
 from .fields import Fields, check_integer, wrong_type
 from .generation import TextOptions
@@ -218,10 +219,10 @@ def check_min_tokens(minimum: int, granted: Sequence[int]) -> None:
         )
 
 
-def _stops(fields: Fields) -> tuple[str, ...]:
+def _stops(fields: Fields) -> StopStrings:
     value = fields.raw("stop")
     if value is None:
-        return ()
+        return StopStrings()
     stops = [value] if isinstance(value, str) else fields.array("stop", MAX_STOPS)
     for stop in stops:
         if not isinstance(stop, str):
@@ -232,7 +233,7 @@ def _stops(fields: Fields) -> tuple[str, ...]:
                 f"not {len(stop)}.",
                 "stop",
             )
-    return tuple(stops)
+    return StopStrings(stops)
 
 
 def _stop_token_ids(fields: Fields, vocab_size: int) -> list[int]:

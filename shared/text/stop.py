@@ -23,6 +23,16 @@ class _Pattern:
         return self.matched == len(self.text)
 
 
+class StopStrings:
+    """Compiled once, for all choices of a request: each matcher has only its own state."""
+
+    def __init__(self, stops: Sequence[str] = ()) -> None:
+        self._compiled = [(stop, _fallback(stop)) for stop in stops if stop]
+
+    def patterns(self) -> list[_Pattern]:
+        return [_Pattern(text, fallback) for text, fallback in self._compiled]
+
+
 class StopMatcher:
     """Lets text through until a stop string ends, holding back only what may become one.
 
@@ -30,8 +40,9 @@ class StopMatcher:
     result does not depend on how the text was cut into deltas. After a match, nothing passes.
     """
 
-    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        self._patterns = [_Pattern(stop, _fallback(stop)) for stop in stops if stop]
+    def __init__(self, stops: Sequence[str] | StopStrings, *, include: bool = False) -> None:
+        compiled = stops if isinstance(stops, StopStrings) else StopStrings(stops)
+        self._patterns = compiled.patterns()
         self._include = include
         self._held = ""
         self.matched: str | None = None

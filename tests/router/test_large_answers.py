@@ -34,6 +34,12 @@ LARGE: dict[str, dict[str, Any]] = {
         "echo": True,
         "return_token_ids": True,
     },
+    "stop strings": {
+        "prompt": "hi",
+        "n": 128,
+        "max_tokens": 4,
+        "stop": ["a" * 1023 + chr(200 + i) for i in range(64)],
+    },
     "choices": {"prompt": [[5]] * 250, "n": 16, "max_tokens": 1},
 }
 
