@@ -13,7 +13,7 @@ from ..shared.lock import is_loopback
 from ..shared.meeting import UNIX
 from ..shared.node.prompts import RECENT, RECENT_SECONDS
 from ..shared.prefilled import LOCAL, REMOTE, LocalReason, known_reason
-from ..shared.process_metrics import EXPIRY
+from ..shared.process_metrics import DAY, EXPIRY, SOON_SECONDS
 from ..shared.roles import role_name
 from .survey import NodeSeen, Survey
 
@@ -21,8 +21,6 @@ from .survey import NodeSeen, Survey
 NEVER_REMOTE = {LocalReason.SHORT, LocalReason.NOTHING_MISSING, LocalReason.PROMPT_LOGPROBS}
 # Reasons by which a decode node decides; with the others it would have handed over, and could not.
 CHOSEN = {LocalReason.FASTER_HERE, LocalReason.TOO_LATE_THERE, LocalReason.NO_NODE}
-DAY = 86400.0
-SOON_SECONDS = 14 * DAY
 # Fewer say nothing.
 MIN_PROMPTS = 5
 # A heartbeat is late when this many more should have come since; of a router that does not say how

@@ -234,7 +234,7 @@ def check_exposure(lock: Lock, insecure: bool, hosts: dict[str, str]) -> None:
     for flag, host in hosts.items():
         if is_loopback(host) or lock.complete:
             continue
-        lacks = "a cluster token" if lock.encrypted else "TLS" if lock.token else "TLS and a token"
+        lacks = "a cluster token" if lock.encrypted else "TLS" if lock.tokens else "TLS and a token"
         if not insecure:
             raise UsageError(
                 f"{flag} {host} is reachable from other machines, which needs TLS (--tls-cert, "

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import platform
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from importlib import metadata
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram, ProcessCollector
@@ -15,7 +18,12 @@ from prometheus_client.registry import Collector
 from .lock import OPEN, Lock
 from .version import version
 
+log = logging.getLogger("tandem.process")
+
 LAG_SECONDS = (0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0, 3.0, 10.0)
+DAY = 86400.0
+# An authority that renews by itself has done so by then.
+SOON_SECONDS = 14 * DAY
 EXPIRY = "tandem_certificate_expiry_timestamp_seconds"
 # How often the lag is measured: a loop that stands still is seen however short the pause is.
 PAUSE_SECONDS = 0.25
@@ -25,6 +33,7 @@ class ProcessMetrics:
     """Adds its series to ``registry``; ``watch`` measures the loop that runs it."""
 
     def __init__(self, registry: CollectorRegistry, lock: Lock = OPEN) -> None:
+        self._lock = lock
         ProcessCollector(registry=registry)
         registry.register(_Certificates(lock))
         build = Gauge(
@@ -42,11 +51,21 @@ class ProcessMetrics:
         )
 
     async def watch(self) -> None:
-        """Runs for ever."""
+        """Runs for ever; also warns each day of certificates that end soon."""
+        warned_at = -math.inf
         while True:
             due = time.monotonic() + PAUSE_SECONDS
             await asyncio.sleep(PAUSE_SECONDS)
             self._lag.observe(max(0.0, time.monotonic() - due))
+            if due - warned_at >= DAY:
+                warned_at = due
+                self._warn(time.time())
+
+    def _warn(self, now: float) -> None:
+        for flag, ends in self._lock.expiries().items():
+            if ends - now < SOON_SECONDS:
+                told = datetime.fromtimestamp(ends, UTC).isoformat(timespec="minutes")
+                log.warning("a certificate of %s ends at %s; replace the file", flag, told)
 
 
 class _Certificates(Collector):

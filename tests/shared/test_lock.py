@@ -111,10 +111,14 @@ def test_loopback_needs_no_lock(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "node-3"])
 def test_other_machines_are_let_in_only_with_a_lock_or_when_asked_for(
-    host: str, papers: Papers, caplog: pytest.LogCaptureFixture
+    host: str, papers: Papers, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    halves = [Lock(), Lock(token=TOKEN), read_lock(papers.config())]
-    for half, lacks in zip(halves, ["TLS and a token", "TLS", "a cluster token"], strict=True):
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    from_file = read_lock(LockConfig(cluster_token_file=str(file)))
+    halves = [Lock(), Lock(token=TOKEN), from_file, read_lock(papers.config())]
+    lacking = ["TLS and a token", "TLS", "TLS", "a cluster token"]
+    for half, lacks in zip(halves, lacking, strict=True):
         with pytest.raises(UsageError, match=f"--kv-host {host} is reachable.*--insecure"):
             check_exposure(half, False, {"--host": "127.0.0.1", "--kv-host": host})
         caplog.clear()
