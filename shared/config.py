@@ -208,7 +208,7 @@ class EngineConfig:
     itl_target: float | None = option(
         None,
         "--itl-target",
-        "Milliseconds that a step may take while streams decode: chunks of prompts are cut to fit "
+        "Milliseconds that a step may take on average while streams decode: prompts are cut to fit "
         "(default: 2.75 times a step without prompts; 0: chunks are never cut for it).",
         minimum=0.0,
     )

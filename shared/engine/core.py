@@ -16,7 +16,7 @@ from typing import Protocol
 
 from ..errors import RequestError, UnavailableError
 from ..kv.block_pool import OutOfBlocksError
-from .pace import LEAST, Pace
+from .pace import Pace
 from .plan import NOT_FINITE, OUT_OF_MEMORY, StepFailure, StepPlan, StepResult
 from .scheduler import Scheduler, StepOutput
 from .sequence import FinishReason, Phase, Sequence
@@ -300,7 +300,7 @@ class EngineCore:
             self._failed_in_a_row = 0
         # A short prompt alone tells of the step rather than of its tokens; a chunk that was cut
         # because others decode tells how fast prompts are while they do.
-        if result.seconds > 0 and (chunk >= 64 or (decoded and chunk >= LEAST)):
+        if result.seconds > 0 and (chunk >= 64 or (decoded and chunk >= 32)):
             rate = chunk / result.seconds
             known = self.prefill_tokens_per_second
             self.prefill_tokens_per_second = 0.7 * known + 0.3 * rate if known else rate

@@ -18,7 +18,6 @@ from itertools import islice
 from ..errors import OverloadedError
 from ..kv.block_pool import BlockPool, OutOfBlocksError
 from ..kv.prefix_keys import chain_keys
-from .pace import LEAST
 from .plan import PositionLogprobs, SamplerSpec, SequenceStep, StepPlan, StepResult
 from .sequence import FinishReason, Phase, Sequence
 
@@ -28,6 +27,8 @@ AGING_TOKENS = 64
 # Nobody can take blocks back from a transfer that fills them. So a reservation leaves each running
 # sequence room to grow by so many tokens, about what it generates while a prompt is received.
 GROWTH_TOKENS = 32
+# Tokens that are not a chunk: they cost about what a decoding row does.
+SMALL_PROMPT = 16
 # Tokens by which a step may grow again, each step, after one that ran out of memory.
 _LIMIT_GROWTH = 8
 
@@ -58,14 +59,26 @@ class _StepBudget:
 
     def __init__(self, tokens: int) -> None:
         self.left = tokens
+        self.prompts: int | None = None  # of these, for prompts; None: all
         self.shares: dict[Sequence, int] = {}
+
+    def share(self, missing: int) -> int:
+        """How many of the tokens that a sequence lacks it may compute."""
+        if self.prompts is None or missing <= SMALL_PROMPT:
+            return min(missing, self.left)
+        return min(missing, self.left, self.prompts)
 
     def grant(self, sequence: Sequence, tokens: int) -> None:
         self.left -= tokens
+        if self.prompts is not None and tokens > SMALL_PROMPT:
+            self.prompts -= tokens
         self.shares[sequence] = tokens
 
     def take_back(self, sequence: Sequence) -> None:
-        self.left += self.shares.pop(sequence, 0)
+        tokens = self.shares.pop(sequence, 0)
+        self.left += tokens
+        if self.prompts is not None and tokens > SMALL_PROMPT:
+            self.prompts += tokens
 
 
 class Scheduler:
@@ -292,7 +305,8 @@ class Scheduler:
     def schedule(self, prompt_tokens: int | None = None) -> StepPlan | None:
         """Plan the next step, or ``None`` when nothing can be computed now.
 
-        ``prompt_tokens`` is the most that it computes of prompts if it decodes as well.
+        ``prompt_tokens`` is the most that it computes of prompts if it decodes as well. What is
+        left of a prompt that was received costs no more than decoding, and is not counted.
         """
         if self._in_flight:
             raise RuntimeError("the previous step has not been applied")
@@ -305,7 +319,7 @@ class Scheduler:
         decoding = bool(budget.shares)
         self._admit(budget, only_private=True)
         if decoding and prompt_tokens is not None:
-            budget.left = min(budget.left, prompt_tokens)
+            budget.prompts = prompt_tokens
         for sequence in prompts:
             self._grant(sequence, budget)
         self._admit(budget)
@@ -366,7 +380,7 @@ class Scheduler:
                 self._finish(sequence, cancelled[sequence])
             elif len(rows) > 1:
                 self._suspects.append((sequence, tokens))
-            elif memory and tokens > LEAST:
+            elif memory and tokens > SMALL_PROMPT:
                 self._suspects.appendleft((sequence, tokens // 2))
             else:
                 sequence.error = reason
@@ -413,7 +427,9 @@ class Scheduler:
         """Give a running sequence its share, taking blocks back from later ones while it must."""
         if sequence.phase is not Phase.RUNNING or budget.left <= 0:
             return  # preempted by an earlier one, or the step is full
-        tokens = min(sequence.target - sequence.computed, budget.left)
+        tokens = budget.share(sequence.target - sequence.computed)
+        if not tokens:
+            return
         while not self._cover(sequence, sequence.computed + tokens):
             victim = self._last_holder()
             if victim is sequence and self._is_only_holder(sequence):
@@ -435,15 +451,8 @@ class Scheduler:
             if self._asking and self._key(self._asking[0][0]) < self._key(sequence):
                 return  # it lacks blocks, and would never get them if others went first
             self.match_prefix(sequence)
-            tokens = min(sequence.target - sequence.computed, budget.left)
-            # KV that is being sent must stay where it is: a prefill-only sequence gets all of its
-            # blocks at once, so that it can never be the one that runs out of them.
-            whole = sequence.compute_until is not None
-            end = sequence.target if whole else sequence.computed + tokens
-            self._reclaim_from(self._waiting[1:], self._missing(sequence, end))
-            if sequence.private:
-                self._make_room(sequence, end, budget)
-            if not self._cover(sequence, end):
+            tokens = budget.share(sequence.target - sequence.computed)
+            if not tokens or not self._cover_head(sequence, tokens, budget):
                 if not sequence.received:
                     self._give_back(sequence)
                 return
@@ -453,6 +462,17 @@ class Scheduler:
             if not sequence.preemptions:
                 self._started.append(sequence)
             budget.grant(sequence, tokens)
+
+    def _cover_head(self, sequence: Sequence, tokens: int, budget: _StepBudget) -> bool:
+        """Make the block table of the head of the queue reach as far as it must."""
+        # KV that is being sent must stay where it is: a prefill-only sequence gets all of its
+        # blocks at once, so that it can never be the one that runs out of them.
+        whole = sequence.compute_until is not None
+        end = sequence.target if whole else sequence.computed + tokens
+        self._reclaim_from(self._waiting[1:], self._missing(sequence, end))
+        if sequence.private:
+            self._make_room(sequence, end, budget)
+        return self._cover(sequence, end)
 
     def _missing(self, sequence: Sequence, end: int) -> int:
         """How many blocks the table lacks to reach token ``end``."""
