@@ -32,7 +32,9 @@ WIDTH = 24
 
 def registries() -> Iterator[tuple[CollectorRegistry, set[str]]]:
     """With the labels that a node's page adds."""
-    yield Metrics(NodeTable(1.0)).registry, set()
+    router = Metrics(NodeTable(1.0))
+    router.add(Gate(OPEN, "tandem_registry_calls_refused").refused)
+    yield router.registry, set()
     node = Node("d", 1)
     node.ranks.inbox.stats[0] = DataPlaneStats()
     node.metrics.registry.register(Gate(OPEN, "tandem_calls_refused").refused)
