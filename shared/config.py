@@ -209,7 +209,7 @@ class EngineConfig:
         None,
         "--itl-target",
         "Milliseconds that a step may take on average while streams decode: prompts are cut to fit "
-        "(default: 2.75 times a step without prompts; 0: chunks are never cut for it).",
+        "(default: 3 times a step without prompts; 0: chunks are never cut for it).",
         minimum=0.0,
     )
     max_waiting: int = option(

@@ -147,9 +147,9 @@ def test_the_time_of_decoding_stays_known_while_prompts_never_end() -> None:
     for _ in range(PROBE_EVERY):
         pace.measured(0.1, decoded=1, prompt_tokens=32)
     assert pace.prompt_tokens == 0
-    pace.measured(0.04, decoded=1, prompt_tokens=0)
-    pace.measured(0.10, decoded=1, prompt_tokens=60)
-    assert pace.prompt_tokens == 70
+    pace.measured(1 / 16, decoded=1, prompt_tokens=0)
+    pace.measured(1 / 8, decoded=1, prompt_tokens=64)
+    assert pace.prompt_tokens == 128
 
 
 def test_what_was_received_goes_on_at_once() -> None:
