@@ -16,7 +16,7 @@ from typing import Protocol
 
 from ..errors import RequestError, UnavailableError
 from ..kv.block_pool import OutOfBlocksError
-from .pace import Pace
+from .pace import LEAST, Pace
 from .plan import NOT_FINITE, OUT_OF_MEMORY, StepFailure, StepPlan, StepResult
 from .scheduler import Scheduler, StepOutput
 from .sequence import FinishReason, Phase, Sequence
@@ -84,6 +84,8 @@ class EngineCore:
         self._wake = asyncio.Event()
         self._next_id = 0
         self._failed_in_a_row = 0
+        self._cut: int | None = None  # tokens that the step in flight may compute of prompts
+        self._held_up = 0.0  # seconds of steps that went without prompts since the last chunk
         self._lost = ""
         self.stepping = False  # a step is under way, and the executor watches it
         self.steps = 0
@@ -260,7 +262,8 @@ class EngineCore:
         self._grant_reservations()
         if not self.scheduler.has_work:
             return None
-        return self.scheduler.schedule(self._pace.prompt_tokens)
+        self._cut = self._pace.prompt_tokens
+        return self.scheduler.schedule(self._cut)
 
     def _open_streams(self, plan: StepPlan) -> dict[int, tuple[int, int]]:
         """The transfers that this step feeds; those that it feeds first are opened."""
@@ -298,12 +301,19 @@ class EngineCore:
         self.failed_sequences[NOT_FINITE] += len(result.failed)
         if plan.sequences:
             self._failed_in_a_row = 0
-        # A short prompt alone tells of the step rather than of its tokens; a chunk that was cut
-        # because others decode tells how fast prompts are while they do.
-        if result.seconds > 0 and (chunk >= 64 or (decoded and chunk >= 32)):
-            rate = chunk / result.seconds
+        self._measure_prefill(chunk, result.seconds)
+
+    def _measure_prefill(self, chunk: int, seconds: float) -> None:
+        """A chunk that is cut because others decode takes the steps that go without one besides."""
+        if not chunk and self._cut == 0:
+            self._held_up += seconds
+        # A short prompt alone tells of the step rather than of its tokens.
+        if seconds > 0 and (chunk >= 64 or (self._cut is not None and chunk >= LEAST)):
+            rate = chunk / (seconds + self._held_up)
             known = self.prefill_tokens_per_second
             self.prefill_tokens_per_second = 0.7 * known + 0.3 * rate if known else rate
+        if chunk:
+            self._held_up = 0.0
 
     def _fail(self, reason: str) -> None:
         log.error("the ranks are lost: %s", reason)
