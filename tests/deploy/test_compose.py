@@ -86,3 +86,9 @@ def test_nodes_on_two_gpus_share_what_cuda_ipc_needs() -> None:
     for service in (prefill, decode):
         (devices,) = service["deploy"]["resources"]["reservations"]["devices"]
         assert devices["device_ids"] == ["0", "1"]
+
+
+def test_the_router_of_each_serves_the_model_of_its_nodes() -> None:
+    for path in d.COMPOSE_FILES:
+        models = {d.compose_part(path, name).parse()["model"] for name in d.services(path)}
+        assert len(models) == 1

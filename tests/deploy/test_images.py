@@ -125,7 +125,7 @@ def test_commands_run_with_what_the_router_image_has(arguments: list[str]) -> No
 
 
 def test_a_router_starts_with_what_its_image_has() -> None:
-    arguments = ["router", "--port=0", "--registry-port=0"]
+    arguments = ["router", "--port=0", "--registry-port=0", "--model=builtin"]
     out = without_torch(arguments, until="listening on")
     assert "listening on" in out
 

@@ -73,7 +73,7 @@ def test_every_part_listens_where_others_reach_it(built: list[d.Object]) -> None
 
 
 def test_the_router_serves_the_model_of_its_nodes_and_no_other(built: list[d.Object]) -> None:
-    models = {part.environment["TANDEM_MODEL"] for _, _, part in containers(built)}
+    models = {part.parse()["model"] for _, _, part in containers(built)}
     assert len(models) == 1
 
 
@@ -181,6 +181,8 @@ def test_pods_outlive_their_drain(built: list[d.Object]) -> None:
         assert d.pod(workload)["terminationGracePeriodSeconds"] >= longest + 30, part.where
         # An answer may take minutes; a prefill node owes no more than a prompt.
         assert given["drain_timeout"] >= (120 if part.command == "prefill-node" else 600)
+        if part.command == "router":
+            assert given["shutdown_delay"] >= 10, "longer than endpoints take to be told"
 
 
 # --- what pods may do
@@ -411,7 +413,7 @@ def test_models_of_a_volume_cannot_be_written_to() -> None:
         for _, container, part in containers(d.build(d.DEPLOY / name)):
             (models,) = [m for m in container["volumeMounts"] if m["name"] == "models"]
             assert models["readOnly"]
-            assert part.environment["TANDEM_MODEL"].startswith(models["mountPath"] + "/")
+            assert part.parse()["model"].startswith(models["mountPath"] + "/")
 
 
 def test_the_download_goes_where_nodes_look() -> None:
@@ -424,7 +426,7 @@ def test_the_download_goes_where_nodes_look() -> None:
     assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     compile(container["command"][-1], "download", "exec")
     gpu = d.build(d.DEPLOY / "kubernetes-gpu")
-    used: set[Any] = {part.environment["TANDEM_MODEL"] for _, _, part in containers(gpu)}
+    used: set[Any] = {part.parse()["model"] for _, _, part in containers(gpu)}
     assert used == {f"/models/{model.split('/')[-1]}"}
     claims = {
         volume["persistentVolumeClaim"]["claimName"]
