@@ -137,11 +137,16 @@ class Column(Generic[Owner]):
             self.replace(keys)
 
     def replace(self, keys: Iterable[int]) -> None:
-        table, width = self._holders._table, self._holders._width
-        column = slice(self._slot >> 3, None, width)
-        table[column] = table[column].translate(_CLEARED[self._slot & 7])
+        table, number = self._holders._table, self._slot & 7
+        column = slice(self._slot >> 3, None, self._holders._width)
+        set_rows, bit = bytearray(ROWS), 1 << number
+        for key in keys:
+            set_rows[key >> SHIFT] = bit
+        others = table[column].translate(_CLEARED[number])
+        # As two large integers: a set may have many thousand keys, and streams wait meanwhile.
+        both = int.from_bytes(others, "little") | int.from_bytes(set_rows, "little")
+        table[column] = both.to_bytes(ROWS, "little")
         self._stale = 0
-        self.add(keys)
 
     def release(self) -> None:
         self.shape(0, 0)

@@ -434,7 +434,10 @@ class NodeTable:
         if node is not None:
             log.log(level, "%s node %s %s", role_name(node.role), node_id, why)
             node.lose()
-            self._kinds[node.is_prefill, node.group].remove(node)
+            kind = self._kinds[node.is_prefill, node.group]
+            kind.remove(node)
+            if not kind:
+                del self._kinds[node.is_prefill, node.group]
             self._lost.append(node)
             if keep:
                 self._kept[node.key] = self._clock() + KEPT_SECONDS, node.prefixes
