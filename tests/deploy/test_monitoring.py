@@ -56,7 +56,9 @@ def test_an_alert_asks_for_what_there_is(rule: d.Object, series: dict[str, set[s
         assert labels <= series[each.name] | TARGET, f"{each.name} has no such label"
     grouped = re.findall(r"by \(([^)]*)\)", rule["expr"])
     by = {label.strip() for some in grouped for label in some.split(",")}
-    assert by <= set().union(*(series[each.name] for each in asked)) | TARGET
+    known_labels = set().union(*(series[each.name] for each in asked)) | TARGET
+    shown = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+    assert by | shown <= known_labels
 
 
 @pytest.mark.parametrize("rule", RULES, ids=[rule["alert"] for rule in RULES])
