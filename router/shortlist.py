@@ -51,6 +51,8 @@ def _lightest(nodes: Sequence[Node], tokens: int, turn: int, exclude: Excluded) 
     few: list[Node] = []
     for part in _parts(nodes, turn):
         usable = [node for node in part if not node.draining and node.key not in exclude]
+        # One that cannot be reached has little to do, and must not be all that is looked at.
+        usable = [node for node in usable if not node.ejection.ejected] or usable
         rates = [node.rate for node in usable if node.rate]
         pace = sum(rates) / len(rates) if rates else ASSUMED_TOKENS_PER_SECOND
 
