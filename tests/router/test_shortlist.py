@@ -124,6 +124,18 @@ def test_the_idle_node_is_found_as_the_window_moves_on(name: str) -> None:
 
 
 @every_policy
+def test_idle_nodes_that_cannot_be_reached_hide_nobody_else(name: str) -> None:
+    """As many of them as are looked at, and all in one window."""
+    fleet = Fleet()
+    unreachable = {f"d{number}" for number in range(2 * LIGHTEST)}
+    for node_id in unreachable:
+        fleet.report(node_id, running=0)
+        fleet.table[node_id].ejection.failed("call")
+    for _ in range(6):
+        assert fleet.place(name).decode.node_id not in unreachable
+
+
+@every_policy
 def test_the_only_nodes_with_room_are_found_at_once(name: str) -> None:
     fleet = Fleet()
     for number in range(MANY):
