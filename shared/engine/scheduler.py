@@ -523,11 +523,13 @@ class Scheduler:
         """A private sequence gets the few blocks that it lacks from those that would run last; but
         KV that is being sent must stay where it is."""
         while self._missing(sequence, end) > self.pool.counts().available:
-            victims = [s for s in self._running if s.compute_until is None]
+            holders = [s for s in [*self._running, *self._waiting] if s.block_table]
+            victims = [s for s in holders if s.compute_until is None]
             if not victims:
                 return
-            budget.take_back(victims[-1])
-            self._take_blocks(victims[-1])
+            victim = max(victims, key=self._key)
+            budget.take_back(victim)
+            self._take_blocks(victim)
 
     def _reclaim_from(self, later: list[Sequence], missing: int) -> None:
         """Take back what ``later`` waiting sequences hold, the last first, until so many blocks are
