@@ -97,16 +97,16 @@ class KVCache:
         """
         local = self._local(layer, heads)
         packed = self._canonical(layer, len(local), end_token - first_token, out, dtype)
-        for side, cached in zip(packed, self.layers[layer], strict=True):
-            held = cached[local.start : local.stop]
-            for at, slots in self._runs(block_table, first_token, end_token):
-                if isinstance(slots, Blocks) and self._are_copied_as_bytes(side):
-                    for head, out in zip(held, side[:, at], strict=True):
-                        # In the default mode, numpy takes into a copy first.
-                        out_blocks = self._in_blocks(out)
-                        np.take(self._in_blocks(head), slots.numbers, 0, out_blocks, mode="clip")
-                    continue
-                taken = indexable(held)[:, self._slots(slots)].view(self.dtype)
+        for at, slots in self._runs(block_table, first_token, end_token):
+            if isinstance(slots, Blocks) and self._are_copied_as_bytes(packed):
+                for whole, blocks in self._as_bytes(layer, local, packed[:, :, at]):
+                    # In its default mode, numpy takes into a copy first.
+                    np.take(blocks, slots.numbers, axis=1, out=whole, mode="clip")
+                continue
+            which = self._slots(slots)
+            for side, cached in zip(packed, self.layers[layer], strict=True):
+                held = cached[local.start : local.stop]
+                taken = indexable(held)[:, which].view(self.dtype)
                 side[:, at].copy_(castable(taken, side.dtype))
 
     def scatter(
@@ -121,24 +121,34 @@ class KVCache:
         """The inverse of ``pack``."""
         local = self._local(layer, heads)
         packed = self._canonical(layer, len(local), end_token - first_token, data)
-        for side, cached in zip(packed, self.layers[layer], strict=True):
-            held = cached[local.start : local.stop]
-            for at, slots in self._runs(block_table, first_token, end_token):
-                if isinstance(slots, Blocks) and self._are_copied_as_bytes(side):
-                    for head, given in zip(held, side[:, at], strict=True):
-                        self._in_blocks(head)[slots.numbers] = self._in_blocks(given)
-                    continue
-                indexable(held)[:, self._slots(slots)] = indexable(side[:, at]).to(self.device)
+        for at, slots in self._runs(block_table, first_token, end_token):
+            if isinstance(slots, Blocks) and self._are_copied_as_bytes(packed):
+                for whole, blocks in self._as_bytes(layer, local, packed[:, :, at]):
+                    blocks[:, slots.numbers] = whole
+                continue
+            which = self._slots(slots)
+            for side, cached in zip(packed, self.layers[layer], strict=True):
+                held = cached[local.start : local.stop]
+                indexable(held)[:, which] = indexable(side[:, at]).to(self.device)
 
     def _are_copied_as_bytes(self, packed: torch.Tensor) -> bool:
         """Whether whole blocks can be: torch would index token by token, at half the speed."""
         on_host = self.device.type == packed.device.type == "cpu"
         return on_host and packed.dtype == self.dtype
 
-    def _in_blocks(self, head: torch.Tensor) -> np.ndarray:
-        """One head's [tokens, dim] of whole blocks as [blocks, bytes]."""
-        tokens, _ = head.shape
-        return head.view(torch.uint8).numpy().reshape(tokens // self.block_size, -1)
+    def _as_bytes(
+        self, layer: int, local: range, packed: torch.Tensor
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Of each side, what is packed of whole blocks and what is cached of all blocks, both as
+        [heads, blocks, bytes]."""
+        for side, cached in zip(_bytes_of(packed), self.layers[layer], strict=True):
+            held = _bytes_of(cached[local.start : local.stop])
+            heads, tokens, width = side.shape
+            block = self.block_size * width
+            yield (
+                side.reshape(heads, tokens // self.block_size, block),
+                held.reshape(heads, self.num_blocks, block),
+            )
 
     def _local(self, layer: int, heads: range | None) -> range:
         """Global head numbers as indices into this rank's tensors."""
@@ -207,6 +217,11 @@ class KVCache:
         blocks = torch.from_numpy(slots.numbers).to(self.device)
         within = torch.arange(self.block_size, device=self.device)
         return (blocks[:, None] * self.block_size + within).view(-1)
+
+
+def _bytes_of(x: torch.Tensor) -> np.ndarray:
+    """The same memory, as bytes."""
+    return x.view(torch.uint8).numpy()
 
 
 class _Writable:

@@ -173,6 +173,16 @@ def test_a_latent_is_one_head_that_every_rank_holds_alone() -> None:
         assert token_by_token(rank, 0, table, 2, 42) == token_by_token(whole, 0, table, 2, 42)
 
 
+def test_a_block_that_is_not_there_is_refused_and_nothing_is_copied() -> None:
+    cache = cache_of()
+    table = [(7 * i) % BLOCKS for i in range(29)] + [BLOCKS]
+    data = bytearray(b"\1" * cache.packed_bytes(0, 150))
+    for move in (cache.pack, cache.scatter):
+        with pytest.raises(IndexError, match=f"block {BLOCKS} of {BLOCKS}"):
+            move(0, table, 0, 150, data)
+    assert not cache.layers[0][0].any() and data[0] == 1
+
+
 def test_a_buffer_of_the_wrong_size_is_refused() -> None:
     cache = cache_of()
     with pytest.raises(ValueError, match="takes 384"):
