@@ -415,3 +415,22 @@ async def test_a_hopeless_prompt_is_not_even_encoded(c: Cluster) -> None:
         error = check(answer, 400)
         assert error["code"] == "context_length_exceeded"
         assert "512" in error["message"] and " 19000" in error["message"]
+
+
+async def test_all_that_a_template_may_show_counts(c: Cluster) -> None:
+    long = "a" * 1_000_000
+    hello = {"role": "user", "content": "hi"}
+    for body in (
+        {"messages": [hello | {"name": long}]},
+        {"messages": [hello | {"reasoning_content": long}]},
+        {"messages": [hello], "chat_template_kwargs": {"x": {"y": [long]}}},
+        {"messages": [hello], "chat_template_kwargs": {long: 1}},
+    ):
+        error = check(await c.client.post("/v1/chat/completions", json=body), 400)
+        assert error["code"] == "context_length_exceeded", body.keys()
+    assert not c.node.requests
+
+
+async def test_the_first_quoted_control_token_makes_nobody_wait(c: Cluster) -> None:
+    """What reads it as text is a second tokenizer, which takes a while to make."""
+    assert c.router.registry.model().tokenizer._literal is not None
