@@ -12,19 +12,13 @@ from ..shared.errors import UsageError
 class RouterOptions(RouterConfig):
     """The flags, and the limits that have none. Seconds and bytes throughout.
 
-    ``max_answer_...`` bound one answer, and ``max_held_...`` what all requests hold together: an
-    answer is held until it is whole, unless it is streamed. ``parse_timeout`` is how long a body
-    waits for a thread that parses it.
+    ``parse_timeout`` is how long a body waits for a thread that parses it.
     """
 
     max_header_bytes: int = 64 * 1024
     max_prompts: int = 1024
     max_choices: int = 4096
     max_n: int = 128
-    max_answer_logprobs: int = 1 << 19
-    max_answer_bytes: int = 64 << 20
-    max_held_answer_bytes: int = 1 << 30
-    max_held_prompt_tokens: int = 32 << 20
 
     header_timeout: float = 10.0
     body_timeout: float = 30.0

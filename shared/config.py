@@ -569,6 +569,32 @@ class RouterConfig:
         "beyond it clients get 503.",
         minimum=1024,
     )
+    max_held_prompt_tokens: int = option(
+        32 << 20,
+        "--max-held-prompt-tokens",
+        "Prompt tokens of all requests in progress, some 20 bytes each; beyond it clients get 503.",
+        minimum=1024,
+    )
+    max_answer_bytes: int = option(
+        64 << 20,
+        "--max-answer-bytes",
+        "What a request may ask for in one answer that is not streamed; a larger one gets 400.",
+        minimum=1024,
+    )
+    max_answer_logprobs: int = option(
+        1 << 19,
+        "--max-answer-logprobs",
+        "Likewise, in tokens with a logprob: those generated and of the prompt, with their "
+        "alternatives.",
+        minimum=1024,
+    )
+    max_held_answer_bytes: int = option(
+        1 << 30,
+        "--max-held-answer-bytes",
+        "Bytes of all answers that are not streamed, while they are made; beyond it clients get "
+        "503.",
+        minimum=1024,
+    )
     keep_alive_timeout: float = option(
         75.0,
         "--keep-alive-timeout",
