@@ -139,8 +139,9 @@ HEAVY: dict[str, tuple[str, Any, int]] = {
     "large values": (CHAT, {"messages": HELLO, "chat_template_kwargs": {"x": "y\n" * MIB}}, 400),
     "much text": (COMPLETIONS, {"prompt": "wor \n" * MIB}, 400),
 }
-# Far more than the router's loop may be held, as processes wait for two cores too.
-LATE_SECONDS = 3.0
+# What the router may do at once is asserted in its own tests. Here all parts share two cores,
+# perhaps with other tests, so only a standstill is told from that.
+LATE_SECONDS = 10.0
 
 
 @contextmanager
