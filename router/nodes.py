@@ -39,6 +39,11 @@ M = TypeVar("M", pb.Load, pb.ModelCard)
 MAX_LINKS = 4096
 # How long the prefixes of a node that fell silent are kept for its return.
 KEPT_SECONDS = 300.0
+# When as many nodes fall silent at once, and such a part of all, it is hardly the nodes. They are
+# lost after so many times the usual patience; calls to nodes that are gone fail sooner anyway.
+MANY_SILENT = 16
+PART_SILENT = 0.2
+PATIENCE = 3.0
 MAX_KEPT = 1024
 # Keys of a prompt that are expected where it was placed, until the node tells what it holds.
 MAX_EXPECTED_KEYS = 512
@@ -265,6 +270,7 @@ class NodeTable:
         self._lock = lock
         self._nodes: dict[str, Node] = {}
         self.absent = Absent(clock)
+        self._many_silent = False
         self._kinds: dict[tuple[bool, str], list[Node]] = {}
         self._holders: Holders[Node] = Holders()
         self.ejections = Counter(
@@ -370,19 +376,41 @@ class NodeTable:
             node.last_seen = min(now, node.last_seen + held_up)
         for key in [key for key, (until, _) in self._kept.items() if until < now]:
             self._forget(key)
-        horizon = now - self._timeout
-        for node in tuple(self._nodes.values()):
-            # One that has left owes no heartbeats while it finishes; gRPC's own pings watch it.
-            if node.last_seen < horizon and not (node.left and node.inflight):
-                gone = "has left" if node.draining else f"was silent for {self._timeout:g} s"
-                level = logging.INFO if node.draining else logging.WARNING
-                self._remove(node.node_id, gone, level, keep=not node.draining)
-                if not node.draining:
-                    self.absent.add(
-                        pb.AbsentNode(
-                            node_id=node.node_id, role=node.role, address=node.address, reason=gone
-                        )
+        patience = self._patience(now)
+        for node in self._silent(now - patience):
+            gone = "has left" if node.draining else f"was silent for {patience:g} s"
+            level = logging.INFO if node.draining else logging.WARNING
+            self._remove(node.node_id, gone, level, keep=not node.draining)
+            if not node.draining:
+                self.absent.add(
+                    pb.AbsentNode(
+                        node_id=node.node_id, role=node.role, address=node.address, reason=gone
                     )
+                )
+
+    def _patience(self, now: float) -> float:
+        """How many seconds of silence lose a node now."""
+        count = len(self._silent(now - self._timeout))
+        many = count >= MANY_SILENT and count > PART_SILENT * len(self._nodes)
+        patience = self._timeout * (PATIENCE if many else 1.0)
+        if many and not self._many_silent:
+            log.warning(
+                "%d of %d nodes are silent at once: their heartbeats may be held up here or on the "
+                "way, so they are waited for %g s",
+                count,
+                len(self._nodes),
+                patience,
+            )
+        self._many_silent = many
+        return patience
+
+    def _silent(self, horizon: float) -> list[Node]:
+        return [
+            node
+            for node in self._nodes.values()
+            # One that has left owes no heartbeats while it finishes; gRPC's own pings watch it.
+            if node.last_seen < horizon and not (node.left and node.inflight)
+        ]
 
     def now(self) -> float:
         """The time that ``last_seen`` is measured by."""

@@ -428,6 +428,33 @@ def test_a_router_that_stood_still_does_not_take_its_nodes_for_dead() -> None:
     assert len(table) == 0
 
 
+@pytest.mark.parametrize(
+    ("silent", "kept"), [(15, False), (16, True), (30, True)], ids=["few", "some", "most"]
+)
+async def test_when_many_nodes_fall_silent_at_once_they_are_waited_for(
+    silent: int, kept: bool
+) -> None:
+    now = 100.0
+    table = NodeTable(3.0, lambda: now)
+    for number in range(40):
+        join = pb.JoinRequest(node_id=f"n{number}", epoch=1, role=pb.ROLE_DECODE)
+        table.join(join, "127.0.0.1:9")
+    for _ in range(3):
+        now += 1.2
+        for number in range(silent, 40):
+            table.heartbeat(pb.HeartbeatRequest(node_id=f"n{number}", epoch=1))
+        table.expire()
+    assert len(table) == (40 if kept else 40 - silent)
+    for _ in range(5):
+        now += 1.2
+        for number in range(silent, 40):
+            table.heartbeat(pb.HeartbeatRequest(node_id=f"n{number}", epoch=1))
+        table.expire()
+    assert len(table) == 40 - silent
+    reasons = {node.reason for node in table.absent.all()}
+    assert reasons == {f"was silent for {9 if kept else 3} s"}
+
+
 async def test_what_a_silent_node_held_is_known_when_the_same_start_of_it_returns() -> None:
     now = 100.0
     table = NodeTable(3.0, lambda: now)
