@@ -16,7 +16,7 @@ STRETCH = 3.0
 # A target below so many times what decoding takes is one of that: prompts must go on.
 LEAST_STRETCH = 1.5
 # Tokens of a chunk at the least.
-LEAST = 48
+LEAST = 64
 # Steps without prompts between two chunks at the most, after a pause of the machine.
 MOST_SKIPPED = 64
 # After so many steps with chunks one goes without, so that the time of decoding stays known.
