@@ -63,6 +63,8 @@ USED_BY_PD_SERVER = {
 }
 # How long --pd-client waits for a prefill node, when everything else serves.
 PREFILL_SECONDS = 5.0
+# How often tandem serve asks its router whether it refuses one of the nodes.
+REFUSAL_SECONDS = 1.0
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -306,7 +308,10 @@ def _serve_cluster(config: ServeConfig, values: Values) -> None:
             started = _start_nodes(cluster, config, values, registry, deadline)
 
             def refusal() -> str:
-                return admin.refusal_of(registry, started, lock)
+                try:
+                    return admin.refusal_of(registry, started, lock)
+                except UnavailableError:  # a machine that is busy; it is asked again
+                    return ""
 
             _await_ready(cluster, address, deadline, refusal)
             _introduce(front.prefill_addresses, registry, lock)
@@ -408,12 +413,15 @@ def _await_ready(
 ) -> None:
     """Until the router knows a decode node: nodes join a moment after they listen. Raises
     ``StartupError`` when it refuses one of ours, whose own log would say so for ever."""
+    ask_at = time.monotonic() + REFUSAL_SECONDS
     while time.monotonic() < deadline:
         cluster.check()
         if _is_ready(address):
             return
-        if reason := refusal():
-            raise StartupError(f"the router refuses a node: {reason}")
+        if time.monotonic() >= ask_at:
+            if reason := refusal():
+                raise StartupError(f"the router refuses a node: {reason}")
+            ask_at = time.monotonic() + REFUSAL_SECONDS
         time.sleep(0.05)
     raise StartupError(f"{address}/ready did not answer in time; see --start-timeout")
 

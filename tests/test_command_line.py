@@ -17,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import click
 import psutil
@@ -26,7 +27,7 @@ from tandem import __main__ as launcher
 from tandem.__main__ import _plain_environment, cli
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.config import EngineConfig, NodeConfig, ServeConfig
-from tandem.shared.errors import UsageError
+from tandem.shared.errors import StartupError, UsageError
 from tandem.shared.local_token import left_token
 from tandem.shared.lock import OPEN
 from tandem.shared.options import command_options, fill
@@ -385,6 +386,16 @@ def test_the_registry_of_serve_is_where_it_was_asked_to_be() -> None:
     router, node = started.arguments
     assert {"--registry-host=10.0.0.1", "--registry-port=8123"} <= set(router)
     assert registry == "10.0.0.1:2" and f"--join={registry}" in node
+
+
+def test_serve_ends_when_its_router_refuses_one_of_its_nodes(monkeypatch) -> None:
+    monkeypatch.setattr(launcher, "_is_ready", lambda address: False)
+    monkeypatch.setattr(launcher, "REFUSAL_SECONDS", 0.0)
+    answers = iter(["", "two nodes are called 'd'"])
+    cluster: Any = MagicMock()
+    with pytest.raises(StartupError, match="the router refuses a node: two nodes are called 'd'"):
+        launcher._await_ready(cluster, "http://h:1", time.monotonic() + 60, lambda: next(answers))
+    assert cluster.check.call_count == 2
 
 
 def test_a_cluster_whose_token_cannot_be_left_for_others_serves_all_the_same(
