@@ -35,7 +35,11 @@ DEVICES = ("cuda", "emulation")
 _PYTEST = ("pytest", "torch")
 _PLANE = ("zmq", "msgpack", "xxhash")
 # Where a package is installed by another name than it is imported by.
-_DISTRIBUTIONS = {"zmq": "pyzmq", "grpc": "grpcio", "pytest_asyncio": "pytest-asyncio"}
+_DISTRIBUTIONS = {
+    "zmq": "pyzmq",
+    "grpc": "grpcio",
+    "prometheus_client": "prometheus-client",
+}
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,15 @@ PARTS = (
     tests(
         "cluster",
         "tests/end_to_end/test_cuda_ipc.py",
-        needs=(*_PLANE, "pytest_asyncio", "grpc", "uvicorn", "httptools", "openai"),
+        needs=(
+            *_PLANE,
+            "grpc",
+            "uvicorn",
+            "httptools",
+            "prometheus_client",
+            "rich",
+            "transformers",
+        ),
         seconds=420.0,
     ),
     Part(
