@@ -11,7 +11,7 @@ class DataPlaneStats:
 
     ``frames_stale`` were in order, but of an attempt that is over or of a process that is gone;
     ``frames_refused`` were wrong in themselves. ``strangers`` connected and never became a peer;
-    ``keys_refused`` of their CURVE keys were not announced. Slots are those of all staging rings.
+    ``keys_refused`` of their CURVE keys or passwords were wrong. Slots are those of all rings.
     """
 
     bytes_sent: int = 0
