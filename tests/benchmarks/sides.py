@@ -21,17 +21,20 @@ class Side:
     """One way to use two cores: each node's kind, its cores by position, its flags."""
 
     name: str
-    nodes: tuple[tuple[str, tuple[int, ...], str], ...]
+    nodes: tuple[tuple[str, tuple[int, ...], tuple[str, ...]], ...]
 
 
 APART = Side(
     "disaggregated",
-    (("prefill-node", (0,), "--threads=1"), ("decode-node", (1,), "--threads=1")),
+    (("prefill-node", (0,), ("--threads=1",)), ("decode-node", (1,), ("--threads=1",))),
 )
-TOGETHER = Side("aggregated", (("decode-node", (0, 1), "--threads=2"),))
+TOGETHER = Side("aggregated, chunks cut by time", (("decode-node", (0, 1), ("--threads=2",)),))
+WHOLE_CHUNKS = Side(
+    "aggregated, whole chunks", (("decode-node", (0, 1), ("--threads=2", "--itl-target=0")),)
+)
 REPLICAS = Side(
     "aggregated replicas",
-    (("decode-node", (0,), "--threads=1"), ("decode-node", (1,), "--threads=1")),
+    (("decode-node", (0,), ("--threads=1",)), ("decode-node", (1,), ("--threads=1",))),
 )
 
 
@@ -59,7 +62,7 @@ def serving(
         join = f"--join=127.0.0.1:{ports['registry']}"
         names = [f"{kind}-{index}" for index, (kind, _, _) in enumerate(side.nodes)]
         for name, (kind, places, flags) in zip(names, side.nodes, strict=True):
-            options = [join, f"--node-id={name}", "--drain-timeout=1", flags, *more_flags]
+            options = [join, f"--node-id={name}", "--drain-timeout=1", *flags, *more_flags]
             with pinned([cores[place] for place in places]):
                 node = cluster.start(name, [kind, str(model), *options])
             cluster.wait_ready(node, deadline)
