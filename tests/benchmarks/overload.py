@@ -3,9 +3,13 @@
 ``python -m tandem.tests.benchmarks.overload``. A simulation of the scheduler and the block pool
 (the real classes) on a decode node that gets more requests than it can serve. A received prompt's
 blocks are reserved when those that go first have theirs, as ``decode_node/transfers.py`` does it,
-and are filled some steps later. Everything is drawn from one seed, time is counted
-in steps, and the same requests come to both sides. A row is a stream that gets a token in a step,
-so rows a step are the throughput of what clients see.
+and are filled some steps later. Everything is drawn from one seed, time is counted in steps, and
+the same requests come to both sides. A row is a stream that gets a token in a step, so rows a step
+are the throughput of what clients see.
+
+The last load is beyond what the goal can reach: a prompt's blocks are idle while they are filled,
+and where that takes a quarter of a sequence's time in a pool that is always full, a quarter of the
+rows is the price. Steps of the local side with 512 prompt tokens count as one step all the same.
 """
 
 from __future__ import annotations
@@ -77,6 +81,16 @@ LOADS = (
         prompt=(1000, 8000),
         output=(50, 500),
         transfer_steps=10,
+    ),
+    Load(
+        name="slow transfers of long prompts",
+        blocks=2000,
+        slots=32,
+        gap=20.0,
+        prompt=(1000, 8000),
+        output=(50, 500),
+        transfer_steps=20,
+        tokens_a_step=64,
     ),
 )
 
