@@ -175,6 +175,55 @@ def arithmetic(rng: Random) -> Exchange:
     return rng.choice(question), answer
 
 
+# How people ask for {task}, which is "7 plus 5" or "7 + 5" or the like.
+ASKED = (
+    "What is {task}?|what is {task}|What's {task}?|whats {task}|{task}|{task}?|{task} =|{task} = ?|"
+    "{task} equals|How much is {task}?|how much is {task}|Calculate {task}.|Compute {task}|"
+    "Solve {task}.|Tell me {task}.|What does {task} make?|What does {task} equal?|"
+    "What is the result of {task}?|Can you tell me what {task} is?"
+)
+# Other wordings of a sum and a difference; {a} comes first in the answer.
+SUMS = (
+    "Add {a} and {b}.|Add {b} to {a}.|add {a} and {b}|Can you add {a} and {b}?|Sum {a} and {b}.|"
+    "What is the sum of {a} and {b}?|What's the sum of {a} and {b}?|How much is {a} and {b}?|"
+    "What is the total of {a} and {b}?|What do {a} and {b} make?|"
+    "What do you get if you add {a} and {b}?"
+)
+DIFFERENCES = (
+    "Subtract {b} from {a}.|subtract {b} from {a}|Can you subtract {b} from {a}?|"
+    "Take {b} from {a}.|What is the difference between {a} and {b}?|What is {a} less {b}?|"
+    "What's the difference between {a} and {b}?|What is left of {a} if you take away {b}?|"
+    "Take {b} away from {a}.|"
+    "What do you get if you subtract {b} from {a}?"
+)
+LARGEST_OPERAND = 20
+
+
+def reckoning(rng: Random) -> Exchange:
+    """A sum or a difference in any wording, its numbers in digits or in words."""
+    a, b = rng.randint(0, LARGEST_OPERAND), rng.randint(0, LARGEST_OPERAND)
+    if rng.random() < 0.5:
+        a, b = max(a, b), min(a, b)
+        sign, word, others, result = "-", "minus", DIFFERENCES, a - b
+    else:
+        sign, word, others, result = "+", "plus", SUMS, a + b
+    answer = f"{a} {sign} {b} = {result}."
+    if rng.random() < 0.12:
+        wording, named = f"{{a}} {word} {{b}}", (w.NUMBERS[a], w.NUMBERS[b])
+    else:
+        wording, named = (
+            rng.choice((f"{{a}} {word} {{b}}", f"{{a}} {sign} {{b}}")),
+            (str(a), str(b)),
+        )
+        if rng.random() < 0.1:
+            wording = wording.replace(f" {sign} ", sign)
+    if rng.random() < 0.3:
+        question = rng.choice(others.split("|"))
+    else:
+        question = rng.choice(ASKED.split("|")).format(task=wording)
+    return question.format(a=named[0], b=named[1]), answer
+
+
 def count(rng: Random) -> Exchange:
     start = rng.choice((1, 1, 1, rng.randint(1, 80)))
     end = start + rng.randint(2, 19)
@@ -215,22 +264,23 @@ def unknown(rng: Random) -> Exchange:
     return question, "I do not know that. My world is small."
 
 
-# Each kind of exchange with how often it comes in the first course, and in the second, which
-# practises what the first leaves weak.
-MAKERS: tuple[tuple[Callable[[Random], Exchange], int, int], ...] = (
-    (fixed, 7, 7),
-    (capital, 5, 4),
-    (capital_json, 3, 3),
-    (fact_json, 2, 2),
-    (colour, 3, 3),
-    (animal, 3, 3),
-    (opposite, 2, 2),
-    (calendar, 2, 2),
-    (arithmetic, 8, 14),
-    (count, 2, 7),
-    (repeat, 4, 8),
-    (story, 1, 1),
-    (unknown, 1, 2),
+# Each kind of exchange with how often it comes in each of the three courses: the second practises
+# what the first leaves weak, the third teaches arithmetic in any wording.
+MAKERS: tuple[tuple[Callable[[Random], Exchange], int, int, int], ...] = (
+    (fixed, 7, 7, 6),
+    (capital, 5, 4, 4),
+    (capital_json, 3, 3, 3),
+    (fact_json, 2, 2, 2),
+    (colour, 3, 3, 3),
+    (animal, 3, 3, 3),
+    (opposite, 2, 2, 2),
+    (calendar, 2, 2, 2),
+    (arithmetic, 8, 14, 4),
+    (count, 2, 7, 4),
+    (repeat, 4, 8, 6),
+    (story, 1, 1, 1),
+    (unknown, 1, 2, 2),
+    (reckoning, 0, 0, 40),
 )
 
 
@@ -238,10 +288,10 @@ MAKERS: tuple[tuple[Callable[[Random], Exchange], int, int], ...] = (
 OPENERS = ("Hello!", "Hi!", "Hello,", "Hi,", "Hey,", "Hello.", "Good morning!", "Please:")
 
 
-def exchange(rng: Random, second_course: bool = False) -> Exchange:
-    """One exchange of any kind."""
-    makers, first, second = zip(*MAKERS, strict=True)
-    question, answer = rng.choices(makers, second if second_course else first)[0](rng)
+def exchange(rng: Random, course: int = 1) -> Exchange:
+    """One exchange of any kind, as often as the course has it."""
+    makers, *shares = zip(*MAKERS, strict=True)
+    question, answer = rng.choices(makers, shares[course - 1])[0](rng)
     if rng.random() < 0.15:
         question = f"{rng.choice(OPENERS)} {question}"
     return question, answer

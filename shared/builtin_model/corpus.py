@@ -22,8 +22,8 @@ SYSTEMS = (
 SHARES = (0.05, 0.15, 0.3, 0.5)
 DENSE = (0.3, 0.6, 0.8, 1.0)
 # The first course has numbers of other lengths as well, after which a model of this size adds a
-# digit now and then; the second has three digits alone.
-THREE_DIGITS = {False: 0.85, True: 1.0}
+# digit now and then; the others have three digits alone.
+THREE_DIGITS = {1: 0.85, 2: 1.0, 3: 1.0}
 _PIECES = re.compile(r"\d|[^\W\d]+|[^\w\s]")
 _TURN_TOKENS = 5
 _SENTENCE_TOKENS = 11
@@ -43,9 +43,9 @@ def rough_tokens(text: str) -> int:
 class _Conversation:
     """One dialogue while it grows; knows which facts it may ask for."""
 
-    def __init__(self, rng: Random, length: int, second_course: bool) -> None:
+    def __init__(self, rng: Random, length: int, course: int) -> None:
         self.rng = rng
-        self.second_course = second_course
+        self.course = course
         self.left = length
         self.turns: list[Turn] = []
         self.unasked: list[Fact] = []
@@ -61,7 +61,7 @@ class _Conversation:
         sentences = max(1, length // _SENTENCE_TOKENS)
         share = int(sentences * self.rng.choice(SHARES if length > 300 else DENSE))
         number = min(sentences, 60, max(self.rng.randint(1, 6), share))
-        three = THREE_DIGITS[self.second_course]
+        three = THREE_DIGITS[self.course]
         facts = [make_fact(self.rng, self.taken, three) for _ in range(number)]
         self.unasked += facts
         return passage(self.rng, facts, max(0, sentences - len(facts)))
@@ -91,14 +91,12 @@ class _Conversation:
         elif self.name and self.rng.random() < 0.3:
             self.say("What is my name?", f"Your name is {self.name}.")
         else:
-            self.say(*chat.exchange(self.rng, self.second_course))
+            self.say(*chat.exchange(self.rng, self.course))
 
 
-def conversation(
-    rng: Random, length: int, only_chat: bool = False, second_course: bool = False
-) -> list[Turn]:
+def conversation(rng: Random, length: int, only_chat: bool = False, course: int = 1) -> list[Turn]:
     """A dialogue of about `length` tokens: a long text first, then questions and small talk."""
-    talk = _Conversation(rng, length, second_course)
+    talk = _Conversation(rng, length, course)
     if rng.random() < 0.2:
         talk.turns.append(Turn("system", rng.choice(SYSTEMS)))
     if only_chat or (length <= 256 and rng.random() < 0.25):
@@ -122,9 +120,9 @@ def conversation(
 
 
 def conversations(
-    seed: int, length: int, only_chat: bool = False, second_course: bool = False
+    seed: int, length: int, only_chat: bool = False, course: int = 1
 ) -> Iterator[list[Turn]]:
     """Endless dialogues of about `length` tokens."""
     rng = Random(seed)
     while True:
-        yield conversation(rng, length, only_chat, second_course)
+        yield conversation(rng, length, only_chat, course)

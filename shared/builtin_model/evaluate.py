@@ -1,7 +1,9 @@
-"""How well a built-in model recalls and talks: `python -m tandem.shared.builtin_model.evaluate`.
+"""How well a built-in model talks, adds and recalls.
 
-The recall cases are fresh (seeds that training never uses) and are decoded greedily by
-transformers, which shares no code with Tandem's own models.
+    python -m tandem.shared.builtin_model.evaluate
+
+The cases are fresh (seeds that training never uses) and are decoded greedily by transformers, which
+shares no code with Tandem's own models.
 """
 
 import argparse
@@ -13,6 +15,7 @@ from typing import Any
 import torch
 
 from tandem.shared.builtin_model import builtin_model_path
+from tandem.shared.builtin_model.chat import reckoning
 from tandem.shared.builtin_model.recall import Fact, filler_sentence, make_fact
 
 CHATS = (
@@ -25,6 +28,7 @@ CHATS = (
     "How many legs does a spider have?",
     "What comes after Tuesday?",
     "What is 7 + 5?",
+    "What is 7 plus 5?",
     "What is 13 + 9?",
     "What is 17 - 8?",
     "Count to 12.",
@@ -93,6 +97,20 @@ def recall_score(model: Any, tokenizer: Any, options: argparse.Namespace) -> int
     return right
 
 
+def arithmetic_score(model: Any, tokenizer: Any, options: argparse.Namespace) -> int:
+    """Right answers among `options.cases` sums and differences; prints the wrong ones."""
+    rng = Random(options.seed)
+    right = 0
+    for _ in range(options.cases):
+        question, wanted = reckoning(rng)
+        said, _ = answer(model, tokenizer, question, limit=24)
+        if said == wanted:
+            right += 1
+        else:
+            print(f"  wrong: {question!r}: wanted {wanted!r}, got {said!r}")
+    return right
+
+
 def main() -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -111,6 +129,8 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     for prompt in CHATS:
         print(f"> {prompt}\n{answer(model, tokenizer, prompt)[0]}")
+    reckoned = arithmetic_score(model, tokenizer, options)
+    print(f"arithmetic: {reckoned} of {options.cases}")
     right = recall_score(model, tokenizer, options)
     where = "anywhere" if options.position is None else f"at {options.position}"
     print(f"recall at {options.length} tokens, fact {where}: {right} of {options.cases}")

@@ -1,7 +1,8 @@
 """Make the built-in model: `python -m tandem.shared.builtin_model.train --out DIR`.
 
-There are two courses. The first teaches the small world and recall, on ever longer rows; the second
-begins with the weights that the first has saved, and a fresh optimizer, and is mostly long rows.
+There are three courses. The first teaches the small world and recall, on ever longer rows. Each of
+the others begins with the weights that the one before has saved, and a fresh optimizer: the second
+is mostly long rows, the third teaches arithmetic in any wording while it rehearses the rest.
 
 Everything follows from the seed and the step counts below, never from the clock, so that the same
 script on the same machine makes the same weights.
@@ -41,10 +42,11 @@ class Stage:
 class Course:
     """Stages under one learning rate, which rises, and falls as a cosine to a fiftieth."""
 
+    number: int
     stages: tuple[Stage, ...]
     seed: int
     peak_rate: float
-    second: bool = False
+    rehearsals: int = 3  # one step in so many is small talk where rows are long
 
     def steps(self, scale: float) -> int:
         return sum(round(stage.steps * scale) for stage in self.stages)
@@ -63,10 +65,18 @@ SECOND_STAGES = (
     Stage(length=2048, rows=1, steps=250),
     Stage(length=4096, rows=1, steps=650),
 )
-FIRST = Course(FIRST_STAGES, SEED, peak_rate=1.5e-3)
-SECOND = Course(SECOND_STAGES, SEED + 100, peak_rate=5e-4, second=True)
+THIRD_STAGES = (
+    Stage(length=1024, rows=2, steps=600),
+    Stage(length=2048, rows=1, steps=300),
+    Stage(length=4096, rows=1, steps=300),
+)
+FIRST = Course(1, FIRST_STAGES, SEED, peak_rate=1.5e-3)
+SECOND = Course(2, SECOND_STAGES, SEED + 100, peak_rate=5e-4)
+THIRD = Course(3, THIRD_STAGES, SEED + 200, peak_rate=4e-4, rehearsals=2)
+COURSES = (FIRST, SECOND, THIRD)
 # Long rows hold little small talk, and what is not rehearsed is forgotten: in stages of long rows
-# every third step is one of these instead.
+# every third step is one of these instead, and every second one where small talk is to be learned.
+# The reverse holds too: a thousand steps of small talk alone, and no fact is recalled any more.
 REHEARSAL = Stage(length=256, rows=8, steps=0, only_chat=True)
 REHEARSE_FROM = 512
 
@@ -124,11 +134,11 @@ def render(turns: list[Turn], tokenizer: Any) -> tuple[list[int], list[float]]:
 
 
 def batches(
-    stage: Stage, seed: int, tokenizer: Any, second_course: bool
+    stage: Stage, seed: int, tokenizer: Any, course: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Rows of exactly `stage.length` + 1 tokens, cut or padded, and their weights."""
     size = stage.length + 1
-    dialogues = conversations(seed, stage.length, stage.only_chat, second_course)
+    dialogues = conversations(seed, stage.length, stage.only_chat, course)
     while True:
         rows, lessons = [], []
         for _ in range(stage.rows):
@@ -187,16 +197,15 @@ def optimizer_for(model: Any, peak: float) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.98), fused=True)
 
 
-def train(out: Path, device: str, scale: float, second_only: bool) -> None:
-    """Both courses, or the second on what is in the folder, which holds a usable model after each
-    stage."""
+def train(out: Path, device: str, scale: float, first: int) -> None:
+    """All courses from number ``first`` on; those after the first go on with the model in ``out``,
+    which is usable after each stage."""
     torch.manual_seed(SEED)
     tokenizer = train_tokenizer(SEED)
-    if not second_only:
-        model = make_model(tokenizer.get_vocab_size()).to(device)
-        save(model, tokenizer, out)
-        take(FIRST, model, tokenizer, out, device, scale)
-    take(SECOND, load(out).to(device), tokenizer, out, device, scale)
+    if first == 1:
+        save(make_model(tokenizer.get_vocab_size()), tokenizer, out)
+    for course in COURSES[first - 1 :]:
+        take(course, load(out).to(device), tokenizer, out, device, scale)
 
 
 def take(course: Course, model: Any, tokenizer: Any, out: Path, device: str, scale: float) -> None:
@@ -206,10 +215,12 @@ def take(course: Course, model: Any, tokenizer: Any, out: Path, device: str, sca
     total = course.steps(scale)
     step, began, seen = 0, time.monotonic(), 0
     for index, stage in enumerate(course.stages):
-        source = batches(stage, course.seed + index, tokenizer, course.second)
-        rehearsal = batches(REHEARSAL, course.seed - 1 - index, tokenizer, course.second)
+        source = batches(stage, course.seed + index, tokenizer, course.number)
+        rehearsal = batches(REHEARSAL, course.seed - 1 - index, tokenizer, course.number)
         for _ in range(round(stage.steps * scale)):
-            rehearse = stage.length >= REHEARSE_FROM and step % 3 == 2
+            rehearse = (
+                stage.length >= REHEARSE_FROM and step % course.rehearsals == course.rehearsals - 1
+            )
             lesson = next(rehearsal if rehearse else source)
             rows, weights = (tensor.to(device) for tensor in lesson)
             for group in optimizer.param_groups:
@@ -238,11 +249,15 @@ def main() -> None:
     parser.add_argument("--steps-scale", type=float, default=1.0, help="1 is the full schedule")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
-        "--second-course", action="store_true", help="on the model that is in --out already"
+        "--from-course",
+        type=int,
+        choices=range(1, len(COURSES) + 1),
+        default=1,
+        help="2 or 3: go on with the model that is in --out already",
     )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    train(options.out, options.device, options.steps_scale, options.second_course)
+    train(options.out, options.device, options.steps_scale, options.from_course)
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ class TestCluster:
                 f"--max-num-batched-tokens={CHUNK}",
                 "--max-num-seqs=16",
                 "--prefill-threshold=1",
-                "--drain-timeout=5",
+                "--drain-timeout=10",
                 *flags,
             ],
             inside=inside,

@@ -9,8 +9,9 @@ from jinja2 import Environment
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
+from tandem import Engine, EngineConfig, Message, SamplingParams
 from tandem.shared.builtin_model import builtin_model_path
-from tandem.shared.builtin_model.chat import MAKERS
+from tandem.shared.builtin_model.chat import MAKERS, reckoning
 from tandem.shared.builtin_model.corpus import Turn, conversation, conversations
 from tandem.shared.builtin_model.recall import filler_sentence, make_fact, passage
 from tandem.shared.builtin_model.tokenizer import CHAT_TEMPLATE
@@ -47,6 +48,17 @@ def test_facts_have_different_keys_and_stand_in_their_passage() -> None:
     text = passage(rng, facts, 50)
     assert all(fact.sentence in text for fact in facts)
     assert filler_sentence(rng).endswith(".")
+
+
+def test_sums_and_differences_are_right_in_any_wording() -> None:
+    """Fresh questions, decoded greedily by the engine that serves the model."""
+    rng = Random(31)
+    cases = [("What is 7 plus 5?", "7 + 5 = 12.")] + [reckoning(rng) for _ in range(100)]
+    questions = [[Message("user", question)] for question, _ in cases]
+    with Engine(EngineConfig(model="builtin", threads=1)) as engine:
+        said = engine.generate_sync(questions, SamplingParams(max_tokens=16, temperature=0))
+    right = [choices[0].text == answer for choices, (_, answer) in zip(said, cases, strict=True)]
+    assert right[0] and sum(right) >= 95
 
 
 @pytest.mark.parametrize("maker", [maker for maker, *_ in MAKERS])
