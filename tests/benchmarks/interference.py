@@ -73,6 +73,7 @@ class Attack:
     first_token: float
     shares: tuple[float, ...]  # of its own speed that each victim kept
     longest_gap: float  # of any victim
+    longest_gap_before: float  # the same before the attack
     step: float  # median time between two tokens of a victim before the attack
     speed: float  # of the slowest victim before the attack
     others: float  # share of the cores that other processes took
@@ -168,6 +169,7 @@ async def attack(server: Server, name: str, victims: int, prompt_tokens: int) ->
             _rate(stream, begun, end) / _rate(stream, before, begun) for stream in streams
         ),
         longest_gap=max(_longest_gap(stream, begun, end) for stream in streams),
+        longest_gap_before=max(_longest_gap(stream, before, begun) for stream in streams),
         step=statistics.median(
             later - earlier
             for stream in streams
@@ -243,7 +245,8 @@ def compare(servers: dict[str, Server], prompt_tokens: int, rounds: int) -> dict
             results[name, victims].append(done)
             print(
                 f"round {number}, {name}, {victims} victims: keeps {done.worst_share:.2f} of "
-                f"{done.speed:.1f} tok/s, gap {done.longest_gap:.3f} s, first token alone "
+                f"{done.speed:.1f} tok/s, gap {done.longest_gap_before:.3f}, then "
+                f"{done.longest_gap:.3f} s, first token alone "
                 f"{done.alone_first_token:.2f}, now {done.first_token:.2f} s, "
                 f"others {done.others:.2f}",
                 flush=True,

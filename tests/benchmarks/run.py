@@ -19,6 +19,7 @@ BENCHMARKS = (
     "handoff_blocks",
     "engine",
     "overload",
+    "interference",
     "mixed_load",
 )
 
