@@ -31,10 +31,10 @@ from .metrics import CONTENT_TYPE, Metrics, RequestMetrics
 from .model import ServedModel
 from .nodes import NodeTable
 from .options import RouterOptions
-from .pace import Pace
 from .parsing import Parsers
 from .registry import Registry
 from .serve import serve
+from .slices import Slices
 
 log = logger("router")
 
@@ -318,14 +318,14 @@ async def _stream(
 async def _timed(items: Any, timed: RequestMetrics) -> Any:
     """The same items, each seen by the clock. Many that come at once hold up nobody."""
     item: Item
-    pace = Pace()
+    slices = Slices()
     async for item in items:
         if isinstance(item, Delta):
             timed.delta(item)
         elif isinstance(item, Done):
             timed.done(item)
         yield item
-        await pace.rest()
+        await slices.rest()
 
 
 def _described(generation: Generation) -> dict[str, Value]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from io import StringIO
 from typing import Any
 
-from .pace import Pace
+from .slices import Slices
 
 # Each is encoded within a millisecond.
 TEXT_PIECE = 32 * 1024
@@ -54,7 +54,7 @@ class EncodedArray:
 async def encode(value: Any) -> list[bytes]:
     """The JSON of a value that may hold ``EncodedArray``, ``array`` and ``StringIO``, to be written
     in turn."""
-    pace = Pace()
+    slices = Slices()
     written: list[bytes] = []
     buffer = bytearray()
     for piece in _pieces(value):
@@ -62,7 +62,7 @@ async def encode(value: Any) -> list[bytes]:
         if len(buffer) >= WRITE_BYTES:
             written.append(bytes(buffer))
             buffer.clear()
-        await pace.rest()
+        await slices.rest()
     written.append(bytes(buffer))
     return written
 

@@ -20,7 +20,7 @@ from .errors import NodeError
 from .generation import Admitted, Done, Generation, Item, Restarted, Usage
 from .nodes import NodeTable
 from .options import RouterOptions
-from .pace import Pace
+from .slices import Slices
 
 # Prompts of one request that are on nodes at the same time; also how many must be admitted before
 # the client is told 200.
@@ -138,8 +138,8 @@ async def _message(generation: Generation, number: int) -> pb.GenerateRequest:
         cache_salt=generation.cache_salt,
         split_prompt_logprobs=True,
     )
-    tokens, pace = generation.prompts[number].tokens, Pace()
+    tokens, slices = generation.prompts[number].tokens, Slices()
     for start in range(0, len(tokens), PIECE_TOKENS):
         message.prompt.extend(tokens[start : start + PIECE_TOKENS])
-        await pace.rest()
+        await slices.rest()
     return message

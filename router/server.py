@@ -19,7 +19,7 @@ from ..shared.gate import Gate
 from ..shared.lock import OPEN, Lock, check_exposure
 from ..shared.node.probe import ProbeServer
 from ..shared.process_metrics import ProcessMetrics
-from ..shared.stats_line import log_pace
+from ..shared.stats_line import log_rates
 from ..shared.telemetry import Seldom, logger
 from ..shared.tracing import NO_TRACER, Tracer
 from .app import App
@@ -102,7 +102,7 @@ class Router:
                 self.registry.watch(),
                 self._static.run(),
                 self._process.watch(),
-                log_pace(self.options.stats_interval, self.metrics.work, log),
+                log_rates(self.options.stats_interval, self.metrics.work, log),
             )
         ]
         await self._start_http(listener)

@@ -12,7 +12,7 @@ class Cause(StrEnum):
     TIMEOUT_GREET = "timeout_greet"  # the ranks did not reach each other
     TIMEOUT_OPEN = "timeout_open"  # the prefill node did not answer
     TIMEOUT_PROGRESS = "timeout_progress"  # nothing moved
-    TIMEOUT_TRANSFER = "timeout_transfer"  # it moved, but the whole took too long
+    TIMEOUT_TRANSFER = "timeout_transfer"  # the request's own time was over
     LEASE = "lease"  # not renewed in time
     PEER_LOST = "peer_lost"  # process or connection is gone
     DIED = "died"  # the other process ended while it computed this prompt

@@ -28,7 +28,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class Rates:
     """The work between two moments; percentages are 0 to 100."""
 
     prompt_tokens_per_second: float
@@ -53,7 +53,7 @@ class Pace:
         return ", ".join(parts)
 
 
-def pace(before: Work, now: Work, seconds: float) -> Pace | None:
+def rates(before: Work, now: Work, seconds: float) -> Rates | None:
     """``None`` when nothing happened, and nothing is under way."""
     prompt = now.prompt_tokens - before.prompt_tokens
     generated = now.generated_tokens - before.generated_tokens
@@ -61,7 +61,7 @@ def pace(before: Work, now: Work, seconds: float) -> Pace | None:
         return None
     queries = now.cache_queries - before.cache_queries
     hits = now.cache_hits - before.cache_hits
-    return Pace(
+    return Rates(
         prompt_tokens_per_second=round(prompt / seconds, 1),
         generated_tokens_per_second=round(generated / seconds, 1),
         running=now.running,
@@ -72,7 +72,7 @@ def pace(before: Work, now: Work, seconds: float) -> Pace | None:
     )
 
 
-async def log_pace(interval: float, read: Callable[[], Work], log: logging.Logger) -> None:
+async def log_rates(interval: float, read: Callable[[], Work], log: logging.Logger) -> None:
     """Runs for ever; an ``interval`` of 0 seconds logs nothing."""
     if not interval:
         await asyncio.Event().wait()
@@ -80,6 +80,6 @@ async def log_pace(interval: float, read: Callable[[], Work], log: logging.Logge
     while True:
         await asyncio.sleep(interval)
         work, now = read(), time.monotonic()
-        if (found := pace(before, work, now - since)) is not None:
+        if (found := rates(before, work, now - since)) is not None:
             log.info("%s", found, extra={"fields": asdict(found)})
         before, since = work, now

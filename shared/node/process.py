@@ -31,7 +31,7 @@ from ..meeting import UNIX, folder_of
 from ..models.fingerprint import fingerprint_text
 from ..process_metrics import ProcessMetrics
 from ..roles import role_name
-from ..stats_line import log_pace
+from ..stats_line import log_rates
 from ..tracing import NO_TRACER, Tracer
 from ..version import version
 from .cast import POLL_SECONDS, Cast, NodeRole
@@ -118,7 +118,7 @@ async def run_node(
             loops = [engine.core.run(), *cast.background(), *(r.run() for r in registrations)]
             loops.append(_change_roles(life, cast, described, registrations))
             loops.append(ProcessMetrics(metrics.registry, lock).watch())
-            loops.append(log_pace(node.stats_interval, metrics.work, log))
+            loops.append(log_rates(node.stats_interval, metrics.work, log))
             tasks = [asyncio.create_task(loop) for loop in loops]
             described.ready = True
             probe.show(lambda: described.has_work_to_come, metrics.text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -229,33 +230,40 @@ async def test_a_cancelled_request_gives_its_reservation_back() -> None:
     assert world.node.metric("tandem_transfers_live") == 0
 
 
-async def test_a_prompt_waits_in_turn_for_the_blocks_of_its_transfer() -> None:
-    world = World({"a": None})
+@contextlib.asynccontextmanager
+async def waiting_for_blocks(
+    world: World,
+) -> AsyncIterator[tuple[asyncio.Task[Outcome], Callable[[], None]]]:
+    """A prompt that waits for blocks, and what gives them back."""
     scheduler = world.node.scheduler
     async with world.node.running():
         held = scheduler.pool.allocate(60)
+
+        def give_back() -> None:
+            scheduler.pool.release(held)
+            world.node.core.wake()
+
         filling = asyncio.create_task(world.run(A))
         await until(lambda: scheduler.asking)
-        assert world.tried == []
-        scheduler.pool.release(held)
-        world.node.core.wake()
-        assert (await filling).node == "a"
+        yield filling, give_back
         world.node.core.cancel(world.sequence)
+
+
+async def test_a_prompt_waits_in_turn_for_the_blocks_of_its_transfer() -> None:
+    world = World({"a": None})
+    async with waiting_for_blocks(world) as (filling, give_back):
+        assert world.tried == []
+        give_back()
+        assert (await filling).node == "a"
 
 
 async def test_after_the_wait_for_blocks_it_is_decided_anew() -> None:
     world = World({"a": None})
-    scheduler = world.node.scheduler
-    async with world.node.running():
-        held = scheduler.pool.allocate(60)
-        filling = asyncio.create_task(world.run(A))
-        await until(lambda: scheduler.asking)
+    async with waiting_for_blocks(world) as (filling, give_back):
         world.refused.add("a")
-        scheduler.pool.release(held)
-        world.node.core.wake()
+        give_back()
         assert (await filling).reason == "all prefill nodes refused"
         assert world.tried == []
-        world.node.core.cancel(world.sequence)
 
 
 async def test_a_prompt_that_waits_for_blocks_may_be_cancelled_and_hears_of_lost_ranks() -> None:

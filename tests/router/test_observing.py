@@ -14,7 +14,7 @@ from tandem.router.server import Router
 from tandem.shared import stats_line
 from tandem.shared.errors import StartupError, UsageError
 from tandem.shared.lock import read_lock
-from tandem.shared.stats_line import Work, pace
+from tandem.shared.stats_line import Work, rates
 from tandem.tests.certificates import issue
 from tandem.tests.router.support import cluster, until
 
@@ -113,17 +113,17 @@ def work(**changes: float) -> Work:
 
 def test_a_pace_is_between_two_moments() -> None:
     now = work(prompt_tokens=300, generated_tokens=90, cache_queries=300, cache_hits=70, running=2)
-    assert str(pace(IDLE, now, 10.0)) == (
+    assert str(rates(IDLE, now, 10.0)) == (
         "prompt 20.0 tokens/s, generation 4.0 tokens/s, running 2, waiting 0, KV usage 25.0%, "
         "prefix hits 25.0%, transfers 0"
     )
-    assert "prefix" not in str(pace(IDLE, work(running=1), 10.0))
+    assert "prefix" not in str(rates(IDLE, work(running=1), 10.0))
 
 
 def test_an_idle_process_says_nothing() -> None:
-    assert pace(IDLE, IDLE, 10.0) is None
+    assert rates(IDLE, IDLE, 10.0) is None
     for change in ({"waiting": 1}, {"transfers": 1}, {"generated_tokens": 51}):
-        assert pace(IDLE, work(**change), 10.0) is not None
+        assert rates(IDLE, work(**change), 10.0) is not None
 
 
 async def test_a_router_tells_its_pace_while_there_is_work(
@@ -135,4 +135,4 @@ async def test_a_router_tells_its_pace_while_there_is_work(
         await until(lambda: "tokens/s" in caplog.text)
     [told] = [r.fields for r in caplog.records if "tokens/s" in r.getMessage()][:1]
     assert told["generated_tokens_per_second"] > 0
-    assert stats_line.Pace(**told)
+    assert stats_line.Rates(**told)

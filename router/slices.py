@@ -9,7 +9,7 @@ import time
 SLICE_SECONDS = 0.005
 
 
-class Pace:
+class Slices:
     """One task's: ``rest`` between its pieces of work lets other tasks run once a slice is over."""
 
     def __init__(self) -> None:
