@@ -63,6 +63,8 @@ USED_BY_PD_SERVER = {
 }
 # How long --pd-client waits for a prefill node, when everything else serves.
 PREFILL_SECONDS = 5.0
+# How long nodes that listen have to join their router.
+JOIN_SECONDS = 300.0
 # How often tandem serve asks its router whether it refuses one of the nodes.
 REFUSAL_SECONDS = 1.0
 
@@ -292,16 +294,17 @@ def _serve_cluster(config: ServeConfig, values: Values) -> None:
     # A script starts its background processes with SIGINT ignored; the parts would be left running.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
+    start_seconds = config.start_timeout or fill(EngineConfig, values).start_timeout
     cluster = Cluster(
         Path(config.log_dir),
         _plain_environment(),
         front.shutdown_delay + front.drain_timeout,
-        start_seconds=config.start_timeout,
+        start_seconds=start_seconds,
         tell=lambda line: click.echo(f"tandem: {line}", err=True),
     )
     with contextlib.ExitStack() as until_end:
         try:
-            deadline = time.monotonic() + config.start_timeout
+            deadline = time.monotonic() + start_seconds
             router, address, registry = _start_router(cluster, values, lock, deadline)
             if own:
                 _leave(until_end, left_token(registry, lock.token))
@@ -313,7 +316,7 @@ def _serve_cluster(config: ServeConfig, values: Values) -> None:
                 except UnavailableError:  # a machine that is busy; it is asked again
                     return ""
 
-            _await_ready(cluster, address, deadline, refusal)
+            _await_ready(cluster, address, min(deadline, time.monotonic() + JOIN_SECONDS), refusal)
             _introduce(front.prefill_addresses, registry, lock)
             _greet(address, registry, config, with_key=front.asks_for_keys)
             cluster.keep(router, lambda: _is_ready(address))
@@ -423,7 +426,10 @@ def _await_ready(
                 raise StartupError(f"the router refuses a node: {reason}")
             ask_at = time.monotonic() + REFUSAL_SECONDS
         time.sleep(0.05)
-    raise StartupError(f"{address}/ready did not answer in time; see --start-timeout")
+    raise StartupError(
+        f"all parts listen, but {address}/ready did not answer in time: no decode node has joined; "
+        "see the nodes' logs"
+    )
 
 
 def _is_ready(address: str) -> bool:

@@ -17,6 +17,9 @@ from .errors import StartupError, UsageError
 from .kv.formats import AUTO, SPELLINGS
 from .meeting import SCHEME, meeting_address
 
+# What a model may take to be downloaded, before ranks are started.
+DOWNLOAD_SECONDS = 3600.0
+
 
 def option(
     default: Any,
@@ -186,7 +189,8 @@ class EngineConfig:
     load_timeout: float = option(
         1800.0,
         "--load-timeout",
-        "Seconds that a rank may take to load its weights, or to allocate its cache.",
+        "Seconds that a rank may take to open its device, to load its weights, or to allocate its "
+        "cache: each of the three.",
         minimum=0.01,
     )
     block_size: int = option(
@@ -310,6 +314,12 @@ class EngineConfig:
     def ignored_config_keys(self) -> frozenset[str]:
         """The keys named by ``--ignore-config-keys``."""
         return split_names(self.ignore_config_keys)
+
+    @property
+    def start_timeout(self) -> float:
+        """Seconds that an engine may take to start by its own limits. Whoever waits for one waits
+        as long, or ends a load that is only slow."""
+        return DOWNLOAD_SECONDS + 3 * self.load_timeout
 
     @property
     def world_size(self) -> int:
@@ -773,6 +783,11 @@ class ServeConfig:
         maximum=65535,
     )
     log_dir: str = option("logs", "--log-dir", "Folder for one log file a process.")
-    start_timeout: float = option(
-        600.0, "--start-timeout", "Seconds that all processes may take to be ready.", minimum=1.0
+    start_timeout: float | None = option(
+        None,
+        "--start-timeout",
+        "Seconds that all processes may take to be ready, and a node that is started again "
+        "(default: three times --load-timeout and an hour for a download, so that only a node's "
+        "own limits end its load).",
+        minimum=1.0,
     )

@@ -388,6 +388,32 @@ def test_the_registry_of_serve_is_where_it_was_asked_to_be() -> None:
     assert registry == "10.0.0.1:2" and f"--join={registry}" in node
 
 
+@pytest.mark.parametrize(
+    ("flags", "seconds"),
+    [
+        ([], 3600 + 3 * 1800),
+        (["--load-timeout=7200"], 3600 + 3 * 7200),
+        (["--load-timeout=7200", "--start-timeout=5"], 5),
+    ],
+)
+def test_serve_waits_for_a_load_as_long_as_the_node_does(
+    flags: list[str], seconds: float, tmp_path: Path, monkeypatch
+) -> None:
+    made = MagicMock()
+    made.return_value.wait_ready.side_effect = StartupError("enough is known")
+    monkeypatch.setattr("tandem.shared.node.launch.Cluster", made)
+    monkeypatch.setattr(launcher.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(launcher.time, "monotonic", lambda: 100.0)
+    values = cli.commands["serve"].make_context("serve", flags).params
+    with pytest.raises(StartupError, match="enough is known"):
+        launcher._serve_cluster(fill(ServeConfig, values), values)
+    (_, deadline) = made.return_value.wait_ready.call_args.args
+    assert deadline == 100.0 + seconds
+    assert made.call_args.kwargs["start_seconds"] == seconds
+    config = fill(EngineConfig, values)
+    assert config.start_timeout > 3 * config.load_timeout
+
+
 def test_serve_ends_when_its_router_refuses_one_of_its_nodes(monkeypatch) -> None:
     monkeypatch.setattr(launcher, "_is_ready", lambda address: False)
     monkeypatch.setattr(launcher, "REFUSAL_SECONDS", 0.0)

@@ -34,8 +34,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Before ranks are started; the model may have to be downloaded.
-DOWNLOAD_SECONDS = 3600.0
 CLOSE_SECONDS = 60.0
 DEFAULT_TIMEOUT = 3600.0
 # A call gives up this long after the engine should have ended it with its own, better error.
@@ -224,7 +222,7 @@ class _Host:
         self._thread = threading.Thread(target=self._run, name="tandem-engine", daemon=True)
 
     def start(self) -> None:
-        limit = DOWNLOAD_SECONDS + 3 * self._config.load_timeout
+        limit = self._config.start_timeout
         self._thread.start()
         try:
             self._started.result(limit)
