@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..shared.backoff import Avoidance
 from ..shared.causes import Cause
 from ..shared.errors import TransferError
 
@@ -13,39 +14,32 @@ from ..shared.errors import TransferError
 SILENCE = frozenset(
     {Cause.TIMEOUT_GREET, Cause.TIMEOUT_OPEN, Cause.TIMEOUT_PROGRESS, Cause.PEER_LOST}
 )
-FIRST_PAUSE_SECONDS = 1.0
-LONGEST_PAUSE_SECONDS = 30.0
 MAX_ABSENCES = 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Absence:
     epoch: int
-    pause: float
-    until: float
-    reason: str
+    avoidance: Avoidance
+    reason: str = ""
 
 
 class Absences:
-    """The newest absence of each address. Each pause is twice as long as the one before, until
-    something works; another start of the process there is asked at once."""
+    """The newest absence of each address; another start of the process there is asked at once."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._absences: dict[str, _Absence] = {}
 
     def add(self, address: str, epoch: int, reason: str) -> None:
-        """Nothing new while a pause lasts: all who waited together come back together."""
-        now = self._clock()
+        """Its silence cost a request seconds; of several during one pause, the first counts."""
         known = self._of(address, epoch)
-        if known is not None and now < known.until:
-            return
-        pause = FIRST_PAUSE_SECONDS
-        if known is not None:
-            pause = min(2 * known.pause, LONGEST_PAUSE_SECONDS)
-        elif len(self._absences) >= MAX_ABSENCES:
-            del self._absences[next(iter(self._absences))]
-        self._absences[address] = _Absence(epoch, pause, now + pause, reason)
+        if known is None:
+            if len(self._absences) >= MAX_ABSENCES:
+                del self._absences[next(iter(self._absences))]
+            known = self._absences[address] = _Absence(epoch, Avoidance(self._clock))
+        if known.avoidance.begin():
+            known.reason = reason
 
     def end(self, address: str) -> None:
         """It works; idempotent."""
@@ -54,8 +48,7 @@ class Absences:
     def check(self, address: str, epoch: int) -> None:
         """Raise ``TransferError`` while the pause lasts."""
         known = self._of(address, epoch)
-        left = known.until - self._clock() if known is not None else 0.0
-        if known is not None and left > 0:
+        if known is not None and (left := known.avoidance.left):
             raise TransferError(
                 f"{address} is left alone for {left:.1f} s: {known.reason}", cause=Cause.ABSENT
             )

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+
+# What has failed once may work at once again; what fails for long must not cost a request often.
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 30.0
 
 
 class Backoff:
@@ -23,3 +28,37 @@ class Backoff:
     def reset(self) -> None:
         """Something worked; the next pause is short again."""
         self._failures = 0
+
+
+class Avoidance:
+    """Whether something that failed is left alone for now. Each pause is twice as long as the one
+    before, until it works. No jitter: one owner leaves one thing alone."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._pause = 0.0
+        self._until = float("-inf")
+
+    def begin(self) -> float:
+        """It failed. Returns the pause that begins; 0 when one lasts already: all who waited
+        together come back together."""
+        if self.left > 0:
+            return 0.0
+        self._pause = min(2 * self._pause or FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+        self._until = self._clock() + self._pause
+        return self._pause
+
+    def end(self) -> None:
+        """It works; idempotent."""
+        self._pause = 0.0
+        self._until = float("-inf")
+
+    @property
+    def left(self) -> float:
+        """Seconds of the pause that are left; 0 without one."""
+        return max(0.0, self._until - self._clock())
+
+    @property
+    def suspected(self) -> bool:
+        """It has failed, and not worked since; a pause may have ended."""
+        return self._pause > 0

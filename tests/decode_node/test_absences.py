@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.decode_node.absences import LONGEST_PAUSE_SECONDS, MAX_ABSENCES, Absences
+from tandem.decode_node.absences import MAX_ABSENCES, Absences
+from tandem.shared.backoff import LONGEST_PAUSE_SECONDS
 from tandem.shared.errors import TransferError
 
 
