@@ -27,6 +27,7 @@ from .plan import StepFailure, StepPlan, plan_from_wire, to_wire
 
 if TYPE_CHECKING:
     from ..handoff.data_plane import DataPlane
+    from ..kv.backing import Backing
     from .runner import ModelRunner
 
 log = logging.getLogger("tandem.rank")
@@ -45,6 +46,7 @@ class Rank:
         self._plane: DataPlane | None = None
         self._layers = 0  # computed since the start
         self._mark: Callable[[], Callable[[], bool]] | None = None
+        self._backing: Backing | None = None  # on a CPU
 
     def serve(self) -> None:
         """Answer until the head is gone; that ends the process from the reader thread."""
@@ -104,7 +106,10 @@ class Rank:
         self._channel.send("loaded", astuple(memory_of(self._loaded, self._settings)))
 
     def _allocate(self, num_blocks: int) -> None:
+        from .rank_setup import backing_of
+
         self._runner = self._loaded.runner(num_blocks)
+        self._backing = backing_of(self._runner.cache)
         endpoints: list[str] = []
         if self._settings["data_plane"] is not None:
             from .rank_setup import layer_marker, start_data_plane
@@ -124,14 +129,19 @@ class Rank:
         self._channel.send("event", event_to_wire(event))
 
     def _command(self, data: bytes) -> None:
-        from ..handoff.messages import from_wire
+        from ..handoff.messages import Expect, from_wire
 
+        command = from_wire(data)
+        if isinstance(command, Expect) and self._backing is not None:
+            self._backing.reach_all([command.block_table])
         if self._plane is not None:
-            self._plane.submit(from_wire(data))  # type: ignore[arg-type]
+            self._plane.submit(command)  # type: ignore[arg-type]
 
     def _step(self, payload: list[Any]) -> None:
         assert self._runner is not None
         plan = plan_from_wire(payload[0])
+        if self._backing is not None:
+            self._backing.reach_all(row.block_table for row in plan.sequences)
         streams = {sequence: (transfer, attempt) for sequence, transfer, attempt in payload[1]}
         hand_over = self._layer_hook(plan, streams)
 

@@ -27,6 +27,7 @@ from ..handoff.carrier_names import CUDA_IPC, allows
 from ..handoff.cuda_driver import CudaDriver
 from ..handoff.device import DEVICE_BYTES, NO_GPU, DeviceError, not_possible
 from ..handoff.gpu import Gpu, marker
+from ..kv.backing import Backing
 from ..kv.cache import KVCache, bytes_per_block
 from ..models.decoder import Decoder
 from ..models.parallel import TensorParallel
@@ -170,6 +171,16 @@ def _carrier(settings: dict[str, Any]) -> str:
     """What ``--carrier`` says; nothing where KV is not handed over."""
     values = settings["data_plane"]
     return "" if values is None else str(values["carrier"])
+
+
+def backing_of(cache: KVCache) -> Backing | None:
+    """What gives the cache its memory before it is written, where that is not there from the start;
+    at work."""
+    if cache.device.type != CPU:
+        return None
+    backing = Backing((side for layer in cache.layers for side in layer), cache.block_size)
+    backing.start()
+    return backing
 
 
 def layer_marker(device: torch.device) -> Callable[[], Callable[[], bool]] | None:
