@@ -22,6 +22,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from tandem.router.survey import survey
 from .benchmarks.report import write
 from .end_to_end.baseline import Baseline
 from .end_to_end.clients import COMPLETIONS, prompt
-from .end_to_end.cluster import Part, TestCluster, get, running, until
+from .end_to_end.cluster import Part, TestCluster, get, node_metric, running, until
 from .tiny_models import cached
 
 CLIENTS = 6
@@ -43,7 +44,14 @@ TOKENS = 24
 REQUEST_SECONDS = 90.0
 PAUSE_SECONDS = 4.0  # longer than the silence after which a peer is lost
 FAULT_SECONDS = 8.0  # from one fault to the next, and what mending it takes
-WARM_UP_SECONDS = 2.0  # the same before the baseline, where each fault comes once
+# Before the baseline: the faults of a row are made at the same time.
+WARM_UP = (
+    ("kill prefill-1", "kill decode-1"),
+    ("stop prefill-0 for a while",),
+    ("restart the router",),
+)
+DONE = 'tandem_transfers_total{outcome="done"}'
+COMMITTED = 'tandem_transfers_total{outcome="committed"}'
 # Allocators keep what they had at the busiest moment.
 RSS_GROWTH, RSS_MARGIN = 1.25, 48 << 20
 SERIES_MARGIN = 1.1
@@ -94,14 +102,13 @@ class Soak:
         ``AssertionError`` for whatever is wrong."""
         self._start()
         self._known = {seed: self._answer(seed) for seed in range(SEEDS)}
-        self._load_and_break(list(self._faults()), WARM_UP_SECONDS)
+        self._under_load(self._warm_up)
         baseline = Baseline(self._parts, self._cluster.registry)
         memory, series = self._memory(), self._series()
         self.tally = Tally()
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            faults = self._rng.sample(list(self._faults()), k=len(self._faults()))
-            self._load_and_break(faults, FAULT_SECONDS, end)
+            self._under_load(lambda: self._break_one_after_another(end))
         for seed in range(SEEDS):
             assert self._answer(seed) == self._known[seed], f"seed {seed} after the load"
         baseline.check(60.0)
@@ -132,9 +139,8 @@ class Soak:
     def _arguments(self, name: str) -> tuple[str, ...]:
         return (f"{name.partition('-')[0]}-node", f"--node-id={name}", "--drain-timeout=3")
 
-    def _load_and_break(self, faults: list[str], pause: float, end: float = float("inf")) -> None:
-        """Clients ask while one fault after another is made, until ``end`` (monotonic); then
-        everything is mended and at rest."""
+    def _under_load(self, breaks: Callable[[], None]) -> None:
+        """Clients ask while ``breaks`` makes faults; then everything is mended and at rest."""
         self._stopping.clear()
         clients = [
             threading.Thread(target=self._ask_on, args=(self._rng.random(),), daemon=True)
@@ -142,13 +148,7 @@ class Soak:
         ]
         for client in clients:
             client.start()
-        for name in faults:
-            if time.monotonic() >= end:
-                break
-            self._stopping.wait(pause)
-            self._faults()[name]()
-            self.tally.faults[name] += 1
-        self._stopping.wait(pause)
+        breaks()
         self._stopping.set()
         for client in clients:
             client.join(REQUEST_SECONDS + 10)
@@ -158,6 +158,32 @@ class Soak:
         # Nodes greet each other on demand; a baseline needs every pair to have met.
         until(self._all_have_met, "every decode node to have met every prefill node", 60.0)
         self._cluster.wait_idle(*self._parts.values())
+
+    def _warm_up(self) -> None:
+        """Break each kind of part once, and let every node serve in between."""
+        for faults in WARM_UP:
+            with ThreadPoolExecutor(len(faults)) as pool:
+                list(pool.map(self._break, faults))
+            until(self._all_have_served, "every node to have served", 60.0)
+
+    def _break_one_after_another(self, end: float) -> None:
+        """Every fault in a drawn order, until ``end`` (monotonic)."""
+        for name in self._rng.sample(list(self._faults()), k=len(self._faults())):
+            self._stopping.wait(min(FAULT_SECONDS, end - time.monotonic()))
+            if time.monotonic() >= end:
+                return
+            self._break(name)
+
+    def _break(self, name: str) -> None:
+        self._faults()[name]()
+        self.tally.faults[name] += 1
+
+    def _all_have_served(self) -> bool:
+        """Since they were started, KV having moved."""
+        return all(
+            node_metric(part, DONE if name.startswith("prefill") else COMMITTED)
+            for name, part in self._parts.items()
+        )
 
     def _all_have_met(self) -> bool:
         seen = survey(self._cluster.url, self._cluster.registry)
