@@ -20,7 +20,7 @@ serve: $(VENV)/.serve
 	$(BIN)/tandem serve --prefill-nodes 1 $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

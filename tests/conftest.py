@@ -34,26 +34,16 @@ if device_count() == 0:
 # As ranks have it: Triton 3.9 warns where it is missing, and warnings are errors here.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
-# The soak takes longest of all, and the files of this folder share a cluster of four nodes.
-SOAK, CAMPAIGN = Path("end_to_end", "test_soak.py"), Path("end_to_end", "handoff")
+SOAK = "test_soak.py"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Longest first, so that no worker of ``make test`` is left alone at the end: the soak, what
-    starts processes, then files with many tests. A group stays together on one worker."""
-    groups = [_group(item.path.relative_to(Path(__file__).parent)) for item in items]
-    sizes = Counter(groups)
+    starts processes, then files with many tests."""
+    sizes = Counter(item.path for item in items)
 
-    def position(numbered: tuple[int, pytest.Item]) -> tuple[bool, bool, int, str]:
-        group = groups[numbered[0]]
-        starts_processes = group.parts[0] == "end_to_end"
-        return group != SOAK, not starts_processes, -sizes[group], str(group)
+    def position(item: pytest.Item) -> tuple[bool, bool, int, Path]:
+        starts_processes = "end_to_end" in item.path.parts
+        return item.path.name != SOAK, not starts_processes, -sizes[item.path], item.path
 
-    ordered = sorted(enumerate(items), key=position)
-    for number, item in ordered:
-        item.add_marker(pytest.mark.xdist_group(str(groups[number])))
-    items[:] = [item for _, item in ordered]
-
-
-def _group(file: Path) -> Path:
-    return CAMPAIGN if file.is_relative_to(CAMPAIGN) else file
+    items.sort(key=position)

@@ -44,11 +44,12 @@ TOKENS = 24
 REQUEST_SECONDS = 90.0
 PAUSE_SECONDS = 4.0  # longer than the silence after which a peer is lost
 FAULT_SECONDS = 8.0  # from one fault to the next, and what mending it takes
-# Before the baseline: the faults of a row are made at the same time.
+# Before the baseline: the faults of a row are made at the same time. What was started again first
+# has the series of most faults.
 WARM_UP = (
+    ("restart the router",),
     ("kill prefill-1", "kill decode-1"),
     ("stop prefill-0 for a while",),
-    ("restart the router",),
 )
 DONE = 'tandem_transfers_total{outcome="done"}'
 COMMITTED = 'tandem_transfers_total{outcome="committed"}'

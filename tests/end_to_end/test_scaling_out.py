@@ -13,8 +13,8 @@ from pathlib import Path
 from tandem.tests.end_to_end.clients import prompt
 from tandem.tests.end_to_end.cluster import Part, TestCluster, node_metric, running, until
 
-# The decode node runs 16 sequences at once.
-CLIENTS = 48
+# So many sequences run at once on the decode node; the other clients wait.
+SEQUENCES, CLIENTS = 4, 12
 DONE = 'tandem_transfers_total{outcome="done"}'
 PASSED = 'tandem_canaries_total{outcome="passed"}'
 
@@ -49,9 +49,12 @@ def test_a_prefill_node_joins_restarts_and_is_replaced_under_overload(
 ) -> None:
     with running(tmp_path, tiny_model) as cluster:
         cluster.start_router()
-        first, decode = cluster.start_nodes(("prefill-node", "--node-id=p1"), ("decode-node",))
+        first, decode = cluster.start_nodes(
+            ("prefill-node", "--node-id=p1"), ("decode-node", f"--max-num-seqs={SEQUENCES}")
+        )
         cluster.wait_parts(first, decode)
         with overload(cluster, decode):
+            until(lambda: node_metric(first, DONE) > 0, "the first node to prefill")
             node = joining(cluster, decode)
             for other in ((), ("--block-size=32", "--max-num-batched-tokens=32")):
                 node.process.send_signal(signal.SIGTERM)
