@@ -8,8 +8,13 @@ a node.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .held_keys import NO_KEYS, Keys
 
 ROW_BITS = 17
 ROWS = 1 << ROW_BITS
@@ -27,8 +32,7 @@ class Holders(Generic[Owner]):
     """Owns the table. Each node has a column, by its slot."""
 
     def __init__(self) -> None:
-        self._width = 1  # bytes of a row
-        self._table = bytearray(ROWS)
+        self._table = np.zeros((ROWS, 1), dtype=np.uint8)
         self._columns: list[Column[Owner] | None] = []
         self._shapes: dict[tuple[int, int], int] = {}
 
@@ -38,8 +42,8 @@ class Holders(Generic[Owner]):
         if slot is None:
             slot = len(self._columns)
             self._columns.append(None)
-            if slot >= 8 * self._width:
-                self._widen()
+            if slot >= 8 * self._table.shape[1]:
+                self._table = np.hstack([self._table, np.zeros_like(self._table)])
         made = self._columns[slot] = Column(self, slot, owner)
         return made
 
@@ -90,14 +94,7 @@ class Holders(Generic[Owner]):
         return slots
 
     def _row(self, key: int) -> int:
-        start = (key >> SHIFT) * self._width
-        return int.from_bytes(self._table[start : start + self._width], "little")
-
-    def _widen(self) -> None:
-        wider = bytearray(ROWS * self._width * 2)
-        for byte in range(self._width):
-            wider[byte :: self._width * 2] = self._table[byte :: self._width]
-        self._table, self._width = wider, self._width * 2
+        return int.from_bytes(self._table[key >> SHIFT].tobytes(), "little")
 
 
 class Column(Generic[Owner]):
@@ -109,6 +106,7 @@ class Column(Generic[Owner]):
         self._slot = slot
         self._shape: tuple[int, int] | None = None
         self._stale = 0
+        self._clean = True  # no bit of the column is set
 
     def shape(self, block_size: int, stride: int) -> None:
         """Of which blocks its keys are; a block size of 0 stands for none."""
@@ -124,38 +122,40 @@ class Column(Generic[Owner]):
             shapes[shape] = shapes.get(shape, 0) | bit
         self._shape = shape
 
-    def add(self, keys: Iterable[int]) -> None:
-        table, width = self._holders._table, self._holders._width
-        byte, bit = self._slot >> 3, 1 << (self._slot & 7)
-        for key in keys:
-            table[(key >> SHIFT) * width + byte] |= bit
+    def add(self, keys: Keys) -> None:
+        if len(keys):
+            self._bits()[_rows(keys)] |= self._bit
+            self._clean = False
 
-    def outdated(self, count: int, keys: Iterable[int]) -> None:
-        """So many bits stand for keys that are not held; ``keys`` are those that are."""
+    def outdated(self, count: int, keys: Callable[[], Keys]) -> None:
+        """So many bits stand for keys that are not held; ``keys()`` are those that are."""
         self._stale += count
         if self._stale > MAX_STALE:
-            self.replace(keys)
+            self.replace(keys())
 
-    def replace(self, keys: Iterable[int]) -> None:
-        table, number = self._holders._table, self._slot & 7
-        column = slice(self._slot >> 3, None, self._holders._width)
-        set_rows, bit = bytearray(ROWS), 1 << number
-        for key in keys:
-            set_rows[key >> SHIFT] = bit
-        others = table[column].translate(_CLEARED[number])
-        # As two large integers: a set may have many thousand keys, and streams wait meanwhile.
-        both = int.from_bytes(others, "little") | int.from_bytes(set_rows, "little")
-        table[column] = both.to_bytes(ROWS, "little")
-        self._stale = 0
+    def replace(self, keys: Keys) -> None:
+        if not self._clean:
+            bits = self._bits()
+            bits &= np.uint8(~self._bit & 0xFF)
+        self._stale, self._clean = 0, True
+        self.add(keys)
 
     def release(self) -> None:
         self.shape(0, 0)
-        self.replace(())
+        self.replace(NO_KEYS)
         self._holders._columns[self._slot] = None
 
+    def _bits(self) -> NDArray[np.uint8]:
+        """The bytes of the table that hold this column's bits, and those of seven others."""
+        return self._holders._table[:, self._slot >> 3]
 
-# Each byte without one of its bits.
-_CLEARED = [bytes(byte & ~(1 << bit) for byte in range(256)) for bit in range(8)]
+    @property
+    def _bit(self) -> int:
+        return 1 << (self._slot & 7)
+
+
+def _rows(keys: Keys) -> NDArray[np.intp]:
+    return (keys >> np.uint64(SHIFT)).astype(np.intp)
 
 
 def _some(bits: int, turn: int, count: int) -> Iterator[int]:

@@ -348,6 +348,10 @@ class NodeTable:
         """The node of this name, whichever start of it."""
         return self._nodes.get(node_id)
 
+    def serves(self, group: str) -> bool:
+        """Whether a node of this version is there, of either kind."""
+        return any((prefill, group) in self._kinds for prefill in (False, True))
+
     def heartbeat(self, request: pb.HeartbeatRequest) -> Node | None:
         """The node, or ``None`` when it is not known (any more)."""
         node = self.get(request.node_id, request.epoch)

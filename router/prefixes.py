@@ -10,9 +10,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..proto import tandem_pb2 as pb
 from ..shared.kv.prefix_keys import chain, short_key
-from .held_keys import HeldKeys
+from .held_keys import NO_KEYS, HeldKeys, Keys
 from .holders import Column
 
 # A node tells a quarter of it; one that says more is not believed at all.
@@ -71,15 +73,16 @@ class HeldPrefixes:
         reply says which one is, and the node tells the whole."""
         if told.base > self.version or told.version < max(1, self.version):
             return
+        added = _keys(told.added)
         if told.base:
-            self._keys.update(told.added, told.removed)
-            self._count += len(told.added)
+            self._keys.update(added, _keys(told.removed))
+            self._count += len(added)
             if self._column is not None:
-                self._column.add(told.added)
-                self._column.outdated(len(told.removed), self._keys)
+                self._column.add(added)
+                self._column.outdated(len(told.removed), self._keys.all)
         else:
-            self._count = len(told.added)
-            self._keys = HeldKeys(told.added if self._count <= MAX_KEYS else ())
+            self._count = len(added)
+            self._keys = HeldKeys(added if self._count <= MAX_KEYS else NO_KEYS)
         if self._count > MAX_KEYS:
             self._count = len(self._keys)
         self._stride = max(1, told.stride)
@@ -88,7 +91,7 @@ class HeldPrefixes:
             self._keys, self._count = HeldKeys(), 0
         if self._column is not None:
             if not told.base or not self.block_size:
-                self._column.replace(self._keys)
+                self._column.replace(self._keys.all())
             self._column.shape(self.block_size, self._stride)
         self.version = told.version
 
@@ -98,7 +101,7 @@ class HeldPrefixes:
     def show_in(self, column: Column[Any]) -> None:
         """Be found by what is held, from now on."""
         self._column = column
-        column.replace(self._keys)
+        column.replace(self._keys.all())
         column.shape(self.block_size, self._stride)
 
     def hand_to(self, owner: object) -> None:
@@ -115,8 +118,8 @@ class HeldPrefixes:
     def expect(self, keys: Sequence[int]) -> None:
         """Be found by these too, which the node has not told yet and may never tell."""
         if self._column is not None:
-            self._column.outdated(len(keys), self._keys)
-            self._column.add(keys)
+            self._column.outdated(len(keys), self._keys.all)
+            self._column.add(_keys(keys))
 
     def sample(self, prompt: PromptKeys) -> list[tuple[int, int]]:
         """The keys of a prompt that the node would tell if it held them, with the tokens up to
@@ -140,3 +143,7 @@ class HeldPrefixes:
             return 0
         count = bisect_left(sample, True, lo=1, key=lacks)
         return min(sample[count - 1][0], len(prompt.tokens) - 1) if count else 0
+
+
+def _keys(numbers: Sequence[int]) -> Keys:
+    return np.array(numbers, dtype=np.uint64)

@@ -222,15 +222,18 @@ class Registry(RegistryServicer):
             return f"address must be host:port, not {request.address[:MAX_NAME]!r}"
         if request.role == pb.ROLE_DECODE and not request.model.max_model_len:
             return "a decode node's model card needs max_model_len"
-        known = any(node.node_id == request.node_id for node in self._nodes)
-        if not known and len(self._nodes) >= self._options.max_nodes:
+        known = self._nodes.named(request.node_id)
+        if known is None and len(self._nodes) >= self._options.max_nodes:
             return f"this router takes at most {self._options.max_nodes} nodes; see its --max-nodes"
         return ""
 
     def _conflict(self, card: pb.ModelCard, address: str) -> str:
+        named = address in self._options.prefill_addresses
+        if not named and self._nodes.serves(card.fingerprint):
+            return ""  # most joins: in a large cluster, comparing with each node takes a while
         decode = [node.model for node in self._nodes if not node.is_prefill]
         # A node that the operator named for the decode nodes of today has no other use.
-        if decode and address in self._options.prefill_addresses:
+        if decode and named:
             if all(card.fingerprint != known.fingerprint for known in decode):
                 return (
                     f"different models: {difference(decode[0], card)} on the node ({card.name!r}); "

@@ -92,7 +92,7 @@ class SimulatedNode:
         known = (version - 1) * self._changes
         if not version or now - version > self._keys:
             return pb.Prefixes(
-                version=now, block_size=BLOCK, stride=1, added=self._range(first, last)
+                version=now, block_size=BLOCK, stride=1, added=sorted(self._range(first, last))
             )
         return pb.Prefixes(
             version=now,

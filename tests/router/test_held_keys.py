@@ -5,15 +5,20 @@ from __future__ import annotations
 import tracemalloc
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.router import held_keys
-from tandem.router.held_keys import HeldKeys
+from tandem.router.held_keys import NO_KEYS, HeldKeys, Keys
 
 KEYS = st.integers(0, 30) | st.integers(2**64 - 4, 2**64 - 1)
 SOME = st.lists(KEYS, max_size=8, unique=True)
+
+
+def keys(numbers: list[int]) -> Keys:
+    return np.array(numbers, dtype=np.uint64)
 
 
 @given(first=SOME, steps=st.lists(st.tuples(SOME, SOME), max_size=12), limit=st.integers(0, 6))
@@ -22,14 +27,15 @@ def test_it_holds_what_a_set_would(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(held_keys, "MAX_CHANGES", limit)
-        held, model = HeldKeys(first), set(first)
+        held, model = HeldKeys(keys(first)), set(first)
         for added, removed in steps:
-            held.update(added, removed)
+            held.update(keys(added), keys(removed))
             model = (model - set(removed)) | set(added)
             assert {key for key in [*range(31), 2**64 - 1] if key in held} == {
                 key for key in [*range(31), 2**64 - 1] if key in model
             }
         assert len(held) == len(model)
+        assert list(held) == held.all().tolist() == sorted(model)
 
 
 def test_a_key_takes_little_more_than_its_eight_bytes() -> None:
@@ -37,8 +43,8 @@ def test_a_key_takes_little_more_than_its_eight_bytes() -> None:
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        held = HeldKeys(random.getrandbits(64) for _ in range(16384))
-        held.update([random.getrandbits(64) for _ in range(2000)], ())
+        held = HeldKeys(keys([random.getrandbits(64) for _ in range(16384)]))
+        held.update(keys([random.getrandbits(64) for _ in range(2000)]), NO_KEYS)
         assert tracemalloc.get_traced_memory()[0] - before < 10 * 18384
     finally:
         tracemalloc.stop()

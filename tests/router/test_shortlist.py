@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -203,7 +204,7 @@ def test_whoever_holds_the_most_is_found_first(
     columns = [holders.column(number) for number in range(len(held))]
     for column, count in zip(columns, held, strict=True):
         column.shape(BLOCK, 1)
-        column.add(key for _, key in sample[:count])
+        column.add(np.array([key for _, key in sample[:count]], dtype=np.uint64))
     for number in released & set(range(len(held))):
         columns[number].release()
         held[number] = 0
@@ -223,7 +224,7 @@ def test_a_place_that_was_given_back_is_used_again() -> None:
     for _ in range(100):
         column = holders.column("a")
         column.shape(BLOCK, 1)
-        column.add(keys(PROMPT))
+        column.add(np.array(keys(PROMPT), dtype=np.uint64))
         column.release()
     column = holders.column("b")
     column.shape(BLOCK, 1)
