@@ -24,6 +24,7 @@ TOKENS = 40
 POLL_SECONDS = 0.05
 # Far longer than the balancer below takes to notice.
 DELAY_SECONDS = 2.0
+KINDS = ("prefill-node", "decode-node")
 DRAIN = "--drain-timeout=30"
 
 
@@ -89,11 +90,10 @@ class Rolling:
     def __init__(self, cluster: TestCluster) -> None:
         self.cluster = cluster
         self.routers = [self._start_router(), self._start_router()]
-        kinds = ("prefill-node", "decode-node") * 2
-        self.nodes = [self._launch(kind) for kind in kinds]
+        self.nodes = [self._launch(kind) for kind in KINDS * 2]
         for node in self.nodes:
             node.wait_ready()
-        self.wait_joined()
+        self.wait_joined(*self.nodes)
 
     def _start_router(self, http_port: int = 0, registry: int = 0) -> Part:
         return self.cluster.start_router(
@@ -110,29 +110,39 @@ class Rolling:
             kind, f"--join={joined}", DRAIN, "--no-enable-prefix-caching"
         )
 
-    def wait_joined(self) -> None:
-        wanted = {node.details["address"] for node in self.nodes}
+    def wait_joined(self, *nodes: Part) -> None:
+        wanted = {node.details["address"] for node in nodes}
         for router in self.routers:
             registry = f"127.0.0.1:{router.details['registry']}"
 
             def known(registry: str = registry) -> bool:
                 listed = admin.list_nodes(registry)
-                return {n.address for n in listed if not n.draining} == wanted
+                return wanted <= {n.address for n in listed if not n.draining}
 
-            until(known, f"every node at {registry}", START_SECONDS)
+            until(known, f"{wanted} at {registry}", START_SECONDS)
 
-    def roll_node(self, index: int) -> None:
-        kind = ("prefill-node", "decode-node")[index % 2]
+    def roll_nodes(self) -> None:
+        """Those of either kind in turn, while the other kind is restarted too."""
+
+        def roll(kind: int) -> None:
+            for index in range(kind, len(self.nodes), len(KINDS)):
+                self._roll_node(index)
+
+        with ThreadPoolExecutor(len(KINDS)) as pool:
+            list(pool.map(roll, range(len(KINDS))))
+
+    def _roll_node(self, index: int) -> None:
+        kind = KINDS[index % len(KINDS)]
         end(self.nodes[index])
         self.nodes[index] = self._launch(kind)
         self.nodes[index].wait_ready()
-        self.wait_joined()
+        self.wait_joined(self.nodes[index])
 
     def roll_router(self, index: int) -> None:
         old = self.routers[index]
         end(old)
         self.routers[index] = self._start_router(old.details["http"], old.details["registry"])
-        self.wait_joined()
+        self.wait_joined(*self.nodes)
 
 
 def end(part: Part) -> None:
@@ -162,8 +172,7 @@ def test_every_part_is_restarted_under_load_and_no_request_fails(rolling: Rollin
         watching = pool.submit(balancer.watch, done)
         clients = [pool.submit(client, seed) for seed in range(CLIENTS)]
         try:
-            for index in range(len(rolling.nodes)):
-                rolling.roll_node(index)
+            rolling.roll_nodes()
             for index in range(len(rolling.routers)):
                 rolling.roll_router(index)
         finally:
