@@ -22,6 +22,7 @@ from ..shared.handoff.curve import check_keys
 from ..shared.handoff.lease import LeaseTrust
 from ..shared.handoff.parts import parts_of
 from ..shared.handoff.peer import CAPABILITY_WINDOWS, introduction
+from ..shared.limits import MAX_PEERS
 from ..shared.lock import OPEN, Lock
 from ..shared.node.engine import NodeEngine, NodeIdentity
 from ..shared.node.metrics import NodeMetrics
@@ -42,7 +43,6 @@ VET_SECONDS = 5.0
 # that grants very long ones is looked at now and then, because it may have been forgotten.
 MIN_RENEW_SECONDS = 0.1
 MAX_RENEW_SECONDS = 10.0
-MAX_PEERS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,15 @@ class Peers:
         vet: Callable[[Peer], Awaitable[object]],
         metrics: NodeMetrics,
         lock: Lock = OPEN,
+        *,
+        max_peers: int = MAX_PEERS,
     ) -> None:
         self._engine = engine
         self._identity = identity
         self._vet = vet
         self._metrics = metrics
         self._lock = lock
+        self._max_peers = max_peers
         self._peers: dict[str, Peer] = {}
         self._canaries: dict[Peer, _Vetting] = {}
         self._passed: dict[str, int] = {}  # node to epoch
@@ -182,8 +185,10 @@ class Peers:
         known = self._peers.get(candidate.address)
         if known is not None and candidate.epoch in (0, known.epoch):
             return known
-        if known is None and len(self._peers) >= MAX_PEERS:
-            raise TransferError(f"{MAX_PEERS} prefill nodes are known, which is the limit")
+        if known is None and len(self._peers) >= self._max_peers:
+            raise TransferError(
+                f"{self._max_peers} prefill nodes are known, which is the limit; see --max-peers"
+            )
         try:
             peer = await self._greet(candidate.address)
         except PeerRefusedError as error:
@@ -223,7 +228,7 @@ class Peers:
             return error
         log.info("the canary of %s passed in %.3f s", peer.address, time.monotonic() - begun)
         self._metrics.canaries.labels("passed").inc()
-        if len(self._passed) >= MAX_PEERS:
+        if len(self._passed) >= self._max_peers:
             del self._passed[next(iter(self._passed))]
         self._passed[peer.node_id] = peer.epoch
         return None

@@ -31,7 +31,14 @@ class DecodeRole:
     def register(self, server: grpc.aio.Server, frame: NodeFrame) -> None:
         node = ReceivingNode(frame.engine, frame.identity, frame.inbox, frame.handoff)
         canary = Canary(node)
-        self._peers = Peers(frame.engine, frame.identity, canary.check, frame.metrics, frame.lock)
+        self._peers = Peers(
+            frame.engine,
+            frame.identity,
+            canary.check,
+            frame.metrics,
+            frame.lock,
+            max_peers=frame.handoff.max_peers,
+        )
         frame.metrics.link_rates = self._peers.link_rates
         transfers = Transfers(node, self._peers, frame.metrics)
 

@@ -10,8 +10,8 @@ from ..shared.errors import OverloadedError, TransferError
 from ..shared.handoff.inbox import Inbox
 from ..shared.handoff.lease import Tenant
 from ..shared.handoff.messages import Admit
+from ..shared.limits import MAX_PEERS
 
-MAX_GUESTS = 1024
 # A decode node that is there asks every five seconds what is held for it.
 SILENCE_SECONDS = 30.0
 CONFIRM_SECONDS = 1.5
@@ -36,10 +36,18 @@ class Guests:
     """Owns the list of admitted keys. The ranks get the whole of it whenever it changes, so that
     none can hold another list for long."""
 
-    def __init__(self, inbox: Inbox, ranks: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        inbox: Inbox,
+        ranks: int,
+        clock: Callable[[], float],
+        *,
+        max_peers: int = MAX_PEERS,
+    ) -> None:
         self._inbox = inbox
         self._ranks = ranks
         self._clock = clock
+        self._max_peers = max_peers
         self._guests: dict[str, _Guest] = {}
         self._version = 0
         self._rounds: dict[int, _Round] = {}
@@ -51,8 +59,10 @@ class Guests:
         Raises ``OverloadedError`` when too many are here, ``TransferError`` when a rank does not
         confirm in time.
         """
-        if tenant.node_id not in self._guests and len(self._guests) >= MAX_GUESTS:
-            raise OverloadedError(f"{MAX_GUESTS} decode nodes have greeted, which is the limit")
+        if tenant.node_id not in self._guests and len(self._guests) >= self._max_peers:
+            raise OverloadedError(
+                f"{self._max_peers} decode nodes have greeted, which is the limit; see --max-peers"
+            )
         self._guests[tenant.node_id] = _Guest(tenant.epoch, tuple(keys), self._clock())
         version = self._publish()
         try:

@@ -70,7 +70,7 @@ class PrefillService(PrefillServicer):
         self._tracer = tracer
         self._leases = LeaseTable(config.lease_seconds, time.monotonic)
         metrics.count_leases = lambda: len(self._leases)
-        self._guests = Guests(inbox, engine.world_size, time.monotonic)
+        self._guests = Guests(inbox, engine.world_size, time.monotonic, max_peers=config.max_peers)
         self._sending: dict[int, Sending] = {}
         self.draining = False
 

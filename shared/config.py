@@ -15,6 +15,7 @@ from typing import Any
 from .devices import NodeDevice
 from .errors import StartupError, UsageError
 from .kv.formats import AUTO, SPELLINGS
+from .limits import MAX_PEERS, MOST_PEERS
 from .meeting import SCHEME, meeting_address
 
 # What a model may take to be downloaded, before ranks are started.
@@ -396,6 +397,14 @@ class HandoffConfig:
         "Seconds without a sign of life from the other side that end an attempt; peers give one a "
         "second.",
         minimum=1.5,
+    )
+    max_peers: int = option(
+        MAX_PEERS,
+        "--max-peers",
+        "Prefill nodes that a decode node meets, decode nodes that a prefill node admits, and "
+        "ranks that may be connected with one of its ranks; no more are taken.",
+        minimum=1,
+        maximum=MOST_PEERS,
     )
 
     def kv_port_of(self, rank: int) -> int:

@@ -8,6 +8,11 @@ import resource
 # More than any part of a cluster has. Some systems allow a thousand million, and there are programs
 # that walk through all that there could be.
 MOST = 1 << 16
+# Nodes of the other kind that a node deals with, unless --max-peers says otherwise.
+MAX_PEERS = 1024
+# A rank takes six sockets and eight descriptors for each rank of its peers, of the 2^14 and 2^16
+# that it may have.
+MOST_PEERS = 2048
 # Prefill nodes that a decode node examines in one call of ``tandem doctor``.
 MAX_EXAMINED = 64
 

@@ -210,6 +210,7 @@ def start_data_plane(
         listen_port=values["port"],
         carrier=values["carrier"],
         curve=values["curve"],
+        max_peers=values["max_peers"],
         staging_slots=max(2, values["staging_bytes"] >> 20),
     )
     device = _gpu(cache.device, config.carrier)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from ..limits import MAX_PEERS
 from .messages import PeerJoined
-
-MAX_PEERS = 1024
 
 NONE, MIXED = "none", "mixed"
 
@@ -13,13 +12,14 @@ class Connections:
     """The carrier to each start of a peer. It outlives the connection, so that an attempt that
     ended with it can still be counted; the peer that came first is forgotten first."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_peers: int = MAX_PEERS) -> None:
+        self._max_peers = max_peers
         self._carriers: dict[tuple[str, int], dict[tuple[int, int], str]] = {}
 
     def joined(self, rank: int, event: PeerJoined) -> None:
         """``rank`` of this node is connected with a rank of the peer."""
         key = (event.node_id, event.epoch)
-        if key not in self._carriers and len(self._carriers) >= MAX_PEERS:
+        if key not in self._carriers and len(self._carriers) >= self._max_peers:
             del self._carriers[next(iter(self._carriers))]
         self._carriers.setdefault(key, {})[rank, event.rank] = event.carrier
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from ..limits import MAX_PEERS
 from .connections import Connections
 from .messages import (
     Admitted,
@@ -71,13 +72,17 @@ class Inbox:
     """Sorts events to attempts, and proves that a cancelled attempt touches no block any more."""
 
     def __init__(
-        self, send: Callable[[int, bytes], None], on_plane_failed: Callable[[str], None]
+        self,
+        send: Callable[[int, bytes], None],
+        on_plane_failed: Callable[[str], None],
+        *,
+        max_peers: int = MAX_PEERS,
     ) -> None:
         self._send = send
         self._on_plane_failed = on_plane_failed
         self._attempts: dict[tuple[int, int], Attempt] = {}
         self.stats: dict[int, DataPlaneStats] = {}  # what each rank last reported
-        self.connections = Connections()
+        self.connections = Connections(max_peers)
         # Rank and version of a list of keys that is in force there.
         self.on_admitted: Callable[[int, int], None] = lambda rank, version: None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..limits import MAX_PEERS
 from .carrier_names import AUTO
 from .device import DEVICE_SLOT_BYTES, DEVICE_SLOTS
 from .staging import DEFAULT_SLOT_BYTES
@@ -32,6 +33,7 @@ class DataPlaneConfig:
     device_slot_bytes: int = DEVICE_SLOT_BYTES
     device_slots: int = DEVICE_SLOTS
     max_commands: int = 65_536
+    max_peers: int = MAX_PEERS
     timing: Timing = field(default_factory=Timing)
 
     @property

@@ -101,6 +101,7 @@ class PlaneLoop:
             stats=stats,
             keys=self._keys,
             agent=self._agent,
+            max_peers=config.max_peers,
         )
         self._carriers: tuple[Carrier, ...] = (self._listener, self._dialer)
         ring = StagingRing(slots=slots, payload_bytes=config.slot_bytes, memory=self._memory.memory)

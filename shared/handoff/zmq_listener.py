@@ -12,6 +12,7 @@ from typing import Any
 import zmq
 
 from ..errors import PeerRefusedError, StartupError, TransferError
+from ..limits import MAX_PEERS
 from ..meeting import UNIX, kv_endpoint
 from . import frame, greeting, password
 from .carrier import MAX_SLOTS, Departure, Endpoints, Joined, Lost, Notice, PeerGoneError
@@ -35,7 +36,6 @@ from .zmq_sockets import (
     to_peer,
 )
 
-MAX_PEERS = 1024
 # Connections of which one socket has greeted; the other follows at once.
 MAX_HALVES = 256
 
@@ -79,6 +79,7 @@ class ZmqListener:
         stats: DataPlaneStats,
         keys: CurveKeys | None = None,
         agent: NixlAgent | None = None,
+        max_peers: int = MAX_PEERS,
     ) -> None:
         self._context = context
         self._me = me
@@ -90,6 +91,7 @@ class ZmqListener:
         self._door: Door | None = None
         self._strangers = Strangers(timing.silence_seconds)
         self._agent = agent
+        self._max_peers = max_peers
         self._bulk: Socket | None = None
         self._control: Socket | None = None
         self._entrances: list[Entrance] = []
@@ -285,8 +287,10 @@ class ZmqListener:
             greeting.check_epoch(theirs.peer_epoch, self._me.epoch, self._me.node_id)
             greeting.check(self._me, theirs)
             possible = greeting.possible_carriers(self._me, theirs)
-            if len(self._by_peer) >= MAX_PEERS and theirs.key not in self._by_peer:
-                raise PeerRefusedError(f"{MAX_PEERS} ranks are connected, which is the limit")
+            if len(self._by_peer) >= self._max_peers and theirs.key not in self._by_peer:
+                raise PeerRefusedError(
+                    f"{self._max_peers} ranks are connected, which is the limit; see --max-peers"
+                )
         except PeerRefusedError as refusal:
             text = greeting.refusal_text(refusal)
             self._reply(half.control_id, greeting.encode(replace(answer, refused=text)))

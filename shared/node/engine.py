@@ -228,6 +228,7 @@ def _rank_settings(
             "staging_bytes": handoff.staging_bytes,
             "carrier": handoff.carrier,
             "curve": curve,
+            "max_peers": handoff.max_peers,
         }
     return {
         "folder": str(folder),

@@ -272,7 +272,11 @@ async def _engine(
     # The inbox comes first: a rank's data plane reports as soon as it runs, and is told something
     # only once the engine is here.
     engines: list[NodeEngine] = []
-    inbox = Inbox(lambda rank, data: engines[0].ranks.send_data(rank, data), life.end)
+    inbox = Inbox(
+        lambda rank, data: engines[0].ranks.send_data(rank, data),
+        life.end,
+        max_peers=handoff.max_peers,
+    )
     engine = await _unless(
         life.stop,
         start_engine(

@@ -38,9 +38,9 @@ class Vet:
 
 
 @asynccontextmanager
-async def met() -> AsyncIterator[tuple[Peers, Vet, Node]]:
+async def met(max_peers: int = 1024) -> AsyncIterator[tuple[Peers, Vet, Node]]:
     node, vet = Node("d", 7), Vet()
-    peers = Peers(node.engine, node.identity, vet, node.metrics)
+    peers = Peers(node.engine, node.identity, vet, node.metrics, max_peers=max_peers)
     loops = [asyncio.create_task(peers.keep_leases()), asyncio.create_task(peers.reconcile())]
     try:
         yield peers, vet, node
@@ -309,11 +309,18 @@ async def test_a_peer_that_has_gone_is_forgotten_once_nothing_of_ours_is_there(
         await until(lambda: not peers._peers)
 
 
-async def test_it_is_remembered_of_so_many_nodes_that_their_canaries_have_passed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "MAX_PEERS", 1)
-    async with met() as (peers, vet, _), prefill() as one, prefill() as other:
+async def test_no_more_nodes_are_met_than_max_peers() -> None:
+    async with met(max_peers=1) as (peers, _, _), prefill() as one, prefill() as other:
+        peer = await peers.greet(one.candidate)
+        with pytest.raises(TransferError, match=r"1 prefill nodes are known.*--max-peers"):
+            await peers.greet(other.candidate)
+        assert other.hellos == 0
+        await peers.forget(peer)
+        await peers.greet(other.candidate)
+
+
+async def test_it_is_remembered_of_so_many_nodes_that_their_canaries_have_passed() -> None:
+    async with met(max_peers=1) as (peers, vet, _), prefill() as one, prefill() as other:
         other.node_id = "q"
         for fake in (one, other, one):
             await peers.forget(await peers.meet(fake.candidate))

@@ -17,12 +17,12 @@ from tandem.shared.handoff.messages import Admit, Admitted, from_wire, to_wire
 class Ranks:
     """Two ranks that confirm a list at once, unless ``silent``."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_peers: int = 1024) -> None:
         self.now = 0.0
         self.silent: set[int] = set()
         self.keys: dict[int, tuple[str, ...]] = {}
         self.inbox = Inbox(self._take, lambda reason: None)
-        self.guests = Guests(self.inbox, 2, lambda: self.now)
+        self.guests = Guests(self.inbox, 2, lambda: self.now, max_peers=max_peers)
 
     def _take(self, rank: int, data: bytes) -> None:
         command = from_wire(data)
@@ -74,9 +74,9 @@ async def test_a_rank_that_does_not_confirm_is_named(
     assert set(ranks.keys[1]) == {"a", "0", "1", "2", "3", "4"}
 
 
-async def test_there_is_a_limit(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_GUESTS", 1)
+async def test_there_is_a_limit() -> None:
+    ranks = Ranks(max_peers=1)
     await ranks.guests.admit(Tenant("a", 1), ["a"])
-    with pytest.raises(OverloadedError, match="1 decode nodes"):
+    with pytest.raises(OverloadedError, match=r"1 decode nodes .*--max-peers"):
         await ranks.guests.admit(Tenant("b", 1), ["b"])
     await ranks.guests.admit(Tenant("a", 2), ["c"])

@@ -57,6 +57,20 @@ def test_one_prefill_rank_serves_many_decode_ranks():
                 decode.__exit__()
 
 
+@pytest.mark.parametrize("each_carrier", ["tcp"], indirect=True)
+def test_a_rank_beyond_max_peers_is_refused_and_the_others_are_served():
+    with Rank("p", seed=1, max_peers=1) as prefill, Rank("d", listen_host=None) as decode:
+        here = _run(prefill, decode, 1)
+        decode.log.wait(Received, 1)
+        with Rank("e", listen_host=None) as late:
+            late.plane.submit(expect(prefill, 2, BLOCKS, first_token=0, end_token=END))
+            failed = late.log.wait(ReceiveFailed, 2)
+            assert "1 ranks are connected, which is the limit; see --max-peers" in failed.reason
+        assert rows(decode.cache, here, 0, END) == rows(prefill.cache, BLOCKS, 0, END)
+        _run(prefill, decode, 3)
+        decode.log.wait(Received, 3)
+
+
 def test_many_prefill_ranks_fill_one_decode_rank():
     with Rank("d", listen_host=None) as decode:
         prefills = [Rank(f"p{i}", seed=i).__enter__() for i in range(4)]

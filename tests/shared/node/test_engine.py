@@ -11,6 +11,7 @@ import pytest
 
 from tandem import EngineConfig
 from tandem.shared.builtin_model import builtin_model_path
+from tandem.shared.config import HandoffConfig
 from tandem.shared.devices import CPU, CUDA, RankDevice, RankMemory
 from tandem.shared.errors import ModelError
 from tandem.shared.models.registry import read_spec
@@ -135,3 +136,11 @@ def test_a_gpu_that_was_asked_for_decodes_by_triton_unless_told_otherwise(
     options: dict[str, str], told: str
 ) -> None:
     assert engine._decode_kernel(EngineConfig(**options)) == told  # type: ignore[arg-type]
+
+
+def test_every_rank_is_told_how_many_peers_it_may_have(tmp_path: Path) -> None:
+    handoff = HandoffConfig(max_peers=7)
+    settings = engine._rank_settings(
+        EngineConfig(), NodeIdentity("node", 1), tmp_path, 0, 1, handoff, True, False
+    )
+    assert settings["data_plane"]["max_peers"] == 7
