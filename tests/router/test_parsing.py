@@ -43,6 +43,14 @@ def gate() -> Gate:
     return Gate()
 
 
+@pytest.mark.parametrize("size", [1, SMALL_BODY, MEDIUM, LARGE])
+async def test_no_work_is_done_on_the_loop_however_small_its_body(
+    parsers: Parsers, size: int
+) -> None:
+    """A chat template may loop for the smallest of bodies."""
+    assert await parsers.run("a", size, threading.get_ident) != threading.get_ident()
+
+
 async def test_large_bodies_hold_up_only_large_ones(parsers: Parsers, gate: Gate) -> None:
     large = [
         asyncio.create_task(parsers.run(f"c{i}", LARGE, lambda: gate.work("large")))
