@@ -131,7 +131,7 @@ ON_HOST = Ranks()
 # ---- whole transfers ---------------------------------------------------------------------------
 
 
-def _plane(
+def plane_of(
     name: str,
     epoch: int,
     tokens: int,
@@ -158,7 +158,7 @@ def _plane(
     return plane, events
 
 
-def _await(events: Queue[Any], kind: type) -> Any:
+def await_event(events: Queue[Any], kind: type) -> Any:
     """The next event, which is of this kind; counters and greetings come in between."""
     while isinstance(event := events.get(timeout=60), DataPlaneStats | PeerJoined):
         pass
@@ -190,16 +190,16 @@ def _full_sender(
 ) -> None:
     tokens = size // LAYERS // CELL
     curve = told is not None
-    plane, events = _plane("p", 1, tokens, carrier, listen=True, ranks=ranks, curve=curve)
+    plane, events = plane_of("p", 1, tokens, carrier, listen=True, ranks=ranks, curve=curve)
     if told is not None:
         plane.submit(Admit(version=1, keys=(told.recv(),)))
-        _await(events, Admitted)
+        await_event(events, Admitted)
     pipe.send(plane.endpoints)
     for number in range(rounds):
         pipe.recv()
-        plane.submit(_open_send(number, tokens, ranks))
+        plane.submit(open_send(number, tokens, ranks))
         plane.layer_ready(number, 1, 0, 0, tokens, LAYERS)
-        _await(events, SendFinished)
+        await_event(events, SendFinished)
     pipe.recv()
     plane.stop()
 
@@ -214,22 +214,22 @@ def _full_receiver(
 ) -> None:
     tokens = size // LAYERS // CELL
     curve = telling is not None
-    plane, events = _plane("d", 2, tokens, carrier, listen=False, ranks=ranks, curve=curve)
+    plane, events = plane_of("d", 2, tokens, carrier, listen=False, ranks=ranks, curve=curve)
     if telling is not None:
         telling.send(plane.endpoints.key)
     endpoints: Endpoints = pipe.recv()
     for number in range(rounds):
-        plane.submit(_expect(number, tokens, endpoints, ranks))
-        _await(events, Expecting)
+        plane.submit(expect(number, tokens, endpoints, ranks))
+        await_event(events, Expecting)
         pipe.send(None)
-        _await(events, Received)
+        await_event(events, Received)
     pipe.send(None)
     with contextlib.suppress(EOFError):
         pipe.recv()  # the sender still waits for the last ack
     plane.stop()
 
 
-def _open_send(number: int, tokens: int, ranks: Ranks = ON_HOST) -> OpenSend:
+def open_send(number: int, tokens: int, ranks: Ranks = ON_HOST) -> OpenSend:
     return OpenSend(
         transfer_id=number, attempt=1, peer_node="d", peer_epoch=2, peer_rank=0,
         block_table=ranks.table(tokens, 1), first_token=0, end_token=tokens, first_head=0,
@@ -237,7 +237,7 @@ def _open_send(number: int, tokens: int, ranks: Ranks = ON_HOST) -> OpenSend:
     )  # fmt: skip
 
 
-def _expect(number: int, tokens: int, endpoints: Endpoints, ranks: Ranks = ON_HOST) -> Expect:
+def expect(number: int, tokens: int, endpoints: Endpoints, ranks: Ranks = ON_HOST) -> Expect:
     return Expect(
         transfer_id=number, attempt=1, peer_node="p", peer_epoch=1, peer_rank=0,
         bulk=endpoints.bulk, control=endpoints.control, key=endpoints.key,
@@ -299,18 +299,18 @@ class Variant:
 def control_overhead(carrier: str, count: int = 200) -> float:
     """Milliseconds at the median from Expect to Received, for one block of one layer."""
     of = {"ranks": ON_HOST, "layers": 1}
-    sender, sent = _plane("p", 1, 4 * BLOCK, carrier, listen=True, **of)
-    receiver, received = _plane("d", 2, 4 * BLOCK, carrier, listen=False, **of)
+    sender, sent = plane_of("p", 1, 4 * BLOCK, carrier, listen=True, **of)
+    receiver, received = plane_of("d", 2, 4 * BLOCK, carrier, listen=False, **of)
     times = []
     for number in range(count):
         began = time.perf_counter()
-        receiver.submit(_expect(number, BLOCK, sender.endpoints))
-        _await(received, Expecting)
-        sender.submit(_open_send(number, BLOCK))
+        receiver.submit(expect(number, BLOCK, sender.endpoints))
+        await_event(received, Expecting)
+        sender.submit(open_send(number, BLOCK))
         sender.layer_ready(number, 1, 0, 0, BLOCK)
-        _await(received, Received)
+        await_event(received, Received)
         times.append(time.perf_counter() - began)
-        _await(sent, SendFinished)
+        await_event(sent, SendFinished)
     receiver.stop()
     sender.stop()
     return 1e3 * statistics.median(times[1:])

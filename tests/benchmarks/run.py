@@ -17,6 +17,8 @@ BENCHMARKS = (
     "handoff_tcp",
     "handoff_shared_memory",
     "handoff_blocks",
+    "last_kv",
+    "decode_steps",
     "engine",
     "overload",
     "interference",

@@ -1,0 +1,151 @@
+"""From the last KV of a prompt to the client's first token.
+
+    python -m tandem.tests.benchmarks.last_kv
+
+A prefill node on one core and a decode node on the other answer prompts, one after another: on an
+idle decode node and beside a stream, in turns. The router's log says where the time to each first
+token went; what the client measured, less the prefill node's queue, greeting, prefill and KV that
+was still on its way, is what came after the last KV, and the router's own work. It is compared
+with one decode step, which is the median time between two tokens in the same round, and 10 ms.
+
+Beside a stream the prompt's last token has to wait for the step that is running, half a step on
+average, before its own step begins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import re
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ..end_to_end.cluster import until
+from .random_model import QWEN3_42M, write_random_model
+from .report import write
+from .sides import APART, pinned, serving
+from .streaming import Received, complete
+
+ANSWER_TOKENS = 24
+STREAM_PROMPT, STREAM_TOKENS = 16, 8000
+ALLOWED_SECONDS = 0.01
+LINE = re.compile(r'prompt_tokens=(\d+) .*prefilled=remote .*first_token="([^"]*)"')
+IDLE, BESIDE = "on an idle decode node", "beside a stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Seconds of one prompt."""
+
+    step: float  # the median time between two tokens after the first
+    after: float  # from the last KV to the client's first token
+    overhead: float  # neither prefill nor anything after the last KV
+
+    @property
+    def ratio(self) -> float:
+        """Over a decode step and 10 ms."""
+        return self.after / (self.step + ALLOWED_SECONDS)
+
+
+class Log:
+    """The router's lines about prompts that a prefill node has computed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+
+    def next(self) -> dict[str, float]:
+        """Where the time to the first token of the next prompt went, in seconds."""
+        until(lambda: len(self._lines()) > self._read, "the router to log the prompt")
+        words = self._lines()[self._read].split()
+        self._read += 1
+        return {name: float(value) for name, value in zip(words[::2], words[1::2], strict=True)}
+
+    def _lines(self) -> list[str]:
+        return [phases for _, phases in LINE.findall(self._path.read_text())]
+
+
+async def ask(port: int, log: Log, seed: str, tokens: int, stream: Received | None) -> Answer:
+    """One prompt, and what its first token waited for."""
+    prompt = random.Random(seed).choices(range(QWEN3_42M.vocab), k=tokens)
+    received = await complete(port, prompt, ANSWER_TOKENS)
+    phases = await asyncio.to_thread(log.next)
+    times = received.times if stream is None else stream.times[-ANSWER_TOKENS:]
+    before = sum(phases.get(name, 0.0) for name in ("queue", "greet", "prefill", "transfer"))
+    return Answer(
+        step=statistics.median(later - earlier for earlier, later in pairwise(times)),
+        after=received.first_token_seconds - before,
+        overhead=before - phases["prefill"],
+    )
+
+
+async def take_turns(port: int, log: Log, tokens: int, rounds: int) -> dict[str, list[Answer]]:
+    """The same number of prompts on an idle node and beside a stream. The first of each warms."""
+    answers: dict[str, list[Answer]] = {IDLE: [], BESIDE: []}
+    for number in range(rounds + 1):
+        answers[IDLE].append(await ask(port, log, f"idle {number}", tokens, None))
+        stream = Received(time.monotonic())
+        prompt = list(range(number, number + STREAM_PROMPT))
+        task = asyncio.create_task(_stream(port, prompt, stream))
+        while len(stream.times) < ANSWER_TOKENS and not task.done():  # noqa: ASYNC110 - one waiter
+            await asyncio.sleep(0.02)
+        answers[BESIDE].append(await ask(port, log, f"beside {number}", tokens, stream))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    return {name: several[1:] for name, several in answers.items()}
+
+
+async def _stream(port: int, prompt: list[int], received: Received) -> None:
+    await complete(port, prompt, STREAM_TOKENS, received)
+
+
+def rows(answers: dict[str, list[Answer]], about: str) -> list[dict[str, Any]]:
+    """The report's: medians, in milliseconds."""
+    made = []
+    for where, several in answers.items():
+        step = 1e3 * statistics.median(one.step for one in several)
+        made += [
+            {
+                "metric": f"last KV to the client's first token ({about}), {where}",
+                "value": 1e3 * statistics.median(one.after for one in several),
+                "unit": "ms",
+                "goal": "<=1",
+                "against": f"a decode step and 10 ms ({step + 1e3 * ALLOWED_SECONDS:.1f} ms)",
+                "ratio": statistics.median(one.ratio for one in several),
+            },
+            {
+                "metric": f"queue, greeting and KV still on its way ({about}), {where}",
+                "value": 1e3 * statistics.median(one.overhead for one in several),
+                "unit": "ms",
+            },
+        ]
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--prompt-tokens", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        raise SystemExit("this benchmark needs two cores")
+    with tempfile.TemporaryDirectory() as folder, pinned(cores):
+        model, logs = Path(folder, "model"), Path(folder, "logs")
+        count = write_random_model(model, QWEN3_42M)
+        with serving(APART, cores, model, logs, "--cpu-kernels=compiled") as port:
+            log = Log(logs / "router.log")
+            answers = asyncio.run(take_turns(port, log, options.prompt_tokens, options.rounds))
+    about = f"{count / 1e6:.0f} M parameters, prompts of {options.prompt_tokens:,} tokens"
+    print(write("last_kv", rows(answers, about)).read_text())
+
+
+if __name__ == "__main__":
+    main()
