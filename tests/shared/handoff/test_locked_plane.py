@@ -241,14 +241,16 @@ def test_strangers_that_say_nothing_are_limited(
     ):
         admit(prefill, old.plane.endpoints.key)
         hand_over(prefill, old, 5)
+        accepted = [entrance.accepted for entrance in entrances]
         silent = [_dialling(port) for port in ports(prefill) * 30]
         try:
             until(lambda: not any(entrance.admits for entrance in entrances))
-            accepted = [entrance.accepted for entrance in entrances]
             late = [_dialling(port) for port in ports(prefill) * 30]
             silent += late
             hand_over(prefill, old, 6)
-            assert [entrance.accepted for entrance in entrances] == accepted
+            # Those that had connected before the door was shut may be let in still, the late never.
+            for one, before in zip(entrances, accepted, strict=True):
+                assert one.accepted <= before + 30
             assert not select.select([], late, [], 0)[1]
         finally:
             for each in silent:
