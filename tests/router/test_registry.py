@@ -583,6 +583,7 @@ heavy = {"torch", "transformers", "fastapi"} & set(sys.modules)
 # Not ru_maxrss: a child inherits what its parent weighed when it forked.
 rss = next(x for x in open('/proc/self/status') if x.startswith('VmHWM:'))
 print(int(rss.split()[1]) // 1024, *heavy)
+assert sys.getswitchinterval() < 0.001, "threads would keep the loop from the interpreter for long"
 """
 
 
