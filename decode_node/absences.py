@@ -1,4 +1,5 @@
-"""Prefill nodes whose silence lately cost a request seconds: nobody waits for them so soon."""
+"""Prefill nodes that lately cost a request seconds by silence, or had no place for this node: they
+are not asked again for a while."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from ..shared.errors import TransferError
 SILENCE = frozenset(
     {Cause.TIMEOUT_GREET, Cause.TIMEOUT_OPEN, Cause.TIMEOUT_PROGRESS, Cause.PEER_LOST}
 )
+# What a canary's failure tells of the node as it is, and not of what it computes.
+CONDITION = SILENCE | {Cause.NO_PLACE}
 MAX_ABSENCES = 1024
+
+
+class LeftAloneError(TransferError):
+    """The node was not asked, because its pause lasts."""
 
 
 @dataclass(slots=True)
@@ -22,6 +29,7 @@ class _Absence:
     epoch: int
     avoidance: Avoidance
     reason: str = ""
+    cause: Cause = Cause.ABSENT
 
 
 class Absences:
@@ -31,26 +39,27 @@ class Absences:
         self._clock = clock
         self._absences: dict[str, _Absence] = {}
 
-    def add(self, address: str, epoch: int, reason: str) -> None:
-        """Its silence cost a request seconds; of several during one pause, the first counts."""
+    def add(self, address: str, epoch: int, reason: str, cause: Cause = Cause.ABSENT) -> None:
+        """Its silence cost a request seconds, or it has no place; of several during one pause, the
+        first counts. ``cause`` is what those are told who ask during the pause."""
         known = self._of(address, epoch)
         if known is None:
             if len(self._absences) >= MAX_ABSENCES:
                 del self._absences[next(iter(self._absences))]
             known = self._absences[address] = _Absence(epoch, Avoidance(self._clock))
         if known.avoidance.begin():
-            known.reason = reason
+            known.reason, known.cause = reason, cause
 
     def end(self, address: str) -> None:
         """It works; idempotent."""
         self._absences.pop(address, None)
 
     def check(self, address: str, epoch: int) -> None:
-        """Raise ``TransferError`` while the pause lasts."""
+        """Raise ``LeftAloneError`` while the pause lasts."""
         known = self._of(address, epoch)
         if known is not None and (left := known.avoidance.left):
-            raise TransferError(
-                f"{address} is left alone for {left:.1f} s: {known.reason}", cause=Cause.ABSENT
+            raise LeftAloneError(
+                f"{address} is left alone for {left:.1f} s: {known.reason}", cause=known.cause
             )
 
     def _of(self, address: str, epoch: int) -> _Absence | None:

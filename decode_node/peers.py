@@ -26,7 +26,7 @@ from ..shared.limits import MAX_PEERS
 from ..shared.lock import OPEN, Lock
 from ..shared.node.engine import NodeEngine, NodeIdentity
 from ..shared.node.metrics import NodeMetrics
-from .absences import SILENCE, Absences
+from .absences import CONDITION, Absences
 from .link import Link
 from .peer import Peer, PeerLostError, calling, endpoints_of
 from .refusals import Refusals
@@ -246,7 +246,7 @@ class Peers:
         if error is not None:
             await self.forget(peer)
             self._refusals.check(peer.address, peer.epoch)
-            cause = error.cause if error.cause in SILENCE else Cause.CANARY
+            cause = error.cause if error.cause in CONDITION else Cause.CANARY
             raise TransferError(str(error), cause=cause)
 
     async def _greet(self, address: str) -> Peer:
@@ -265,6 +265,9 @@ class Peers:
             await channel.close(grace=0)
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 raise PeerRefusedError(f"{address}: {error.details()}") from None
+            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                full = f"{address} has no place for this node: {error.details()}"
+                raise TransferError(full, cause=Cause.NO_PLACE) from None
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 refused = f"{address} refuses this node: {error.details()}"
                 raise TransferError(refused, cause=Cause.REFUSED) from None

@@ -21,7 +21,7 @@ from ..shared.node.metrics import NodeMetrics
 from ..shared.prefilled import LOCAL, REMOTE, LocalReason, failed
 from ..shared.telemetry import within
 from ..shared.tracing import step
-from .absences import SILENCE
+from .absences import SILENCE, LeftAloneError
 from .deaths import Deaths
 from .estimate import Here, There, why_local
 from .first_token import FirstTokenClock
@@ -168,12 +168,19 @@ class Transfers:
 
     @contextlib.contextmanager
     def _noticing_absence(self, candidate: pb.PrefillCandidate) -> Iterator[None]:
-        """A node whose silence costs a request seconds is left alone for a while."""
+        """Leave a node alone for a while when its silence costs a request seconds, or when it has
+        no place: each greeting is work for it."""
         begun = time.monotonic()
         try:
             yield
+        except LeftAloneError:
+            raise
         except TransferError as error:
-            if error.cause in SILENCE and time.monotonic() - begun > SLOW_SECONDS:
+            if error.cause is Cause.NO_PLACE:
+                self._peers.absences.add(
+                    candidate.address, candidate.epoch, str(error), error.cause
+                )
+            elif error.cause in SILENCE and time.monotonic() - begun > SLOW_SECONDS:
                 self._peers.absences.add(candidate.address, candidate.epoch, str(error))
             raise
         self._peers.absences.end(candidate.address)

@@ -318,6 +318,7 @@ _REMEDIES: dict[str, str] = {
     Cause.CANARY: "start both with the same weights and version, then restart the prefill node",
     Cause.NO_BLOCKS: "the decode node is full; ask again when it has free blocks",
     Cause.BUSY: "the prefill node is full or drains; ask again",
+    Cause.NO_PLACE: "raise --max-peers of the prefill node, or run fewer decode nodes",
 }
 
 

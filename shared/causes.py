@@ -20,6 +20,7 @@ class Cause(StrEnum):
     ABSENT = "absent"  # it cost a request seconds lately, and is not asked for a while
     REFUSED = "refused"  # the two must not hand over, or the peer will not take this request
     BUSY = "busy"  # no room there now
+    NO_PLACE = "no_place"  # as many peers as --max-peers allows are connected there
     CANARY = "canary"  # the peer's canary is not through, or differs
     CHECKSUM = "checksum"
     FRAME = "frame"  # what came was wrong in itself

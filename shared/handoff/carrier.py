@@ -53,11 +53,20 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The connection ended. ``refused``: no later connection can succeed either."""
+    """The connection ended. ``refused``: no later connection can succeed either. ``full``: there
+    was no place for it, and there may be one later."""
 
     peer: PeerKey
     reason: str
     refused: bool = False
+    full: bool = False
+
+    @property
+    def cause(self) -> Cause:
+        """What fails the transfers that the connection carried."""
+        if self.full:
+            return Cause.NO_PLACE
+        return Cause.REFUSED if self.refused else Cause.PEER_LOST
 
 
 Notice = Joined | Lost

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgpack
 
-from ..errors import PeerRefusedError
+from ..errors import PeerRefusedError, TransferError
 from . import frame
 from .carrier_names import BEST_FIRST, CUDA_IPC, NIXL, ON_ONE_HOST, SHARED_MEMORY, TCP
 from .device import NO_DEVICE_PLACE, DevicePlace
@@ -64,6 +64,7 @@ class PeerKey:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greeting:
     """``connection`` pairs the two sockets of one connection; ``refused`` is empty in a welcome.
+    ``full`` is 1 in a refusal for want of a place, which may be free later.
 
     ``carriers`` are those that a rank may use, best first, with commas. ``host`` and the place of
     a ring let two ranks on one host find each other's memory; a ring of no bytes is none.
@@ -87,6 +88,7 @@ class Greeting:
     peer_epoch: int = 0
     connection: int = 0
     refused: str = ""
+    full: int = 0
     carriers: str = TCP
     host: str = ""
     ring_pid: int = 0
@@ -218,7 +220,7 @@ def check(mine: Greeting, theirs: Greeting) -> None:
         raise _lack_of(CAPABILITY_XXH3, mine, theirs)
 
 
-def refusal_text(refusal: PeerRefusedError) -> str:
+def refusal_text(refusal: TransferError) -> str:
     """As much of it as a greeting may carry, which counts bytes."""
     return str(refusal).encode()[:MAX_TEXT_BYTES].decode(errors="ignore")
 

@@ -260,7 +260,7 @@ class PlaneLoop:
             self._report(notice)
         for notice in self._dialer.notices(now):
             if isinstance(notice, Lost):
-                self._receiver.on_lost(notice.peer, notice.reason, refused=notice.refused)
+                self._receiver.on_lost(notice.peer, notice.reason, notice.cause)
             else:
                 self._receiver.on_joined(notice.peer)
             self._report(notice)

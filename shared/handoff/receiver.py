@@ -33,6 +33,9 @@ from .messages import (
 from .plane_end import PartKey, PlaneEnd, heads_of, part_of, why_not, window_of
 from .stats import DataPlaneStats
 
+# How a connection that ended is told of, by cause.
+_LOST = {Cause.REFUSED: "refused by", Cause.NO_PLACE: "no place at"}
+
 # The longest that received bytes stay unacknowledged. A sender counts what is not acknowledged as
 # waiting for its peer, so the rest of a quarter window must not wait for the next frame: the link
 # may be slow, and the computation may pause for as long as it likes.
@@ -319,10 +322,11 @@ class Receiver:
 
     # ---- failures and time -------------------------------------------------------------------
 
-    def on_lost(self, peer: PeerKey, reason: str, *, refused: bool) -> None:
-        what, cause = ("refused by", Cause.REFUSED) if refused else ("lost", Cause.PEER_LOST)
+    def on_lost(self, peer: PeerKey, reason: str, cause: Cause) -> None:
+        what = _LOST.get(cause, "lost")
         for transfer in [t for t in self._transfers.values() if t.peer == peer]:
-            self._fail(transfer, f"{what} {peer}: {reason}", cause, retriable=not refused)
+            told, retriable = f"{what} {peer}: {reason}", cause is not Cause.REFUSED
+            self._fail(transfer, told, cause, retriable=retriable)
 
     def tick(self, now: float) -> None:
         """Acknowledge the rest of what has come, and fail what is past its deadline.

@@ -197,6 +197,9 @@ class ZmqDialer:
         """The first message on a control socket is a welcome or a refusal."""
         try:
             theirs = greeting.decode(message)
+            if theirs.refused and theirs.full:
+                self._lose(dial, theirs.refused, full=True)
+                return
             if theirs.refused:
                 raise PeerRefusedError(theirs.refused)
             greeting.check_epoch(dial.peer.epoch, theirs.epoch, theirs.node_id)
@@ -272,12 +275,12 @@ class ZmqDialer:
         with contextlib.suppress(PeerGoneError):
             self.send_control(dial.peer, to_peer(kind, self._me.epoch, dial.peer, payload))
 
-    def _lose(self, dial: _Dial, reason: str, refused: bool = False) -> None:
+    def _lose(self, dial: _Dial, reason: str, refused: bool = False, *, full: bool = False) -> None:
         if self._dials.pop(dial.peer, None) is None:
             return
         self._turn.remove(dial.peer)
         self._end(dial)
-        self._notices.append(Lost(dial.peer, reason, refused))
+        self._notices.append(Lost(dial.peer, reason, refused, full))
 
     def notices(self, now: float) -> list[Notice]:
         for dial in list(self._dials.values()):

@@ -11,7 +11,8 @@ from typing import Any
 
 import zmq
 
-from ..errors import PeerRefusedError, StartupError, TransferError
+from ..causes import Cause
+from ..errors import StartupError, TransferError
 from ..limits import MAX_PEERS
 from ..meeting import UNIX, kv_endpoint
 from . import frame, greeting, password
@@ -288,12 +289,14 @@ class ZmqListener:
             greeting.check(self._me, theirs)
             possible = greeting.possible_carriers(self._me, theirs)
             if len(self._by_peer) >= self._max_peers and theirs.key not in self._by_peer:
-                raise PeerRefusedError(
-                    f"{self._max_peers} ranks are connected, which is the limit; see --max-peers"
+                raise TransferError(
+                    f"{self._max_peers} ranks are connected, which is the limit; see --max-peers",
+                    cause=Cause.NO_PLACE,
                 )
-        except PeerRefusedError as refusal:
-            text = greeting.refusal_text(refusal)
-            self._reply(half.control_id, greeting.encode(replace(answer, refused=text)))
+        except TransferError as refusal:
+            text, full = greeting.refusal_text(refusal), int(refusal.cause is Cause.NO_PLACE)
+            refused = replace(answer, refused=text, full=full)
+            self._reply(half.control_id, greeting.encode(refused))
             return
         old = self._by_peer.get(theirs.key)
         if old is not None:

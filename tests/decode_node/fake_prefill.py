@@ -37,6 +37,7 @@ class FakePrefill(PrefillServicer):
         self.node_id = "p"
         self.script: Script = accepts
         self.refuses = ""
+        self.full = ""
         self.lease_seconds = 10.0
         self.curve_keys: list[str] = []
         self.greet_again = False
@@ -57,6 +58,8 @@ class FakePrefill(PrefillServicer):
         self.hellos += 1
         if self.refuses:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refuses)
+        if self.full:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, self.full)
         return pb.HelloReply(
             node=pb.Introduction(
                 node_id=self.node_id, epoch=self.epoch, curve_keys=self.curve_keys

@@ -104,6 +104,7 @@ async def test_nobody_uses_a_peer_before_its_canary_has_passed(
     [
         (Cause.TIMEOUT_GREET, Cause.TIMEOUT_GREET),
         (Cause.PEER_LOST, Cause.PEER_LOST),
+        (Cause.NO_PLACE, Cause.NO_PLACE),
         (Cause.NO_BLOCKS, Cause.CANARY),
         (Cause.COMPUTE, Cause.CANARY),
     ],
@@ -172,6 +173,17 @@ async def test_another_model_is_refused_at_the_greeting_and_remembered() -> None
             await peers.meet(fake.candidate)
         assert peers.refuses(fake.candidate)
         assert vet.calls == 0
+
+
+async def test_a_node_without_a_place_is_no_refusal() -> None:
+    async with met() as (peers, _, _), prefill() as fake:
+        fake.full = "1 decode nodes have greeted, which is the limit; see --max-peers"
+        with pytest.raises(TransferError, match=r"has no place .* --max-peers") as caught:
+            await peers.meet(fake.candidate)
+        assert caught.value.cause is Cause.NO_PLACE
+        assert not peers.refuses(fake.candidate)
+        fake.full = ""
+        await peers.meet(fake.candidate)
 
 
 async def test_a_node_that_is_not_there_is_no_refusal() -> None:

@@ -70,6 +70,7 @@ class World:
         return Link()
 
     async def meet(self, candidate: pb.PrefillCandidate) -> Any:
+        self.absences.check(candidate.address, candidate.epoch)
         error = self.fates[candidate.address]
         if isinstance(error, PeerRefusedError):
             raise error
@@ -97,11 +98,11 @@ class World:
 @pytest.mark.parametrize(
     ("slow", "cause", "absent"),
     [
-        *((0.0, cause, cause in SILENCE) for cause in Cause),
+        *((0.0, cause, cause in SILENCE | {Cause.NO_PLACE}) for cause in Cause),
         *((60.0, cause, False) for cause in sorted(SILENCE)),
     ],
 )
-async def test_only_silence_that_took_long_makes_a_node_absent(
+async def test_only_silence_that_took_long_and_want_of_a_place_make_a_node_absent(
     slow: float, cause: Cause, absent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SLOW_SECONDS", slow)
@@ -110,6 +111,17 @@ async def test_only_silence_that_took_long_makes_a_node_absent(
     with pytest.raises(TransferError, match="silent") if absent else contextlib.nullcontext():
         world.absences.check("a", A.epoch)
     world.absences.check("b", B.epoch)
+
+
+async def test_a_node_without_a_place_is_left_alone_for_a_while_by_that_name() -> None:
+    full = "1 ranks are connected, which is the limit; see --max-peers"
+    world = World({"a": TransferError(full, cause=Cause.NO_PLACE)})
+    for number in range(2):
+        world.sequence = Sequence(number, list(range(100)), SamplingParams())
+        assert (await world.run(A)).reason == "failed: no_place"
+    assert world.tried == [("a", 0)]
+    with pytest.raises(TransferError, match=f"left alone for .*: {full}"):
+        world.absences.check("a", A.epoch)
 
 
 async def test_the_first_node_that_can_fills_the_prompt() -> None:

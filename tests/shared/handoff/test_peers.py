@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tandem.shared.causes import Cause
 from tandem.shared.errors import OverloadedError, StartupError, UnavailableError
 from tandem.shared.handoff import frame
 from tandem.shared.handoff.data_plane import DataPlane
@@ -58,7 +59,7 @@ def test_one_prefill_rank_serves_many_decode_ranks():
 
 
 @pytest.mark.parametrize("each_carrier", ["tcp"], indirect=True)
-def test_a_rank_beyond_max_peers_is_refused_and_the_others_are_served():
+def test_a_rank_beyond_max_peers_finds_no_place_and_the_others_are_served():
     with Rank("p", seed=1, max_peers=1) as prefill, Rank("d", listen_host=None) as decode:
         here = _run(prefill, decode, 1)
         decode.log.wait(Received, 1)
@@ -66,6 +67,7 @@ def test_a_rank_beyond_max_peers_is_refused_and_the_others_are_served():
             late.plane.submit(expect(prefill, 2, BLOCKS, first_token=0, end_token=END))
             failed = late.log.wait(ReceiveFailed, 2)
             assert "1 ranks are connected, which is the limit; see --max-peers" in failed.reason
+            assert failed.retriable and failed.cause == Cause.NO_PLACE
         assert rows(decode.cache, here, 0, END) == rows(prefill.cache, BLOCKS, 0, END)
         _run(prefill, decode, 3)
         decode.log.wait(Received, 3)
