@@ -44,7 +44,8 @@ from .random_model import QWEN3_42M, write_random_model
 from .report import write
 
 ROWS, CONTEXT, BLOCK_SIZE = 8, 256, 16
-BYTES = 8 * MIB  # of a transfer
+# Of a transfer, which the sender announces layer by layer as a prefill node does.
+BYTES = 16 * MIB
 TOKENS = BYTES // LAYERS // CELL
 CARRIERS = {TCP: "TCP", SHARED_MEMORY: "shared memory"}
 NOTHING, PACED, ALL = "nothing arrives", "100 MB/s arrive", "as much arrives as goes"
@@ -95,13 +96,19 @@ def decoder(folder: Path) -> Callable[[], None]:
 
 
 def send(pipe: Connection, carrier: str, core: int) -> None:
-    """The other process: sends a transfer for each number that it is told, until ``None``."""
+    """The other process: sends a transfer for each number and rate that it is told, until
+    ``None``."""
     os.sched_setaffinity(0, {core})
     plane, events = plane_of("p", 1, TOKENS, carrier, listen=True, ranks=ON_HOST)
     pipe.send(plane.endpoints)
-    while (number := pipe.recv()) is not None:
+    while (told := pipe.recv()) is not None:
+        number, rate = told
         plane.submit(open_send(number, TOKENS))
-        plane.layer_ready(number, 1, 0, 0, TOKENS, LAYERS)
+        begun = time.monotonic()
+        for layer in range(LAYERS):
+            plane.layer_ready(number, 1, layer, 0, TOKENS, layer + 1)
+            due = begun + (layer + 1) * BYTES / LAYERS / rate
+            time.sleep(max(0.0, due - time.monotonic()))
         await_event(events, SendFinished)
     plane.stop()
 
@@ -119,23 +126,20 @@ class Arrivals:
         self._plane, self._events = plane_of("d", 2, TOKENS, carrier, listen=False, ranks=ON_HOST)
         self._endpoints: Endpoints = self._pipe.recv()
         self._numbers = count()
-        self.receive_one()  # connects
+        self.receive_one(RATES[ALL])  # connects
 
-    def receive_one(self) -> None:
+    def receive_one(self, rate: float) -> None:
         number = next(self._numbers)
         self._plane.submit(expect(number, TOKENS, self._endpoints))
         await_event(self._events, Expecting)
-        self._pipe.send(number)
+        self._pipe.send((number, rate))
         await_event(self._events, Received)
 
     def receive(self, rate: float, window: Window, over: threading.Event) -> None:
         """Bytes a second, until it is over."""
-        due = time.monotonic()
         while rate and not over.is_set():
-            self.receive_one()
+            self.receive_one(rate)
             window.received += BYTES
-            due = max(due + BYTES / rate, time.monotonic())
-            over.wait(due - time.monotonic())
 
     def stop(self) -> None:
         self._pipe.send(None)
