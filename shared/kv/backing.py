@@ -127,12 +127,9 @@ def _runs(side: torch.Tensor, block_size: int) -> Iterable[_Run]:
 
 
 def _populate_write(address: int, size: int) -> None:
-    if not hasattr(_libc(), "madvise"):
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "madvise"):
         raise OSError(errno.ENOSYS, "this system has no madvise")
-    if _libc().madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_POPULATE_WRITE):
+    if libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_POPULATE_WRITE):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)

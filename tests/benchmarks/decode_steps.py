@@ -39,6 +39,7 @@ from tandem.shared.handoff.carrier_names import SHARED_MEMORY, TCP
 from tandem.shared.handoff.data_plane import DataPlane
 from tandem.shared.handoff.messages import Expecting, Received, SendFinished
 
+from .cores import two_cores
 from .handoff_pair import CELL, LAYERS, MIB, ON_HOST, await_event, expect, open_send, plane_of
 from .random_model import QWEN3_42M, write_random_model
 from .report import write
@@ -193,9 +194,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of a window")
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
-    cores = sorted(os.sched_getaffinity(0))[:2]
-    if len(cores) < 2:
-        raise SystemExit("this benchmark needs two cores")
+    cores = two_cores()
     os.sched_setaffinity(0, {cores[1]})
     torch.set_num_threads(1)
     made = []

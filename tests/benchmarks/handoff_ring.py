@@ -11,7 +11,6 @@ wakes the receiver on the sender's core, where the two take turns instead of wor
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import time
 from collections import deque
@@ -36,6 +35,7 @@ from tandem.shared.handoff.zmq_dialer import ZmqDialer
 from tandem.shared.handoff.zmq_listener import ZmqListener
 from tandem.shared.handoff.zmq_sockets import Timing
 
+from .cores import two_cores
 from .handoff_pair import (
     MIB,
     SLOTS,
@@ -221,9 +221,7 @@ def compare(name: str, carrier: str, goal: str) -> None:
     parser.add_argument("--rounds", type=int, default=11)
     options = parser.parse_args()
     size = options.mib * MIB
-    cores = sorted(os.sched_getaffinity(0))[:2]
-    if len(cores) < 2:
-        raise SystemExit("this benchmark needs two cores")
+    cores = two_cores()
     alone = partial(ring_sender, carrier=carrier), partial(ring_receiver, carrier=carrier)
     variants = {
         "memcpy": Memcpy(idle_sender, copier, size, options.rounds, cores),

@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from ..end_to_end.cluster import get, until
+from .cores import two_cores
 from .neighbours import Neighbours
 from .random_model import LLAMA_135M, write_random_model
 from .report import write
@@ -320,9 +321,7 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=4000, help="of the attacker")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    cores = sorted(os.sched_getaffinity(0))[:2]
-    if len(cores) < 2:
-        raise SystemExit("this benchmark needs two cores")
+    cores = two_cores()
     flags = (f"--cpu-kernels={options.cpu_kernels}", f"--dtype={options.dtype}")
     with tempfile.TemporaryDirectory() as folder, pinned(cores), ExitStack() as stack:
         model, logs = options.model, Path(folder, "logs")

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import random
 import re
 import statistics
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ..end_to_end.cluster import until
+from .cores import two_cores
 from .random_model import QWEN3_42M, write_random_model
 from .report import write
 from .sides import APART, pinned, serving
@@ -134,9 +134,7 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
-    cores = sorted(os.sched_getaffinity(0))[:2]
-    if len(cores) < 2:
-        raise SystemExit("this benchmark needs two cores")
+    cores = two_cores()
     with tempfile.TemporaryDirectory() as folder, pinned(cores):
         model, logs = Path(folder, "model"), Path(folder, "logs")
         count = write_random_model(model, QWEN3_42M)

@@ -44,6 +44,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from .cores import two_cores
 from .neighbours import Neighbours
 from .random_model import QWEN3_42M, write_random_model
 from .report import write
@@ -226,9 +227,7 @@ def _window(
 
 def run(kernels: str, seconds: float, rounds: int) -> list[dict[str, Any]]:
     """Start all sides, let them take turns under each load, and give the rows of the report."""
-    cores = sorted(os.sched_getaffinity(0))[:2]
-    if len(cores) < 2:
-        raise SystemExit("this benchmark needs two cores")
+    cores = two_cores()
     rows = []
     with tempfile.TemporaryDirectory() as folder, pinned(cores), ExitStack() as stack:
         model, logs = Path(folder, "model"), Path(folder, "logs")

@@ -1,0 +1,13 @@
+"""The cores that a benchmark runs on. Imports nothing that a machine for GPU runs may lack."""
+
+from __future__ import annotations
+
+import os
+
+
+def two_cores() -> list[int]:
+    """Those that a comparison is about, of what this process may use."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        raise SystemExit("this benchmark needs two cores")
+    return cores
