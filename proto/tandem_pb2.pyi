@@ -95,9 +95,9 @@ class Prefixes(_message.Message):
     base: int
     block_size: int
     stride: int
-    added: _containers.RepeatedScalarFieldContainer[int]
-    removed: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, version: _Optional[int] = ..., base: _Optional[int] = ..., block_size: _Optional[int] = ..., stride: _Optional[int] = ..., added: _Optional[_Iterable[int]] = ..., removed: _Optional[_Iterable[int]] = ...) -> None: ...
+    added: bytes
+    removed: bytes
+    def __init__(self, version: _Optional[int] = ..., base: _Optional[int] = ..., block_size: _Optional[int] = ..., stride: _Optional[int] = ..., added: _Optional[bytes] = ..., removed: _Optional[bytes] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
     __slots__ = ("node_id", "epoch", "role", "address", "model", "load", "version", "prefixes")

@@ -2,23 +2,24 @@
 
 A table with a row for each of many groups of keys, and a bit for each node in a row: Bloom filters
 side by side, so that one row says which nodes may hold a key. It may name a node that does not hold
-it (12% for one key of a full set, far less for several), and never leaves one out. It takes 16 KiB
+it (22% for one key of a full set, far less for several), and never leaves one out. It takes 8 KiB
 a node.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from .held_keys import NO_KEYS, Keys
-
-ROW_BITS = 17
-ROWS = 1 << ROW_BITS
-SHIFT = 64 - ROW_BITS
+# A key's row is its upper 16 bits, which a view of many keys gives without a shift for each one.
+ROWS = 1 << 16
+SHIFT = 64 - 16
+# Bytes of a row that lie together. In one table for all nodes, those of a column would lie too far
+# apart for the processor's caches.
+WIDTH = 16
+# More keys are entered into a copy of a column, which then goes back whole.
+FEW = 512
 # Bits cannot be cleared one by one; a column is written anew after so many removals.
 MAX_STALE = 4096
 # Nodes that are looked at closely at one depth of a prompt, besides those that are found.
@@ -32,7 +33,7 @@ class Holders(Generic[Owner]):
     """Owns the table. Each node has a column, by its slot."""
 
     def __init__(self) -> None:
-        self._table = np.zeros((ROWS, 1), dtype=np.uint8)
+        self._parts: list[bytearray] = []  # of the table, each for 8 * WIDTH columns, row by row
         self._columns: list[Column[Owner] | None] = []
         self._shapes: dict[tuple[int, int], int] = {}
 
@@ -42,8 +43,8 @@ class Holders(Generic[Owner]):
         if slot is None:
             slot = len(self._columns)
             self._columns.append(None)
-            if slot >= 8 * self._table.shape[1]:
-                self._table = np.hstack([self._table, np.zeros_like(self._table)])
+            if slot >= 8 * WIDTH * len(self._parts):
+                self._parts.append(bytearray(ROWS * WIDTH))
         made = self._columns[slot] = Column(self, slot, owner)
         return made
 
@@ -62,6 +63,8 @@ class Holders(Generic[Owner]):
         found: dict[int, Owner] = {}
         for (block_size, stride), slots in self._shapes.items():
             sample = sample_of(block_size, stride)
+            if sample:  # whoever holds anything of the prompt holds its beginning
+                slots &= self._row(sample[0][1])
             for depth in self._depths(sample, slots):
                 slots_there = self._at(sample, depth, slots)
                 for slot in _some(slots_there, turn, MAX_LOOKS):
@@ -88,13 +91,16 @@ class Holders(Generic[Owner]):
             low //= 2
 
     def _at(self, sample: Sample, depth: int, slots: int) -> int:
-        """Slots that may hold the prompt to this depth: three keys are seldom all wrong."""
-        for place in {0, max(0, depth - 1), depth}:
+        """Those of ``slots`` that may hold the prompt to this depth: three keys and its first are
+        seldom all wrong."""
+        for place in {depth // 2, max(0, depth - 1), depth}:
             slots &= self._row(sample[place][1])
         return slots
 
     def _row(self, key: int) -> int:
-        return int.from_bytes(self._table[key >> SHIFT].tobytes(), "little")
+        start = (key >> SHIFT) * WIDTH
+        row = b"".join([part[start : start + WIDTH] for part in self._parts])
+        return int.from_bytes(row, "little")
 
 
 class Column(Generic[Owner]):
@@ -104,6 +110,8 @@ class Column(Generic[Owner]):
         self.owner = owner
         self._holders = holders
         self._slot = slot
+        self._part = holders._parts[slot // (8 * WIDTH)]
+        self._place, self._bit = (slot >> 3) % WIDTH, 1 << (slot & 7)
         self._shape: tuple[int, int] | None = None
         self._stale = 0
         self._clean = True  # no bit of the column is set
@@ -122,40 +130,42 @@ class Column(Generic[Owner]):
             shapes[shape] = shapes.get(shape, 0) | bit
         self._shape = shape
 
-    def add(self, keys: Keys) -> None:
-        if len(keys):
-            self._bits()[_rows(keys)] |= self._bit
-            self._clean = False
+    def add(self, keys: array[int]) -> None:
+        self._clean = self._clean and not keys
+        if len(keys) > FEW:
+            self._enter(keys, self._bytes())
+            return
+        for key in keys:
+            self._part[(key >> SHIFT) * WIDTH + self._place] |= self._bit
 
-    def outdated(self, count: int, keys: Callable[[], Keys]) -> None:
+    def outdated(self, count: int, keys: Callable[[], array[int]]) -> None:
         """So many bits stand for keys that are not held; ``keys()`` are those that are."""
         self._stale += count
         if self._stale > MAX_STALE:
             self.replace(keys())
 
-    def replace(self, keys: Keys) -> None:
-        if not self._clean:
-            bits = self._bits()
-            bits &= np.uint8(~self._bit & 0xFF)
-        self._stale, self._clean = 0, True
-        self.add(keys)
+    def replace(self, keys: array[int]) -> None:
+        if self._clean:
+            self.add(keys)
+        else:
+            without = bytes(byte & ~self._bit for byte in range(256))
+            self._enter(keys, self._bytes().translate(without))
+        self._stale, self._clean = 0, not keys
 
     def release(self) -> None:
         self.shape(0, 0)
-        self.replace(NO_KEYS)
+        self.replace(array("Q"))
         self._holders._columns[self._slot] = None
 
-    def _bits(self) -> NDArray[np.uint8]:
-        """The bytes of the table that hold this column's bits, and those of seven others."""
-        return self._holders._table[:, self._slot >> 3]
+    def _bytes(self) -> bytearray:
+        """A copy of the bytes with this column's bits, and those of seven others, a byte a row."""
+        return self._part[self._place :: WIDTH]
 
-    @property
-    def _bit(self) -> int:
-        return 1 << (self._slot & 7)
-
-
-def _rows(keys: Keys) -> NDArray[np.intp]:
-    return (keys >> np.uint64(SHIFT)).astype(np.intp)
+    def _enter(self, keys: array[int], column: bytearray) -> None:
+        bit = self._bit
+        for row in memoryview(keys).cast("B").cast("H")[3::4]:
+            column[row] |= bit
+        self._part[self._place :: WIDTH] = column
 
 
 def _some(bits: int, turn: int, count: int) -> Iterator[int]:

@@ -6,15 +6,14 @@ they are of; a prompt's are computed with its own salt, so that it is never matc
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from ..proto import tandem_pb2 as pb
-from ..shared.kv.prefix_keys import chain, short_key
-from .held_keys import NO_KEYS, HeldKeys, Keys
+from ..shared.kv.prefix_keys import chain, short_key, unpack_keys
+from .held_keys import HeldKeys
 from .holders import Column
 
 # A node tells a quarter of it; one that says more is not believed at all.
@@ -73,16 +72,16 @@ class HeldPrefixes:
         reply says which one is, and the node tells the whole."""
         if told.base > self.version or told.version < max(1, self.version):
             return
-        added = _keys(told.added)
+        added, removed = unpack_keys(told.added), unpack_keys(told.removed)
         if told.base:
-            self._keys.update(added, _keys(told.removed))
+            self._keys.update(added, removed)
             self._count += len(added)
             if self._column is not None:
                 self._column.add(added)
-                self._column.outdated(len(told.removed), self._keys.all)
+                self._column.outdated(len(removed), self._keys.all)
         else:
             self._count = len(added)
-            self._keys = HeldKeys(added if self._count <= MAX_KEYS else NO_KEYS)
+            self._keys = HeldKeys(added if self._count <= MAX_KEYS else ())
         if self._count > MAX_KEYS:
             self._count = len(self._keys)
         self._stride = max(1, told.stride)
@@ -119,7 +118,7 @@ class HeldPrefixes:
         """Be found by these too, which the node has not told yet and may never tell."""
         if self._column is not None:
             self._column.outdated(len(keys), self._keys.all)
-            self._column.add(_keys(keys))
+            self._column.add(array("Q", keys))
 
     def sample(self, prompt: PromptKeys) -> list[tuple[int, int]]:
         """The keys of a prompt that the node would tell if it held them, with the tokens up to
@@ -143,7 +142,3 @@ class HeldPrefixes:
             return 0
         count = bisect_left(sample, True, lo=1, key=lacks)
         return min(sample[count - 1][0], len(prompt.tokens) - 1) if count else 0
-
-
-def _keys(numbers: Sequence[int]) -> Keys:
-    return np.array(numbers, dtype=np.uint64)

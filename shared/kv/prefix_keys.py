@@ -9,7 +9,7 @@ collision would hand one user another's context. Every process comes to the same
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 
 KEY_BYTES = 16
@@ -40,3 +40,16 @@ def short_key(key: bytes) -> int:
     """What a router is told of a key. Two that fall together send a request to the wrong node,
     which costs time; the node itself compares whole keys."""
     return int.from_bytes(key[:SHORT_BYTES], "little")
+
+
+def pack_keys(keys: Iterable[int]) -> bytes:
+    """Short keys as messages carry them: eight bytes each, little-endian, as every machine is that
+    Tandem runs on."""
+    return array("Q", keys).tobytes()
+
+
+def unpack_keys(packed: bytes) -> array[int]:
+    """Trailing bytes that make no whole key are left out."""
+    keys = array("Q")
+    keys.frombytes(packed[: len(packed) - len(packed) % keys.itemsize])
+    return keys

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from ...proto import tandem_pb2 as pb
 from ..engine.core import EngineCore
 from ..handoff.stats import DataPlaneStats
+from ..kv.prefix_keys import pack_keys
 from ..stats_line import Work
 from .engine_metrics import QUEUE_SECONDS, EngineCollector, kv_usage
 from .plane_metrics import PlaneCollector
@@ -129,8 +130,8 @@ class NodeMetrics:
             base=changes.base,
             block_size=pool.block_size,
             stride=changes.stride,
-            added=changes.added,
-            removed=changes.removed,
+            added=pack_keys(changes.added),
+            removed=pack_keys(changes.removed),
         )
 
     def _refresh(self) -> None:

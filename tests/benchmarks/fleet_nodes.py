@@ -92,7 +92,10 @@ class SimulatedNode:
         known = (version - 1) * self._changes
         if not version or now - version > self._keys:
             return pb.Prefixes(
-                version=now, block_size=BLOCK, stride=1, added=sorted(self._range(first, last))
+                version=now,
+                block_size=BLOCK,
+                stride=1,
+                added=self._range(first, last, ordered=True),
             )
         return pb.Prefixes(
             version=now,
@@ -103,10 +106,11 @@ class SimulatedNode:
             removed=self._range(known, first),
         )
 
-    def _range(self, first: int, last: int) -> list[int]:
+    def _range(self, first: int, last: int, ordered: bool = False) -> bytes:
         base = self._number << 40
         numbers = np.arange(base + first, base + last, dtype=np.uint64)
-        return (numbers * np.uint64(SPREAD)).tolist()  # modulo 2**64
+        keys = numbers * np.uint64(SPREAD)  # modulo 2**64
+        return (np.sort(keys) if ordered else keys).tobytes()
 
 
 class _Joins(logging.Handler):

@@ -5,20 +5,15 @@ from __future__ import annotations
 import tracemalloc
 from random import Random
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.router import held_keys
-from tandem.router.held_keys import NO_KEYS, HeldKeys, Keys
+from tandem.router.held_keys import HeldKeys
 
 KEYS = st.integers(0, 30) | st.integers(2**64 - 4, 2**64 - 1)
 SOME = st.lists(KEYS, max_size=8, unique=True)
-
-
-def keys(numbers: list[int]) -> Keys:
-    return np.array(numbers, dtype=np.uint64)
 
 
 @given(first=SOME, steps=st.lists(st.tuples(SOME, SOME), max_size=12), limit=st.integers(0, 6))
@@ -27,9 +22,9 @@ def test_it_holds_what_a_set_would(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(held_keys, "MAX_CHANGES", limit)
-        held, model = HeldKeys(keys(first)), set(first)
+        held, model = HeldKeys(first), set(first)
         for added, removed in steps:
-            held.update(keys(added), keys(removed))
+            held.update(added, removed)
             model = (model - set(removed)) | set(added)
             assert {key for key in [*range(31), 2**64 - 1] if key in held} == {
                 key for key in [*range(31), 2**64 - 1] if key in model
@@ -43,8 +38,8 @@ def test_a_key_takes_little_more_than_its_eight_bytes() -> None:
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        held = HeldKeys(keys([random.getrandbits(64) for _ in range(16384)]))
-        held.update(keys([random.getrandbits(64) for _ in range(2000)]), NO_KEYS)
+        held = HeldKeys(random.getrandbits(64) for _ in range(16384))
+        held.update([random.getrandbits(64) for _ in range(2000)], [])
         assert tracemalloc.get_traced_memory()[0] - before < 10 * 18384
     finally:
         tracemalloc.stop()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.router.prefixes import MAX_KEYS, MAX_PROMPT_KEYS, HeldPrefixes, PromptKeys
-from tandem.shared.kv.prefix_keys import chain_keys, short_key
+from tandem.shared.kv.prefix_keys import chain_keys, pack_keys, short_key, unpack_keys
 
 TOKENS = list(range(100))
 
@@ -19,7 +19,7 @@ def told(tokens: list[int], block_size: int, salt: str = "", stride: int = 1) ->
         version=1,
         block_size=block_size,
         stride=stride,
-        added=[key for key in keys if not key % stride],
+        added=pack_keys(key for key in keys if not key % stride),
     )
 
 
@@ -57,20 +57,20 @@ def test_a_sample_matches_up_to_its_last_key(held: int, stride: int) -> None:
 
 def test_changes_follow_the_version_that_they_were_made_for() -> None:
     node = holding(told(TOKENS[:40], 10))
-    first = told(TOKENS, 10).added[0]
-    more = told(TOKENS[:60], 10).added[4:]
+    first = told(TOKENS, 10).added[:8]
+    more = told(TOKENS[:60], 10).added[4 * 8 :]
     node.update(pb.Prefixes(version=3, base=1, block_size=10, stride=1, added=more))
     assert (node.matched(PromptKeys(TOKENS)), node.version) == (60, 3)
-    node.update(pb.Prefixes(version=9, base=8, block_size=10, stride=1, removed=[first]))
+    node.update(pb.Prefixes(version=9, base=8, block_size=10, stride=1, removed=first))
     assert (node.matched(PromptKeys(TOKENS)), node.version) == (60, 3), "one was missed"
-    node.update(pb.Prefixes(version=4, base=3, block_size=10, stride=1, removed=more[1:]))
+    node.update(pb.Prefixes(version=4, base=3, block_size=10, stride=1, removed=more[8:]))
     assert node.matched(PromptKeys(TOKENS)) == 50
     node.update(pb.Prefixes(version=5, block_size=10, stride=1))
     assert len(node) == 0
 
 
 def test_a_node_that_tells_too_much_is_not_believed() -> None:
-    node = holding(pb.Prefixes(version=1, block_size=1, stride=1, added=range(MAX_KEYS + 1)))
+    node = holding(pb.Prefixes(version=1, block_size=1, stride=1, added=bytes(8 * (MAX_KEYS + 1))))
     assert len(node) == 0 and node.matched(PromptKeys(TOKENS)) == 0
 
 
@@ -85,5 +85,5 @@ def test_of_a_long_prompt_in_tiny_blocks_the_beginning_alone_is_matched() -> Non
 
 def test_what_is_expected_counts_as_held() -> None:
     node = holding(told(TOKENS[:20], 10))
-    expected = set(told(TOKENS[:70], 10).added)
+    expected = set(unpack_keys(told(TOKENS[:70], 10).added))
     assert node.matched(PromptKeys(TOKENS), expected.__contains__) == 70

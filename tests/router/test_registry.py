@@ -22,7 +22,7 @@ from tandem.router.prefixes import PromptKeys
 from tandem.router.registry import Registry, _reachable
 from tandem.router.server import Router, run_router
 from tandem.shared.errors import RequestError, StartupError, UnavailableError, UsageError
-from tandem.shared.kv.prefix_keys import chain_keys, short_key
+from tandem.shared.kv.prefix_keys import chain_keys, pack_keys, short_key
 from tandem.shared.kv.published import PublishedPrefixes
 from tandem.shared.lock import Lock
 from tandem.tests.router.support import FakeNode, cluster, make_model, until
@@ -127,7 +127,7 @@ async def test_a_prefill_node_that_was_named_tells_what_it_holds_too(
                 node_id="p", epoch=1, role=pb.ROLE_PREFILL, ready=True, model=me.model
             )
             told = pb.Prefixes(version=changes.version, base=changes.base, block_size=4, stride=1)
-            told.added.extend(changes.added)
+            told.added = pack_keys(changes.added)
             reply.prefixes.CopyFrom(told)
             return reply
 
@@ -174,7 +174,7 @@ async def test_what_a_node_holds_draws_its_prompts_before_and_after_it_tells(
         # Another node tells that it holds the prompt, and the first has told that it does not.
         (other, *_) = [node for node in c.nodes if node is not home]
         tokens = c.encode(text)
-        keys.added.extend(map(short_key, chain_keys(tokens, 4)))
+        keys.added = pack_keys(map(short_key, chain_keys(tokens, 4)))
         keys.version = 2
         for _ in range(2):
             beat = pb.HeartbeatRequest(node_id=home.node_id, epoch=home.epoch)
@@ -460,7 +460,7 @@ async def test_what_a_silent_node_held_is_known_when_the_same_start_of_it_return
     table = NodeTable(3.0, lambda: now)
     join = pb.JoinRequest(node_id="a", epoch=1, role=pb.ROLE_DECODE)
     table.join(join, "127.0.0.1:9")
-    told = pb.Prefixes(version=7, block_size=4, stride=1, added=[1, 2])
+    told = pb.Prefixes(version=7, block_size=4, stride=1, added=pack_keys([1, 2]))
     table.heartbeat(pb.HeartbeatRequest(node_id="a", epoch=1, prefixes=told))
     now += 4
     table.expire()
@@ -579,7 +579,7 @@ from tandem.router.server import run_router
 stop = asyncio.Event()
 options = RouterOptions(port=0, registry_port=0)
 asyncio.run(run_router(options, stop, lambda router: stop.set()))
-heavy = {"torch", "transformers", "fastapi"} & set(sys.modules)
+heavy = {"torch", "numpy", "transformers", "fastapi"} & set(sys.modules)
 # Not ru_maxrss: a child inherits what its parent weighed when it forked.
 rss = next(x for x in open('/proc/self/status') if x.startswith('VmHWM:'))
 print(int(rss.split()[1]) // 1024, *heavy)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +18,7 @@ from tandem.router.placement import Placement, place
 from tandem.router.policies import POLICIES
 from tandem.router.prefixes import PromptKeys
 from tandem.router.shortlist import FEW, HOLDING, LIGHTEST
-from tandem.shared.kv.prefix_keys import chain_keys, short_key
+from tandem.shared.kv.prefix_keys import chain_keys, pack_keys, short_key
 
 BLOCK = 4
 PROMPT = list(range(200))
@@ -54,7 +54,11 @@ class Fleet:
         assert node is not None
         version = node.prefixes.version
         told = pb.Prefixes(
-            version=version + 1, base=version, block_size=BLOCK, stride=1, added=keys(held)
+            version=version + 1,
+            base=version,
+            block_size=BLOCK,
+            stride=1,
+            added=pack_keys(keys(held)),
         )
         beat = pb.HeartbeatRequest(node_id=name, epoch=1, load=pb.Load(**full | load))  # type: ignore[arg-type]
         beat.prefixes.MergeFrom(told)
@@ -109,7 +113,7 @@ def test_what_was_evicted_draws_nobody(name: str, monkeypatch: pytest.MonkeyPatc
     fleet.report("d97", held=PROMPT, running=6)
     beat = pb.HeartbeatRequest(node_id="d97", epoch=1, load=pb.Load(running=6))
     beat.prefixes.MergeFrom(
-        pb.Prefixes(version=3, base=2, block_size=BLOCK, stride=1, removed=keys(PROMPT))
+        pb.Prefixes(version=3, base=2, block_size=BLOCK, stride=1, removed=pack_keys(keys(PROMPT)))
     )
     fleet.table.heartbeat(beat)
     for _ in range(6):
@@ -195,16 +199,23 @@ def test_a_node_that_fell_silent_is_found_again_when_it_is_back() -> None:
     held=st.lists(st.integers(0, 20), min_size=1, max_size=40),
     released=st.sets(st.integers(0, 39)),
     turn=st.integers(0, 9),
+    few=st.sampled_from([0, 5, module.FEW]),
 )
 def test_whoever_holds_the_most_is_found_first(
-    held: list[int], released: set[int], turn: int
+    held: list[int], released: set[int], turn: int, few: int
 ) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "FEW", few)
+        found_among(held, released, turn)
+
+
+def found_among(held: list[int], released: set[int], turn: int) -> None:
     holders: Holders[int] = Holders()
     sample = [(BLOCK * number, key) for number, key in enumerate(keys(range(80)), 1)]
     columns = [holders.column(number) for number in range(len(held))]
     for column, count in zip(columns, held, strict=True):
         column.shape(BLOCK, 1)
-        column.add(np.array([key for _, key in sample[:count]], dtype=np.uint64))
+        column.add(array("Q", [key for _, key in sample[:count]]))
     for number in released & set(range(len(held))):
         columns[number].release()
         held[number] = 0
@@ -224,7 +235,7 @@ def test_a_place_that_was_given_back_is_used_again() -> None:
     for _ in range(100):
         column = holders.column("a")
         column.shape(BLOCK, 1)
-        column.add(np.array(keys(PROMPT), dtype=np.uint64))
+        column.add(array("Q", keys(PROMPT)))
         column.release()
     column = holders.column("b")
     column.shape(BLOCK, 1)
