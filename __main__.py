@@ -21,14 +21,15 @@ from . import __version__
 from .shared.config import (
     EngineConfig,
     HandoffConfig,
-    LockConfig,
     NodeConfig,
     RouterConfig,
+    SecurityConfig,
     ServeConfig,
     TelemetryConfig,
     prefill_addresses,
-    split_addresses,
 )
+from .shared.config.command_line import check_unknown, command_options, fill, to_arguments
+from .shared.config.fields import split_addresses
 from .shared.errors import (
     PeerRefusedError,
     StartupError,
@@ -36,15 +37,14 @@ from .shared.errors import (
     UnavailableError,
     UsageError,
 )
-from .shared.limits import allow_many_files
-from .shared.meeting import folder_of, meeting_place
-from .shared.options import check_unknown, command_options, fill, to_arguments
+from .shared.process.open_files import allow_many_files
+from .shared.unix_sockets import folder_of, reserved_folder
 
 if TYPE_CHECKING:
-    from .shared.lock import Lock
-    from .shared.node.cast import NodeRole
-    from .shared.node.launch import Cluster, Part
-    from .shared.tracing import Tracer
+    from .shared.launch.cluster import Cluster, ProcessSpec
+    from .shared.node.role_switch import NodeRole
+    from .shared.security.credentials import Credentials
+    from .shared.telemetry.tracing import Tracer
 
 Values = dict[str, Any]
 
@@ -73,7 +73,7 @@ REFUSAL_SECONDS = 1.0
 @click.version_option(__version__, prog_name="tandem")
 def cli() -> None:
     """Serve large language models with prefill and decode apart."""
-    from .shared.node.lifeline import LIFELINE_FD, READY_FD
+    from .shared.process.lifeline import LIFELINE_FD, READY_FD
 
     known = {*_variables(), LIFELINE_FD, READY_FD}
     for name in sorted(os.environ):
@@ -123,8 +123,8 @@ def command(name: str, *configs: type, model: bool = True) -> Callable[[Any], cl
 
 def _telemetry(values: Values, role: str, node_id: str) -> Tracer:
     """Logs as they were asked for; the tracer is to be closed last."""
-    from .shared.telemetry import LogSettings, setup_logging
-    from .shared.tracing import start_tracer
+    from .shared.telemetry.logs import LogSettings, setup_logging
+    from .shared.telemetry.tracing import start_tracer
 
     config = fill(TelemetryConfig, values)
     setup_logging(
@@ -133,27 +133,27 @@ def _telemetry(values: Values, role: str, node_id: str) -> Tracer:
     return start_tracer(config.otlp_endpoint, role, node_id)
 
 
-@command("router", RouterConfig, LockConfig, TelemetryConfig, model=False)
+@command("router", RouterConfig, SecurityConfig, TelemetryConfig, model=False)
 def router(values: Values) -> None:
     """Start a router: HTTP in, tokens out. The nodes that join bring the model, and must have that
     of --model if it is given."""
     from .router.options import RouterOptions
     from .router.server import Router, run_router
-    from .shared.lock import read_lock
-    from .shared.node.lifeline import announce, follow_launcher
-    from .shared.node.signals import catch_signals
+    from .shared.process.lifeline import announce_ready, end_with_launcher
+    from .shared.process.signals import catch_signals
+    from .shared.security.credentials import read_credentials
 
-    lock = read_lock(fill(LockConfig, values))
+    credentials = read_credentials(fill(SecurityConfig, values))
 
     def ready(router: Router) -> None:
-        follow_launcher()
+        end_with_launcher()
         ports = {"http": router.http_port, "registry": router.registry_port}
-        announce(ports | ({"metrics": router.metrics_port} if router.metrics_port else {}))
+        announce_ready(ports | ({"metrics": router.metrics_port} if router.metrics_port else {}))
 
     async def run() -> None:
         stop = asyncio.Event()
         catch_signals(stop.set)
-        await run_router(fill(RouterOptions, values), stop, ready, tracer, lock)
+        await run_router(fill(RouterOptions, values), stop, ready, tracer, credentials)
 
     with contextlib.closing(
         _telemetry(values, "router", f"router-{socket.gethostname()}")
@@ -167,41 +167,43 @@ def _run_node(
     """A node that begins as a prefill or a decode node, and may be told to be the other."""
     from .decode_node.role import DecodeRole
     from .prefill_node.role import PrefillRole
-    from .shared.local_token import find_lock
-    from .shared.node.lifeline import announce, follow_launcher
     from .shared.node.process import named, run_node, with_host
+    from .shared.process.lifeline import announce_ready, end_with_launcher
+    from .shared.security.local_token import find_credentials
 
     node = named(fill(NodeConfig, values), kind)
     handoff = with_host(fill(HandoffConfig, values), node.host)
 
     def ready(address: str) -> None:
-        follow_launcher()
-        announce({"address": address})
+        end_with_launcher()
+        announce_ready({"address": address})
         on_ready(address)
 
-    lock = find_lock(fill(LockConfig, values), node.routers)
+    credentials = find_credentials(fill(SecurityConfig, values), node.routers)
     roles: list[NodeRole] = [PrefillRole(), DecodeRole()]
     if kind == "decode":
         roles.reverse()
     engine = fill(EngineConfig, values)
     with contextlib.closing(_telemetry(values, f"{kind}-node", node.node_id or "")) as tracer:
-        asyncio.run(run_node(roles, engine, handoff, node, lock, on_ready=ready, tracer=tracer))
+        asyncio.run(
+            run_node(roles, engine, handoff, node, credentials, on_ready=ready, tracer=tracer)
+        )
 
 
-@command("prefill-node", NodeConfig, EngineConfig, HandoffConfig, LockConfig, TelemetryConfig)
+@command("prefill-node", NodeConfig, EngineConfig, HandoffConfig, SecurityConfig, TelemetryConfig)
 def prefill_node(values: Values) -> None:
     """Start a prefill node: it computes the KV cache of prompts and ships it."""
     _run_node("prefill", values)
 
 
-@command("decode-node", NodeConfig, EngineConfig, HandoffConfig, LockConfig, TelemetryConfig)
+@command("decode-node", NodeConfig, EngineConfig, HandoffConfig, SecurityConfig, TelemetryConfig)
 def decode_node(values: Values) -> None:
     """Start a decode node: continuous batching, fed by prefill nodes or by itself."""
     _run_node("decode", values)
 
 
 @command(
-    "serve", ServeConfig, EngineConfig, RouterConfig, HandoffConfig, LockConfig, TelemetryConfig
+    "serve", ServeConfig, EngineConfig, RouterConfig, HandoffConfig, SecurityConfig, TelemetryConfig
 )
 def serve(values: Values) -> None:
     """Serve MODEL: start the parts, wait until they are ready, and end them on Ctrl-C."""
@@ -241,13 +243,13 @@ def _serve_prefill(values: Values) -> None:
         host, _, port = host.rpartition(":")
     shared = {name: values[name] for name in ("drain_timeout", "stats_interval")}
     node = NodeConfig(host=host, port=int(port), **shared)
-    with meeting_place(host):
+    with reserved_folder(host):
         _keep_prefill(values | vars(node))
 
 
 def _keep_prefill(values: Values) -> None:
     """Start the node again, at its address, when it has lost its ranks."""
-    from .shared.node.launch import Restarts
+    from .shared.launch.cluster import Restarts
 
     restarts, served_at = Restarts(), ""
     while True:
@@ -273,22 +275,22 @@ def _keep_prefill(values: Values) -> None:
 
 
 def _serve_cluster(config: ServeConfig, values: Values) -> None:
-    from .router import admin
+    from .router.cluster import admin
     from .router.options import RouterOptions
-    from .shared.local_token import left_token, make_token
-    from .shared.lock import is_loopback, read_lock
-    from .shared.node.launch import Cluster
+    from .shared.launch.cluster import Cluster
+    from .shared.security.credentials import is_loopback, read_credentials
+    from .shared.security.local_token import left_token, make_token
 
     if config.pd_client:
         values = values | {"pd_url": values["pd_url"] or SAME_HOST}
     front = fill(RouterOptions, values)
     if values["kv_advertise"] is not None:
         raise UsageError("--kv-advertise is for one prefill node; it needs --pd-server")
-    lock = read_lock(fill(LockConfig, values))
-    own = not lock.tokens and is_loopback(front.registry_host)
+    credentials = read_credentials(fill(SecurityConfig, values))
+    own = not credentials.tokens and is_loopback(front.registry_host)
     if own:
         values = values | {"cluster_token": make_token()}
-        lock = read_lock(fill(LockConfig, values))
+        credentials = read_credentials(fill(SecurityConfig, values))
     if front.prefill_addresses and not config.pd_client:
         raise UsageError("--pd-url needs --pd-client or --pd-server")
     # A script starts its background processes with SIGINT ignored; the parts would be left running.
@@ -305,19 +307,19 @@ def _serve_cluster(config: ServeConfig, values: Values) -> None:
     with contextlib.ExitStack() as until_end:
         try:
             deadline = time.monotonic() + start_seconds
-            router, address, registry = _start_router(cluster, values, lock, deadline)
+            router, address, registry = _start_router(cluster, values, credentials, deadline)
             if own:
-                _leave(until_end, left_token(registry, lock.token))
+                _leave(until_end, left_token(registry, credentials.token))
             started = _start_nodes(cluster, config, values, registry, deadline)
 
             def refusal() -> str:
                 try:
-                    return admin.refusal_of(registry, started, lock)
+                    return admin.refusal_of(registry, started, credentials)
                 except UnavailableError:  # a machine that is busy; it is asked again
                     return ""
 
             _await_ready(cluster, address, min(deadline, time.monotonic() + JOIN_SECONDS), refusal)
-            _introduce(front.prefill_addresses, registry, lock)
+            _introduce(front.prefill_addresses, registry, credentials)
             _greet(address, registry, config, with_key=front.asks_for_keys)
             cluster.keep(router, lambda: _is_ready(address))
         except KeyboardInterrupt:
@@ -335,8 +337,8 @@ def _leave(until_end: contextlib.ExitStack, token: contextlib.AbstractContextMan
 
 
 def _start_router(
-    cluster: Cluster, values: Values, lock: Lock, deadline: float
-) -> tuple[Part, str, str]:
+    cluster: Cluster, values: Values, credentials: Credentials, deadline: float
+) -> tuple[ProcessSpec, str, str]:
     """Returns the router and its addresses, of HTTP and registry, once both listen."""
     front = fill(RouterConfig, values)
     keys = {"TANDEM_API_KEY": front.api_key} if front.api_key else {}
@@ -346,16 +348,16 @@ def _start_router(
     part = cluster.start("router", arguments, **secret, **keys)
     ports = cluster.wait_ready(part, deadline)
     registry = f"{_visible(front.registry_host)}:{ports['registry']}"
-    if lock.encrypted:
-        from .router import admin
+    if credentials.encrypted:
+        from .router.cluster import admin
 
-        admin.list_nodes(registry, lock)  # a certificate for other names is known at once
+        admin.list_nodes(registry, credentials)  # a certificate for other names is known at once
     return part, f"http://{_visible(front.host)}:{ports['http']}", registry
 
 
 def _locked(values: Values) -> tuple[list[str], dict[str, str]]:
-    """The lock of all parts, as flags and as an environment that other users do not see."""
-    locking = fill(LockConfig, values)
+    """The credentials of all parts, as flags and as an environment that other users cannot see."""
+    locking = fill(SecurityConfig, values)
     token = locking.cluster_token
     secret = {"TANDEM_CLUSTER_TOKEN": token} if token else {}
     return to_arguments(replace(locking, cluster_token=None)), secret
@@ -365,8 +367,8 @@ def _start_nodes(
     cluster: Cluster, config: ServeConfig, values: Values, registry: str, deadline: float
 ) -> set[str]:
     """Returns the nodes' addresses when every node listens."""
-    from .shared.node.cores import share_of_cores
-    from .shared.node.gpus import engines_of, gpus_by_node, usable_gpus
+    from .shared.launch.gpus import engines_of, gpus_by_node, usable_gpus
+    from .shared.process.cores import share_of_cores
 
     kinds = ["prefill-node"] * config.prefill_nodes + ["decode-node"] * config.decode_nodes
     names = [f"{kind}-{number}" for number, kind in enumerate(kinds)]
@@ -434,7 +436,7 @@ def _await_ready(
 
 def _is_ready(address: str) -> bool:
     """Whether a decode node takes requests from the router at ``address``."""
-    from .shared.lock import open_url
+    from .shared.security.credentials import open_url
 
     try:
         with open_url(f"{address}/ready", seconds=2):
@@ -443,15 +445,15 @@ def _is_ready(address: str) -> bool:
         return False
 
 
-def _introduce(addresses: tuple[str, ...], registry: str, lock: Lock) -> None:
+def _introduce(addresses: tuple[str, ...], registry: str, credentials: Credentials) -> None:
     """``--pd-client``: the prefill nodes that were named must be there, at least one of them."""
-    from .shared.node.introduce import introduce
+    from .shared.node.announce import announce_to_router
 
     deadline = time.monotonic() + PREFILL_SECONDS
     missing = []
     for address in addresses:
         try:
-            introduce(address, registry, deadline, lock)
+            announce_to_router(address, registry, deadline, credentials)
         except UnavailableError as error:
             missing.append(str(error))
         except PeerRefusedError as error:
@@ -465,7 +467,7 @@ def _introduce(addresses: tuple[str, ...], registry: str, lock: Lock) -> None:
         click.echo(f"tandem: {problem}; it is used when it does", err=True)
 
 
-@cli.group("nodes", invoke_without_command=True, params=command_options(LockConfig))
+@cli.group("nodes", invoke_without_command=True, params=command_options(SecurityConfig))
 @click.option(
     "--router",
     "registry",
@@ -477,14 +479,16 @@ def _introduce(addresses: tuple[str, ...], registry: str, lock: Lock) -> None:
 @click.pass_context
 def nodes(context: click.Context, registry: str | None, as_json: bool, **values: Any) -> None:
     """List the nodes of a router with their role, state, load, links and leases."""
-    from .router import admin
-    from .shared.local_token import find_lock, find_router
+    from .router.cluster import admin
+    from .shared.security.local_token import find_credentials, find_router
 
     registry = registry or find_router("127.0.0.1:8001")
-    lock = find_lock(fill(LockConfig, values), split_addresses("--router", registry))
-    context.obj = registry, lock
+    credentials = find_credentials(
+        fill(SecurityConfig, values), split_addresses("--router", registry)
+    )
+    context.obj = registry, credentials
     if context.invoked_subcommand is None:
-        listed = admin.list_nodes(registry, lock)
+        listed = admin.list_nodes(registry, credentials)
         click.echo(admin.as_json(listed) if as_json else admin.as_table(listed))
 
 
@@ -496,12 +500,12 @@ def nodes(context: click.Context, registry: str | None, as_json: bool, **values:
     help="Seconds after which it ends although requests still run (default: no limit).",
 )
 @click.pass_obj
-def drain_node(router: tuple[str, Lock], node: str, timeout: float | None) -> None:
+def drain_node(router: tuple[str, Credentials], node: str, timeout: float | None) -> None:
     """Have NODE take no more work, finish what it has, and end."""
-    from .router import admin
+    from .router.cluster import admin
 
-    registry, lock = router
-    admin.drain_node(registry, node, lock, timeout=timeout)
+    registry, credentials = router
+    admin.drain_node(registry, node, credentials, timeout=timeout)
     limit = "" if timeout is None else f", after {timeout:g} s at the latest"
     click.echo(f"{node} takes no more work, and ends when it has finished what it has{limit}")
 
@@ -511,18 +515,18 @@ def drain_node(router: tuple[str, Lock], node: str, timeout: float | None) -> No
 @click.argument("role", type=click.Choice(["prefill", "decode"]))
 @click.option("--force", is_flag=True, help="Also when it is the last decode node.")
 @click.pass_obj
-def set_role(router: tuple[str, Lock], node: str, role: str, force: bool) -> None:
+def set_role(router: tuple[str, Credentials], node: str, role: str, force: bool) -> None:
     """Have NODE finish what it has, and go on as a prefill or a decode node."""
-    from .router import admin
+    from .router.cluster import admin
 
-    registry, lock = router
-    admin.set_role(registry, node, role, lock, force=force)
+    registry, credentials = router
+    admin.set_role(registry, node, role, credentials, force=force)
     click.echo(
         f"{node} takes no more work until it has finished what it has; then it is a {role} node"
     )
 
 
-@cli.command("doctor", params=command_options(LockConfig))
+@cli.command("doctor", params=command_options(SecurityConfig))
 @click.argument("url")
 @click.option(
     "--router",
@@ -539,11 +543,11 @@ def doctor(url: str, registry: str | None, as_json: bool, **values: Any) -> None
     that fails, it tries the data ports. Exit status: 0 all well, 1 something is wrong, 2 wrong
     usage.
     """
-    from .router import doctor as report
-    from .router.findings import findings
-    from .router.survey import survey
-    from .shared.local_token import find_lock, find_router
-    from .shared.lock import is_loopback
+    from .router.doctor import report
+    from .router.doctor.findings import findings
+    from .router.doctor.survey import survey
+    from .shared.security.credentials import is_loopback
+    from .shared.security.local_token import find_credentials, find_router
 
     if not registry:
         host = report.host_of(url)
@@ -551,7 +555,9 @@ def doctor(url: str, registry: str | None, as_json: bool, **values: Any) -> None
         if is_loopback(host.strip("[]")):
             registry = find_router(registry)
     (registry,) = split_addresses("--router", registry)
-    seen = survey(url.rstrip("/"), registry, find_lock(fill(LockConfig, values), [registry]))
+    seen = survey(
+        url.rstrip("/"), registry, find_credentials(fill(SecurityConfig, values), [registry])
+    )
     found = findings(seen)
     click.echo(report.as_json(seen, found) if as_json else report.as_text(seen, found))
     if any(finding.wrong for finding in found):

@@ -10,11 +10,11 @@ from ..shared.engine.plan import SamplingParams
 from ..shared.engine.scheduler import StepOutput
 from ..shared.engine.sequence import FinishReason, Sequence
 from ..shared.errors import PeerRefusedError, TransferError
-from ..shared.handoff.canary import Difference, canary_prompt, coarsest
-from ..shared.handoff.messages import Compare, Compared, ReceiveFailed
-from ..shared.handoff.uninterrupted import uninterrupted
+from ..shared.handoff.plane.canary import Difference, canary_prompt, coarsest
+from ..shared.handoff.plane.messages import Compare, Compared, ReceiveFailed
 from ..shared.models.spec import layers_before_routing
-from ..shared.tracing import step
+from ..shared.process.uninterrupted import uninterrupted
+from ..shared.telemetry.tracing import step
 from .peer import Peer
 from .receiving import ReceivingNode
 

@@ -15,7 +15,7 @@ class GivenUpError(TandemError):
     """The prompt must not be computed anywhere any more."""
 
 
-class Deaths:
+class PromptDeaths:
     """Of one request: those that the router knows of, and those that happen here.
 
     ``news`` has an event for the router of each, as soon as it is known, since this node may be the

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..shared.prefilled import LocalReason
+from ..shared.telemetry.prefill_origin import LocalReason
 
 # Until this node's own rate is measured: below this, a round trip costs more than it saves.
 DEFAULT_TOKENS = 64
@@ -19,7 +19,7 @@ ROUND_TRIPS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Here:
+class LocalEstimate:
     """This node. ``tokens_per_second`` is 0 until measured; ``running`` sequences are decoding."""
 
     tokens_per_second: float
@@ -28,7 +28,7 @@ class Here:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class There:
+class RemoteEstimate:
     """A prefill node, as far as it is known: 0 stands for a rate that is not.
 
     ``round_trip`` is in seconds; ``link_tokens_per_second`` counts tokens' KV.
@@ -41,8 +41,8 @@ class There:
 
 
 def why_local(
-    here: Here,
-    there: There,
+    here: LocalEstimate,
+    there: RemoteEstimate,
     *,
     prompt: int,
     missing: int,
@@ -68,14 +68,14 @@ def why_local(
     return LocalReason.TOO_LATE_THERE if seconds_there > seconds else ""
 
 
-def _seconds_here(here: Here, missing: int) -> float:
+def _seconds_here(here: LocalEstimate, missing: int) -> float:
     own = (here.queued_tokens + missing) / here.tokens_per_second
     # One at least: a stream that comes while this computes waits for it too.
     others = max(1, here.running) * missing / here.tokens_per_second
     return own + others
 
 
-def _seconds_there(here: Here, there: There, prompt: int, missing: int) -> float:
+def _seconds_there(here: LocalEstimate, there: RemoteEstimate, prompt: int, missing: int) -> float:
     rate = there.tokens_per_second or here.tokens_per_second
     # Nobody knows whether the node there still has the prefix that is cached here.
     computing = prompt / rate

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from ..proto import tandem_pb2 as pb
 from ..shared.causes import Cause
+from ..shared.config.limits import MAX_EXAMINED
 from ..shared.errors import PeerRefusedError, TransferError
-from ..shared.limits import MAX_EXAMINED
 from .canary import Canary
 from .peer import Peer, PeerLostError
 from .peers import Peers

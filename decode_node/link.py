@@ -15,7 +15,7 @@ LINK_BOUND = 0.2
 NEWEST = 0.3
 
 
-class Link:
+class MeasuredLink:
     """Round trip and rate, as past calls and transfers (canaries too) have shown them."""
 
     def __init__(self) -> None:

@@ -14,12 +14,12 @@ from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import PrefillStub
 from ..shared.causes import Cause
 from ..shared.errors import TransferError
-from ..shared.handoff.carrier import Endpoints
+from ..shared.handoff.carriers.base import Endpoints
 from ..shared.handoff.lease import LeaseTrust
-from ..shared.handoff.parts import Part
-from ..shared.handoff.peer import CAPABILITY_GUARDED
-from ..shared.meeting import folder_of, kv_endpoint_of
-from .link import Link
+from ..shared.handoff.wire.head_parts import HeadPart
+from ..shared.node.introduction import CAPABILITY_GUARDED
+from ..shared.unix_sockets import folder_of, kv_endpoint_of
+from .link import MeasuredLink
 
 
 class PeerLostError(TransferError):
@@ -37,11 +37,11 @@ class Peer:
     epoch: int
     endpoints: tuple[Endpoints, ...]  # of each rank
     kv_dtype: str
-    parts: list[Part]  # which of its ranks sends which heads to which of ours
+    parts: list[HeadPart]  # which of its ranks sends which heads to which of ours
     stub: PrefillStub
     channel: grpc.aio.Channel
     trust: LeaseTrust
-    link: Link = field(default_factory=Link)
+    link: MeasuredLink = field(default_factory=MeasuredLink)
     weight_format: str = ""
     sends_windows: bool = False  # and nothing that a layer's window leaves out
 

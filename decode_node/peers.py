@@ -15,21 +15,21 @@ import grpc
 
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import PrefillStub
-from ..shared.addresses import is_candidate
 from ..shared.causes import Cause
+from ..shared.config.limits import MAX_PEERS
+from ..shared.engine.start import NodeEngine, NodeIdentity
 from ..shared.errors import PeerRefusedError, TransferError
-from ..shared.handoff.curve import check_keys
+from ..shared.handoff.carriers.zeromq.curve import check_keys
 from ..shared.handoff.lease import LeaseTrust
-from ..shared.handoff.parts import parts_of
-from ..shared.handoff.peer import CAPABILITY_WINDOWS, introduction
-from ..shared.limits import MAX_PEERS
-from ..shared.lock import OPEN, Lock
-from ..shared.node.engine import NodeEngine, NodeIdentity
+from ..shared.handoff.wire.head_parts import parts_of
+from ..shared.node.introduction import CAPABILITY_WINDOWS, introduction
 from ..shared.node.metrics import NodeMetrics
-from .absences import CONDITION, Absences
-from .link import Link
+from ..shared.security.addresses import is_candidate
+from ..shared.security.credentials import INSECURE, Credentials
+from .link import MeasuredLink
 from .peer import Peer, PeerLostError, calling, endpoints_of
-from .refusals import Refusals
+from .prefill_backoff import CONDITION, PrefillBackoff
+from .refused_peers import RefusedPeers
 
 log = logging.getLogger("tandem.decode")
 
@@ -66,7 +66,7 @@ class Peers:
         identity: NodeIdentity,
         vet: Callable[[Peer], Awaitable[object]],
         metrics: NodeMetrics,
-        lock: Lock = OPEN,
+        credentials: Credentials = INSECURE,
         *,
         max_peers: int = MAX_PEERS,
     ) -> None:
@@ -74,13 +74,13 @@ class Peers:
         self._identity = identity
         self._vet = vet
         self._metrics = metrics
-        self._lock = lock
+        self._credentials = credentials
         self._max_peers = max_peers
         self._peers: dict[str, Peer] = {}
         self._canaries: dict[Peer, _Vetting] = {}
         self._passed: dict[str, int] = {}  # node to epoch
-        self._refusals = Refusals()
-        self.absences = Absences(time.monotonic)
+        self._refused_peers = RefusedPeers()
+        self.prefill_backoff = PrefillBackoff(time.monotonic)
         # One an address, for as long as somebody greets it.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._met = asyncio.Event()
@@ -109,15 +109,15 @@ class Peers:
     @property
     def refused(self) -> list[pb.RefusedPeer]:
         """The nodes with which no transfer can work, and why."""
-        return self._refusals.all()
+        return self._refused_peers.all()
 
     def refuses(self, candidate: pb.PrefillCandidate) -> bool:
-        return self._refusals.holds(candidate.address, candidate.epoch)
+        return self._refused_peers.holds(candidate.address, candidate.epoch)
 
-    def link(self, candidate: pb.PrefillCandidate) -> Link:
+    def link(self, candidate: pb.PrefillCandidate) -> MeasuredLink:
         """What is known of the way to a node, which may never have been met."""
         peer = self._peers.get(candidate.address)
-        return peer.link if peer is not None else Link()
+        return peer.link if peer is not None else MeasuredLink()
 
     def link_rates(self) -> list[pb.LinkRate]:
         """What routers may know of the measured links; the greeted peers bound it."""
@@ -139,9 +139,9 @@ class Peers:
     async def has_ended(self, candidate: pb.PrefillCandidate) -> bool:
         """Whether nobody listens at the address any more, or another start of the process does. One
         that is silent may have been stopped, or cut off."""
-        channel = self._lock.channel(candidate.address, _CHANNEL)
+        channel = self._credentials.channel(candidate.address, _CHANNEL)
         try:
-            stub = self._lock.stub(PrefillStub, channel)
+            stub = self._credentials.stub(PrefillStub, channel)
             hello = introduction(self._engine, self._identity)
             reply = await stub.Hello(hello, timeout=ENDED_SECONDS)
         except grpc.aio.AioRpcError as error:
@@ -181,7 +181,7 @@ class Peers:
         if not is_candidate(candidate.address):
             raise TransferError(f"{candidate.address[:100]!r} is not the host:port of a node")
         # Behind the lock: of many who come at once, one finds out, and the others hear of it.
-        self.absences.check(candidate.address, candidate.epoch)
+        self.prefill_backoff.check(candidate.address, candidate.epoch)
         known = self._peers.get(candidate.address)
         if known is not None and candidate.epoch in (0, known.epoch):
             return known
@@ -193,7 +193,9 @@ class Peers:
             peer = await self._greet(candidate.address)
         except PeerRefusedError as error:
             if candidate.epoch:  # a refusal of "whoever is there" would outlive the process
-                self._refusals.add(candidate.address, candidate.node_id, candidate.epoch, error)
+                self._refused_peers.add(
+                    candidate.address, candidate.node_id, candidate.epoch, error
+                )
             raise
         return await self._settled(peer)
 
@@ -222,7 +224,7 @@ class Peers:
             outcome = "failed"
             if isinstance(error, PeerRefusedError):
                 outcome = "mismatch"
-                self._refusals.add(peer.address, peer.node_id, peer.epoch, error)
+                self._refused_peers.add(peer.address, peer.node_id, peer.epoch, error)
             log.warning("the canary of %s: %s", peer.address, error)
             self._metrics.canaries.labels(outcome).inc()
             return error
@@ -245,19 +247,19 @@ class Peers:
         error = vetting.canary.result()
         if error is not None:
             await self.forget(peer)
-            self._refusals.check(peer.address, peer.epoch)
+            self._refused_peers.check(peer.address, peer.epoch)
             cause = error.cause if error.cause in CONDITION else Cause.CANARY
             raise TransferError(str(error), cause=cause)
 
     async def _greet(self, address: str) -> Peer:
-        channel = self._lock.channel(address, _CHANNEL)
-        stub = self._lock.stub(PrefillStub, channel)
+        channel = self._credentials.channel(address, _CHANNEL)
+        stub = self._credentials.stub(PrefillStub, channel)
         asked_at = time.monotonic()
         try:
             reply = await stub.Hello(
                 introduction(self._engine, self._identity), timeout=HELLO_SECONDS
             )
-            self._refusals.check(address, reply.node.epoch)
+            self._refused_peers.check(address, reply.node.epoch)
             peer = self._introduced(address, reply, stub, channel)
             peer.link.answered(time.monotonic() - asked_at)
             return peer
@@ -271,7 +273,7 @@ class Peers:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 refused = f"{address} refuses this node: {error.details()}"
                 raise TransferError(refused, cause=Cause.REFUSED) from None
-            silent = f"{address} does not answer: {self._lock.explain(error)}"
+            silent = f"{address} does not answer: {self._credentials.explain(error)}"
             raise TransferError(silent, cause=Cause.PEER_LOST) from None
         except BaseException:
             await channel.close(grace=0)

@@ -25,9 +25,10 @@ from ..proto import tandem_pb2 as pb
 from ..shared.causes import Cause
 from ..shared.config import HandoffConfig
 from ..shared.engine.sequence import Sequence
+from ..shared.engine.start import NodeEngine, NodeIdentity
 from ..shared.errors import TransferError
 from ..shared.handoff.inbox import Inbox
-from ..shared.handoff.messages import (
+from ..shared.handoff.plane.messages import (
     WINDOW_OF_CARRIER,
     Expect,
     Expecting,
@@ -35,10 +36,9 @@ from ..shared.handoff.messages import (
     ReceiveFailed,
 )
 from ..shared.handoff.transfer import DecodeState, decode_life
-from ..shared.handoff.uninterrupted import uninterrupted
-from ..shared.handoff.windows import first_tokens
-from ..shared.node.engine import NodeEngine, NodeIdentity
-from ..shared.tracing import current, metadata
+from ..shared.handoff.wire.layer_windows import first_tokens
+from ..shared.process.uninterrupted import uninterrupted
+from ..shared.telemetry.tracing import current, metadata
 from .peer import Peer, PeerLostError, calling
 
 # A rank sees at once that its peer is gone; the heads, a little later.

@@ -9,7 +9,7 @@ import grpc
 
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import add_DecodeServicer_to_server
-from ..shared.node.process import NodeFrame
+from ..shared.node.process import NodeProcess
 from .canary import Canary
 from .examine import Examiner
 from .peers import Peers
@@ -28,7 +28,7 @@ class DecodeRole:
         self._service: DecodeService
         self._peers: Peers
 
-    def register(self, server: grpc.aio.Server, frame: NodeFrame) -> None:
+    def register(self, server: grpc.aio.Server, frame: NodeProcess) -> None:
         node = ReceivingNode(frame.engine, frame.identity, frame.inbox, frame.handoff)
         canary = Canary(node)
         self._peers = Peers(
@@ -36,7 +36,7 @@ class DecodeRole:
             frame.identity,
             canary.check,
             frame.metrics,
-            frame.lock,
+            frame.credentials,
             max_peers=frame.handoff.max_peers,
         )
         frame.metrics.link_rates = self._peers.link_rates

@@ -18,16 +18,16 @@ from ..shared.engine.plan import PositionLogprobs
 from ..shared.engine.request import build_sequences
 from ..shared.engine.scheduler import StepOutput
 from ..shared.engine.sequence import FinishReason, Sequence
+from ..shared.engine.start import NodeEngine, NodeIdentity
 from ..shared.errors import NODE_DRAINING, OverloadedError, RequestError, UnavailableError
-from ..shared.handoff.uninterrupted import uninterrupted
 from ..shared.node.calls import serving_call
-from ..shared.node.engine import NodeEngine, NodeIdentity
-from ..shared.tracing import NO_TRACER, Tracer
+from ..shared.process.uninterrupted import uninterrupted
+from ..shared.telemetry.tracing import NO_TRACER, Tracer
 from .choices import Choices
-from .deaths import Deaths, GivenUpError
+from .deaths import GivenUpError, PromptDeaths
 from .examine import Examiner
-from .sampling import params_from_wire
-from .trace import AnswerTrace
+from .request_span import RequestSpan
+from .sampling_params import params_from_wire
 from .transfers import Outcome, Transfers
 
 log = logging.getLogger("tandem.decode")
@@ -96,7 +96,7 @@ class DecodeService(DecodeServicer):
         self._running.add(task)
         seconds = request.deadline_seconds or DEFAULT_DEADLINE_SECONDS
         deadline = time.monotonic() + seconds
-        deaths = Deaths(request.deaths)
+        deaths = PromptDeaths(request.deaths)
         start = asyncio.create_task(
             self._transfers.prefill_remotely(
                 choices.leader, list(request.prefill), deadline, deaths
@@ -191,7 +191,7 @@ class DecodeService(DecodeServicer):
     async def _events(
         self, choices: Choices, outcome: Outcome, request: pb.GenerateRequest
     ) -> AsyncIterator[pb.GenerateEvent]:
-        with AnswerTrace(outcome) as trace:
+        with RequestSpan(outcome) as trace:
             async for output in choices.outputs():
                 sequence = output.sequence
                 if sequence is choices.leader and output.prompt_done:

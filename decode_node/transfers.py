@@ -18,15 +18,15 @@ from ..shared.causes import Cause
 from ..shared.engine.sequence import Sequence
 from ..shared.errors import TransferError
 from ..shared.node.metrics import NodeMetrics
-from ..shared.prefilled import LOCAL, REMOTE, LocalReason, failed
-from ..shared.telemetry import within
-from ..shared.tracing import step
-from .absences import SILENCE, LeftAloneError
-from .deaths import Deaths
-from .estimate import Here, There, why_local
+from ..shared.telemetry.logs import log_context
+from ..shared.telemetry.prefill_origin import LOCAL, REMOTE, LocalReason, failed
+from ..shared.telemetry.tracing import step
+from .deaths import PromptDeaths
+from .estimate import LocalEstimate, RemoteEstimate, why_local
 from .first_token import FirstTokenClock
 from .peer import PeerLostError
 from .peers import Peers
+from .prefill_backoff import SILENCE, BackedOffError
 from .receiving import Receipt, ReceivingNode
 
 log = logging.getLogger("tandem.decode")
@@ -38,7 +38,7 @@ SLOW_SECONDS = 1.0
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Where a prompt's KV came from. ``node`` is empty for local prefill, with the reason why: one
-    of ``shared/prefilled.py``."""
+    of ``shared/telemetry/prefill_origin.py``."""
 
     node: str = ""
     reason: str = ""
@@ -61,7 +61,7 @@ class Transfers:
         sequence: Sequence,
         candidates: list[pb.PrefillCandidate],
         deadline: float,
-        deaths: Deaths,
+        deaths: PromptDeaths,
     ) -> Outcome:
         """Fill a new sequence's prompt from a prefill node, or queue it for local prefill.
 
@@ -83,7 +83,7 @@ class Transfers:
         self._metrics.live_transfers.set(self._live)
         try:
             for number, candidate in enumerate(usable):
-                with within(transfer_id=str(transfer_id), attempt=str(number + 1)):
+                with log_context(transfer_id=str(transfer_id), attempt=str(number + 1)):
                     try:
                         receipt = await self._attempt(
                             sequence, transfer_id, number, candidate, deadline, clock
@@ -139,12 +139,12 @@ class Transfers:
 
     def _why_local(self, sequence: Sequence, node: pb.PrefillCandidate, seconds: float) -> str:
         core, link = self._engine.core, self._peers.link(node)
-        here = Here(
+        here = LocalEstimate(
             tokens_per_second=core.prefill_tokens_per_second,
             queued_tokens=core.scheduler.queued_prefill_tokens,
             running=core.scheduler.running,
         )
-        there = There(
+        there = RemoteEstimate(
             tokens_per_second=node.prefill_tokens_per_second,
             queued_tokens=node.queued_prefill_tokens,
             round_trip=link.round_trip,
@@ -173,17 +173,17 @@ class Transfers:
         begun = time.monotonic()
         try:
             yield
-        except LeftAloneError:
+        except BackedOffError:
             raise
         except TransferError as error:
             if error.cause is Cause.NO_PLACE:
-                self._peers.absences.add(
+                self._peers.prefill_backoff.add(
                     candidate.address, candidate.epoch, str(error), error.cause
                 )
             elif error.cause in SILENCE and time.monotonic() - begun > SLOW_SECONDS:
-                self._peers.absences.add(candidate.address, candidate.epoch, str(error))
+                self._peers.prefill_backoff.add(candidate.address, candidate.epoch, str(error))
             raise
-        self._peers.absences.end(candidate.address)
+        self._peers.prefill_backoff.end(candidate.address)
 
     async def _attempt(
         self,

@@ -16,8 +16,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from . import reference
-from .reference import Context
+from .reference import attention as reference
+from .reference.attention import SequenceContext
 
 log = logging.getLogger("tandem.kernels")
 
@@ -40,7 +40,7 @@ class PagedAttention(Protocol):
         q_THD: torch.Tensor,
         keys_KND: torch.Tensor,
         values_KND: torch.Tensor,
-        contexts: Sequence[Context],
+        contexts: Sequence[SequenceContext],
         window: int | None,
         *,
         out: torch.Tensor | None = None,
@@ -53,7 +53,7 @@ DecodeKernel = Callable[
 ]
 
 
-def decode_rows(contexts: Sequence[Context], device: torch.device) -> DecodeRows | None:
+def decode_rows(contexts: Sequence[SequenceContext], device: torch.device) -> DecodeRows | None:
     """Those of ``contexts`` that bring one row each; ``None`` if none does."""
     single = [context for context in contexts if context.count == 1]
     if not single:
@@ -70,7 +70,7 @@ def paged_attention(
     q_THD: torch.Tensor,
     keys_KND: torch.Tensor,
     values_KND: torch.Tensor,
-    contexts: Sequence[Context],
+    contexts: Sequence[SequenceContext],
     window: int | None,
     decodes: DecodeRows | None,
     kernel: DecodeKernel,
@@ -96,7 +96,7 @@ def triton_kernel(
     out_THD: torch.Tensor,
 ) -> None:
     """``paged_decode``; Triton is loaded by those alone that have rows for it."""
-    from .paged_decode import paged_decode
+    from .gpu.paged_decode import paged_decode
 
     paged_decode(q_THD, keys_KND, values_KND, rows, window, out_THD)
 
@@ -160,7 +160,8 @@ def largest_error(shape: DecodeShape) -> float:
     q_shape = (len(lengths), shape.heads, shape.dim)
     q_THD = torch.randn(q_shape, generator=random, device=device).to(shape.dtype)
     contexts = [
-        Context(slice(row, row + 1), length - 1, blocks, size) for row, length in enumerate(lengths)
+        SequenceContext(slice(row, row + 1), length - 1, blocks, size)
+        for row, length in enumerate(lengths)
     ]
     told = q_THD, cache_2KND[0], cache_2KND[1], contexts, shape.window
     got = paged_attention(*told, decode_rows(contexts, device), triton_kernel)

@@ -7,14 +7,16 @@ from typing import Protocol
 
 import torch
 
-from . import decode_rows, linear, reference
+from . import decode_rows
 from .decode_rows import DecodeKernel, DecodeRows, DecodeShape, PagedAttention
-from .linear import Product
-from .reference import Context
+from .reference import attention as reference
+from .reference import linear
+from .reference.attention import SequenceContext
+from .reference.linear import Product
 
 
 class Operators(Protocol):
-    """Shapes as in ``reference.py``, which says what each of them is."""
+    """Shapes as in ``reference/attention.py``, which says what each of them is."""
 
     def activation_dtype(self, dtype: torch.dtype, device: torch.device) -> torch.dtype:
         """What to keep activations in, with weights of ``dtype``."""
@@ -53,7 +55,7 @@ class Operators(Protocol):
         q_THD: torch.Tensor,
         keys_KND: torch.Tensor,
         values_KND: torch.Tensor,
-        contexts: Sequence[Context],
+        contexts: Sequence[SequenceContext],
         window: int | None,
         decodes: DecodeRows | None = None,
     ) -> torch.Tensor:
@@ -91,7 +93,7 @@ class TorchOperators:
         q_THD: torch.Tensor,
         keys_KND: torch.Tensor,
         values_KND: torch.Tensor,
-        contexts: Sequence[Context],
+        contexts: Sequence[SequenceContext],
         window: int | None,
         decodes: DecodeRows | None = None,
     ) -> torch.Tensor:

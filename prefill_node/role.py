@@ -9,7 +9,7 @@ import grpc
 
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import add_PrefillServicer_to_server
-from ..shared.node.process import NodeFrame
+from ..shared.node.process import NodeProcess
 from .service import PrefillService
 
 
@@ -22,7 +22,7 @@ class PrefillRole:
     def __init__(self) -> None:
         self._service: PrefillService
 
-    def register(self, server: grpc.aio.Server, frame: NodeFrame) -> None:
+    def register(self, server: grpc.aio.Server, frame: NodeProcess) -> None:
         self._service = PrefillService(
             frame.engine,
             frame.identity,

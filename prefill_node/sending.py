@@ -16,14 +16,14 @@ from ..shared.causes import Cause
 from ..shared.engine.plan import SamplingParams
 from ..shared.engine.scheduler import StepOutput
 from ..shared.engine.sequence import FinishReason, Sequence
+from ..shared.engine.start import NodeEngine
 from ..shared.errors import TransferError, UnavailableError
 from ..shared.handoff.inbox import Inbox
-from ..shared.handoff.messages import LayerReady, OpenSend, SendFailed, SendFinished
-from ..shared.handoff.parts import parts_of
+from ..shared.handoff.plane.messages import LayerReady, OpenSend, SendFailed, SendFinished
 from ..shared.handoff.transfer import PrefillState, prefill_life
-from ..shared.handoff.windows import first_tokens
-from ..shared.node.engine import NodeEngine
-from .trace import SendingTrace
+from ..shared.handoff.wire.head_parts import parts_of
+from ..shared.handoff.wire.layer_windows import first_tokens
+from .transfer_spans import TransferSpans
 
 # How often a decode node hears of us: a queue or a long chunk is silent, a dead node too.
 PULSE_SECONDS = 1.0
@@ -77,7 +77,7 @@ class Sending:
         self._confirmed = 0
         self._bytes = 0
         self._exposed = 0.0
-        self._trace = SendingTrace()
+        self._trace = TransferSpans()
 
     @property
     def state(self) -> PrefillState:

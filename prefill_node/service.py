@@ -18,6 +18,7 @@ from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import PrefillServicer
 from ..shared.causes import Cause
 from ..shared.config import HandoffConfig
+from ..shared.engine.start import NodeEngine, NodeIdentity
 from ..shared.errors import (
     OverloadedError,
     PeerRefusedError,
@@ -25,19 +26,18 @@ from ..shared.errors import (
     TransferError,
     UnavailableError,
 )
-from ..shared.handoff.curve import check_keys
-from ..shared.handoff.formats import bytes_of
+from ..shared.handoff.carriers.zeromq.curve import check_keys
 from ..shared.handoff.inbox import Inbox
 from ..shared.handoff.lease import LeaseTable, Tenant
-from ..shared.handoff.peer import introduction, refusal
-from ..shared.handoff.uninterrupted import uninterrupted
+from ..shared.handoff.wire.kv_formats import bytes_of
 from ..shared.node.calls import serving_call
-from ..shared.node.engine import NodeEngine, NodeIdentity
+from ..shared.node.introduction import introduction, refusal
 from ..shared.node.metrics import NodeMetrics
 from ..shared.node.transfer_metrics import AttemptRecord
-from ..shared.telemetry import working_on
-from ..shared.tracing import NO_TRACER, Tracer
-from .guests import Guests
+from ..shared.process.uninterrupted import uninterrupted
+from ..shared.telemetry.logs import add_log_context
+from ..shared.telemetry.tracing import NO_TRACER, Tracer
+from .admitted_peers import AdmittedPeers
 from .sending import Sending
 
 log = logging.getLogger("tandem.prefill")
@@ -70,7 +70,9 @@ class PrefillService(PrefillServicer):
         self._tracer = tracer
         self._leases = LeaseTable(config.lease_seconds, time.monotonic)
         metrics.count_leases = lambda: len(self._leases)
-        self._guests = Guests(inbox, engine.world_size, time.monotonic, max_peers=config.max_peers)
+        self._admitted = AdmittedPeers(
+            inbox, engine.world_size, time.monotonic, max_peers=config.max_peers
+        )
         self._sending: dict[int, Sending] = {}
         self.draining = False
 
@@ -84,7 +86,7 @@ class PrefillService(PrefillServicer):
     async def Open(
         self, request: pb.OpenRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.OpenEvent]:
-        working_on(transfer_id=str(request.transfer_id), attempt=str(request.attempt + 1))
+        add_log_context(transfer_id=str(request.transfer_id), attempt=str(request.attempt + 1))
         with serving_call(
             self._tracer,
             "Prefill.Open",
@@ -274,7 +276,7 @@ class PrefillService(PrefillServicer):
             self._engine.kv_heads(request.tensor_parallel_size)  # which the model bounds
             check_keys(request.curve_keys, ranks, request.node_id)
             if ranks:
-                await self._guests.admit(_tenant(request), request.curve_keys)
+                await self._admitted.admit(_tenant(request), request.curve_keys)
         except PeerRefusedError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except (OverloadedError, TransferError) as error:
@@ -296,7 +298,7 @@ class PrefillService(PrefillServicer):
         self, request: pb.LiveRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.TransferIds:
         tenant = _tenant(request)
-        known = not self._engine.curve_keys or self._guests.heard(tenant)
+        known = not self._engine.curve_keys or self._admitted.heard(tenant)
         return pb.TransferIds(ids=self._leases.live(tenant), greet_again=not known)
 
     async def Status(
@@ -312,7 +314,7 @@ class PrefillService(PrefillServicer):
         """Runs for ever: frees what a vanished decode node does not renew."""
         while True:
             await asyncio.sleep(self._leases.lease_seconds / 10)
-            for name in self._guests.dismiss_silent():
+            for name in self._admitted.dismiss_silent():
                 log.info("%s is gone: its keys open the data plane no more", name)
             expired = self._leases.expire()
             if expired:

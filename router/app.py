@@ -11,34 +11,34 @@ from pathlib import Path
 from typing import Any
 
 from ..shared.errors import OverloadedError
-from ..shared.telemetry import logger, working_on
-from ..shared.tracing import NO_TRACER, Tracer, Value, serving
+from ..shared.telemetry.logs import add_log_context, logger
+from ..shared.telemetry.tracing import NO_TRACER, Tracer, Value, serving
 from ..shared.version import version
-from .answer import Folding
-from .bodies import Budget, Share
-from .chat_answer import ChatAnswer
-from .chat_request import parse_chat
-from .completion_answer import CompletionAnswer
-from .completion_request import parse_completion
-from .encoding import encode
+from .cluster.nodes import NodeTable
+from .cluster.registry import Registry
 from .errors import ApiError, DrainingError, internal_error, to_api_error
-from .exchange import JSON_TYPE, ClientGoneError, Exchange
-from .generation import Admitted, Delta, Done, Generation, Item
-from .hosts import AllowedHosts
-from .json_body import parse_json
-from .keys import ApiKeys
+from .generation import AdmittedItem, Delta, Done, Generation, Item
+from .http.api_keys import ApiKeys
+from .http.encoding import encode
+from .http.exchange import JSON_TYPE, ClientGoneError, Exchange
+from .http.held_bytes import Budget, Share
+from .http.hosts import AllowedHosts
+from .http.json_body import parse_json
+from .http.parsing import Parsers
+from .http.slices import Slices
 from .metrics import CONTENT_TYPE, Metrics, RequestMetrics
-from .model import ServedModel
-from .nodes import NodeTable
+from .openai.answer import Folding
+from .openai.chat_answer import ChatAnswer
+from .openai.chat_request import parse_chat
+from .openai.completion_answer import CompletionAnswer
+from .openai.completion_request import parse_completion
 from .options import RouterOptions
-from .parsing import Parsers
-from .registry import Registry
 from .serve import serve
-from .slices import Slices
+from .served_model import ServedModel
 
 log = logger("router")
 
-PAGE = Path(__file__).with_name("chat.html")
+PAGE = Path(__file__).parent / "web" / "chat.html"
 PROBES = ("/live", "/health", "/ready")
 METRICS = "/metrics"
 # Names of unknown fields that are logged, once each; clients may make up any number of them.
@@ -92,7 +92,7 @@ class App:
         exchange = Exchange(scope, receive, send, self._options)
         # A client that keeps its connection would come back to a router that is about to end.
         exchange.closes = self.draining
-        working_on(request_id=exchange.request_id)
+        add_log_context(request_id=exchange.request_id)
         try:
             handler = self._route(exchange)
             await handler(exchange)
@@ -304,7 +304,7 @@ async def _stream(
     """The head goes out only when a node has admitted the request: a refusal has its status."""
     async for item in items:
         match item:
-            case Admitted():
+            case AdmittedItem():
                 await exchange.start_events()
                 await exchange.events(words.opening())
             case Delta():

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from ..proto import tandem_pb2 as pb
 from .choice import Choice
+from .cluster.nodes import Node
 from .echo import PIECE_TOKENS, Echo
 from .errors import NodeError
-from .generation import Admitted, Delta, Generation, Item, PromptScored, Served, Usage
-from .nodes import Node
+from .generation import AdmittedItem, Delta, Generation, Item, PromptScored, Served, Usage
 
 
-class Attempt:
+class NodeAttempt:
     """One prompt and its n choices on one node: its events become items."""
 
     def __init__(self, generation: Generation, number: int, node: Node) -> None:
@@ -33,7 +33,7 @@ class Attempt:
         """The items of one event. Raises ``NodeError`` for a choice that was not asked for."""
         match event.WhichOneof("event"):
             case "admitted":
-                yield Admitted()
+                yield AdmittedItem()
             case "usage":
                 self.served.computed = event.usage
             case "prompt_logprobs":

@@ -17,15 +17,15 @@ import grpc
 
 from ..proto import tandem_pb2 as pb
 from ..shared.errors import NODE_DRAINING, OverloadedError, RequestError, UnavailableError
-from ..shared.telemetry import logger
-from ..shared.tracing import branch, metadata, step
+from ..shared.telemetry.logs import logger
+from ..shared.telemetry.tracing import branch, metadata, step
+from .cluster.inflight import Booking
+from .cluster.nodes import Node, NodeTable
 from .errors import DeadlineError, DrainingError, NodeError
-from .ledger import Booking
-from .nodes import Node, NodeTable
 from .options import RouterOptions
-from .placement import Placement, place
-from .policies import POLICIES, round_robin
-from .prefixes import PromptKeys
+from .placement.node_prefixes import PromptKeys
+from .placement.place import Placement, place
+from .placement.policies import POLICIES, round_robin
 
 log = logger("router")
 

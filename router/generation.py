@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ..proto import tandem_pb2 as pb
 from ..shared.text.stop import StopStrings
-from .model import ServedModel
+from .served_model import ServedModel
 
 
 def new_tokens(values: Iterable[int] = ()) -> array[int]:
@@ -17,7 +17,7 @@ def new_tokens(values: Iterable[int] = ()) -> array[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class EncodedPrompt:
     """``text`` is kept for ``echo`` alone: what the client wrote, or its token ids as text."""
 
     tokens: array[int]
@@ -42,7 +42,7 @@ class Generation:
 
     request_id: str
     model: ServedModel
-    prompts: list[Prompt]
+    prompts: list[EncodedPrompt]
     max_tokens: list[int]
     sampling: pb.Sampling
     text: TextOptions
@@ -82,7 +82,7 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class AdmittedItem:
     """A node has taken the request; from here on the status is 200."""
 
 
@@ -143,4 +143,4 @@ class Done:
     usage: Usage
 
 
-Item = Admitted | Delta | PromptScored | Restarted | Done
+Item = AdmittedItem | Delta | PromptScored | Restarted | Done

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.registry import Collector
 
-from ..shared.stats_line import Work
-from ..shared.tracing import current
-from .access import Access, where_and_why
+from ..shared.telemetry.stats_line import Work
+from ..shared.telemetry.tracing import current
+from .cluster.node_series import NodeCounts, snapshot, text
+from .cluster.nodes import NodeTable
 from .generation import Delta, Done, Generation, Usage
-from .node_series import Standing, snapshot, text
-from .nodes import NodeTable
+from .http.access_log import Access, where_and_why
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 LABEL = ("model_name",)
@@ -136,10 +136,10 @@ class Metrics:
         self._page_until = done + min(MAX_PAGE_SECONDS, PAGE_REUSE * (done - begun))
         return page
 
-    def _standings(self) -> tuple[list[Standing], Counts[tuple[str, str]]]:
+    def _standings(self) -> tuple[list[NodeCounts], Counts[tuple[str, str]]]:
         return snapshot(self._nodes, self._nodes.now()), self._nodes.absent.tally()
 
-    def _render(self, standings: Sequence[Standing], absent: Counts[tuple[str, str]]) -> bytes:
+    def _render(self, standings: Sequence[NodeCounts], absent: Counts[tuple[str, str]]) -> bytes:
         return generate_latest(self.registry) + text(standings, absent).encode()
 
 

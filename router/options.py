@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..shared.config import RouterConfig, prefill_addresses, split_names
+from ..shared.config import RouterConfig, prefill_addresses
+from ..shared.config.fields import split_names
 from ..shared.errors import UsageError
 
 

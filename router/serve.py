@@ -14,13 +14,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from ..proto import tandem_pb2 as pb
-from .attempt import Attempt
+from .attempt import NodeAttempt
+from .cluster.nodes import NodeTable
 from .dispatch import Dispatcher
 from .errors import NodeError
-from .generation import Admitted, Done, Generation, Item, Restarted, Usage
-from .nodes import NodeTable
+from .generation import AdmittedItem, Done, Generation, Item, Restarted, Usage
+from .http.slices import Slices
 from .options import RouterOptions
-from .slices import Slices
 
 # Prompts of one request that are on nodes at the same time; also how many must be admitted before
 # the client is told 200.
@@ -33,7 +33,7 @@ PIECE_TOKENS = 8192
 async def serve(
     generation: Generation, nodes: NodeTable, options: RouterOptions, usage: Usage
 ) -> AsyncGenerator[Item, None]:
-    """``Admitted``, then the deltas of all choices in any order, then ``Done``.
+    """``AdmittedItem``, then the deltas of all choices in any order, then ``Done``.
 
     ``usage`` is filled on the way.
     """
@@ -46,7 +46,7 @@ async def serve(
     held: list[Item] = []
     async with aclosing(runs[0] if len(runs) == 1 else _interleave(runs)) as items:
         async for item in items:
-            if isinstance(item, Admitted):
+            if isinstance(item, AdmittedItem):
                 waiting -= 1
                 if waiting == 0:
                     yield item
@@ -65,7 +65,7 @@ async def _serve_prompt(
 ) -> AsyncGenerator[Item, None]:
     """One prompt and its n choices, on one node at a time."""
     usage.prompt_tokens += len(generation.prompts[number].tokens)
-    attempt: Attempt | None = None
+    attempt: NodeAttempt | None = None
     tokens = generation.prompts[number].tokens
     request = await _message(generation, number)
     async with aclosing(dispatcher.run(request, tokens, streamed=generation.stream)) as events:
@@ -73,7 +73,7 @@ async def _serve_prompt(
             if attempt is None or attempt.node is not node:
                 if attempt is not None:
                     yield Restarted(number)
-                attempt = Attempt(generation, number, node)
+                attempt = NodeAttempt(generation, number, node)
                 usage.served[number] = attempt.served
             items = list(attempt.take(event))
             # At once: a client that is slow to read would keep the choice running.

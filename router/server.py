@@ -16,21 +16,21 @@ import uvicorn
 
 from ..proto.tandem_pb2_grpc import add_RegistryServicer_to_server
 from ..shared.errors import StartupError
-from ..shared.gate import Gate
-from ..shared.lock import OPEN, Lock, check_exposure
-from ..shared.node.probe import ProbeServer
-from ..shared.process_metrics import ProcessMetrics
-from ..shared.stats_line import log_rates
-from ..shared.telemetry import Seldom, logger
-from ..shared.tracing import NO_TRACER, Tracer
+from ..shared.process.probe import ProbeServer
+from ..shared.security.credentials import INSECURE, Credentials, check_exposure
+from ..shared.security.token_interceptor import TokenInterceptor
+from ..shared.telemetry.logs import RateLimitedFilter, logger
+from ..shared.telemetry.process_metrics import ProcessMetrics
+from ..shared.telemetry.stats_line import log_rates
+from ..shared.telemetry.tracing import NO_TRACER, Tracer
 from .app import App
+from .cluster.nodes import NodeTable
+from .cluster.pinned_model import read_pinned
+from .cluster.registry import Registry
+from .cluster.static_nodes import StaticNodes
+from .http.protocol import bounded
 from .metrics import Metrics
-from .nodes import NodeTable
 from .options import RouterOptions
-from .pinned import read_pinned
-from .protocol import bounded
-from .registry import Registry
-from .static_nodes import StaticNodes
 
 log = logger("router")
 uvicorn_log = logging.getLogger("uvicorn.error")
@@ -59,25 +59,30 @@ class Router:
     """
 
     def __init__(
-        self, options: RouterOptions, tracer: Tracer = NO_TRACER, lock: Lock = OPEN
+        self,
+        options: RouterOptions,
+        tracer: Tracer = NO_TRACER,
+        credentials: Credentials = INSECURE,
     ) -> None:
         self.options = options
-        self._lock = lock
+        self._credentials = credentials
         self.http_port = 0
         self.registry_port = 0
         self.metrics_port = 0
-        self.nodes = NodeTable(options.node_timeout, lock=lock)
+        self.nodes = NodeTable(options.node_timeout, credentials=credentials)
         self.registry = Registry(options, self.nodes)
         self.metrics = Metrics(self.nodes)
         self.app = App(options, self.nodes, self.registry, self.metrics, tracer)
-        self._gate = Gate(lock, "tandem_registry_calls_refused")
+        self._gate = TokenInterceptor(credentials, "tandem_registry_calls_refused")
         self.metrics.add(self._gate.refused)
         self.metrics.add(self.nodes.ejections)
-        self._process = ProcessMetrics(self.metrics.registry, lock)
+        self._process = ProcessMetrics(self.metrics.registry, credentials)
         self._metrics_page = ProbeServer("--metrics-port")
-        self._static = StaticNodes(self.nodes, self.registry, options.prefill_addresses, lock)
+        self._static = StaticNodes(
+            self.nodes, self.registry, options.prefill_addresses, credentials
+        )
         # Anybody can send what is not HTTP, or ask for an upgrade; uvicorn logs each of them.
-        self._seldom = Seldom()
+        self._seldom = RateLimitedFilter()
         self._http: _HttpServer | None = None
         self._grpc: grpc.aio.Server | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -88,7 +93,9 @@ class Router:
         when the model cannot be read, ``UsageError`` when nothing would protect the registry from
         other machines."""
         check_exposure(
-            self._lock, self.options.insecure, {"--registry-host": self.options.registry_host}
+            self._credentials,
+            self.options.insecure,
+            {"--registry-host": self.options.registry_host},
         )
         # One text at a time: tokenizers' own thread pool would only cost memory.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -161,7 +168,7 @@ class Router:
             maximum_concurrent_rpcs=max(1024, REGISTRY_CALLS_A_NODE * self.options.max_nodes),
         )
         add_RegistryServicer_to_server(self.registry, self._grpc)
-        self.registry_port = self._lock.bind(
+        self.registry_port = self._credentials.bind(
             self._grpc, self.options.registry_host, self.options.registry_port, "the registry"
         )
         await self._grpc.start()
@@ -206,13 +213,13 @@ async def run_router(
     stop: asyncio.Event,
     on_ready: Callable[[Router], None],
     tracer: Tracer = NO_TRACER,
-    lock: Lock = OPEN,
+    credentials: Credentials = INSECURE,
 ) -> None:
     """Run until ``stop`` is set, then drain. Signals are the caller's: set ``stop`` from them.
 
     Raises ``StartupError``, and whatever ends a part of the router by itself.
     """
-    router = Router(options, tracer, lock)
+    router = Router(options, tracer, credentials)
     sys.setswitchinterval(SWITCH_SECONDS)
     await router.start()
     # What was imported lives as long as the process: no collection has to look at it again.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import trustme
 
-from tandem.shared.config import LockConfig
+from tandem.shared.config import SecurityConfig
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Papers:
     def flags(self) -> list[str]:
         return [f"--tls-cert={self.cert}", f"--tls-key={self.key}", f"--tls-ca={self.ca}"]
 
-    def config(self, **fields: str) -> LockConfig:
+    def config(self, **fields: str) -> SecurityConfig:
         files = {"tls_cert": str(self.cert), "tls_key": str(self.key), "tls_ca": str(self.ca)}
-        return LockConfig(**(files | fields))
+        return SecurityConfig(**(files | fields))
 
 
 def issue(folder: Path, *names: str) -> Papers:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.shared.handoff.cuda_driver import device_count
+from tandem.shared.handoff.carriers.cuda_ipc.cuda_driver import device_count
 
 if find_spec("hypothesis") is not None:  # it is not on every machine with a GPU
     from hypothesis import HealthCheck, settings

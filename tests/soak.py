@@ -29,7 +29,7 @@ from typing import Any
 
 import psutil
 
-from tandem.router.survey import survey
+from tandem.router.doctor.survey import survey
 
 from .benchmarks.report import write
 from .end_to_end.baseline import Baseline

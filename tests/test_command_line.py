@@ -27,10 +27,10 @@ from tandem import __main__ as launcher
 from tandem.__main__ import _plain_environment, cli
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.config import EngineConfig, NodeConfig, ServeConfig
+from tandem.shared.config.command_line import command_options, fill
 from tandem.shared.errors import StartupError, UsageError
-from tandem.shared.local_token import left_token
-from tandem.shared.lock import OPEN
-from tandem.shared.options import command_options, fill
+from tandem.shared.security.credentials import INSECURE
+from tandem.shared.security.local_token import left_token
 from tandem.tests.certificates import issue
 from tandem.tests.end_to_end.cluster import running, until
 
@@ -364,7 +364,7 @@ def test_the_launchers_lock_reaches_every_part_and_its_token_no_argument() -> No
     flags = ["--cluster-token=secret", "--tls-cert=c.pem", "--tls-key=k.pem", "--prefill-nodes=1"]
     values = cli.commands["serve"].make_context("serve", flags).params
     started: Any = Started()
-    launcher._start_router(started, values, OPEN, 0.0)
+    launcher._start_router(started, values, INSECURE, 0.0)
     launcher._start_nodes(started, fill(ServeConfig, values), values, "127.0.0.1:2", 0.0)
     assert [arguments[0] for arguments in started.arguments] == [
         "router",
@@ -381,7 +381,7 @@ def test_the_registry_of_serve_is_where_it_was_asked_to_be() -> None:
     flags = ["--registry-host=10.0.0.1", "--registry-port=8123", "--insecure"]
     values = cli.commands["serve"].make_context("serve", flags).params
     started: Any = Started()
-    _, _, registry = launcher._start_router(started, values, OPEN, 0.0)
+    _, _, registry = launcher._start_router(started, values, INSECURE, 0.0)
     launcher._start_nodes(started, fill(ServeConfig, values), values, registry, 0.0)
     router, node = started.arguments
     assert {"--registry-host=10.0.0.1", "--registry-port=8123"} <= set(router)
@@ -401,7 +401,7 @@ def test_serve_waits_for_a_load_as_long_as_the_node_does(
 ) -> None:
     made = MagicMock()
     made.return_value.wait_ready.side_effect = StartupError("enough is known")
-    monkeypatch.setattr("tandem.shared.node.launch.Cluster", made)
+    monkeypatch.setattr("tandem.shared.launch.cluster.Cluster", made)
     monkeypatch.setattr(launcher.signal, "signal", lambda *_: None)
     monkeypatch.setattr(launcher.time, "monotonic", lambda: 100.0)
     values = cli.commands["serve"].make_context("serve", flags).params
@@ -440,8 +440,8 @@ def test_serve_tells_each_node_its_gpu_and_who_shares_it(
     monkeypatch, capsys, gpus: int, devices: tuple[str | None, ...]
 ) -> None:
     monkeypatch.setattr(launcher, "_await_ready", lambda *_: None)
-    monkeypatch.setattr("tandem.shared.node.gpus.device_count", lambda: gpus)
-    monkeypatch.setattr("tandem.shared.node.gpus._torch_has_cuda", lambda: True)
+    monkeypatch.setattr("tandem.shared.launch.gpus.device_count", lambda: gpus)
+    monkeypatch.setattr("tandem.shared.launch.gpus._torch_has_cuda", lambda: True)
     values = cli.commands["serve"].make_context("serve", ["--prefill-nodes=1"]).params
     started: Any = Started()
     launcher._start_nodes(started, fill(ServeConfig, values), values, "r:1", 0.0)

@@ -26,34 +26,49 @@ ALLOWED = {
     "router": (
         "router",
         "proto",
-        "shared.addresses",
-        # Routers leave decode nodes alone as those do prefill nodes: by one class, without torch.
-        "shared.backoff",
+        "shared.causes",
+        "shared.errors",
+        "shared.version",
+        "shared.unix_sockets",
+        "shared.config",
+        "shared.text",
+        "shared.security",
+        "shared.process",
+        "shared.telemetry",
         "shared.models.fingerprint",
         "shared.models.registry",
         "shared.weights.locate",
-        "shared.text",
-        "shared.config",
-        "shared.causes",
-        "shared.errors",
-        "shared.handoff.carrier_names",
-        "shared.telemetry",
-        "shared.tracing",
-        "shared.version",
         "shared.kv.prefix_keys",
-        "shared.lock",
-        "shared.meeting",
-        "shared.roles",
-        "shared.gate",
-        "shared.limits",
-        "shared.prefilled",
-        "shared.process_metrics",
-        "shared.reread",
-        "shared.stats_line",
-        "shared.node.probe",
-        "shared.node.prompts",
+        "shared.handoff.carriers.names",
     ),
 }
+# Inside shared/, each may import those before it, and itself.
+ORDER: tuple[tuple[str, ...], ...] = (
+    ("causes",),
+    ("errors", "version"),
+    ("unix_sockets",),
+    ("config",),
+    ("text",),
+    ("security",),
+    ("process",),
+    ("telemetry",),
+    ("builtin_model",),
+    (
+        "models.spec",
+        "models.config",
+        "models.no_effect",
+        "models.families",
+        "models.registry",
+        "models.fingerprint",
+    ),
+    ("kv",),
+    ("weights",),
+    ("models",),
+    ("handoff",),
+    ("engine",),
+    ("node",),
+    ("launch",),
+)
 WEB = ("fastapi", "uvicorn", "starlette", "grpc", "prometheus_client")
 
 
@@ -85,6 +100,26 @@ def test_folders_import_only_what_they_may(folder: str) -> None:
     modules = [module for module in MODULES if module.parts[0] == folder]
     assert modules
     assert {str(m): bad for m in modules if (bad := outside(m))} == {}
+
+
+def tier(name: str) -> int:
+    """Where a module of ``shared`` stands in ``ORDER``: by the longest entry that it lies in."""
+    name = name.removeprefix("tandem.shared.")
+    lies_in = [
+        (len(entry), at) for at, names in enumerate(ORDER) for entry in names if within(name, entry)
+    ]
+    assert lies_in, f"shared.{name} has no place in ORDER"
+    return max(lies_in)[1]
+
+
+def test_nothing_in_shared_imports_upwards() -> None:
+    modules = [m for m in MODULES if m.parts[0] == "shared" and m.name != "__init__.py"]
+    wrong = []
+    for module in modules:
+        own = ".".join(("tandem", *module.with_suffix("").parts))
+        ours = [n for n in imports(module) if within(n, "tandem.shared")]
+        wrong += [f"{module}: {n}" for n in ours if tier(n) > tier(own)]
+    assert wrong == []
 
 
 def test_imports_across_folders_are_relative() -> None:
@@ -128,7 +163,7 @@ def loaded_by(module: str) -> set[str]:
         ("tandem.router.server", {"torch", "transformers", "triton"}),
         ("tandem.shared.text.tokenizer", {"torch", "transformers", "triton"}),
         (
-            "tandem.shared.engine.rank_setup",
+            "tandem.shared.engine.rank.setup",
             {*WEB, "transformers", "torch._dynamo", "numba", "triton"},
         ),
         ("tandem.shared.engine.api", {*WEB, "torch", "transformers"}),

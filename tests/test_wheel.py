@@ -46,7 +46,7 @@ def test_every_module_is_inside(names: set[str]) -> None:
         "py.typed",
         "proto/tandem.proto",
         "proto/tandem_pb2.pyi",
-        "router/chat.html",
+        "router/web/chat.html",
         "shared/builtin_model/weights/config.json",
         "shared/builtin_model/weights/generation_config.json",
         "shared/builtin_model/weights/model.safetensors",

@@ -1,6 +1,7 @@
 """Decode attention over the paged cache, read where it lies, for all decoding rows of a step.
 
-Shapes as in ``reference.py``. A KV head of one row, with its query heads, is one piece of work.
+Shapes as in ``reference/attention.py``. A KV head of one row, with its query heads, is one unit of
+work.
 """
 
 from __future__ import annotations

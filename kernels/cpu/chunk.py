@@ -1,8 +1,8 @@
 """Attention of the rows of a chunk over the paged cache, without writing their scores out.
 
-Shapes as in ``reference.py``. Blocks of tokens are attended one after the other, with the running
-maximum and sum of each row (Dao et al. 2022, "FlashAttention"). Both products of a block are
-``multiply_tile``'s: K and V are first laid out in panels, which all query heads of a KV head share.
+Shapes as in ``reference/attention.py``. Blocks of tokens are attended one after the other, with the
+running maximum and sum of each row (Dao et al. 2022, "FlashAttention"). Both products of a block
+are ``multiply_tile``'s, on panels of K and V that all query heads of a KV head share.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numba import prange
 
-from .. import reference
-from ..reference import Context
+from ..reference import attention as reference
+from ..reference.attention import SequenceContext
 from .attention import NO_WINDOW, highest_of
 from .exponential import exp
 from .jit import WIDE, array, castable, kernel
@@ -33,7 +33,7 @@ def attend(
     q_THD: torch.Tensor,
     keys_KND: torch.Tensor,
     values_KND: torch.Tensor,
-    contexts: Sequence[Context],
+    contexts: Sequence[SequenceContext],
     window: int | None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -57,7 +57,7 @@ def attend(
 
 
 def _panels(
-    keys: np.ndarray, values: np.ndarray, context: Context, first: int
+    keys: np.ndarray, values: np.ndarray, context: SequenceContext, first: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """K [heads, blocks, tokens / LANES, D, LANES] and V [heads, blocks, D / LANES, tokens, LANES],
     of the tokens from ``first`` on."""

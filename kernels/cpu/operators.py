@@ -6,11 +6,12 @@ from functools import cache
 
 import torch
 
-from .. import linear, reference
 from ..decode_rows import DecodeShape, decode_rows
-from ..linear import Product
 from ..operators import TorchOperators
-from ..reference import Context
+from ..reference import attention as reference
+from ..reference import linear
+from ..reference.attention import SequenceContext
+from ..reference.linear import Product
 from . import chunk, pointwise
 from .attention import attend
 from .jit import WIDE, array, castable
@@ -103,7 +104,7 @@ class CompiledOperators(TorchOperators):
         keys, values = torch.zeros(2, 1, 1, 2, dtype=shape.cache_dtype)
         ones = torch.ones(1, 3, 2, dtype=shape.dtype)
         q = self.turn_and_cache(ones, ones[0, :2], 1e-6, (angle, angle), (keys, values), slots)
-        contexts = [Context(slice(0, 1), 0, [0], 1)]
+        contexts = [SequenceContext(slice(0, 1), 0, [0], 1)]
         for rows in (None, decode_rows(contexts, q.device)):
             self.paged_attention(q, keys, values, contexts, None, rows)
         return True

@@ -2,7 +2,8 @@
 its work, and each of these would be five to twenty calls; for many they would go over memory as
 often.
 
-Shapes as in ``reference.py``; activations of one type, the cache of another. Sums are fp32.
+Shapes as in ``reference/attention.py``; activations of one type, the cache of another. Sums are
+fp32.
 """
 
 from __future__ import annotations

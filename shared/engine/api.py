@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 
 from ..config import EngineConfig
 from ..errors import RequestError, StartupError, UnavailableError, UsageError
-from ..node.engine import NodeEngine, NodeIdentity, start_engine
 from ..text.stop import StopMatcher
 from ..text.tokenizer import Tokenizer
 from .plan import PositionLogprobs, SamplingParams
@@ -29,6 +28,7 @@ from .request import build_sequences, check_params
 from .scheduler import StepOutput
 from .sequence import FinishReason
 from .sequence import Sequence as EngineSequence
+from .start import NodeEngine, NodeIdentity, start_engine
 
 log = logging.getLogger(__name__)
 

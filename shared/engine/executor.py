@@ -18,12 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..devices import RankDevice, RankMemory
 from ..errors import ModelError, StartupError
+from ..kv.planning import RankDevice, RankMemory
 from .channel import PREFIX_BYTES, body_length, pack, unpack
 from .core import ExecutorLostError, StepFailedError
 from .plan import StepFailure, StepPlan, StepResult, plan_to_wire, result_from_wire
-from .pulse import Pulse
+from .watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class _Rank:
     replies: asyncio.Queue[tuple[str, Any]] = field(default_factory=asyncio.Queue)
     pump: asyncio.Task[None] | None = None
     unanswered: int = 0  # pings since the rank was last heard
-    pulse: Pulse = field(default_factory=Pulse)
+    watchdog: Watchdog = field(default_factory=Watchdog)
 
 
 class RankPool:
@@ -124,7 +124,7 @@ class RankPool:
         payload = [plan_to_wire(plan), [[key, *transfer] for key, transfer in streams.items()]]
         message = pack("step", payload)
         for rank in self._ranks:
-            rank.pulse.begin()
+            rank.watchdog.begin()
             rank.writer.write(message)
         try:
             answers = await self._answers()
@@ -200,7 +200,7 @@ class RankPool:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "tandem.shared.engine.rank",
+                "tandem.shared.engine.rank.process",
                 str(theirs.fileno()),
                 pass_fds=[theirs.fileno()],
                 env=_ENVIRONMENT | os.environ | {"PYTHONSAFEPATH": "1"},
@@ -259,10 +259,10 @@ class RankPool:
                 if kind == "event":
                     self._on_event(rank.index, payload)
                 elif kind == "pong":
-                    rank.pulse.answered(payload)
+                    rank.watchdog.answered(payload)
                 else:
                     if kind == "result":
-                        rank.pulse.end()
+                        rank.watchdog.end()
                     rank.replies.put_nowait((kind, payload))
         except (asyncio.IncompleteReadError, ConnectionError):
             with contextlib.suppress(TimeoutError):
@@ -310,7 +310,7 @@ def _standing_still(rank: _Rank) -> str:
     """In which way a rank does; empty: in none."""
     if rank.unanswered >= MAX_UNANSWERED:
         return f"gave no sign of life for {MAX_UNANSWERED * PING_SECONDS:g} s"
-    if still := rank.pulse.still:
+    if still := rank.watchdog.still:
         return f"answers, but has computed no layer of a step for {still * PING_SECONDS:g} s"
     return ""
 

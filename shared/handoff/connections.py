@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..limits import MAX_PEERS
-from .messages import PeerJoined
+from ..config.limits import MAX_PEERS
+from .plane.messages import PeerJoined
 
 NONE, MIXED = "none", "mixed"
 

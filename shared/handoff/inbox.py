@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from ..limits import MAX_PEERS
+from ..config.limits import MAX_PEERS
 from .connections import Connections
-from .messages import (
+from .plane.messages import (
     Admitted,
     CancelExpect,
     Cancelled,
@@ -36,7 +36,7 @@ log = logging.getLogger("tandem.handoff")
 QUIET_SECONDS = 10.0
 
 
-class Attempt:
+class ExpectedAttempt:
     """The news of one attempt: events from the ranks of this node, and what the head adds.
 
     The queue is bounded by what can happen in one attempt: a few events a part, one a step, and one
@@ -80,21 +80,21 @@ class Inbox:
     ) -> None:
         self._send = send
         self._on_plane_failed = on_plane_failed
-        self._attempts: dict[tuple[int, int], Attempt] = {}
+        self._attempts: dict[tuple[int, int], ExpectedAttempt] = {}
         self.stats: dict[int, DataPlaneStats] = {}  # what each rank last reported
         self.connections = Connections(max_peers)
         # Rank and version of a list of keys that is in force there.
         self.on_admitted: Callable[[int, int], None] = lambda rank, version: None
 
-    def open(self, transfer_id: int, attempt: int) -> Attempt:
+    def open(self, transfer_id: int, attempt: int) -> ExpectedAttempt:
         """Begin to collect events. Raises ``KeyError`` when the attempt is already open."""
         key = (transfer_id, attempt)
         if key in self._attempts:
             raise KeyError(f"transfer {transfer_id} attempt {attempt} is already open")
-        self._attempts[key] = Attempt(transfer_id, attempt)
+        self._attempts[key] = ExpectedAttempt(transfer_id, attempt)
         return self._attempts[key]
 
-    def command(self, attempt: Attempt, rank: int, command: Command) -> None:
+    def command(self, attempt: ExpectedAttempt, rank: int, command: Command) -> None:
         attempt.engage(rank, command)
         self._send(rank, to_wire(command))
 
@@ -133,7 +133,7 @@ class Inbox:
             attempt.news.put_nowait(event)
             attempt.quiet(rank, event)
 
-    async def close(self, attempt: Attempt, *, sending: bool) -> None:
+    async def close(self, attempt: ExpectedAttempt, *, sending: bool) -> None:
         """Return once no rank reads or writes the attempt's blocks: cancel what still runs.
 
         When a rank does not confirm in time its blocks can never be freed safely, so the node is

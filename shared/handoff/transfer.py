@@ -78,7 +78,7 @@ class Limit:
     idle: float = INFINITY
 
 
-class Life(Generic[S]):
+class TransferState(Generic[S]):
     """One attempt's state, since when, and when something last moved.
 
     ``request_seconds``: when the request that it belongs to ends, in whatever state it is then.
@@ -158,7 +158,7 @@ class Life(Generic[S]):
 
 def decode_life(
     name: str, *, request_seconds: float, silence_seconds: float, clock: Callable[[], float]
-) -> Life[DecodeState]:
+) -> TransferState[DecodeState]:
     """``silence_seconds``: without a sign of life, the peer is taken to be gone."""
     limits = {
         DecodeState.RESERVED: Limit(GREET_SECONDS),
@@ -166,12 +166,14 @@ def decode_life(
         DecodeState.RECEIVING: Limit(idle=silence_seconds),
         DecodeState.VERIFYING: Limit(ACCOUNT_SECONDS),
     }
-    return Life(name, DecodeState.RESERVED, DECODE_TRANSITIONS, limits, request_seconds, clock)
+    return TransferState(
+        name, DecodeState.RESERVED, DECODE_TRANSITIONS, limits, request_seconds, clock
+    )
 
 
 def prefill_life(
     name: str, *, request_seconds: float, still_seconds: float, clock: Callable[[], float]
-) -> Life[PrefillState]:
+) -> TransferState[PrefillState]:
     """``still_seconds``: how long the node may compute nothing while the prompt waits for it.
 
     Progress of a held transfer is the data plane's to watch: only it sees bytes confirmed.
@@ -182,4 +184,6 @@ def prefill_life(
         PrefillState.RUNNING: still,
         PrefillState.STREAMING: still,
     }
-    return Life(name, PrefillState.QUEUED, PREFILL_TRANSITIONS, limits, request_seconds, clock)
+    return TransferState(
+        name, PrefillState.QUEUED, PREFILL_TRANSITIONS, limits, request_seconds, clock
+    )

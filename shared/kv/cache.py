@@ -17,10 +17,7 @@ import numpy as np
 import torch
 
 from ...kernels.fp8 import castable, indexable
-from ..models.memory import bytes_per_block, plan_num_blocks
 from ..models.spec import DecoderSpec
-
-__all__ = ["KVCache", "bytes_per_block", "plan_num_blocks"]
 
 # With more runs than this, one indexed copy is cheaper than a copy for each run.
 _MAX_RUNS = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from .published import PublishedPrefixes
+from .published import PrefixDigest
 
 
 class PrefixIndex:
@@ -14,7 +14,7 @@ class PrefixIndex:
         self._blocks: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
-        self.published = PublishedPrefixes()
+        self.published = PrefixDigest()
 
     @property
     def idle(self) -> int:

@@ -31,7 +31,7 @@ class Changes:
     removed: list[int]
 
 
-class PublishedPrefixes:
+class PrefixDigest:
     """The sample, and which of it has changed lately. Its first version is 1."""
 
     def __init__(self, max_keys: int = MAX_KEYS, max_changes: int = MAX_CHANGES) -> None:

@@ -8,7 +8,7 @@ from ...kernels.decode_rows import DecodeShape
 from .batch import ForwardBatch
 from .linear import ColumnParallel, RowParallel
 from .norm import HeadNorm
-from .parallel import Placement, Slot
+from .parallel import WeightPlacement, WeightSlot
 from .spec import AttentionSpec
 
 Angles = tuple[torch.Tensor, torch.Tensor]
@@ -20,7 +20,9 @@ class Attention:
     """This rank's heads of one layer's attention, in two halves: what ends with K and V in the
     cache, and the rest."""
 
-    def __init__(self, place: Placement, spec: AttentionSpec, hidden: int, eps: float) -> None:
+    def __init__(
+        self, place: WeightPlacement, spec: AttentionSpec, hidden: int, eps: float
+    ) -> None:
         tp, dim = place.tp, spec.head_dim
         query = tp.share(spec.num_heads)
         kv = spec.kv.heads_of(tp.rank, tp.size)
@@ -61,7 +63,7 @@ class Attention:
             keys.device, self.activations, keys.dtype, *heads, self.dim, self.window, block_size
         )
 
-    def slots(self, prefix: str) -> dict[str, Slot]:
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """The parameters by name, for the loader."""
         slots = self.qkv.slots(prefix) | self.o.slots(prefix)
         return slots if self.norm is None else slots | self.norm.slots(prefix)

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from ...kernels.decode_rows import DecodeRows, decode_rows
-from ...kernels.reference import Context
+from ...kernels.reference.attention import SequenceContext
 
 
 class Rows(Protocol):
@@ -40,7 +40,7 @@ class ForwardBatch:
     tokens: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
-    contexts: list[Context]
+    contexts: list[SequenceContext]
     output_rows: torch.Tensor
     decodes: DecodeRows | None = None
     needs_logits: bool = True
@@ -59,7 +59,7 @@ def build_batch(
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
-    contexts: list[Context] = []
+    contexts: list[SequenceContext] = []
     for sequence in sequences:
         table, start = sequence.block_table, sequence.start
         first, count = len(tokens), len(sequence.tokens)
@@ -67,7 +67,7 @@ def build_batch(
         span = range(start, start + count)
         positions += span
         slots += [table[p // block_size] * block_size + p % block_size for p in span]
-        contexts.append(Context(slice(first, first + count), start, table, block_size))
+        contexts.append(SequenceContext(slice(first, first + count), start, table, block_size))
     if output_rows is None:
         output_rows = [context.rows.stop - 1 for context in contexts]
     return ForwardBatch(

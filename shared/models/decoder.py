@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
-from ...kernels.linear import Product
+from ...kernels.reference.linear import Product
 from ..errors import StartupError
 from .attention import Angles, Attention, LayerKV
 from .batch import ForwardBatch
@@ -15,7 +15,7 @@ from .ffn import DenseMLP
 from .mla import LatentAttention
 from .moe import MoE
 from .norm import RMSNorm
-from .parallel import Placement, Slot
+from .parallel import WeightPlacement, WeightSlot
 from .rope import Rope
 from .spec import (
     AttentionSpec,
@@ -33,7 +33,7 @@ OnLayer = Callable[[int], None]
 class VocabParallel:
     """A [vocabulary, hidden] table, each rank holding a range of the rows: embedding and head."""
 
-    def __init__(self, place: Placement, vocab: int, hidden: int) -> None:
+    def __init__(self, place: WeightPlacement, vocab: int, hidden: int) -> None:
         self.tp = place.tp
         self.operators = place.operators
         self.activations = place.activations
@@ -62,10 +62,12 @@ class VocabParallel:
         full = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         return full[:, : self.vocab].float()
 
-    def slot(self) -> Slot:
+    def slot(self) -> WeightSlot:
         """The parameter, for the loader."""
         target = self.weight[: len(self.mine)]
-        return Slot(target, (self.vocab, self.weight.shape[1]), 0, self.mine.start, self.mine.stop)
+        return WeightSlot(
+            target, (self.vocab, self.weight.shape[1]), 0, self.mine.start, self.mine.stop
+        )
 
     def finish(self, keep_table: bool) -> None:
         """Called once filled, on a table used as head; one that also embeds keeps its plain rows,
@@ -78,7 +80,7 @@ class VocabParallel:
 class Layer:
     """One pre-norm layer."""
 
-    def __init__(self, place: Placement, spec: LayerSpec, hidden: int, eps: float) -> None:
+    def __init__(self, place: WeightPlacement, spec: LayerSpec, hidden: int, eps: float) -> None:
         self.attention_norm = RMSNorm(place, hidden, eps)
         self.attention = _attention(place, spec.attention, hidden, eps)
         self.mlp_norm = RMSNorm(place, hidden, eps)
@@ -97,7 +99,7 @@ class Layer:
         normed, x = self.mlp_norm.add(self.attention.attend(q, batch, cache), x)
         return x + self.mlp(normed)
 
-    def slots(self, prefix: str) -> dict[str, Slot]:
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """The parameters by name, for the loader."""
         return {
             **self.attention_norm.slots(f"{prefix}.attention_norm"),
@@ -108,7 +110,7 @@ class Layer:
 
 
 def _attention(
-    place: Placement, spec: AttentionSpec | MLASpec, hidden: int, eps: float
+    place: WeightPlacement, spec: AttentionSpec | MLASpec, hidden: int, eps: float
 ) -> Attention | LatentAttention:
     match spec:
         case AttentionSpec():
@@ -117,7 +119,7 @@ def _attention(
             return LatentAttention(place, spec, hidden)
 
 
-def _feed_forward(place: Placement, spec: DenseSpec | MoESpec, hidden: int) -> DenseMLP | MoE:
+def _feed_forward(place: WeightPlacement, spec: DenseSpec | MoESpec, hidden: int) -> DenseMLP | MoE:
     match spec:
         case DenseSpec():
             return DenseMLP(place, spec, hidden)
@@ -129,7 +131,7 @@ class Decoder:
     """A rank's part of the model. Parameters are unfilled until the loader has been over
     ``slots()`` and has called ``finish()``."""
 
-    def __init__(self, spec: DecoderSpec, place: Placement) -> None:
+    def __init__(self, spec: DecoderSpec, place: WeightPlacement) -> None:
         problem = tensor_parallel_problem(spec, place.tp.size)
         if problem is not None:
             raise StartupError(f"tensor parallelism over {place.tp.size} ranks: {problem}")
@@ -178,7 +180,7 @@ class Decoder:
         together = self.place.operators.attends_together
         return bool(kinds) and all(together(kind) for kind in kinds)
 
-    def slots(self) -> dict[str, Slot]:
+    def slots(self) -> dict[str, WeightSlot]:
         """Every parameter of this rank by name: what the loader must fill."""
         slots = {"embed.weight": self.embed.slot(), **self.norm.slots("norm")}
         if self.head is not self.embed:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from .linear import ColumnParallel, RowParallel
-from .parallel import Placement, Slot
+from .parallel import WeightPlacement, WeightSlot
 from .spec import DenseSpec
 
 
 class DenseMLP:
     """``down(silu(gate(x)) * up(x))``, the width split over ranks."""
 
-    def __init__(self, place: Placement, spec: DenseSpec, hidden: int) -> None:
+    def __init__(self, place: WeightPlacement, spec: DenseSpec, hidden: int) -> None:
         assert spec.activation == "silu", "families refuse others"
         mine = place.tp.share(spec.intermediate)
         part = (spec.intermediate, mine)
@@ -27,7 +27,7 @@ class DenseMLP:
         """This rank's summand; there must be no bias."""
         return self.down.partial(self.operators.silu_and_mul(self.gate_up(x)))
 
-    def slots(self, prefix: str) -> dict[str, Slot]:
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """The parameters by name, for the loader."""
         return self.gate_up.slots(prefix) | self.down.slots(prefix)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ...kernels.linear import Product
-from .parallel import Placement, Slot, whole
+from ...kernels.reference.linear import Product
+from .parallel import WeightPlacement, WeightSlot, whole
 
 
 class ColumnParallel:
@@ -15,7 +15,7 @@ class ColumnParallel:
     """
 
     def __init__(
-        self, place: Placement, inputs: int, parts: dict[str, tuple[int, range]], bias: bool
+        self, place: WeightPlacement, inputs: int, parts: dict[str, tuple[int, range]], bias: bool
     ) -> None:
         outputs = sum(len(mine) for _, mine in parts.values())
         self.weight = place.empty(outputs, inputs)
@@ -29,19 +29,21 @@ class ColumnParallel:
         assert self._product is not None, "finish() comes first"
         return self._product(x)
 
-    def slots(self, prefix: str) -> dict[str, Slot]:
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """The parameters by name, for the loader."""
         slots, row = {}, 0
         for name, (total, mine) in self.parts.items():
             rows = slice(row, row + len(mine))
             row += len(mine)
             weight = self.weight[rows]
-            slots[f"{prefix}.{name}.weight"] = Slot(
+            slots[f"{prefix}.{name}.weight"] = WeightSlot(
                 weight, (total, self.inputs), 0, mine.start, mine.stop
             )
             if self.bias is not None:
                 bias = self.bias[rows]
-                slots[f"{prefix}.{name}.bias"] = Slot(bias, (total,), 0, mine.start, mine.stop)
+                slots[f"{prefix}.{name}.bias"] = WeightSlot(
+                    bias, (total,), 0, mine.start, mine.stop
+                )
         return slots
 
     def finish(self) -> None:
@@ -54,7 +56,7 @@ class RowParallel:
     """Each rank takes a range of the inputs, and the products are summed."""
 
     def __init__(
-        self, place: Placement, name: str, inputs: int, mine: range, outputs: int, bias: bool
+        self, place: WeightPlacement, name: str, inputs: int, mine: range, outputs: int, bias: bool
     ) -> None:
         self.weight = place.empty(outputs, len(mine))
         self.bias = place.empty(outputs) if bias else None
@@ -75,11 +77,13 @@ class RowParallel:
         assert self._product is not None, "finish() comes first"
         return self._product(x)
 
-    def slots(self, prefix: str) -> dict[str, Slot]:
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """The parameters by name, for the loader."""
         shape = (self.weight.shape[0], self.inputs)
         name = f"{prefix}.{self.name}"
-        slots = {f"{name}.weight": Slot(self.weight, shape, 1, self.mine.start, self.mine.stop)}
+        slots = {
+            f"{name}.weight": WeightSlot(self.weight, shape, 1, self.mine.start, self.mine.stop)
+        }
         if self.bias is not None:
             slots[f"{name}.bias"] = whole(self.bias)
         return slots

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import torch
 
-from ...kernels import reference
-from ...kernels.latent import latent_attention
+from ...kernels.reference import attention as reference
+from ...kernels.reference.latent import latent_attention
 from .attention import Angles, LayerKV
 from .batch import ForwardBatch
 from .linear import ColumnParallel, RowParallel
 from .norm import RMSNorm
-from .parallel import Placement, Slot
+from .parallel import WeightPlacement, WeightSlot
 from .spec import MLASpec
 
 
@@ -22,7 +22,7 @@ class LatentAttention:
     """This rank's heads of one layer's attention, in two halves: what ends with the latent in the
     cache, and the rest. The latent is computed, and kept, by every rank."""
 
-    def __init__(self, place: Placement, spec: MLASpec, hidden: int) -> None:
+    def __init__(self, place: WeightPlacement, spec: MLASpec, hidden: int) -> None:
         heads = place.tp.share(spec.num_heads)
         q_part = _part(spec.num_heads, heads, spec.qk_dim)
         kv_part = (spec.kv.dim, range(spec.kv.dim))
@@ -66,7 +66,7 @@ class LatentAttention:
         attended = latent_attention(q, latents, k_up, v_up, batch.contexts, scale)
         return self.o(attended.reshape(q.shape[0], -1))
 
-    def slots(self, prefix: str) -> dict[str, Slot]:
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """The parameters by name, for the loader."""
         return {
             **({} if self.queries is None else self.queries.slots(prefix)),
@@ -99,14 +99,16 @@ class LatentAttention:
 class CompressedQueries:
     """From the compressed query to this rank's heads."""
 
-    def __init__(self, place: Placement, rank: int, part: tuple[int, range], eps: float) -> None:
+    def __init__(
+        self, place: WeightPlacement, rank: int, part: tuple[int, range], eps: float
+    ) -> None:
         self.norm = RMSNorm(place, rank, eps)
         self.up = ColumnParallel(place, rank, {"q_b": part}, bias=False)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.up(self.norm(x))
 
-    def slots(self, prefix: str) -> dict[str, Slot]:
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """The parameters by name, for the loader."""
         return self.norm.slots(f"{prefix}.q_a_norm") | self.up.slots(prefix)
 
@@ -115,7 +117,7 @@ class HeadsOfLatent:
     """What makes keys and values of this rank's heads out of a latent. It is no product of its own:
     attention multiplies with it on whichever side is cheaper."""
 
-    def __init__(self, place: Placement, spec: MLASpec, heads: range) -> None:
+    def __init__(self, place: WeightPlacement, spec: MLASpec, heads: range) -> None:
         self.part = _part(spec.num_heads, heads, spec.nope_dim + spec.v_dim)
         self.weight = place.empty(len(self.part[1]), spec.kv_lora_rank)
         self.shape = (len(heads), spec.nope_dim + spec.v_dim, spec.kv_lora_rank)
@@ -129,11 +131,11 @@ class HeadsOfLatent:
         assert self._halves is not None, "finish() comes first"
         return self._halves
 
-    def slots(self, prefix: str) -> dict[str, Slot]:
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """The parameter by name, for the loader."""
         total, mine = self.part
         shape = (total, self.weight.shape[1])
-        return {f"{prefix}.kv_b.weight": Slot(self.weight, shape, 0, mine.start, mine.stop)}
+        return {f"{prefix}.kv_b.weight": WeightSlot(self.weight, shape, 0, mine.start, mine.stop)}
 
     def finish(self) -> None:
         """Called once the parameter is filled."""

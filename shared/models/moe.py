@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import torch
 
-from ...kernels.linear import Product
+from ...kernels.reference.linear import Product
 from .ffn import DenseMLP
-from .parallel import Placement, Slot, whole
+from .parallel import WeightPlacement, WeightSlot, whole
 from .spec import MoESpec, RouterSpec
 
 # Sigmoids of very negative logits are all zero in float32, and must not be divided by their sum.
@@ -22,9 +22,9 @@ _NO_SCORE = 1e-20
 class MoE:
     """Every rank routes all rows, alike, and has a part of every expert's width."""
 
-    def __init__(self, place: Placement, spec: MoESpec, hidden: int) -> None:
+    def __init__(self, place: WeightPlacement, spec: MoESpec, hidden: int) -> None:
         self.tp = place.tp
-        self.router = Router(place, spec.router, hidden)
+        self.router = ExpertRouter(place, spec.router, hidden)
         self.shared = DenseMLP(place, spec.shared, hidden)
         self.experts = [DenseMLP(place, spec.expert, hidden) for _ in range(spec.router.experts)]
 
@@ -50,7 +50,7 @@ class MoE:
                 yield expert, rows[part], weights[part]
                 first += count
 
-    def slots(self, prefix: str) -> dict[str, Slot]:
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """The parameters by name, for the loader."""
         slots = self.router.slots(f"{prefix}.router") | self.shared.slots(f"{prefix}.shared")
         for number, expert in enumerate(self.experts):
@@ -65,11 +65,11 @@ class MoE:
             expert.finish()
 
 
-class Router:
+class ExpertRouter:
     """Picks experts, in float32 whatever the weights are in: a tie that is broken by rounding sends
     a token elsewhere."""
 
-    def __init__(self, place: Placement, spec: RouterSpec, hidden: int) -> None:
+    def __init__(self, place: WeightPlacement, spec: RouterSpec, hidden: int) -> None:
         self.spec = spec
         self.operators = place.operators
         precise = replace(place, dtype=torch.float32)
@@ -100,7 +100,7 @@ class Router:
         closed = torch.ones_like(quality, dtype=torch.bool).scatter_(1, opened, False)
         return grouped.masked_fill(closed[..., None], -torch.inf).flatten(1)
 
-    def slots(self, prefix: str) -> dict[str, Slot]:
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """The parameters by name, for the loader."""
         slots = {f"{prefix}.weight": whole(self.weight)}
         if self.correction is not None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from .parallel import Placement, Slot, whole
+from .parallel import WeightPlacement, WeightSlot, whole
 
 
 class RMSNorm:
     """Over the last dimension."""
 
-    def __init__(self, place: Placement, size: int, eps: float) -> None:
+    def __init__(self, place: WeightPlacement, size: int, eps: float) -> None:
         self.weight = place.gain(size)
         self.operators = place.operators
         self.eps = eps
@@ -22,7 +22,7 @@ class RMSNorm:
         """The normed sum, and the sum."""
         return self.operators.add_rms_norm(x, residual, self.weight, self.eps)
 
-    def slots(self, prefix: str) -> dict[str, Slot]:
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """The parameters by name, for the loader."""
         return {f"{prefix}.weight": whole(self.weight)}
 
@@ -30,7 +30,7 @@ class RMSNorm:
 class HeadNorm:
     """The gains of a norm over each query and key head: queries have one, keys another."""
 
-    def __init__(self, place: Placement, heads: int, kv_heads: int, dim: int) -> None:
+    def __init__(self, place: WeightPlacement, heads: int, kv_heads: int, dim: int) -> None:
         self.q = place.gain(dim)
         self.k = place.gain(dim)
         self.heads = heads
@@ -43,7 +43,7 @@ class HeadNorm:
         assert self._gains is not None, "finish() comes first"
         return self._gains
 
-    def slots(self, prefix: str) -> dict[str, Slot]:
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
         """The parameters by name, for the loader."""
         return {f"{prefix}.q_norm.weight": whole(self.q), f"{prefix}.k_norm.weight": whole(self.k)}
 

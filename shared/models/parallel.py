@@ -60,7 +60,7 @@ class TensorParallel:
 
 
 @dataclass(frozen=True)
-class Placement:
+class WeightPlacement:
     """Where parameters live, in which type, which part of them, and what computes with them."""
 
     dtype: torch.dtype
@@ -83,7 +83,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class WeightSlot:
     """Where one tensor of a checkpoint goes: ``target`` receives ``full[first:end]`` along ``dim``.
 
     ``shape`` is the full tensor's.
@@ -96,6 +96,6 @@ class Slot:
     end: int
 
 
-def whole(target: torch.Tensor) -> Slot:
+def whole(target: torch.Tensor) -> WeightSlot:
     """A parameter that every rank holds in full."""
-    return Slot(target, tuple(target.shape), 0, 0, target.shape[0])
+    return WeightSlot(target, tuple(target.shape), 0, 0, target.shape[0])

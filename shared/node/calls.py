@@ -7,8 +7,8 @@ from typing import Any
 
 import grpc
 
-from ..telemetry import REQUEST_ID_HEADER, checked_request_id, working_on
-from ..tracing import TRACEPARENT, Span, Tracer, Value, serving
+from ..telemetry.logs import REQUEST_ID_HEADER, add_log_context, checked_request_id
+from ..telemetry.tracing import TRACEPARENT, Span, Tracer, Value, serving
 
 
 def serving_call(
@@ -20,7 +20,7 @@ def serving_call(
     """The span of one RPC; gRPC runs each in a task of its own, which works for it alone."""
     given = {key: value for key, value in context.invocation_metadata() or () if _is_text(value)}
     request_id = checked_request_id(str(given.get(REQUEST_ID_HEADER, "")))
-    working_on(request_id=request_id)
+    add_log_context(request_id=request_id)
     traceparent = str(given.get(TRACEPARENT, ""))
     return serving(tracer, name, traceparent, request_id=request_id, **attributes)
 

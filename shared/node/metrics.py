@@ -15,10 +15,10 @@ from ...proto import tandem_pb2 as pb
 from ..engine.core import EngineCore
 from ..handoff.stats import DataPlaneStats
 from ..kv.prefix_keys import pack_keys
-from ..stats_line import Work
+from ..telemetry.prompt_metrics import PromptMetrics
+from ..telemetry.stats_line import Work
 from .engine_metrics import QUEUE_SECONDS, EngineCollector, kv_usage
 from .plane_metrics import PlaneCollector
-from .prompts import PromptMetrics
 from .transfer_metrics import TransferMetrics
 
 

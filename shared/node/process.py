@@ -19,27 +19,27 @@ from typing import Any
 import grpc
 
 from ...proto import tandem_pb2 as pb
+from ...proto.roles import role_name
 from ..config import EngineConfig, HandoffConfig, NodeConfig
+from ..engine.start import NodeEngine, NodeIdentity, start_engine
 from ..errors import StartupError, UsageError
-from ..gate import Gate
-from ..handoff.carrier_names import NIXL
+from ..handoff.carriers.names import NIXL
+from ..handoff.carriers.nixl.agent import check_installed
 from ..handoff.epoch import new_epoch
 from ..handoff.inbox import Inbox
-from ..handoff.nixl_agent import check_installed
-from ..lock import OPEN, Lock, check_exposure, is_loopback
-from ..meeting import UNIX, folder_of
 from ..models.fingerprint import fingerprint_text
-from ..process_metrics import ProcessMetrics
-from ..roles import role_name
-from ..stats_line import log_rates
-from ..tracing import NO_TRACER, Tracer
+from ..process.probe import ProbeServer
+from ..process.signals import catch_signals
+from ..security.credentials import INSECURE, Credentials, check_exposure, is_loopback
+from ..security.token_interceptor import TokenInterceptor
+from ..telemetry.process_metrics import ProcessMetrics
+from ..telemetry.stats_line import log_rates
+from ..telemetry.tracing import NO_TRACER, Tracer
+from ..unix_sockets import UNIX, folder_of
 from ..version import version
-from .cast import POLL_SECONDS, Cast, NodeRole
-from .engine import NodeEngine, NodeIdentity, start_engine
 from .metrics import NodeMetrics
-from .probe import ProbeServer
 from .registration import Registration
-from .signals import catch_signals
+from .role_switch import POLL_SECONDS, NodeRole, RoleSwitch
 
 log = logging.getLogger("tandem.node")
 
@@ -57,7 +57,7 @@ _SERVER_OPTIONS = [
 
 
 @dataclass(frozen=True, slots=True)
-class NodeFrame:
+class NodeProcess:
     """What a role is given to work with."""
 
     engine: NodeEngine
@@ -67,7 +67,7 @@ class NodeFrame:
     handoff: HandoffConfig
     status: Callable[[], pb.StatusReply]
     tracer: Tracer
-    lock: Lock = OPEN
+    credentials: Credentials = INSECURE
 
 
 async def run_node(
@@ -75,7 +75,7 @@ async def run_node(
     engine_config: EngineConfig,
     handoff: HandoffConfig,
     node: NodeConfig,
-    lock: Lock = OPEN,
+    credentials: Credentials = INSECURE,
     *,
     on_ready: Callable[[str], None] = lambda address: None,
     tracer: Tracer = NO_TRACER,
@@ -89,35 +89,38 @@ async def run_node(
     # A wrong address is refused before anything starts.
     routers, _ = node.routers, node.advertised
     handoff.kv_advertised(engine_config.world_size - 1)
-    cast = Cast(roles if routers else roles[:1])
+    cast = RoleSwitch(roles if routers else roles[:1])
     listens = {"--host": node.host} | ({"--kv-host": handoff.kv_host} if cast.listens else {})
-    check_exposure(lock, handoff.insecure, listens)
+    check_exposure(credentials, handoff.insecure, listens)
     identity = NodeIdentity(named(node, role_name(cast.role)).node_id or "", new_epoch())
-    life = _Life()
+    life = _Shutdown()
     catch_signals(lambda: life.drain(node.drain_timeout))
     # A taken port is known before the model is loaded, and the probes answer meanwhile.
-    gate = Gate(lock, "tandem_calls_refused")
+    gate = TokenInterceptor(credentials, "tandem_calls_refused")
     server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=(gate,))
-    port = lock.bind(server, node.host, node.port, "the control plane")
+    port = credentials.bind(server, node.host, node.port, "the control plane")
     meets = folder_of(node.host)
     address = node.host if meets else f"{_visible(node.host)}:{port}"
     probe = ProbeServer()
     health = await probe.start("127.0.0.1" if meets else node.host, node.health_port)
     try:
-        async with _engine(engine_config, handoff, identity, cast, life, lock) as (engine, inbox):
+        async with _engine(engine_config, handoff, identity, cast, life, credentials) as (
+            engine,
+            inbox,
+        ):
             metrics = NodeMetrics(engine.core, inbox.stats, identity.node_id)
             metrics.registry.register(gate.refused)
             described = _Description(cast, engine, identity, metrics, address, node)
-            frame = NodeFrame(
-                engine, identity, inbox, metrics, handoff, described.status, tracer, lock
+            frame = NodeProcess(
+                engine, identity, inbox, metrics, handoff, described.status, tracer, credentials
             )
             cast.register(server, frame)
             await server.start()
-            registrations = _registrations(routers, described, metrics, life, lock)
+            registrations = _registrations(routers, described, metrics, life, credentials)
             described.registrations = registrations
             loops = [engine.core.run(), *cast.background(), *(r.run() for r in registrations)]
             loops.append(_change_roles(life, cast, described, registrations))
-            loops.append(ProcessMetrics(metrics.registry, lock).watch())
+            loops.append(ProcessMetrics(metrics.registry, credentials).watch())
             loops.append(log_rates(node.stats_interval, metrics.work, log))
             tasks = [asyncio.create_task(loop) for loop in loops]
             described.ready = True
@@ -147,15 +150,15 @@ def _registrations(
     routers: Sequence[str],
     described: _Description,
     metrics: NodeMetrics,
-    life: _Life,
-    lock: Lock,
+    life: _Shutdown,
+    credentials: Credentials,
 ) -> list[Registration]:
     return [
         Registration(
             router,
             described.join,
             life.drain,
-            lock,
+            credentials,
             prefixes=metrics.prefixes,
             on_role=life.play,
         )
@@ -163,7 +166,7 @@ def _registrations(
     ]
 
 
-class _Life:
+class _Shutdown:
     """When the node is to end, and why if not because it was told to; and which role it is to
     play until then."""
 
@@ -206,7 +209,7 @@ class _Description:
 
     def __init__(
         self,
-        cast: Cast,
+        cast: RoleSwitch,
         engine: NodeEngine,
         identity: NodeIdentity,
         metrics: NodeMetrics,
@@ -264,9 +267,9 @@ async def _engine(
     config: EngineConfig,
     handoff: HandoffConfig,
     identity: NodeIdentity,
-    cast: Cast,
-    life: _Life,
-    lock: Lock,
+    cast: RoleSwitch,
+    life: _Shutdown,
+    credentials: Credentials,
 ) -> AsyncIterator[tuple[NodeEngine, Inbox]]:
     """The engine and its inbox, which need each other. Raises ``_StoppedError``."""
     # The inbox comes first: a rank's data plane reports as soon as it runs, and is told something
@@ -284,7 +287,7 @@ async def _engine(
             identity,
             handoff=handoff,
             listen=cast.listens,
-            curve=lock.encrypted,
+            curve=credentials.encrypted,
             on_event=inbox.on_event,
             on_lost=life.end,
         ),
@@ -325,7 +328,7 @@ async def _until(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
 
 
 async def _change_roles(
-    life: _Life, cast: Cast, described: _Description, registrations: list[Registration]
+    life: _Shutdown, cast: RoleSwitch, described: _Description, registrations: list[Registration]
 ) -> None:
     """Until the node is to end: play the role that it is asked to."""
     while not life.stop.is_set():
@@ -346,7 +349,7 @@ async def _change_roles(
             log.info("this is a %s node now", role_name(wanted))
 
 
-async def _drain(cast: Cast, registrations: list[Registration], life: _Life) -> None:
+async def _drain(cast: RoleSwitch, registrations: list[Registration], life: _Shutdown) -> None:
     """Refuse new work and let the old finish, as long as ``life`` allows."""
     cast.drain()
     for registration in registrations:

@@ -17,8 +17,8 @@ import grpc
 
 from ...proto import tandem_pb2 as pb
 from ...proto.tandem_pb2_grpc import RegistryStub
-from ..backoff import Backoff
-from ..lock import OPEN, Lock
+from ..process.backoff import Backoff
+from ..security.credentials import INSECURE, Credentials
 
 log = logging.getLogger("tandem.node")
 
@@ -62,7 +62,7 @@ class Registration:
         router: str,
         describe: Callable[[], pb.JoinRequest],
         on_drain: Callable[[float | None], None],
-        lock: Lock = OPEN,
+        credentials: Credentials = INSECURE,
         *,
         prefixes: Callable[[int], pb.Prefixes | None] = lambda version: None,
         on_role: Callable[[pb.Role], None] = lambda role: None,
@@ -72,12 +72,12 @@ class Registration:
         self._on_drain = on_drain
         self._prefixes = prefixes
         self._on_role = on_role
-        self._lock = lock
+        self._credentials = credentials
         self.draining = False
         self.joined = False
         self.refusal = ""
         self._trouble = ""
-        self._standing: _Standing | None = None
+        self._standing: _RouterLink | None = None
         self._limit: tuple[float | None] | None = None  # of the drain that was asked for
         self._away = Backoff(FIRST_RETRY_SECONDS, LONGEST_AWAY_SECONDS)
         self._refused = Backoff(FIRST_RETRY_SECONDS, LONGEST_REFUSED_SECONDS)
@@ -85,11 +85,11 @@ class Registration:
     async def run(self) -> None:
         """Until cancelled; then the router is told that the node leaves."""
         while True:
-            generation = self._lock.generation
-            async with self._lock.channel(self.router, _CHANNEL) as channel:
-                stub = self._lock.stub(RegistryStub, channel)
+            generation = self._credentials.generation
+            async with self._credentials.channel(self.router, _CHANNEL) as channel:
+                stub = self._credentials.stub(RegistryStub, channel)
                 try:
-                    while generation == self._lock.generation:
+                    while generation == self._credentials.generation:
                         pause = await self._call(stub)
                         await asyncio.sleep(pause)
                 except asyncio.CancelledError:
@@ -110,7 +110,7 @@ class Registration:
     def _failed(self, error: grpc.aio.AioRpcError) -> float:
         """Log trouble that is new; returns the pause until the next attempt."""
         refused = error.code() in _REFUSALS
-        trouble = str(error.details()) if refused else self._lock.explain(error)
+        trouble = str(error.details()) if refused else self._credentials.explain(error)
         if self.joined or trouble != self._trouble:
             what = "refuses this node, which asks again" if refused else "does not answer"
             log.warning("router %s %s: %s", self.router, what, trouble)
@@ -136,12 +136,12 @@ class Registration:
         self._standing = None
         reply = await stub.Join(me, timeout=CALL_SECONDS)
         self._has_joined("joined router %s")
-        self._standing = _Standing(me.role, reply.heartbeat_seconds, reply.prefix_version)
+        self._standing = _RouterLink(me.role, reply.heartbeat_seconds, reply.prefix_version)
         self._standing.rates_told(me.load.link_rates)
         # A join says neither which prefixes are held here nor that the node drains.
         return 0.0
 
-    async def _beat(self, stub: RegistryStub, me: pb.JoinRequest, standing: _Standing) -> float:
+    async def _beat(self, stub: RegistryStub, me: pb.JoinRequest, standing: _RouterLink) -> float:
         rates = standing.new_rates(me.load.link_rates)
         del me.load.link_rates[:]
         me.load.link_rates.extend(rates)
@@ -188,7 +188,7 @@ class Registration:
             )
 
 
-class _Standing:
+class _RouterLink:
     """What a router that this node has joined knows of it."""
 
     def __init__(self, role: pb.Role, period: float, prefix_version: int) -> None:

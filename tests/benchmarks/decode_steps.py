@@ -33,11 +33,11 @@ from typing import Any
 import torch
 
 from tandem.shared.engine.plan import SamplerSpec, SamplingParams, SequenceStep, StepPlan
-from tandem.shared.engine.runner import build_runner
-from tandem.shared.handoff.carrier import Endpoints
-from tandem.shared.handoff.carrier_names import SHARED_MEMORY, TCP
-from tandem.shared.handoff.data_plane import DataPlane
-from tandem.shared.handoff.messages import Expecting, Received, SendFinished
+from tandem.shared.handoff.carriers.base import Endpoints
+from tandem.shared.handoff.carriers.names import SHARED_MEMORY, TCP
+from tandem.shared.handoff.plane.data_plane import DataPlane
+from tandem.shared.handoff.plane.messages import Expecting, Received, SendFinished
+from tandem.tests.support.runners import build_runner
 
 from .cores import two_cores
 from .handoff_pair import CELL, LAYERS, MIB, ON_HOST, await_event, expect, open_send, plane_of

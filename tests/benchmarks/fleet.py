@@ -30,7 +30,7 @@ from typing import Any
 
 import psutil
 
-from tandem.shared.limits import allow_many_files
+from tandem.shared.process.open_files import allow_many_files
 
 from .neighbours import Neighbours
 from .report import write

@@ -21,9 +21,9 @@ import numpy as np
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.builtin_model import builtin_model_path
-from tandem.shared.limits import allow_many_files
-from tandem.shared.lock import Lock, Options
 from tandem.shared.node.registration import Registration
+from tandem.shared.process.open_files import allow_many_files
+from tandem.shared.security.credentials import Credentials, Options
 
 BLOCK = 16
 TOTAL_BLOCKS = 20_000
@@ -34,13 +34,13 @@ FINGERPRINT = "\n".join(f"field_{number}=value {number}" for number in range(60)
 
 
 @dataclass(frozen=True, slots=True)
-class _OwnConnection(Lock):
+class _OwnConnection(Credentials):
     """Each node has its own connection, as in a real fleet; gRPC would share one among all."""
 
     def channel(self, address: str, options: Options = ()) -> grpc.aio.Channel:
         own = (*options, ("grpc.use_local_subchannel_pool", 1))
         # Not super(): a dataclass with slots is another class than the one being defined.
-        return Lock.channel(self, address, own)
+        return Credentials.channel(self, address, own)
 
 
 class SimulatedNode:

@@ -161,7 +161,7 @@ def limits(load: Load) -> tuple[float, float]:
 
 def step_seconds(folder: Path, load: Load) -> Iterator[tuple[str, float]]:
     """The name of each kind of step, and what it takes."""
-    from tandem.shared.engine.runner import build_runner
+    from tandem.tests.support.runners import build_runner
 
     rows, context = max(load.decodes, key=lambda each: each[0] * each[1])
     blocks = max(rows * (context // BLOCK + 2), max(load.prompts) // BLOCK + 1)

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from tandem.shared.engine.rank_setup import CacheOfPlane
-from tandem.shared.handoff.carrier_names import SHARED_MEMORY, TCP
+from tandem.shared.engine.rank.setup import CacheOfPlane
+from tandem.shared.handoff.carriers.names import SHARED_MEMORY, TCP
 from tandem.shared.kv.cache import KVCache
 
 from .handoff_cuda_ipc import model_of

@@ -19,12 +19,12 @@ from pathlib import Path
 
 import torch
 
-from tandem.shared.engine.rank_setup import CacheOfPlane
-from tandem.shared.handoff.carrier import Endpoints
-from tandem.shared.handoff.carrier_names import CUDA_IPC
-from tandem.shared.handoff.device import DEVICE_SLOT_BYTES, DEVICE_SLOTS, Device
-from tandem.shared.handoff.device_ring import OnDevice
-from tandem.shared.handoff.messages import WINDOW_OF_CARRIER
+from tandem.shared.engine.rank.setup import CacheOfPlane
+from tandem.shared.handoff.carriers.base import Endpoints
+from tandem.shared.handoff.carriers.cuda_ipc.device import DEVICE_SLOT_BYTES, DEVICE_SLOTS, Device
+from tandem.shared.handoff.carriers.cuda_ipc.device_ring import OnDevice
+from tandem.shared.handoff.carriers.names import CUDA_IPC
+from tandem.shared.handoff.plane.messages import WINDOW_OF_CARRIER
 from tandem.shared.kv.cache import KVCache
 from tandem.shared.models.spec import AttentionSpec, DecoderSpec, DenseSpec, LayerSpec, RopeSpec
 from tandem.tests.shared.handoff.fake_driver import FAKE, REAL, device_named

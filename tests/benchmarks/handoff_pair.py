@@ -20,12 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from tandem.shared.handoff.cache_port import CachePort
-from tandem.shared.handoff.carrier import Endpoints
-from tandem.shared.handoff.data_plane import DataPlane
-from tandem.shared.handoff.device import Device
-from tandem.shared.handoff.greeting import Greeting
-from tandem.shared.handoff.messages import (
+from tandem.shared.handoff.carriers.base import Endpoints
+from tandem.shared.handoff.carriers.cuda_ipc.device import Device
+from tandem.shared.handoff.plane.cache_port import CachePort
+from tandem.shared.handoff.plane.data_plane import DataPlane
+from tandem.shared.handoff.plane.messages import (
     Admit,
     Admitted,
     DataPlaneStats,
@@ -36,7 +35,8 @@ from tandem.shared.handoff.messages import (
     Received,
     SendFinished,
 )
-from tandem.shared.handoff.plane_config import DataPlaneConfig
+from tandem.shared.handoff.plane.settings import DataPlaneConfig
+from tandem.shared.handoff.wire.greeting import Greeting
 
 MIB = 1 << 20
 HEADS, DIM_BYTES, BLOCK = 8, 256, 16

@@ -22,18 +22,18 @@ from typing import Any
 import numpy as np
 import zmq
 
-from tandem.shared.handoff.carrier import Carrier, Departure, Endpoints
-from tandem.shared.handoff.carrier_names import NIXL
-from tandem.shared.handoff.frame import HEADER_BYTES
-from tandem.shared.handoff.greeting import Greeting, PeerKey
-from tandem.shared.handoff.landing import Landing
-from tandem.shared.handoff.nixl_agent import NixlAgent
-from tandem.shared.handoff.staging import AnySlot, Ring, StagingRing
-from tandem.shared.handoff.staging_memory import StagingMemory
+from tandem.shared.handoff.carriers.base import Carrier, Departure, Endpoints
+from tandem.shared.handoff.carriers.names import NIXL
+from tandem.shared.handoff.carriers.nixl.agent import NixlAgent
+from tandem.shared.handoff.carriers.nixl.landing import Landing
+from tandem.shared.handoff.carriers.staging import AnySlot, Ring, StagingRing
+from tandem.shared.handoff.carriers.staging_memory import StagingMemory
+from tandem.shared.handoff.carriers.zeromq.dialer import ZmqDialer
+from tandem.shared.handoff.carriers.zeromq.listener import ZmqListener
+from tandem.shared.handoff.carriers.zeromq.sockets import Timing
 from tandem.shared.handoff.stats import DataPlaneStats
-from tandem.shared.handoff.zmq_dialer import ZmqDialer
-from tandem.shared.handoff.zmq_listener import ZmqListener
-from tandem.shared.handoff.zmq_sockets import Timing
+from tandem.shared.handoff.wire.frame import HEADER_BYTES
+from tandem.shared.handoff.wire.greeting import Greeting, PeerKey
 
 from .cores import two_cores
 from .handoff_pair import (

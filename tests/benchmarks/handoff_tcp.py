@@ -20,11 +20,11 @@ import numpy as np
 import xxhash
 import zmq
 
-from tandem.shared.handoff import frame
-from tandem.shared.handoff.carrier_names import TCP
-from tandem.shared.handoff.greeting import PeerKey
+from tandem.shared.handoff.carriers.names import TCP
+from tandem.shared.handoff.carriers.zeromq.listener import ZmqListener
 from tandem.shared.handoff.stats import DataPlaneStats
-from tandem.shared.handoff.zmq_listener import ZmqListener
+from tandem.shared.handoff.wire import frame
+from tandem.shared.handoff.wire.greeting import PeerKey
 
 from .handoff_pair import (
     MIB,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.shared.node.launch import Cluster
+from tandem.shared.launch.cluster import Cluster
 
 from ..end_to_end.cluster import get, until
 

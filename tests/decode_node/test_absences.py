@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.decode_node.absences import MAX_ABSENCES, Absences
-from tandem.shared.backoff import LONGEST_PAUSE_SECONDS
+from tandem.decode_node.prefill_backoff import MAX_ABSENCES, PrefillBackoff
 from tandem.shared.errors import TransferError
+from tandem.shared.process.backoff import LONGEST_PAUSE_SECONDS
 
 
 class Clock:
@@ -16,12 +16,12 @@ class Clock:
         return self.now
 
 
-def pause(absences: Absences, clock: Clock) -> float:
+def pause(prefill_backoff: PrefillBackoff, clock: Clock) -> float:
     """Seconds until the node may be asked again."""
     begun = clock.now
     while True:
         try:
-            absences.check("a:1", 7)
+            prefill_backoff.check("a:1", 7)
             return clock.now - begun
         except TransferError:
             clock.now += 0.5
@@ -29,32 +29,32 @@ def pause(absences: Absences, clock: Clock) -> float:
 
 def test_pauses_double_up_to_a_limit_and_begin_anew_after_a_success() -> None:
     clock = Clock()
-    absences = Absences(clock)
+    prefill_backoff = PrefillBackoff(clock)
     pauses = []
     for _ in range(7):
-        absences.add("a:1", 7, "silent")
-        absences.add("a:1", 7, "silent")  # another request that waited with the first
-        pauses.append(pause(absences, clock))
+        prefill_backoff.add("a:1", 7, "silent")
+        prefill_backoff.add("a:1", 7, "silent")  # another request that waited with the first
+        pauses.append(pause(prefill_backoff, clock))
     assert pauses == [1, 2, 4, 8, 16, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS]
-    absences.end("a:1")
-    absences.end("a:1")
-    absences.add("a:1", 7, "silent")
-    assert pause(absences, clock) == 1
+    prefill_backoff.end("a:1")
+    prefill_backoff.end("a:1")
+    prefill_backoff.add("a:1", 7, "silent")
+    assert pause(prefill_backoff, clock) == 1
 
 
 def test_an_absence_is_of_one_start_of_one_address_and_says_why() -> None:
-    absences = Absences(Clock())
-    absences.add("a:1", 7, "gives no sign of life")
+    prefill_backoff = PrefillBackoff(Clock())
+    prefill_backoff.add("a:1", 7, "gives no sign of life")
     with pytest.raises(TransferError, match=r"a:1 is left alone for 1.0 s: gives no sign of life"):
-        absences.check("a:1", 7)
-    absences.check("a:1", 8)
-    absences.check("b:1", 7)
+        prefill_backoff.check("a:1", 7)
+    prefill_backoff.check("a:1", 8)
+    prefill_backoff.check("b:1", 7)
 
 
 def test_their_number_is_bounded() -> None:
-    absences = Absences(Clock())
+    prefill_backoff = PrefillBackoff(Clock())
     for number in range(MAX_ABSENCES + 1):
-        absences.add(f"a:{number}", 7, "silent")
-    absences.check("a:0", 7)
+        prefill_backoff.add(f"a:{number}", 7, "silent")
+    prefill_backoff.check("a:0", 7)
     with pytest.raises(TransferError):
-        absences.check("a:1", 7)
+        prefill_backoff.check("a:1", 7)

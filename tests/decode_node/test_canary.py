@@ -12,7 +12,7 @@ from tandem.decode_node.receiving import Receipt
 from tandem.shared.engine.plan import SamplingParams
 from tandem.shared.engine.sequence import Sequence
 from tandem.shared.errors import PeerRefusedError, TransferError
-from tandem.shared.handoff.messages import Compare
+from tandem.shared.handoff.plane.messages import Compare
 from tandem.tests.shared.handoff.fake_node import Node, until
 
 

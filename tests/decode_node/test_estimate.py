@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tandem.decode_node.estimate import Here, There, why_local
-from tandem.decode_node.link import DEFAULT_ROUND_TRIP, MIN_BYTES, Link
+from tandem.decode_node.estimate import LocalEstimate, RemoteEstimate, why_local
+from tandem.decode_node.link import DEFAULT_ROUND_TRIP, MIN_BYTES, MeasuredLink
 from tandem.proto import tandem_pb2 as pb
 
 REMOTE, FASTER, BELOW, NONE = "", "faster here", "below threshold", "nothing missing"
@@ -67,12 +67,12 @@ EQUAL: dict[str, Any] = {"rate": 1000.0, "trip": 0.005}
     ],
 )
 def test_where(missing: int, facts: dict[str, Any], where: str) -> None:
-    here = Here(
+    here = LocalEstimate(
         tokens_per_second=facts.get("rate", 0.0),
         queued_tokens=facts.get("own_queue", 0),
         running=facts.get("running", 0),
     )
-    there = There(
+    there = RemoteEstimate(
         tokens_per_second=facts.get("there", 0.0),
         queued_tokens=facts.get("queue", 0),
         round_trip=facts.get("trip", 0.0),
@@ -94,7 +94,7 @@ def account(compute: float, exposed: float, size: int = MIN_BYTES) -> pb.OpenDon
 
 
 def test_the_shortest_call_is_the_round_trip() -> None:
-    link = Link()
+    link = MeasuredLink()
     assert link.round_trip == DEFAULT_ROUND_TRIP
     for seconds, shortest in ((0.02, 0.02), (0.01, 0.01), (0.5, 0.01)):
         link.answered(seconds)
@@ -102,7 +102,7 @@ def test_the_shortest_call_is_the_round_trip() -> None:
 
 
 def test_a_transfer_that_computed_longer_than_it_moved_shows_only_a_bound() -> None:
-    link = Link()
+    link = MeasuredLink()
     link.moved(1000, account(1.0, 0.0))
     assert link.tokens_per_second == 1000
     link.moved(1000, account(2.0, 0.1))
@@ -112,7 +112,7 @@ def test_a_transfer_that_computed_longer_than_it_moved_shows_only_a_bound() -> N
 
 
 def test_a_link_that_got_slow_is_noticed() -> None:
-    link = Link()
+    link = MeasuredLink()
     link.moved(1000, account(0.5, 0.0))
     for _ in range(20):
         link.moved(1000, account(0.5, 9.5))
@@ -120,7 +120,7 @@ def test_a_link_that_got_slow_is_noticed() -> None:
 
 
 def test_a_small_transfer_says_nothing_of_the_link() -> None:
-    link = Link()
+    link = MeasuredLink()
     link.moved(10, account(0.0, 0.5, size=1000))
     link.moved(10, account(0.0, 0.0))
     assert link.tokens_per_second == 0

@@ -15,9 +15,9 @@ from tandem.decode_node.peer import PeerLostError
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.causes import Cause
 from tandem.shared.errors import PeerRefusedError, TransferError
-from tandem.shared.handoff.carrier import Endpoints
+from tandem.shared.handoff.carriers.base import Endpoints
 from tandem.shared.handoff.connections import Connections
-from tandem.shared.handoff.messages import PeerJoined
+from tandem.shared.handoff.plane.messages import PeerJoined
 
 TOKENS = 30
 P = pb.PrefillCandidate(node_id="p", epoch=3, address="p:1")

@@ -61,7 +61,7 @@ async def test_many_requests_share_one_greeting_and_one_canary() -> None:
 
 async def test_an_absent_node_is_not_greeted_until_it_starts_anew() -> None:
     async with met() as (peers, _, _), prefill() as fake:
-        peers.absences.add(fake.address, fake.epoch, "silent")
+        peers.prefill_backoff.add(fake.address, fake.epoch, "silent")
         with pytest.raises(TransferError, match=r"left alone for .* silent"):
             await peers.meet(fake.candidate)
         assert fake.hellos == 0

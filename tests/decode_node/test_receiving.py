@@ -22,16 +22,16 @@ from tandem.shared.engine.plan import SamplingParams
 from tandem.shared.engine.sequence import Sequence
 from tandem.shared.errors import TransferError
 from tandem.shared.handoff import transfer
-from tandem.shared.handoff.carrier import Endpoints
+from tandem.shared.handoff.carriers.base import Endpoints
 from tandem.shared.handoff.lease import LeaseTrust
-from tandem.shared.handoff.messages import (
+from tandem.shared.handoff.plane.messages import (
     CancelExpect,
     Cancelled,
     Expect,
     Received,
     ReceiveFailed,
 )
-from tandem.shared.handoff.parts import parts_of
+from tandem.shared.handoff.wire.head_parts import parts_of
 from tandem.tests.decode_node.fake_prefill import ACCEPTED, FakePrefill, accepts, done, prefill
 from tandem.tests.shared.handoff.fake_node import LAYER, RANKS, Node, kv_heads, until
 

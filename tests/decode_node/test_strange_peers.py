@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tandem.decode_node.estimate import Here, There, why_local
-from tandem.decode_node.link import Link
+from tandem.decode_node.estimate import LocalEstimate, RemoteEstimate, why_local
+from tandem.decode_node.link import MeasuredLink
 from tandem.decode_node.peer import Peer
 from tandem.decode_node.peers import Peers, _renew_seconds
 from tandem.decode_node.service import DecodeService
@@ -94,12 +94,14 @@ async def test_a_request_goes_on_when_a_greeting_makes_no_sense() -> None:
 @given(protos(pb.OpenDone))
 @example(pb.OpenDone(bytes=1 << 30, compute_seconds=NAN))
 def test_an_account_of_any_kind_leaves_a_rate(done: pb.OpenDone) -> None:
-    link = Link()
+    link = MeasuredLink()
     link.moved(100, done)
     link.moved(100, pb.OpenDone(bytes=1 << 30, compute_seconds=0.1, exposed_seconds=0.1))
     assert math.isfinite(link.tokens_per_second)
-    there = There(link_tokens_per_second=link.tokens_per_second)
-    assert isinstance(why_local(Here(tokens_per_second=9.0), there, prompt=9, missing=9), str)
+    there = RemoteEstimate(link_tokens_per_second=link.tokens_per_second)
+    assert isinstance(
+        why_local(LocalEstimate(tokens_per_second=9.0), there, prompt=9, missing=9), str
+    )
 
 
 # ---- what a router may ask -----------------------------------------------------------------------

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tandem.decode_node import transfers as module
-from tandem.decode_node.absences import SILENCE, Absences
-from tandem.decode_node.deaths import Deaths, GivenUpError
-from tandem.decode_node.link import Link
+from tandem.decode_node.deaths import GivenUpError, PromptDeaths
+from tandem.decode_node.link import MeasuredLink
 from tandem.decode_node.peer import PeerLostError
+from tandem.decode_node.prefill_backoff import SILENCE, PrefillBackoff
 from tandem.decode_node.receiving import Receipt
 from tandem.decode_node.transfers import Outcome, Transfers
 from tandem.proto import tandem_pb2 as pb
@@ -37,9 +37,9 @@ class World:
         self.fates = fates
         self.refused: set[str] = set()
         self.seconds = 60.0  # that the request has left
-        self.deaths = Deaths()
+        self.deaths = PromptDeaths()
         self.ended: set[str] = set()  # addresses at which nobody listens any more
-        self.absences = Absences(time.monotonic)
+        self.prefill_backoff = PrefillBackoff(time.monotonic)
         self.forgotten: list[str] = []
         self.tried: list[tuple[str, int]] = []
         self.config = HandoffConfig(prefill_threshold=threshold)
@@ -66,11 +66,11 @@ class World:
     def refuses(self, candidate: pb.PrefillCandidate) -> bool:
         return candidate.address in self.refused
 
-    def link(self, candidate: pb.PrefillCandidate) -> Link:
-        return Link()
+    def link(self, candidate: pb.PrefillCandidate) -> MeasuredLink:
+        return MeasuredLink()
 
     async def meet(self, candidate: pb.PrefillCandidate) -> Any:
-        self.absences.check(candidate.address, candidate.epoch)
+        self.prefill_backoff.check(candidate.address, candidate.epoch)
         error = self.fates[candidate.address]
         if isinstance(error, PeerRefusedError):
             raise error
@@ -109,8 +109,8 @@ async def test_only_silence_that_took_long_and_want_of_a_place_make_a_node_absen
     world = World({"a": TransferError("silent", cause=cause), "b": None})
     assert await world.run(A, B) == Outcome(node="b")
     with pytest.raises(TransferError, match="silent") if absent else contextlib.nullcontext():
-        world.absences.check("a", A.epoch)
-    world.absences.check("b", B.epoch)
+        world.prefill_backoff.check("a", A.epoch)
+    world.prefill_backoff.check("b", B.epoch)
 
 
 async def test_a_node_without_a_place_is_left_alone_for_a_while_by_that_name() -> None:
@@ -121,7 +121,7 @@ async def test_a_node_without_a_place_is_left_alone_for_a_while_by_that_name() -
         assert (await world.run(A)).reason == "failed: no_place"
     assert world.tried == [("a", 0)]
     with pytest.raises(TransferError, match=f"left alone for .*: {full}"):
-        world.absences.check("a", A.epoch)
+        world.prefill_backoff.check("a", A.epoch)
 
 
 async def test_the_first_node_that_can_fills_the_prompt() -> None:
@@ -204,7 +204,7 @@ async def test_a_prompt_that_ended_two_processes_is_given_up() -> None:
 
 async def test_deaths_on_other_nodes_count_too() -> None:
     world = World({"a": TransferError("its rank ended", cause=Cause.DIED), "b": None})
-    world.deaths = Deaths(1)
+    world.deaths = PromptDeaths(1)
     with pytest.raises(GivenUpError):
         await world.run(A, B)
     assert world.tried == [("a", 0)]

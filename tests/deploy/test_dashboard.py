@@ -13,12 +13,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.proto import tandem_pb2 as pb
+from tandem.router.cluster.nodes import NodeTable
 from tandem.router.metrics import Metrics
-from tandem.router.nodes import NodeTable
-from tandem.shared.gate import Gate
 from tandem.shared.handoff.stats import DataPlaneStats
-from tandem.shared.lock import OPEN, Lock
-from tandem.shared.process_metrics import ProcessMetrics
+from tandem.shared.security.credentials import INSECURE, Credentials
+from tandem.shared.security.token_interceptor import TokenInterceptor
+from tandem.shared.telemetry.process_metrics import ProcessMetrics
 from tandem.tests.shared.handoff.fake_node import Node
 
 from .deployment import DEPLOY
@@ -33,15 +33,15 @@ WIDTH = 24
 def registries() -> Iterator[tuple[CollectorRegistry, set[str]]]:
     """With the labels that a node's page adds."""
     router = Metrics(NodeTable(1.0))
-    router.add(Gate(OPEN, "tandem_registry_calls_refused").refused)
+    router.add(TokenInterceptor(INSECURE, "tandem_registry_calls_refused").refused)
     yield router.registry, set()
     node = Node("d", 1)
     node.ranks.inbox.stats[0] = DataPlaneStats()
-    node.metrics.registry.register(Gate(OPEN, "tandem_calls_refused").refused)
+    node.metrics.registry.register(TokenInterceptor(INSECURE, "tandem_calls_refused").refused)
     yield node.metrics.registry, {"node"}
     process = CollectorRegistry()
     locked = SimpleNamespace(expiries=lambda: {"--tls-cert": 1.0})
-    ProcessMetrics(process, cast(Lock, locked))
+    ProcessMetrics(process, cast(Credentials, locked))
     yield process, set()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from tandem.router.admin import list_nodes
+from tandem.router.cluster.admin import list_nodes
 from tandem.tests.end_to_end.cluster import Part, metric
 
 # Orphans are freed by reconciling every 5 s, and by leases after 10 s.

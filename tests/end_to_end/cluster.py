@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tandem.router import admin
+from tandem.router.cluster import admin
 
 START_SECONDS = 60.0
 # Small enough that a short prompt crosses every border.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tandem.router import admin
+from tandem.router.cluster import admin
 from tandem.tests.end_to_end.cluster import Part, TestCluster, node_metric, until
 
 COMMITTED = 'tandem_transfers_total{outcome="committed"}'

@@ -16,8 +16,8 @@ DEADLY = [7] * 40
 # end at the prompt as they would when a kernel crashes.
 SITECUSTOMIZE = """
 import os, sys
-if "tandem.shared.engine.rank" in sys.orig_argv:
-    from tandem.shared.engine.runner import ModelRunner
+if "tandem.shared.engine.rank.process" in sys.orig_argv:
+    from tandem.shared.engine.rank.runner import ModelRunner
     execute = ModelRunner.execute
     def deadly(self, plan, *rest):
         if any(list(row.tokens[:3]) == [7, 7, 7] for row in plan.sequences):

@@ -16,7 +16,7 @@ import zmq
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.tandem_pb2_grpc import DecodeStub, PrefillStub
-from tandem.shared.lock import read_lock
+from tandem.shared.security.credentials import read_credentials
 from tandem.tests.certificates import Papers, issue
 from tandem.tests.end_to_end.clients import greedy
 from tandem.tests.end_to_end.cluster import (
@@ -137,10 +137,10 @@ def test_strangers_at_the_data_plane_are_dropped_and_counted(
 
 
 def test_a_call_to_a_node_needs_the_token_too(locked: Locked) -> None:
-    lock = read_lock(locked.papers.config())
+    credentials = read_credentials(locked.papers.config())
     for part, stub in ((locked.prefill, PrefillStub), (locked.decode, DecodeStub)):
         with (
-            lock.blocking_channel(part.details["address"]) as channel,
+            credentials.blocking_channel(part.details["address"]) as channel,
             pytest.raises(grpc.RpcError, match="no token: every part of this cluster"),
         ):
             stub(channel).Status(pb.StatusRequest(), timeout=10)
@@ -163,7 +163,7 @@ def test_operators_need_the_lock_too(locked: Locked) -> None:
     assert outside.returncode == 1 and "it may use TLS" in outside.stderr
 
 
-USED = "changed, and are used from now on"
+USED = "changed and are in use now"
 
 
 def rotate(locked: Locked, change: Callable[[], None]) -> None:

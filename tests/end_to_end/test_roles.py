@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tandem.router import admin
+from tandem.router.cluster import admin
 from tandem.tests.end_to_end.clients import greedy, prompt, stream_lines
 from tandem.tests.end_to_end.cluster import (
     BLOCK,

@@ -15,7 +15,7 @@ from threading import Event
 
 import pytest
 
-from tandem.router import admin
+from tandem.router.cluster import admin
 from tandem.tests.end_to_end.clients import prompt
 from tandem.tests.end_to_end.cluster import START_SECONDS, Part, TestCluster, get, running, until
 

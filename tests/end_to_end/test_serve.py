@@ -13,9 +13,9 @@ import openai
 import psutil
 import pytest
 
-from tandem.router import admin
+from tandem.router.cluster import admin
 from tandem.shared.errors import RequestError
-from tandem.shared.local_token import find_token
+from tandem.shared.security.local_token import find_token
 from tandem.tests.end_to_end.cluster import get, until
 
 LONG = "The harbour is quiet. " * 60 + "Hello! Who are you?"

@@ -20,9 +20,9 @@ import pytest
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.tandem_pb2_grpc import PrefillStub
-from tandem.router import admin
-from tandem.shared.config import LockConfig
-from tandem.shared.local_token import find_lock
+from tandem.router.cluster import admin
+from tandem.shared.config import SecurityConfig
+from tandem.shared.security.local_token import find_credentials
 from tandem.tests.end_to_end.clients import prompt
 from tandem.tests.end_to_end.cluster import START_SECONDS, running, until
 
@@ -52,7 +52,7 @@ class Served:
         assert greeting[3], self.errors.read_text()
         (self.url,) = re.findall(r"http://\S+", greeting[0])
         self.registry = greeting[3].split()[-1]
-        self.lock = find_lock(LockConfig(), [self.registry])
+        self.credentials = find_credentials(SecurityConfig(), [self.registry])
 
     def stop(self) -> None:
         self.process.terminate()
@@ -69,7 +69,7 @@ class Served:
         return next(part for part in parts if name in part.cmdline())
 
     def nodes(self) -> list[pb.NodeInfo]:
-        return [n for n in admin.list_nodes(self.registry, self.lock) if not n.draining]
+        return [n for n in admin.list_nodes(self.registry, self.credentials) if not n.draining]
 
     def wait_nodes(self, count: int) -> None:
         until(lambda: len(self.nodes()) == count, f"{count} nodes", START_SECONDS)

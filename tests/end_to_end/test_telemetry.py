@@ -14,7 +14,7 @@ import pytest
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.tandem_pb2_grpc import DecodeStub, RegistryStub
-from tandem.router.admin import list_nodes
+from tandem.router.cluster.admin import list_nodes
 from tandem.tests.end_to_end.cluster import Part, TestCluster, node_metric, running, until
 from tandem.tests.end_to_end.collector import Collector, Seen, collecting
 

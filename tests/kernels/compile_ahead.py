@@ -26,8 +26,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tandem.kernels import paged_decode
 from tandem.kernels.fp8 import FP8
+from tandem.kernels.gpu import paged_decode
 
 GENERATIONS = (80, 90, 100)
 # Every generation's programs may have at least this much, also on consumers' GPUs.

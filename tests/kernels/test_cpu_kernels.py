@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem.kernels import reference
 from tandem.kernels.cpu import jit
 from tandem.kernels.decode_rows import DecodeShape, decode_rows
-from tandem.kernels.reference import Context
+from tandem.kernels.reference import attention as reference
+from tandem.kernels.reference.attention import SequenceContext
 
 jit.prepare()
 
@@ -173,7 +173,7 @@ def test_paged_attention_of_decoding_and_other_rows(
         for block in table:
             slots = slice(block * BLOCK, (block + 1) * BLOCK)
             keys[:, slots], values[:, slots] = torch.randn(2, heads, BLOCK, dim).to(dtype)
-        contexts.append(Context(slice(row, row + count), start, table, BLOCK))
+        contexts.append(SequenceContext(slice(row, row + count), start, table, BLOCK))
         row += count
     q = torch.randn(row, heads * group, dim)
     together = decode_rows(contexts, q.device)
@@ -201,7 +201,7 @@ def test_chunks_over_several_blocks_of_tokens(
 ) -> None:
     heads, group, dim, blocks = 2, 3, 20, 200
     table = torch.randperm(blocks)[: -(-(start + count) // BLOCK)].tolist()
-    context = Context(slice(2, 2 + count), start, table, BLOCK)
+    context = SequenceContext(slice(2, 2 + count), start, table, BLOCK)
     keys, values = torch.full((2, heads, blocks * BLOCK, dim), torch.nan, dtype=dtype)
     for token in range(start + count):
         slot = table[token // BLOCK] * BLOCK + token % BLOCK
@@ -217,8 +217,8 @@ def test_queries_need_not_lie_in_order(compiled: CompiledOperators) -> None:
     keys, values = torch.randn(2, 2, 40, 8)
     q = torch.randn(4, 21, 8).transpose(0, 1)
     contexts = [
-        Context(slice(0, 20), 0, list(range(5)), BLOCK),
-        Context(slice(20, 21), 9, list(range(5)), BLOCK),
+        SequenceContext(slice(0, 20), 0, list(range(5)), BLOCK),
+        SequenceContext(slice(20, 21), 9, list(range(5)), BLOCK),
     ]
     expected = reference.paged_attention(q, keys, values, contexts, None)
     for together in (None, decode_rows(contexts, q.device)):
@@ -230,7 +230,7 @@ def test_a_chunk_with_a_value_that_is_no_number_does_not_hide_it() -> None:
     keys, values = torch.randn(2, 1, 40, 8)
     keys[0, 7] = torch.nan
     q = torch.randn(20, 1, 8)
-    context = Context(slice(0, 20), 0, list(range(5)), BLOCK)
+    context = SequenceContext(slice(0, 20), 0, list(range(5)), BLOCK)
     got = chunk.attend(q, keys, values, [context], None)
     assert not got[:7].isnan().any()
     assert got[7:].isnan().all()
@@ -238,7 +238,7 @@ def test_a_chunk_with_a_value_that_is_no_number_does_not_hide_it() -> None:
 
 def test_a_chunk_over_an_fp8_cache_is_left_to_torch() -> None:
     keys, values = torch.randn(2, 1, 40, 8).to(torch.float8_e4m3fn)
-    context = Context(slice(0, 20), 0, list(range(5)), BLOCK)
+    context = SequenceContext(slice(0, 20), 0, list(range(5)), BLOCK)
     told = torch.randn(20, 2, 8), keys, values, [context], None
     assert chunk.attend(*told).equal(reference.paged_attention(*told))
 
@@ -284,7 +284,9 @@ def test_no_step_waits_for_the_compiler(compiled: CompiledOperators, weights: to
 @ACTIVATIONS
 def test_decoding_rows_of_either_type(compiled: CompiledOperators, dtype: torch.dtype) -> None:
     keys, values = torch.randn(2, 2, 80, 8).bfloat16()
-    contexts = [Context(slice(row, row + 1), 9 * row, list(range(20)), BLOCK) for row in range(5)]
+    contexts = [
+        SequenceContext(slice(row, row + 1), 9 * row, list(range(20)), BLOCK) for row in range(5)
+    ]
     q = torch.randn(5, 6, 8).to(dtype)
     together = decode_rows(contexts, q.device)
     got = compiled.paged_attention(q, keys, values, contexts, None, together)

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from tandem.kernels import decode_rows as together
-from tandem.kernels import reference
 from tandem.kernels.decode_rows import DecodeRows, DecodeShape, UnusableError, decode_rows, works
 from tandem.kernels.operators import TorchOperators
-from tandem.kernels.reference import Context
+from tandem.kernels.reference import attention as reference
+from tandem.kernels.reference.attention import SequenceContext
 from tandem.shared.engine.plan import SamplerSpec, SamplingParams, SequenceStep, StepPlan
-from tandem.shared.engine.runner import build_runner
 from tandem.tests import tiny_models
+from tandem.tests.support.runners import build_runner
 
 CPU = torch.device("cpu")
 SHAPE = DecodeShape(
@@ -34,9 +34,9 @@ SHAPE = DecodeShape(
 
 def test_of_each_decoding_row_the_table_has_its_number_its_length_and_its_blocks() -> None:
     contexts = [
-        Context(slice(0, 1), 9, [7, 3, 5, 99], 4),
-        Context(slice(1, 6), 0, [1, 2], 4),
-        Context(slice(6, 7), 0, [8], 4),
+        SequenceContext(slice(0, 1), 9, [7, 3, 5, 99], 4),
+        SequenceContext(slice(1, 6), 0, [1, 2], 4),
+        SequenceContext(slice(6, 7), 0, [8], 4),
     ]
     rows = decode_rows(contexts, CPU)
     assert rows is not None
@@ -45,7 +45,7 @@ def test_of_each_decoding_row_the_table_has_its_number_its_length_and_its_blocks
 
 
 def test_a_step_of_chunks_has_none() -> None:
-    assert decode_rows([Context(slice(0, 2), 0, [1], 4)], CPU) is None
+    assert decode_rows([SequenceContext(slice(0, 2), 0, [1], 4)], CPU) is None
     assert decode_rows([], CPU) is None
 
 
@@ -59,7 +59,7 @@ def one_by_one(
 ) -> None:
     """What the kernels do, from the table that they are given."""
     for row, length, *blocks in rows.table.tolist():
-        context = Context(slice(row, row + 1), length - 1, blocks, rows.block_size)
+        context = SequenceContext(slice(row, row + 1), length - 1, blocks, rows.block_size)
         reference.paged_attention(q, keys, values, [context], window, out=out)
 
 
@@ -68,7 +68,7 @@ class FakeKernels:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[int] = []
-        monkeypatch.setitem(__import__("sys").modules, "tandem.kernels.paged_decode", self)
+        monkeypatch.setitem(__import__("sys").modules, "tandem.kernels.gpu.paged_decode", self)
 
     def paged_decode(self, *told: Any) -> None:
         self.seen.append(len(told[3].table))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tandem.kernels import latent, reference
 from tandem.kernels.fp8 import FP8
-from tandem.kernels.reference import Context
+from tandem.kernels.reference import attention as reference
+from tandem.kernels.reference import latent
+from tandem.kernels.reference.attention import SequenceContext
 
 HEADS, NOPE, ROPE, WIDTH, BLOCK, SLOTS = 3, 10, 6, 40, 4, 1300
 SCALE = 0.31
@@ -27,7 +28,7 @@ def scattered(tokens: int, first: int = 0) -> list[int]:
 class Case:
     """Latents, queries and matrices at random; unused slots are poisoned."""
 
-    def __init__(self, dtype: torch.dtype, value_dim: int, contexts: list[Context]) -> None:
+    def __init__(self, dtype: torch.dtype, value_dim: int, contexts: list[SequenceContext]) -> None:
         self.contexts = contexts
         rows = contexts[-1].rows.stop
         self.q = torch.randn(rows, HEADS, NOPE + ROPE)
@@ -71,14 +72,14 @@ def test_both_ways_give_what_keys_and_values_do(
 ) -> None:
     """600 rows are more than a tile."""
     for blocks in (list(range(9, 170)), scattered(start + rows)):
-        case = Case(dtype, value_dim, [Context(slice(0, rows), start, blocks, BLOCK)])
+        case = Case(dtype, value_dim, [SequenceContext(slice(0, rows), start, blocks, BLOCK)])
         inputs = case.q, case.latents, case.k_up, case.v_up
         case.close(latent.absorbed_attention(*inputs, case.contexts, SCALE))
         case.close(latent.expanded_attention(*inputs, case.contexts[0], SCALE))
 
 
 def test_heads_are_expanded_in_any_number_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(torch.float32, 5, [Context(slice(0, 40), 3, scattered(43), BLOCK)])
+    case = Case(torch.float32, 5, [SequenceContext(slice(0, 40), 3, scattered(43), BLOCK)])
     inputs = case.q, case.latents, case.k_up, case.v_up
     for size in (1, 2 * 4 * 43 * 16 * 4, 1 << 30):
         monkeypatch.setattr(latent, "_EXPANDED_BYTES", size)
@@ -92,7 +93,7 @@ def test_a_batch_is_attended_in_the_way_that_is_cheaper_for_each_sequence(
     contexts, row = [], 0
     for index, (rows, start) in enumerate([(1, 30), (1, 0), (120, 20), (1, 9), (3, 130), (90, 0)]):
         table = scattered(start + rows, first=index % 2 + 70 * (index // 2))
-        contexts.append(Context(slice(row, row + rows), start, table, BLOCK))
+        contexts.append(SequenceContext(slice(row, row + rows), start, table, BLOCK))
         row += rows
     case = Case(torch.float32, 12, contexts)
     expanded = []

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.kernels import reference
 from tandem.kernels.decode_rows import DecodeRows, DecodeShape, decode_rows, largest_error, limit
-from tandem.kernels.reference import Context
+from tandem.kernels.reference import attention as reference
+from tandem.kernels.reference.attention import SequenceContext
 
 pytest.importorskip("triton")
 
-from tandem.kernels.paged_decode import SPLIT, paged_decode
+from tandem.kernels.gpu.paged_decode import SPLIT, paged_decode
 
 # Else tests/conftest.py has told Triton to interpret them.
 INTERPRETED = not torch.cuda.is_available()
@@ -85,7 +85,7 @@ class Case:
             reference.write_kv(*cache, torch.tensor(slots, device=DEVICE), k, v)
             # Every second row of the step is somebody else's.
             rows = slice(2 * row, 2 * row + 1)
-            self.contexts.append(Context(rows, length - 1, table, BLOCK))
+            self.contexts.append(SequenceContext(rows, length - 1, table, BLOCK))
         self.q = torch.randn(2 * len(lengths), heads, dim, device=DEVICE).to(q_dtype)
 
     def decodes(self) -> DecodeRows:
@@ -123,8 +123,8 @@ def test_heads_of_any_number_and_size(heads: int, kv: int, dim: int) -> None:
 
 
 def test_more_parts_than_are_weighed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.kernels.paged_decode.SPLIT", 16)
-    monkeypatch.setattr("tandem.kernels.paged_decode.MOST_PARTS", 40)
+    monkeypatch.setattr("tandem.kernels.gpu.paged_decode.SPLIT", 16)
+    monkeypatch.setattr("tandem.kernels.gpu.paged_decode.MOST_PARTS", 40)
     case = Case([1000, 17], (torch.float32, torch.float32), 2, 1, 16)
     torch.testing.assert_close(case.run(None), case.expected(None), atol=1e-5, rtol=1e-5)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tandem.kernels import linear, reference
-from tandem.kernels.reference import Context
+from tandem.kernels.reference import attention as reference
+from tandem.kernels.reference import linear
+from tandem.kernels.reference.attention import SequenceContext
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
@@ -110,7 +111,7 @@ def test_paged_attention(
         reference.write_kv(keys, values, slots, k, v)
         q = torch.randn(count, heads * group, dim).to(dtype)
         q_parts.append(q)
-        contexts.append(Context(slice(row, row + count), start, table, BLOCK))
+        contexts.append(SequenceContext(slice(row, row + count), start, table, BLOCK))
         expected.append(exact_attention(q, k, v, start, window))
         row += count
     got = reference.paged_attention(torch.cat(q_parts), keys, values, contexts, window)
@@ -127,7 +128,7 @@ def test_an_fp8_cache_is_attended_in_the_type_of_the_queries(dtype: torch.dtype)
     kept = [x.to(torch.float8_e4m3fn).to(dtype) for x in (k, v)]
     for start, count in ((29, 1), (11, 19), (0, 30)):
         q = torch.randn(count, 4, 8).to(dtype)
-        context = Context(slice(0, count), start, table, BLOCK)
+        context = SequenceContext(slice(0, count), start, table, BLOCK)
         got = reference.paged_attention(q, keys, values, [context], None)
         assert got.dtype == dtype
         close(got, exact_attention(q, kept[0], kept[1], start, None))
@@ -146,7 +147,7 @@ def test_what_fp8_cannot_hold_becomes_its_largest_value(dtype: torch.dtype) -> N
 def test_a_long_chunk_is_taken_in_tiles() -> None:
     keys, values = torch.randn(2, 1, 1200, 8)
     q = torch.randn(1101, 2, 8)
-    context = Context(slice(0, 1101), 99, list(range(300)), BLOCK)
+    context = SequenceContext(slice(0, 1101), 99, list(range(300)), BLOCK)
     got = reference.paged_attention(q, keys, values, [context], None)
     close(got, exact_attention(q, keys.transpose(0, 1), values.transpose(0, 1), 99, None))
 
@@ -160,7 +161,7 @@ def test_the_ways_to_attend_on_a_gpu_agree_with_the_definition(
     """None of them is chosen on a CPU, which can run them all the same."""
     q = torch.randn(19, 2 * group, 8).to(dtype)
     k, v = torch.randn(2, start + 19, 2, 8).to(dtype)
-    context = Context(slice(0, 19), start, list(range(99)), BLOCK)
+    context = SequenceContext(slice(0, 19), start, list(range(99)), BLOCK)
     mask = context.mask(start, 19, 0, window, q.device) if start else None
     told = q, k.transpose(0, 1), v.transpose(0, 1)
     expected = exact_attention(q, k, v, start, window)
@@ -171,7 +172,7 @@ def test_the_ways_to_attend_on_a_gpu_agree_with_the_definition(
 
 def test_consecutive_blocks_are_a_view() -> None:
     cache = torch.randn(2, 80, 8)
-    context = Context(slice(0, 1), 9, [3, 4, 5, 11], BLOCK)
+    context = SequenceContext(slice(0, 1), 9, [3, 4, 5, 11], BLOCK)
     view = context.gather(cache, 2, 10)
     assert view.data_ptr() == cache[0, 14].data_ptr()
     assert torch.equal(view, cache[:, 14:22])

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from tandem.prefill_node import guests as module
-from tandem.prefill_node.guests import Guests
+from tandem.prefill_node import admitted_peers as module
+from tandem.prefill_node.admitted_peers import AdmittedPeers
 from tandem.shared.errors import OverloadedError, TransferError
 from tandem.shared.handoff.inbox import Inbox
 from tandem.shared.handoff.lease import Tenant
-from tandem.shared.handoff.messages import Admit, Admitted, from_wire, to_wire
+from tandem.shared.handoff.plane.messages import Admit, Admitted, from_wire, to_wire
 
 
 class Ranks:
@@ -22,7 +22,7 @@ class Ranks:
         self.silent: set[int] = set()
         self.keys: dict[int, tuple[str, ...]] = {}
         self.inbox = Inbox(self._take, lambda reason: None)
-        self.guests = Guests(self.inbox, 2, lambda: self.now, max_peers=max_peers)
+        self.admitted_peers = AdmittedPeers(self.inbox, 2, lambda: self.now, max_peers=max_peers)
 
     def _take(self, rank: int, data: bytes) -> None:
         command = from_wire(data)
@@ -38,28 +38,30 @@ def ranks() -> Ranks:
 
 
 async def test_every_rank_has_the_keys_when_the_greeting_is_answered(ranks: Ranks) -> None:
-    await ranks.guests.admit(Tenant("a", 1), ["a0", "a1"])
-    await ranks.guests.admit(Tenant("b", 1), ["b0"])
+    await ranks.admitted_peers.admit(Tenant("a", 1), ["a0", "a1"])
+    await ranks.admitted_peers.admit(Tenant("b", 1), ["b0"])
     assert ranks.keys == {0: ("a0", "a1", "b0"), 1: ("a0", "a1", "b0")}
 
 
 async def test_a_new_start_of_a_node_takes_the_place_of_the_old(ranks: Ranks) -> None:
-    await ranks.guests.admit(Tenant("a", 1), ["old"])
-    await ranks.guests.admit(Tenant("a", 2), ["new"])
+    await ranks.admitted_peers.admit(Tenant("a", 1), ["old"])
+    await ranks.admitted_peers.admit(Tenant("a", 2), ["new"])
     assert ranks.keys[0] == ("new",)
-    assert ranks.guests.heard(Tenant("a", 2)) and not ranks.guests.heard(Tenant("a", 1))
+    assert ranks.admitted_peers.heard(Tenant("a", 2)) and not ranks.admitted_peers.heard(
+        Tenant("a", 1)
+    )
 
 
 async def test_who_falls_silent_is_dismissed_and_who_speaks_stays(ranks: Ranks) -> None:
     for name in ("a", "b"):
-        await ranks.guests.admit(Tenant(name, 1), [name])
+        await ranks.admitted_peers.admit(Tenant(name, 1), [name])
     ranks.now = module.SILENCE_SECONDS
-    assert ranks.guests.heard(Tenant("b", 1))
-    assert ranks.guests.dismiss_silent() == []
+    assert ranks.admitted_peers.heard(Tenant("b", 1))
+    assert ranks.admitted_peers.dismiss_silent() == []
     ranks.now += 1
-    assert ranks.guests.dismiss_silent() == ["a"]
+    assert ranks.admitted_peers.dismiss_silent() == ["a"]
     assert ranks.keys == {0: ("b",), 1: ("b",)}
-    assert not ranks.guests.heard(Tenant("a", 1))
+    assert not ranks.admitted_peers.heard(Tenant("a", 1))
 
 
 async def test_a_rank_that_does_not_confirm_is_named(
@@ -68,15 +70,17 @@ async def test_a_rank_that_does_not_confirm_is_named(
     monkeypatch.setattr(module, "CONFIRM_SECONDS", 0.05)
     ranks.silent = {1}
     with pytest.raises(TransferError, match=r"ranks \[1\] have not taken the CURVE keys"):
-        await ranks.guests.admit(Tenant("a", 1), ["a"])
+        await ranks.admitted_peers.admit(Tenant("a", 1), ["a"])
     ranks.silent = set()
-    await asyncio.gather(*(ranks.guests.admit(Tenant(f"n{i}", 1), [str(i)]) for i in range(5)))
+    await asyncio.gather(
+        *(ranks.admitted_peers.admit(Tenant(f"n{i}", 1), [str(i)]) for i in range(5))
+    )
     assert set(ranks.keys[1]) == {"a", "0", "1", "2", "3", "4"}
 
 
 async def test_there_is_a_limit() -> None:
     ranks = Ranks(max_peers=1)
-    await ranks.guests.admit(Tenant("a", 1), ["a"])
+    await ranks.admitted_peers.admit(Tenant("a", 1), ["a"])
     with pytest.raises(OverloadedError, match=r"1 decode nodes .*--max-peers"):
-        await ranks.guests.admit(Tenant("b", 1), ["b"])
-    await ranks.guests.admit(Tenant("a", 2), ["c"])
+        await ranks.admitted_peers.admit(Tenant("b", 1), ["b"])
+    await ranks.admitted_peers.admit(Tenant("a", 2), ["c"])

@@ -17,8 +17,14 @@ from tandem.proto import tandem_pb2 as pb
 from tandem.proto.tandem_pb2_grpc import PrefillStub, add_PrefillServicer_to_server
 from tandem.shared.config import HandoffConfig
 from tandem.shared.handoff.lease import Tenant
-from tandem.shared.handoff.messages import Admit, CancelSend, OpenSend, SendFailed, SendFinished
-from tandem.shared.handoff.peer import introduction
+from tandem.shared.handoff.plane.messages import (
+    Admit,
+    CancelSend,
+    OpenSend,
+    SendFailed,
+    SendFinished,
+)
+from tandem.shared.node.introduction import introduction
 from tandem.tests.shared.handoff.fake_node import LAYER, RANKS, Node, served, until
 
 ME, EPOCH = "d", 7

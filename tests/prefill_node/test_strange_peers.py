@@ -13,7 +13,7 @@ from hypothesis import example, given
 from tandem.prefill_node.service import PrefillService
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.config import HandoffConfig
-from tandem.shared.handoff.peer import introduction
+from tandem.shared.node.introduction import introduction
 from tandem.tests.fuzz import FEWER, changed
 from tandem.tests.shared.handoff.fake_node import RANKS, Node
 

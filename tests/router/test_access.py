@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.shared.telemetry import LogSettings, _TextLines
+from tandem.shared.telemetry.logs import LogSettings, _TextLines
 from tandem.tests.router.support import Cluster, admitted, cluster, finished, tokens_event, until
 
 SECRET = "Rumpelstiltskin"

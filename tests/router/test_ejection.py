@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tandem.router.ejection import Ejection
+from tandem.router.cluster.ejection import Ejection
 from tandem.tests.router.support import cluster, until
 from tandem.tests.router.test_faults import hang, refuse
 
@@ -77,8 +77,8 @@ def test_a_node_that_is_slow_to_answer_gets_no_more_meanwhile() -> None:
 async def test_a_node_that_cannot_be_reached_costs_one_request_its_timeout_and_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tandem.shared.backoff.FIRST_PAUSE_SECONDS", 3600.0)
-    monkeypatch.setattr("tandem.shared.backoff.LONGEST_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr("tandem.shared.process.backoff.FIRST_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr("tandem.shared.process.backoff.LONGEST_PAUSE_SECONDS", 3600.0)
     async with cluster(tmp_path, nodes=2, admission_timeout=0.2) as c:
         c.nodes[0].script = hang
         while not c.nodes[0].requests:

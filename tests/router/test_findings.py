@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.router.absent import MAX_ABSENT, REMEMBERED_SECONDS, Absent
-from tandem.router.doctor import as_json, as_text
-from tandem.router.findings import Finding, findings
-from tandem.router.survey import MAX_PAIRS, Answer, NodeSeen, Survey, plan_pairs
-from tandem.shared.node.prompts import RECENT
-from tandem.shared.process_metrics import EXPIRY
+from tandem.router.cluster.absent import MAX_ABSENT, REMEMBERED_SECONDS, Absent
+from tandem.router.doctor.findings import Finding, findings
+from tandem.router.doctor.report import as_json, as_text
+from tandem.router.doctor.survey import MAX_PAIRS, NodeAnswer, NodeSeen, Survey, plan_pairs
+from tandem.shared.telemetry.process_metrics import EXPIRY
+from tandem.shared.telemetry.prompt_metrics import RECENT
 
 LOAD = pb.Load(free_blocks=5, total_blocks=9)
 CARD = pb.ModelCard(fingerprint="layers=2")
@@ -26,15 +26,15 @@ def node(role: pb.Role, name: str, **status: Any) -> NodeSeen:
         node_id=name, epoch=7, role=role, address=f"{name}:1", version="1", load=LOAD
     )
     said = {"node_id": name, "epoch": 7, "ready": True, "load": LOAD, "model": CARD} | status
-    return NodeSeen(info, Answer(0.01, pb.StatusReply(**said)))
+    return NodeSeen(info, NodeAnswer(0.01, pb.StatusReply(**said)))
 
 
-def examined(**fields: Any) -> dict[str, Answer]:
+def examined(**fields: Any) -> dict[str, NodeAnswer]:
     pair = pb.PairReport(node_id="p", address="p:1", **fields)
-    return {"d": Answer(0.1, pb.ExamineReply(pairs=[pair]))}
+    return {"d": NodeAnswer(0.1, pb.ExamineReply(pairs=[pair]))}
 
 
-def many(left_out: int) -> dict[str, Answer]:
+def many(left_out: int) -> dict[str, NodeAnswer]:
     """What a node of before says that was asked for too many pairs."""
     seen = examined(carrier="tcp")
     seen["d"].reply.left_out = left_out
@@ -45,9 +45,9 @@ def healthy(**changes: Any) -> Survey:
     well = Survey(
         url="http://r:8000",
         registry="r:8001",
-        health=Answer(0.01, {}),
-        ready=Answer(0.01, {}),
-        listed=Answer(0.01, pb.ListReply(version="1")),
+        health=NodeAnswer(0.01, {}),
+        ready=NodeAnswer(0.01, {}),
+        listed=NodeAnswer(0.01, pb.ListReply(version="1")),
         nodes=[node(pb.ROLE_PREFILL, "p"), node(pb.ROLE_DECODE, "d")],
         pairs=examined(carrier="tcp", canary_seconds=0.02),
         encrypted=True,
@@ -74,7 +74,7 @@ def at_one_host(carrier: str) -> Survey:
 
 def absent(**fields: Any) -> Survey:
     gone = pb.AbsentNode(node_id="gone", role=pb.ROLE_PREFILL, address="g:1", **fields)
-    return healthy(listed=Answer(0.01, pb.ListReply(version="1", absent=[gone])))
+    return healthy(listed=NodeAnswer(0.01, pb.ListReply(version="1", absent=[gone])))
 
 
 def metric(name: str, value: float, **labels: str) -> pb.Metric:
@@ -82,7 +82,7 @@ def metric(name: str, value: float, **labels: str) -> pb.Metric:
 
 
 def test_heartbeats_are_late_by_the_period_that_the_router_asks_for() -> None:
-    seldom = Answer(0.01, pb.ListReply(version="1", heartbeat_seconds=5.0))
+    seldom = NodeAnswer(0.01, pb.ListReply(version="1", heartbeat_seconds=5.0))
     assert findings(replace(with_node(late(node(PREFILL, "p"))), listed=seldom)) == []
 
 
@@ -114,15 +114,23 @@ SLOTS = "tandem_data_plane_staging_slots"
 @pytest.mark.parametrize(
     ("seen", "problem", "remedy"),
     [
-        (healthy(health=Answer(3, problem="refused")), "does not answer at http", "tandem router"),
-        (healthy(ready=Answer(0, problem="stopping")), "is not ready: stopping", "log"),
-        (healthy(listed=Answer(3, problem="x"), nodes=[]), "registry does not answer", "--router"),
+        (
+            healthy(health=NodeAnswer(3, problem="refused")),
+            "does not answer at http",
+            "tandem router",
+        ),
+        (healthy(ready=NodeAnswer(0, problem="stopping")), "is not ready: stopping", "log"),
+        (
+            healthy(listed=NodeAnswer(3, problem="x"), nodes=[]),
+            "registry does not answer",
+            "--router",
+        ),
         (healthy(nodes=[node(PREFILL, "p")], pairs={}), "no decode node", "tandem decode-node"),
         (absent(refused=True, reason="layers is 2"), "refused 0 s ago: layers is 2", "the model"),
         (absent(reason="was silent for 3 s"), "silent for 3 s and was dropped", "stopped"),
         (with_node(node(PREFILL, "p", epoch=8)), "another process", "--advertise"),
         (
-            with_node(NodeSeen(node(PREFILL, "p").info, Answer(3, problem="no answer"))),
+            with_node(NodeSeen(node(PREFILL, "p").info, NodeAnswer(3, problem="no answer"))),
             "does not answer at p:1: no answer",
             "--port",
         ),
@@ -142,7 +150,11 @@ SLOTS = "tandem_data_plane_staging_slots"
             "--kv-port",
         ),
         (healthy(pairs=examined(problem="?", cause="news")), "KV cannot move", "logs of both"),
-        (healthy(pairs={"d": Answer(9, problem="slow")}), "could not be examined: slow", "again"),
+        (
+            healthy(pairs={"d": NodeAnswer(9, problem="slow")}),
+            "could not be examined: slow",
+            "again",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_what_to_do(seen: Survey, problem: str, remedy: str) -> None:
@@ -212,7 +224,10 @@ def test_certificates_that_end_soon_are_told_of(days: int, problem: str) -> None
         (healthy(pairs=many(left_out=36)), "of 37 ways from a prefill node to a decode node 1"),
         (with_node(late(node(PREFILL, "p"))), "last heartbeat is 2.5 s old"),
         (with_node(node(PREFILL, "p", load=pb.Load(total_blocks=9))), "none of its 9 KV blocks"),
-        (healthy(listed=Answer(0, pb.ListReply(version="2"))), "the router runs 2, but: p 1, d 1"),
+        (
+            healthy(listed=NodeAnswer(0, pb.ListReply(version="2"))),
+            "the router runs 2, but: p 1, d 1",
+        ),
         (
             with_node(
                 node(

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.router.groups import conflict, text_of
+from tandem.router.cluster.groups import conflict, text_of
 
 
 def card(name: str = "qwen", **fields: object) -> pb.ModelCard:

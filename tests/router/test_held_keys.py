@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.router import held_keys
-from tandem.router.held_keys import HeldKeys
+from tandem.router.placement import held_keys
+from tandem.router.placement.held_keys import KeySet
 
 KEYS = st.integers(0, 30) | st.integers(2**64 - 4, 2**64 - 1)
 SOME = st.lists(KEYS, max_size=8, unique=True)
@@ -22,7 +22,7 @@ def test_it_holds_what_a_set_would(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(held_keys, "MAX_CHANGES", limit)
-        held, model = HeldKeys(first), set(first)
+        held, model = KeySet(first), set(first)
         for added, removed in steps:
             held.update(added, removed)
             model = (model - set(removed)) | set(added)
@@ -38,7 +38,7 @@ def test_a_key_takes_little_more_than_its_eight_bytes() -> None:
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        held = HeldKeys(random.getrandbits(64) for _ in range(16384))
+        held = KeySet(random.getrandbits(64) for _ in range(16384))
         held.update([random.getrandbits(64) for _ in range(2000)], [])
         assert tracemalloc.get_traced_memory()[0] - before < 10 * 18384
     finally:

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.router.reported import MAX_COUNT, bound
+from tandem.router.cluster.reported_load import MAX_COUNT, bound
 from tandem.tests.router.support import Cluster, FakeNode, cluster
 
 REFUSED = grpc.StatusCode.FAILED_PRECONDITION

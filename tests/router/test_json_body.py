@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.router import json_body
-from tandem.router.json_body import (
+from tandem.router.http import json_body
+from tandem.router.http.json_body import (
     LEAST_MAX_ITEMS,
     MAX_CONTAINERS,
     MAX_CONTEXTS,

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.router.answer_size import AnswerSize
-from tandem.router.encoding import TEXT_PIECE, EncodedArray, encode
+from tandem.router.http.encoding import TEXT_PIECE, EncodedArray, encode
+from tandem.router.openai.answer_size import AnswerSize
 from tandem.router.options import RouterOptions
 from tandem.tests.router.support import Cluster, cluster, events, longest_hold, until
 from tandem.tests.router.test_bad_input import check

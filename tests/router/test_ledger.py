@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tandem.router.ledger import REPORTS, Booking, Ledger, Placed
+from tandem.router.cluster.inflight import REPORTS, Booking, InflightLoad, Placed
 
 
 def test_own_prompts_count_from_their_placement_to_their_end() -> None:
-    ledger, first, second = Ledger(), Placed(100, 120, (1,)), Placed(50, 60, (1, 2))
+    ledger, first, second = InflightLoad(), Placed(100, 120, (1,)), Placed(50, 60, (1, 2))
     ledger.begin(first)
     ledger.begin(second)
     assert ledger.queued_tokens == 150 and ledger.room_tokens == 180
@@ -17,7 +17,7 @@ def test_own_prompts_count_from_their_placement_to_their_end() -> None:
 
 
 def test_a_report_adds_what_others_have_queued_and_counts_nothing_twice() -> None:
-    ledger, ours = Ledger(), Placed(100, 100, ())
+    ledger, ours = InflightLoad(), Placed(100, 100, ())
     ledger.begin(ours)
     ledger.reported(100)
     assert ledger.queued_tokens == 100 and ledger.room_tokens == 0
@@ -30,7 +30,7 @@ def test_a_report_adds_what_others_have_queued_and_counts_nothing_twice() -> Non
 
 
 def test_a_prefix_is_expected_until_the_node_has_had_the_time_to_tell() -> None:
-    ledger, placed = Ledger(), Placed(10, 10, (7,))
+    ledger, placed = InflightLoad(), Placed(10, 10, (7,))
     ledger.begin(placed)
     for _ in range(5):  # it takes long to compute
         ledger.reported(10)
@@ -43,7 +43,7 @@ def test_a_prefix_is_expected_until_the_node_has_had_the_time_to_tell() -> None:
 
 
 def test_a_prefix_that_was_not_computed_is_not_expected_but_for_another_prompt() -> None:
-    ledger, lost, other = Ledger(), Placed(1, 1, (7, 8)), Placed(1, 1, (7,))
+    ledger, lost, other = InflightLoad(), Placed(1, 1, (7, 8)), Placed(1, 1, (7,))
     ledger.begin(lost)
     ledger.begin(other)
     ledger.end(lost, computed=False)
@@ -51,7 +51,7 @@ def test_a_prefix_that_was_not_computed_is_not_expected_but_for_another_prompt()
 
 
 def test_a_booking_is_settled_once_on_the_nodes_that_computed() -> None:
-    decode, prefill = Ledger(), Ledger()
+    decode, prefill = InflightLoad(), InflightLoad()
     booking = Booking()
     booking.enter("d", decode, Placed(0, 10, (1,)))
     booking.enter("p", prefill, Placed(10, 10, (1,)))

@@ -11,9 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.router import metrics as module
+from tandem.router.cluster.node_series import SERIES
+from tandem.router.cluster.nodes import NodeTable
 from tandem.router.metrics import Metrics
-from tandem.router.node_series import SERIES
-from tandem.router.nodes import NodeTable
 
 
 def join(table: NodeTable, node_id: str, role: pb.Role = pb.ROLE_DECODE, **load: int) -> None:

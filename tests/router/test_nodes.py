@@ -7,16 +7,16 @@ import re
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
+from tandem.router.cluster.nodes import Node, NodeTable
 from tandem.router.metrics import Metrics
-from tandem.router.nodes import Node, NodeTable
-from tandem.router.prefixes import PromptKeys
-from tandem.shared.lock import OPEN
+from tandem.router.placement.node_prefixes import PromptKeys
+from tandem.shared.security.credentials import INSECURE
 
 NOBODY = "127.0.0.1:1"
 
 
 async def test_a_report_from_before_a_call_has_ended_tells_of_no_other_routers_calls() -> None:
-    node = Node(pb.JoinRequest(node_id="d", role=pb.ROLE_DECODE), NOBODY, 0.0, OPEN)
+    node = Node(pb.JoinRequest(node_id="d", role=pb.ROLE_DECODE), NOBODY, 0.0, INSECURE)
 
     def sequences(running: int) -> int:
         node.report(pb.Load(running=running), pb.Prefixes())

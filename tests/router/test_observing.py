@@ -11,10 +11,10 @@ import pytest
 
 from tandem.router.options import RouterOptions
 from tandem.router.server import Router
-from tandem.shared import stats_line
 from tandem.shared.errors import StartupError, UsageError
-from tandem.shared.lock import read_lock
-from tandem.shared.stats_line import Work, rates
+from tandem.shared.security.credentials import read_credentials
+from tandem.shared.telemetry import stats_line
+from tandem.shared.telemetry.stats_line import Work, rates
 from tandem.tests.certificates import issue
 from tandem.tests.router.support import cluster, until
 
@@ -55,7 +55,9 @@ async def test_a_taken_metrics_port_is_named(tmp_path: Path) -> None:
 
 async def test_the_page_has_the_process_and_its_certificates(tmp_path: Path) -> None:
     papers = issue(tmp_path / "papers", "127.0.0.1")
-    router = Router(RouterOptions(port=0, registry_port=0), lock=read_lock(papers.config()))
+    router = Router(
+        RouterOptions(port=0, registry_port=0), credentials=read_credentials(papers.config())
+    )
     text = router.metrics.render().decode()
     for series in (
         "tandem_build_info{",
@@ -73,7 +75,7 @@ async def test_the_page_has_the_process_and_its_certificates(tmp_path: Path) -> 
 async def test_keys_may_come_from_a_file_that_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tandem.shared.reread.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("tandem.shared.security.watched_files.LOOK_SECONDS", 0.0)
     file = tmp_path / "keys"
     file.write_text("first\n\n second \n")
     async with cluster(tmp_path, api_key="fixed", api_key_file=str(file)) as c:

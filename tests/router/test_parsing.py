@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tandem.router.parsing import LARGE_BODY, SMALL_BODY, THREADS, Parsers
+from tandem.router.http.parsing import LARGE_BODY, SMALL_BODY, THREADS, Parsers
 from tandem.shared.errors import OverloadedError
 from tandem.tests.router.support import until
 

@@ -9,8 +9,8 @@ import grpc
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
+from tandem.router.cluster.pinned_model import read_pinned
 from tandem.router.options import RouterOptions
-from tandem.router.pinned import read_pinned
 from tandem.router.server import Router
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.errors import ModelError

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.router.placement import MAX_PREFILL_CANDIDATES, NodeView, Placement, place
-from tandem.router.policies import POLICIES, SEQUENCE_TOKENS
+from tandem.router.placement.place import MAX_PREFILL_CANDIDATES, NodeView, Placement, place
+from tandem.router.placement.policies import POLICIES, SEQUENCE_TOKENS
 from tandem.shared.config import RouterConfig
 
 LONG = list(range(1000))

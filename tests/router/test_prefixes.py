@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.router.prefixes import MAX_KEYS, MAX_PROMPT_KEYS, HeldPrefixes, PromptKeys
+from tandem.router.placement.node_prefixes import (
+    MAX_KEYS,
+    MAX_PROMPT_KEYS,
+    NodePrefixes,
+    PromptKeys,
+)
 from tandem.shared.kv.prefix_keys import chain_keys, pack_keys, short_key, unpack_keys
 
 TOKENS = list(range(100))
@@ -23,8 +28,8 @@ def told(tokens: list[int], block_size: int, salt: str = "", stride: int = 1) ->
     )
 
 
-def holding(message: pb.Prefixes) -> HeldPrefixes:
-    held = HeldPrefixes()
+def holding(message: pb.Prefixes) -> NodePrefixes:
+    held = NodePrefixes()
     held.update(message)
     return held
 

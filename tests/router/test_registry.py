@@ -15,16 +15,16 @@ import pytest
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.tandem_pb2_grpc import PrefillServicer, add_PrefillServicer_to_server
-from tandem.router import admin
-from tandem.router.nodes import NodeTable
+from tandem.router.cluster import admin
+from tandem.router.cluster.nodes import NodeTable
+from tandem.router.cluster.registry import Registry, _reachable
 from tandem.router.options import RouterOptions
-from tandem.router.prefixes import PromptKeys
-from tandem.router.registry import Registry, _reachable
+from tandem.router.placement.node_prefixes import PromptKeys
 from tandem.router.server import Router, run_router
 from tandem.shared.errors import RequestError, StartupError, UnavailableError, UsageError
 from tandem.shared.kv.prefix_keys import chain_keys, pack_keys, short_key
-from tandem.shared.kv.published import PublishedPrefixes
-from tandem.shared.lock import Lock
+from tandem.shared.kv.published import PrefixDigest
+from tandem.shared.security.credentials import Credentials
 from tandem.tests.router.support import FakeNode, cluster, make_model, until
 
 
@@ -113,8 +113,8 @@ async def test_a_prefill_node_that_was_named_must_fit_the_decode_nodes_of_today(
 async def test_a_prefill_node_that_was_named_tells_what_it_holds_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tandem.router.static_nodes.POLL_SECONDS", 0.02)
-    published = PublishedPrefixes()
+    monkeypatch.setattr("tandem.router.cluster.static_nodes.POLL_SECONDS", 0.02)
+    published = PrefixDigest()
     asked: list[int] = []
     named = FakeNode("p", [])
 
@@ -600,15 +600,16 @@ async def test_a_router_with_a_token_shows_it_asks_for_it_and_counts_who_lacks_i
     tmp_path: Path,
 ) -> None:
     options = RouterOptions(port=0, registry_port=0, drain_timeout=1.0)
-    router = Router(options, lock=Lock(token="of the cluster"))
+    router = Router(options, credentials=Credentials(token="of the cluster"))
     await router.start()
     try:
         address = f"127.0.0.1:{router.registry_port}"
         for token in ("", "wrong"):
             with pytest.raises(RequestError, match="every part of this cluster needs the same"):
-                await asyncio.to_thread(admin.list_nodes, address, Lock(token=token))
+                await asyncio.to_thread(admin.list_nodes, address, Credentials(token=token))
         assert (
-            await asyncio.to_thread(admin.list_nodes, address, Lock(token="of the cluster")) == []
+            await asyncio.to_thread(admin.list_nodes, address, Credentials(token="of the cluster"))
+            == []
         )
         text = router.metrics.render().decode()
         for reason in ("no token", "wrong token"):

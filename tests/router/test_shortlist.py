@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.router import holders as module
-from tandem.router.holders import Holders
-from tandem.router.nodes import NodeTable
-from tandem.router.placement import Placement, place
-from tandem.router.policies import POLICIES
-from tandem.router.prefixes import PromptKeys
-from tandem.router.shortlist import FEW, HOLDING, LIGHTEST
+from tandem.router.cluster.nodes import NodeTable
+from tandem.router.cluster.shortlist import FEW, HOLDING, LIGHTEST
+from tandem.router.placement import prefix_table as module
+from tandem.router.placement.node_prefixes import PromptKeys
+from tandem.router.placement.place import Placement, place
+from tandem.router.placement.policies import POLICIES
+from tandem.router.placement.prefix_table import PrefixTable
 from tandem.shared.kv.prefix_keys import chain_keys, pack_keys, short_key
 
 BLOCK = 4
@@ -210,7 +210,7 @@ def test_whoever_holds_the_most_is_found_first(
 
 
 def found_among(held: list[int], released: set[int], turn: int) -> None:
-    holders: Holders[int] = Holders()
+    holders: PrefixTable[int] = PrefixTable()
     sample = [(BLOCK * number, key) for number, key in enumerate(keys(range(80)), 1)]
     columns = [holders.column(number) for number in range(len(held))]
     for column, count in zip(columns, held, strict=True):
@@ -231,7 +231,7 @@ def found_among(held: list[int], released: set[int], turn: int) -> None:
 
 
 def test_a_place_that_was_given_back_is_used_again() -> None:
-    holders: Holders[str] = Holders()
+    holders: PrefixTable[str] = PrefixTable()
     for _ in range(100):
         column = holders.column("a")
         column.shape(BLOCK, 1)

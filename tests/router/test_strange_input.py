@@ -15,19 +15,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.router import chat_request, completion_request
-from tandem.router.chat_request import parse_chat
-from tandem.router.completion_request import parse_completion
+from tandem.router.cluster.nodes import NodeTable
+from tandem.router.cluster.registry import Registry
 from tandem.router.dispatch import _request_error
-from tandem.router.encoding import dump
 from tandem.router.errors import ApiError
 from tandem.router.generation import Generation
-from tandem.router.json_body import parse_json
+from tandem.router.http.encoding import dump
+from tandem.router.http.json_body import parse_json
 from tandem.router.metrics import Metrics
-from tandem.router.model import ServedModel
-from tandem.router.nodes import NodeTable
+from tandem.router.openai import chat_request, completion_request
+from tandem.router.openai.chat_request import parse_chat
+from tandem.router.openai.completion_request import parse_completion
 from tandem.router.options import RouterOptions
-from tandem.router.registry import Registry
+from tandem.router.served_model import ServedModel
 from tandem.shared.errors import RequestError
 from tandem.shared.text.tokenizer import Tokenizer
 from tandem.tests.fuzz import FEWER, changed, cheap, protos, strange

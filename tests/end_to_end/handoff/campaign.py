@@ -21,8 +21,8 @@ from pathlib import Path
 
 import psutil
 
-from tandem.router.placement import NodeView, place
-from tandem.router.policies import POLICIES
+from tandem.router.placement.place import NodeView, place
+from tandem.router.placement.policies import POLICIES
 from tandem.tests.end_to_end.baseline import Baseline
 from tandem.tests.end_to_end.clients import open_request, prompt
 from tandem.tests.end_to_end.cluster import Part, TestCluster, node_metric, running

@@ -26,7 +26,9 @@ def config(**changes: object) -> EngineConfig:
 
 
 def ranks() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children() if "tandem.shared.engine.rank" in p.cmdline()]
+    return [
+        p for p in psutil.Process().children() if "tandem.shared.engine.rank.process" in p.cmdline()
+    ]
 
 
 def owned_blocks(engine: Engine) -> int:

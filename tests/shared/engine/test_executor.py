@@ -19,13 +19,14 @@ import pytest
 from tandem import EngineConfig
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.config import HandoffConfig
-from tandem.shared.engine import executor, pulse
+from tandem.shared.engine import executor
+from tandem.shared.engine import watchdog as watchdog
 from tandem.shared.engine.core import ExecutorLostError
 from tandem.shared.engine.executor import RankPool
 from tandem.shared.engine.plan import StepPlan
+from tandem.shared.engine.start import NodeIdentity, start_engine
 from tandem.shared.errors import StartupError
-from tandem.shared.node.engine import NodeIdentity, start_engine
-from tandem.shared.telemetry import LogSettings
+from tandem.shared.telemetry.logs import LogSettings
 from tandem.tests.shared.handoff.fake_node import until
 
 CONFIG = EngineConfig(model=str(builtin_model_path()), threads=1, num_blocks=64, max_model_len=512)
@@ -35,7 +36,7 @@ SECONDS = 60.0
 
 def ranks() -> list[psutil.Process]:
     children = psutil.Process().children()
-    return [p for p in children if "tandem.shared.engine.rank" in p.cmdline()]
+    return [p for p in children if "tandem.shared.engine.rank.process" in p.cmdline()]
 
 
 def rank() -> psutil.Process:
@@ -166,7 +167,7 @@ async def test_a_rank_whose_main_thread_alone_hangs_in_a_step_is_lost(
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", hanging)
     monkeypatch.setattr(executor, "PING_SECONDS", 0.02)
-    monkeypatch.setattr(pulse, "MAX_STILL_FIRST", 5)
+    monkeypatch.setattr(watchdog, "MAX_STILL_FIRST", 5)
     lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     engine = await start_engine(CONFIG, IDENTITY, on_lost=lost.set_result)
     try:
@@ -183,7 +184,7 @@ def test_a_rank_that_does_not_understand_its_head_ends() -> None:
     with ours:
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tandem.shared.engine.rank", str(theirs.fileno())],
+                [sys.executable, "-m", "tandem.shared.engine.rank.process", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stderr=subprocess.PIPE,
             )

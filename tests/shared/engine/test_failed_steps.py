@@ -14,7 +14,7 @@ from tandem.shared.engine import core, executor
 from tandem.shared.engine.plan import SamplingParams
 from tandem.shared.engine.scheduler import StepOutput
 from tandem.shared.engine.sequence import FinishReason, Sequence
-from tandem.shared.node.engine import NodeEngine, start_engine
+from tandem.shared.engine.start import NodeEngine, start_engine
 from tandem.tests.shared.engine.test_executor import CONFIG, IDENTITY, SECONDS
 
 GOOD, POISON = 40, 41

@@ -11,11 +11,11 @@ import torch
 
 from tandem.kernels.cpu import jit
 from tandem.kernels.decode_rows import UnusableError
-from tandem.shared.devices import RankDevice
-from tandem.shared.engine import rank_setup
+from tandem.shared.engine.rank import setup as rank_setup
 from tandem.shared.errors import StartupError
+from tandem.shared.kv.planning import RankDevice
+from tandem.shared.models import load
 from tandem.shared.models.parallel import TensorParallel
-from tandem.shared.weights import load
 from tandem.tests import tiny_models
 
 GIB = 1 << 30

@@ -17,9 +17,9 @@ from tandem.shared.engine.plan import (
     SequenceStep,
     StepPlan,
 )
-from tandem.shared.engine.rank_setup import LoadedModel
-from tandem.shared.engine.runner import ModelRunner, build_runner, cause_of
-from tandem.shared.errors import StartupError
+from tandem.shared.engine.rank.runner import ModelRunner, cause_of
+from tandem.shared.engine.rank.setup import LoadedModel
+from tandem.tests.support.runners import build_runner
 
 from ... import tiny_models
 
@@ -111,24 +111,8 @@ def test_broken_numbers_fail_the_sequence_and_not_the_step(folder: Path) -> None
     assert list(result.failed) == [1]
 
 
-def test_the_cache_is_sized_by_bytes_or_by_length(folder: Path) -> None:
-    by_length = build_runner(folder, block_size=4, max_model_len=50, max_num_seqs=2)
-    assert by_length.cache.num_blocks == 26
-    by_bytes = build_runner(
-        folder, dtype="float32", block_size=4, max_model_len=50, kv_bytes=13 * 3072
-    )
-    assert by_bytes.cache.num_blocks == 13
-    fp8 = build_runner(
-        folder,
-        dtype="float32",
-        kv_dtype="fp8",
-        block_size=4,
-        max_model_len=50,
-        kv_bytes=13 * 3072,
-    )
-    assert fp8.cache.num_blocks == 4 * 13
+def test_an_fp8_cache_takes_a_quarter_of_a_float32_one(folder: Path) -> None:
+    fp8 = build_runner(folder, dtype="float32", kv_dtype="fp8", block_size=4, num_blocks=4)
     rank = LoadedModel(fp8.model, 4, fp8.cache.dtype, fp8.tp)
     assert rank.bytes_per_block == 3072 // 4
     assert rank.runner(5).cache.dtype == torch.float8_e4m3fn
-    with pytest.raises(StartupError, match="give at least 39936 bytes"):
-        build_runner(folder, dtype="float32", block_size=4, max_model_len=50, kv_bytes=9999)

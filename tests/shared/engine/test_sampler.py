@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.shared.engine.logprobs import position_logprobs
 from tandem.shared.engine.plan import Sampled, SamplerSpec, SamplingParams
-from tandem.shared.engine.sampler import Sampler, uniform
+from tandem.shared.engine.rank.logprobs import position_logprobs
+from tandem.shared.engine.rank.sampler import Sampler, uniform
 
 VOCAB = 50
 

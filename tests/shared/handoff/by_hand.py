@@ -9,10 +9,10 @@ from typing import Any
 
 import zmq
 
-from tandem.shared.handoff.carrier import Ends
-from tandem.shared.handoff.data_plane import ZEROMQ
-from tandem.shared.handoff.plane_loop import PlaneLoop
-from tandem.shared.handoff.zmq_sockets import Timing
+from tandem.shared.handoff.carriers.base import Ends
+from tandem.shared.handoff.carriers.zeromq.sockets import Timing
+from tandem.shared.handoff.plane.data_plane import ZEROMQ
+from tandem.shared.handoff.plane.loop import PlaneLoop
 
 from .faults import Schedule, faulty
 from .memory_carrier import MEMORY, Network

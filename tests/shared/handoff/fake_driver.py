@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.shared.handoff.cache_port import Buffer
-from tandem.shared.handoff.cuda_driver import CudaDriver
-from tandem.shared.handoff.device import DeviceError
-from tandem.shared.handoff.gpu import Gpu
+from tandem.shared.handoff.carriers.cuda_ipc.cuda_driver import CudaDriver
+from tandem.shared.handoff.carriers.cuda_ipc.device import DeviceError
+from tandem.shared.handoff.carriers.cuda_ipc.torch_device import Gpu
+from tandem.shared.handoff.plane.cache_port import Buffer
 
 _HANDLE = struct.Struct("<QQQ40x")
 _NUMBER = struct.Struct("<Q")

@@ -13,9 +13,10 @@ import grpc
 from tandem.shared.engine.core import EngineCore
 from tandem.shared.engine.plan import Sampled, StepPlan, StepResult
 from tandem.shared.engine.scheduler import Scheduler
+from tandem.shared.engine.start import NodeIdentity
 from tandem.shared.errors import PeerRefusedError
 from tandem.shared.handoff.inbox import Inbox
-from tandem.shared.handoff.messages import (
+from tandem.shared.handoff.plane.messages import (
     Admit,
     Admitted,
     CancelExpect,
@@ -32,7 +33,6 @@ from tandem.shared.handoff.messages import (
 )
 from tandem.shared.kv.block_pool import BlockPool
 from tandem.shared.models.spec import AttentionSpec, DenseSpec, LayerSpec
-from tandem.shared.node.engine import NodeIdentity
 from tandem.shared.node.metrics import NodeMetrics
 
 RANKS, BLOCK, VOCAB = 2, 16, 512

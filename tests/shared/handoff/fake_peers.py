@@ -9,20 +9,21 @@ from dataclasses import replace
 
 import zmq
 
-from tandem.shared.handoff import frame, greeting, password
-from tandem.shared.handoff.carrier_names import CUDA_IPC
-from tandem.shared.handoff.device import DevicePlace
-from tandem.shared.handoff.doorbells import (
+from tandem.shared.handoff.carriers.cuda_ipc.device import DevicePlace
+from tandem.shared.handoff.carriers.doorbells import (
     Doorbells,
     HeardDoorbells,
     doorbell,
     payload_doorbell,
     read_doorbell,
 )
-from tandem.shared.handoff.frame import Header, Kind
-from tandem.shared.handoff.messages import Expecting
-from tandem.shared.handoff.plane_loop import greeting_of
-from tandem.shared.handoff.shared_ring import MappedRing, SharedRing
+from tandem.shared.handoff.carriers.names import CUDA_IPC
+from tandem.shared.handoff.carriers.shared_memory.ring import MappedRing, SharedRing
+from tandem.shared.handoff.carriers.zeromq import password
+from tandem.shared.handoff.plane.loop import greeting_of
+from tandem.shared.handoff.plane.messages import Expecting
+from tandem.shared.handoff.wire import frame, greeting
+from tandem.shared.handoff.wire.frame import Header, Kind
 
 from .plane_pair import CELL, HEADS, Rank, expect
 

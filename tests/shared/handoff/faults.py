@@ -15,11 +15,18 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from tandem.shared.handoff.carrier import Departure, Endpoints, Ends, Lost, Notice, PeerGoneError
-from tandem.shared.handoff.frame import DeviceFrame, Message
-from tandem.shared.handoff.greeting import PeerKey
-from tandem.shared.handoff.zmq_dialer import ZmqDialer
-from tandem.shared.handoff.zmq_listener import ZmqListener
+from tandem.shared.handoff.carriers.base import (
+    Departure,
+    Endpoints,
+    Ends,
+    Lost,
+    Notice,
+    PeerGoneError,
+)
+from tandem.shared.handoff.carriers.zeromq.dialer import ZmqDialer
+from tandem.shared.handoff.carriers.zeromq.listener import ZmqListener
+from tandem.shared.handoff.wire.frame import DeviceFrame, Message
+from tandem.shared.handoff.wire.greeting import PeerKey
 
 
 class Fault(Enum):

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tandem.shared.errors import PeerRefusedError
-from tandem.shared.handoff import greeting
-from tandem.shared.handoff.carrier import (
+from tandem.shared.handoff.carriers.base import (
     MAX_SLOTS,
     Departure,
     Endpoints,
@@ -26,15 +25,16 @@ from tandem.shared.handoff.carrier import (
     Notice,
     PeerGoneError,
 )
-from tandem.shared.handoff.frame import FrameError, Kind
-from tandem.shared.handoff.greeting import Greeting, PeerKey
-from tandem.shared.handoff.zmq_sockets import (
+from tandem.shared.handoff.carriers.zeromq.sockets import (
     CONTROL_BATCH,
     MAX_CONTROL_MESSAGE,
     Timing,
     about_connection,
     to_peer,
 )
+from tandem.shared.handoff.wire import greeting
+from tandem.shared.handoff.wire.frame import FrameError, Kind
+from tandem.shared.handoff.wire.greeting import Greeting, PeerKey
 
 MEMORY = "memory"
 

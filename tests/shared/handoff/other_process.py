@@ -21,9 +21,9 @@ from subprocess import PIPE, Popen
 from types import SimpleNamespace
 from typing import Any
 
-from tandem.shared.handoff.carrier import Endpoints
-from tandem.shared.handoff.gpu import Gpu
-from tandem.shared.handoff.messages import Received
+from tandem.shared.handoff.carriers.base import Endpoints
+from tandem.shared.handoff.carriers.cuda_ipc.torch_device import Gpu
+from tandem.shared.handoff.plane.messages import Received
 
 from .fake_driver import device_named
 from .memory_cache import MemoryCache

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from tandem.shared.handoff.carrier import Ends
-from tandem.shared.handoff.carrier_names import CUDA_IPC
-from tandem.shared.handoff.data_plane import ZEROMQ, DataPlane
+from tandem.shared.handoff.carriers.base import Ends
+from tandem.shared.handoff.carriers.cuda_ipc.torch_device import Gpu
+from tandem.shared.handoff.carriers.names import CUDA_IPC
+from tandem.shared.handoff.carriers.zeromq.sockets import Timing
 from tandem.shared.handoff.epoch import new_epoch
-from tandem.shared.handoff.gpu import Gpu
-from tandem.shared.handoff.messages import (
+from tandem.shared.handoff.plane.data_plane import ZEROMQ, DataPlane
+from tandem.shared.handoff.plane.messages import (
     Event,
     Expect,
     Expecting,
@@ -22,8 +23,7 @@ from tandem.shared.handoff.messages import (
     Received,
     SendFinished,
 )
-from tandem.shared.handoff.plane_config import DataPlaneConfig
-from tandem.shared.handoff.zmq_sockets import Timing
+from tandem.shared.handoff.plane.settings import DataPlaneConfig
 
 from .fake_driver import FakeDevice
 from .memory_cache import MemoryCache

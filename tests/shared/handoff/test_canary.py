@@ -5,8 +5,8 @@ from array import array
 
 import pytest
 
-from tandem.shared.handoff.canary import canary_prompt, coarsest, tolerance, worst_difference
-from tandem.shared.handoff.messages import Compare, Compared, ReceiveFailed
+from tandem.shared.handoff.plane.canary import canary_prompt, coarsest, tolerance, worst_difference
+from tandem.shared.handoff.plane.messages import Compare, Compared, ReceiveFailed
 
 from .memory_cache import MemoryCache
 from .plane_pair import Rank

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.shared.engine.plan import SequenceStep, StepPlan
-from tandem.shared.engine.rank import Rank as EngineRank
-from tandem.shared.handoff.computing import Announced
-from tandem.shared.handoff.messages import CancelSend, Expecting, LayerReady, SendFinished
+from tandem.shared.engine.rank.process import Rank as EngineRank
+from tandem.shared.handoff.plane.computing import Announced
+from tandem.shared.handoff.plane.messages import CancelSend, Expecting, LayerReady, SendFinished
 
 from .by_hand import HandRank, World
 from .plane_pair import BLOCK, LAYERS, Rank, expect, rows, until

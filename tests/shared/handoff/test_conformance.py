@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from tandem.shared.handoff.carrier import Departure, Joined, Lost, Notice, PeerGoneError
-from tandem.shared.handoff.carrier_names import CUDA_IPC
-from tandem.shared.handoff.curve import OVERHEAD_BYTES
-from tandem.shared.handoff.frame import HEADER_BYTES, Message, parts_of
-from tandem.shared.handoff.greeting import PeerKey
-from tandem.shared.handoff.messages import (
+from tandem.shared.handoff.carriers.base import Departure, Joined, Lost, Notice, PeerGoneError
+from tandem.shared.handoff.carriers.names import CUDA_IPC
+from tandem.shared.handoff.carriers.staging import AnySlot
+from tandem.shared.handoff.carriers.zeromq.curve import OVERHEAD_BYTES
+from tandem.shared.handoff.carriers.zeromq.sockets import MAX_CONTROL_MESSAGE, Timing
+from tandem.shared.handoff.plane.messages import (
     CancelExpect,
     CancelSend,
     Expecting,
@@ -32,8 +32,8 @@ from tandem.shared.handoff.messages import (
     SendFailed,
     SendFinished,
 )
-from tandem.shared.handoff.staging import AnySlot
-from tandem.shared.handoff.zmq_sockets import MAX_CONTROL_MESSAGE, Timing
+from tandem.shared.handoff.wire.frame import HEADER_BYTES, Message, parts_of
+from tandem.shared.handoff.wire.greeting import PeerKey
 
 from .by_hand import CARRIERS, HandRank, World
 from .fake_driver import as_memory

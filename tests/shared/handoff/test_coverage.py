@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.shared.handoff.coverage import Coverage, OverlapError
+from tandem.shared.handoff.plane.coverage import Coverage, OverlapError
 
 LAYERS, FIRST, END = 4, 3, 20
 # As windows make them, and all alike.

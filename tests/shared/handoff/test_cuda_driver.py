@@ -12,8 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem.shared.handoff.cuda_driver import HANDLE_BYTES, CudaDriver, device_count
-from tandem.shared.handoff.device import DeviceError
+from tandem.shared.handoff.carriers.cuda_ipc.cuda_driver import (
+    HANDLE_BYTES,
+    CudaDriver,
+    device_count,
+)
+from tandem.shared.handoff.carriers.cuda_ipc.device import DeviceError
 
 SOURCE = Path(__file__).with_name("fake_cuda.c")
 THE_DEVICE = 3

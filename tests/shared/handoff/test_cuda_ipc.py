@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from tandem.shared.errors import PeerRefusedError, StartupError
-from tandem.shared.handoff import frame, greeting, plane_loop
-from tandem.shared.handoff.data_plane import DataPlane
-from tandem.shared.handoff.device import DEVICE_WINDOW_BYTES, DevicePlace
-from tandem.shared.handoff.frame import HEADER_BYTES, ChecksumError, DeviceFrame
-from tandem.shared.handoff.messages import (
+from tandem.shared.handoff.carriers.cuda_ipc.device import DEVICE_WINDOW_BYTES, DevicePlace
+from tandem.shared.handoff.plane import loop as plane_loop
+from tandem.shared.handoff.plane.data_plane import DataPlane
+from tandem.shared.handoff.plane.messages import (
     WINDOW_OF_CARRIER,
     Expecting,
     PeerJoined,
@@ -25,8 +24,10 @@ from tandem.shared.handoff.messages import (
     SendFailed,
     SendFinished,
 )
-from tandem.shared.handoff.plane_config import DataPlaneConfig
-from tandem.shared.handoff.plane_end import HOST_WINDOW_BYTES
+from tandem.shared.handoff.plane.settings import DataPlaneConfig
+from tandem.shared.handoff.plane.transfer_end import HOST_WINDOW_BYTES
+from tandem.shared.handoff.wire import frame, greeting
+from tandem.shared.handoff.wire.frame import HEADER_BYTES, ChecksumError, DeviceFrame
 
 from . import other_process
 from .by_hand import HandRank, World

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tandem.kernels.fp8 import castable
-from tandem.shared.engine.rank_setup import CacheOfPlane
-from tandem.shared.handoff.messages import PeerJoined, Received, SendFinished
-from tandem.shared.handoff.parts import parts_of
+from tandem.shared.engine.rank.setup import CacheOfPlane
+from tandem.shared.handoff.plane.messages import PeerJoined, Received, SendFinished
+from tandem.shared.handoff.wire.head_parts import parts_of
 from tandem.shared.kv.cache import KVCache
 from tandem.shared.models.spec import AttentionSpec, DecoderSpec, DenseSpec, LayerSpec, RopeSpec
 

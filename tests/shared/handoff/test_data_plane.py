@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from tandem.shared.errors import StartupError
-from tandem.shared.handoff.messages import Received, SendFinished
+from tandem.shared.handoff.plane.messages import Received, SendFinished
 
 from .plane_pair import BLOCK, CELL, LAYERS, Rank, rows
 

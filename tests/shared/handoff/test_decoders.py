@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.shared.errors import PeerRefusedError
-from tandem.shared.handoff import frame, greeting, messages
-from tandem.shared.handoff.doorbells import (
+from tandem.shared.handoff.carriers.doorbells import (
     Doorbells,
     HeardDoorbells,
     doorbell,
@@ -25,15 +24,17 @@ from tandem.shared.handoff.doorbells import (
     read_doorbell,
     read_payload_doorbell,
 )
-from tandem.shared.handoff.frame import FrameError, Header, Kind
-from tandem.shared.handoff.greeting import Greeting, PeerKey
-from tandem.shared.handoff.shared_ring import (
+from tandem.shared.handoff.carriers.shared_memory.ring import (
     MappedRing,
     RingError,
     RingPlace,
     SharedRing,
 )
-from tandem.shared.handoff.zmq_sockets import about_connection
+from tandem.shared.handoff.carriers.zeromq.sockets import about_connection
+from tandem.shared.handoff.plane import messages
+from tandem.shared.handoff.wire import frame, greeting
+from tandem.shared.handoff.wire.frame import FrameError, Header, Kind
+from tandem.shared.handoff.wire.greeting import Greeting, PeerKey
 from tandem.tests.fuzz import EXTREMES, cheap, strange
 
 from .plane_pair import Rank

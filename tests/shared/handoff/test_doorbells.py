@@ -9,14 +9,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem.shared.handoff.doorbells import (
+from tandem.shared.handoff.carriers.doorbells import (
     MAX_RECORD_BYTES,
     Doorbells,
     HeardDoorbells,
     doorbell,
     read_doorbell,
 )
-from tandem.shared.handoff.shared_ring import RingError, SharedRing
+from tandem.shared.handoff.carriers.shared_memory.ring import RingError, SharedRing
 
 NUMBER = 2**63 + 5
 

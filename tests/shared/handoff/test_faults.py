@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.shared.handoff.messages import (
+from tandem.shared.handoff.carriers.zeromq.sockets import Timing
+from tandem.shared.handoff.plane.messages import (
     CancelExpect,
     CancelSend,
     Expecting,
@@ -13,7 +14,6 @@ from tandem.shared.handoff.messages import (
     SendFailed,
     SendFinished,
 )
-from tandem.shared.handoff.zmq_sockets import Timing
 
 from .by_hand import CARRIERS, HandRank, World
 from .faults import Fault, Schedule

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.shared.handoff import frame
-from tandem.shared.handoff.frame import HEADER_BYTES, ChecksumError, FrameError, Header, Kind
+from tandem.shared.handoff.wire import frame
+from tandem.shared.handoff.wire.frame import HEADER_BYTES, ChecksumError, FrameError, Header, Kind
 
 U64 = st.integers(0, 2**64 - 1)
 U32 = st.integers(0, 2**32 - 1)

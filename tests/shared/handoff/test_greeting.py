@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.shared.errors import PeerRefusedError
-from tandem.shared.handoff import greeting
-from tandem.shared.handoff.frame import FrameError
-from tandem.shared.handoff.greeting import Greeting
-from tandem.shared.handoff.nixl_agent import MAX_DESCRIPTION_BYTES
+from tandem.shared.handoff.carriers.nixl.agent import MAX_DESCRIPTION_BYTES
+from tandem.shared.handoff.wire import greeting
+from tandem.shared.handoff.wire.frame import FrameError
+from tandem.shared.handoff.wire.greeting import Greeting
 
 ME = Greeting(
     node_id="p",

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.shared.handoff import frame
-from tandem.shared.handoff.frame import Kind
-from tandem.shared.handoff.messages import (
+from tandem.shared.handoff.plane.messages import (
     CancelExpect,
     Cancelled,
     Expecting,
     Received,
     ReceiveFailed,
 )
+from tandem.shared.handoff.wire import frame
+from tandem.shared.handoff.wire.frame import Kind
 
 from .fake_peers import FakeSender
 from .plane_pair import BLOCK, HEADS, LAYERS, Rank, expect, rows, until

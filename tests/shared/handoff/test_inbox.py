@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from tandem.shared.handoff import inbox as module
-from tandem.shared.handoff.inbox import Attempt, Inbox
-from tandem.shared.handoff.messages import CancelExpect, Cancelled, Expect, from_wire, to_wire
+from tandem.shared.handoff.inbox import ExpectedAttempt, Inbox
+from tandem.shared.handoff.plane.messages import CancelExpect, Cancelled, Expect, from_wire, to_wire
 
 RANKS = 2
 EXPECT = Expect(
@@ -37,7 +37,7 @@ class Head:
             lambda rank, data: self.told.append((rank, from_wire(data))), self.lost.append
         )
 
-    def expecting(self) -> Attempt:
+    def expecting(self) -> ExpectedAttempt:
         attempt = self.inbox.open(1, 0)
         for rank in range(RANKS):
             self.inbox.command(attempt, rank, EXPECT)

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from tandem.shared.handoff.closed import ClosedAttempts
 from tandem.shared.handoff.epoch import new_epoch
 from tandem.shared.handoff.lease import LeaseTable, LeaseTrust, Tenant
+from tandem.shared.handoff.plane.closed import ClosedAttempts
 
 from .test_transfer import Clock
 

@@ -18,17 +18,15 @@ import pytest
 import zmq
 
 from tandem.shared.errors import PeerRefusedError
-from tandem.shared.handoff import entrance, greeting, password, zmq_dialer, zmq_listener
-from tandem.shared.handoff.curve import check_keys
-from tandem.shared.handoff.entrance import Entrance
-from tandem.shared.handoff.messages import (
-    Admit,
-    Admitted,
-    PeerJoined,
-    ReceiveFailed,
-)
-from tandem.shared.handoff.plane_loop import greeting_of
-from tandem.shared.handoff.zmq_sockets import MAX_CONTROL_MESSAGE, Timing
+from tandem.shared.handoff.carriers.zeromq import dialer as zmq_dialer
+from tandem.shared.handoff.carriers.zeromq import entrance, password
+from tandem.shared.handoff.carriers.zeromq import listener as zmq_listener
+from tandem.shared.handoff.carriers.zeromq.curve import check_keys
+from tandem.shared.handoff.carriers.zeromq.entrance import Entrance
+from tandem.shared.handoff.carriers.zeromq.sockets import MAX_CONTROL_MESSAGE, Timing
+from tandem.shared.handoff.plane.loop import greeting_of
+from tandem.shared.handoff.plane.messages import Admit, Admitted, PeerJoined, ReceiveFailed
+from tandem.shared.handoff.wire import greeting
 
 from .plane_pair import BLOCKS, END, Rank, expect, hand_over, until
 

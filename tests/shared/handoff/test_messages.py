@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.shared.handoff import messages
-from tandem.shared.handoff.frame import FrameError
-from tandem.shared.handoff.messages import Cancelled, LayerReady, from_wire, to_wire
+from tandem.shared.handoff.plane import messages
+from tandem.shared.handoff.plane.messages import Cancelled, LayerReady, from_wire, to_wire
+from tandem.shared.handoff.wire.frame import FrameError
 
 SAMPLES = st.one_of([st.from_type(kind) for kind in messages._TYPES])
 

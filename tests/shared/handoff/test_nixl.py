@@ -18,16 +18,12 @@ import pytest
 import zmq
 
 from tandem.shared.errors import StartupError
-from tandem.shared.handoff.doorbells import doorbell
-from tandem.shared.handoff.frame import Kind
-from tandem.shared.handoff.inlets import MAX_TOLD, READ_SECONDS, NixlInlet
-from tandem.shared.handoff.landing import LANDING_SLOTS, Landing
-from tandem.shared.handoff.messages import (
-    PeerJoined,
-    PeerLost,
-    ReceiveFailed,
-)
-from tandem.shared.handoff.nixl_agent import NO_PLACE, NixlAgent, NixlError, NixlPlace
+from tandem.shared.handoff.carriers.doorbells import doorbell
+from tandem.shared.handoff.carriers.inlets import MAX_TOLD, READ_SECONDS, NixlInlet
+from tandem.shared.handoff.carriers.nixl.agent import NO_PLACE, NixlAgent, NixlError, NixlPlace
+from tandem.shared.handoff.carriers.nixl.landing import LANDING_SLOTS, Landing
+from tandem.shared.handoff.plane.messages import PeerJoined, PeerLost, ReceiveFailed
+from tandem.shared.handoff.wire.frame import Kind
 
 from . import other_process
 from .fake_peers import FakeReceiver, FakeSender

@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.shared.handoff.messages import Cancelled, CancelSend, Received, SendFailed, SendFinished
-from tandem.shared.handoff.parts import Part, parts_of
+from tandem.shared.handoff.plane.messages import (
+    Cancelled,
+    CancelSend,
+    Received,
+    SendFailed,
+    SendFinished,
+)
+from tandem.shared.handoff.wire.head_parts import HeadPart, parts_of
 from tandem.shared.models.spec import AttentionSpec
 
 from .plane_pair import BLOCK, HEAD_BYTES, LAYERS, Rank, make_cache, until
@@ -42,7 +48,7 @@ def test_every_receiver_gets_each_of_its_heads_once_from_who_has_it(
 
 def test_receivers_take_turns_among_the_holders_of_a_head() -> None:
     assert parts_of(held(1, 4), held(1, 2)) == [
-        Part(receiver, receiver % 2, range(1)) for receiver in range(4)
+        HeadPart(receiver, receiver % 2, range(1)) for receiver in range(4)
     ]
 
 

@@ -10,10 +10,9 @@ import pytest
 
 from tandem.shared.causes import Cause
 from tandem.shared.errors import OverloadedError, StartupError, UnavailableError
-from tandem.shared.handoff import frame
-from tandem.shared.handoff.data_plane import DataPlane
-from tandem.shared.handoff.frame import Kind
-from tandem.shared.handoff.messages import (
+from tandem.shared.handoff.carriers.zeromq.sockets import Timing
+from tandem.shared.handoff.plane.data_plane import DataPlane
+from tandem.shared.handoff.plane.messages import (
     CancelExpect,
     Cancelled,
     CancelSend,
@@ -23,8 +22,9 @@ from tandem.shared.handoff.messages import (
     SendFailed,
     SendFinished,
 )
-from tandem.shared.handoff.plane_config import DataPlaneConfig
-from tandem.shared.handoff.zmq_sockets import Timing
+from tandem.shared.handoff.plane.settings import DataPlaneConfig
+from tandem.shared.handoff.wire import frame
+from tandem.shared.handoff.wire.frame import Kind
 
 from .fake_peers import FakeReceiver, FakeSender
 from .plane_pair import BLOCK, CELL, LAYERS, Rank, expect, make_cache, rows, until

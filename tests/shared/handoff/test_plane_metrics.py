@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tandem.shared.handoff import plane_loop
-from tandem.shared.handoff.messages import CancelSend, Received, to_wire
+from tandem.shared.handoff.plane import loop as plane_loop
+from tandem.shared.handoff.plane.messages import CancelSend, Received, to_wire
 from tandem.shared.handoff.stats import DataPlaneStats
 from tandem.shared.node.plane_metrics import PlaneCollector
 

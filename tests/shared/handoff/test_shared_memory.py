@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from tandem.shared.errors import StartupError
-from tandem.shared.handoff import frame, greeting, inlets, plane_loop, staging_memory
-from tandem.shared.handoff.frame import Kind
-from tandem.shared.handoff.messages import (
+from tandem.shared.handoff.carriers import inlets, staging_memory
+from tandem.shared.handoff.carriers.shared_memory.ring import MappedRing, RingError, SharedRing
+from tandem.shared.handoff.plane import loop as plane_loop
+from tandem.shared.handoff.plane.messages import (
     Expecting,
     PeerJoined,
     PeerLost,
@@ -21,7 +22,8 @@ from tandem.shared.handoff.messages import (
     ReceiveFailed,
     SendFailed,
 )
-from tandem.shared.handoff.shared_ring import MappedRing, RingError, SharedRing
+from tandem.shared.handoff.wire import frame, greeting
+from tandem.shared.handoff.wire.frame import Kind
 
 from .by_hand import World
 from .fake_peers import FakeReceiver, FakeSender

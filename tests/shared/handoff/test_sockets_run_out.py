@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zmq
 
-from tandem.shared.handoff.messages import Received, ReceiveFailed
+from tandem.shared.handoff.plane.messages import Received, ReceiveFailed
 
 from .by_hand import World
 from .plane_pair import BLOCKS, END, expect

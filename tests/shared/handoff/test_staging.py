@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.shared.handoff.frame import HEADER_BYTES
-from tandem.shared.handoff.staging import StagingRing
+from tandem.shared.handoff.carriers.staging import StagingRing
+from tandem.shared.handoff.wire.frame import HEADER_BYTES
 
 
 def test_slots_do_not_overlap_and_have_room_for_header_and_payload():

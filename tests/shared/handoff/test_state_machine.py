@@ -13,7 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tandem.shared.handoff.messages import (
+from tandem.shared.handoff.carriers.zeromq.sockets import Timing
+from tandem.shared.handoff.plane.messages import (
     CancelExpect,
     Cancelled,
     CancelSend,
@@ -25,7 +26,6 @@ from tandem.shared.handoff.messages import (
     SendFailed,
     SendFinished,
 )
-from tandem.shared.handoff.zmq_sockets import Timing
 
 from .by_hand import HandRank, World
 from .faults import Fault, Schedule

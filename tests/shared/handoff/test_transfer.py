@@ -9,8 +9,8 @@ from tandem.shared.handoff.transfer import (
     PREFILL_TRANSITIONS,
     DecodeState,
     IllegalTransitionError,
-    Life,
     PrefillState,
+    TransferState,
     decode_life,
     prefill_life,
 )
@@ -27,15 +27,15 @@ class Clock:
         return self.now
 
 
-def _decode(clock: Clock) -> Life[DecodeState]:
+def _decode(clock: Clock) -> TransferState[DecodeState]:
     return decode_life("transfer 5", request_seconds=60, silence_seconds=3, clock=clock)
 
 
-def _prefill(clock: Clock) -> Life[PrefillState]:
+def _prefill(clock: Clock) -> TransferState[PrefillState]:
     return prefill_life("transfer 5", request_seconds=1000, still_seconds=100, clock=clock)
 
 
-def _decode_at(state: DecodeState, clock: Clock) -> Life[DecodeState]:
+def _decode_at(state: DecodeState, clock: Clock) -> TransferState[DecodeState]:
     life = _decode(clock)
     path = [D.FAILED] if state is D.FAILED else HAPPY[1 : HAPPY.index(state) + 1]
     for step in path:
@@ -86,7 +86,7 @@ def test_every_decode_state_that_is_not_the_end_has_a_deadline(state):
     assert life.left <= 0
 
 
-def _prefill_at(state: PrefillState, clock: Clock) -> Life[PrefillState]:
+def _prefill_at(state: PrefillState, clock: Clock) -> TransferState[PrefillState]:
     life = _prefill(clock)
     for step in (P.RUNNING, P.STREAMING, P.HELD):
         if life.state is not state:

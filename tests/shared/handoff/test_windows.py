@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.shared.handoff.messages import Received, ReceiveFailed, SendFailed, SendFinished
-from tandem.shared.handoff.windows import first_tokens
+from tandem.shared.handoff.plane.messages import Received, ReceiveFailed, SendFailed, SendFinished
+from tandem.shared.handoff.wire.layer_windows import first_tokens
 from tandem.shared.models.spec import (
     AttentionSpec,
     DecoderSpec,

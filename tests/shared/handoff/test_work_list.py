@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.shared.handoff.work_list import Piece, WorkList
+from tandem.shared.handoff.plane.work_list import Piece, WorkList
 
 LAYERS, FIRST, END = 5, 4, 40
 

@@ -9,9 +9,9 @@ import psutil
 import pytest
 import torch
 
-from tandem.shared.errors import StartupError
-from tandem.shared.kv.cache import KVCache, bytes_per_block, plan_num_blocks
-from tandem.shared.kv.formats import BYTES
+from tandem.shared.config.kv_dtypes import BYTES
+from tandem.shared.kv.cache import KVCache
+from tandem.shared.kv.planning import bytes_per_block
 from tandem.shared.models.spec import (
     AttentionSpec,
     DecoderSpec,
@@ -207,15 +207,6 @@ def test_bytes_per_block_is_what_the_tensors_take(spec: DecoderSpec, values: int
             == BLOCKS * bytes_per_block(spec, BLOCK, name)
             == 2 * BLOCKS * width * (BLOCK * values)
         )
-
-
-def test_the_number_of_blocks() -> None:
-    block = bytes_per_block(SPEC, BLOCK, "bfloat16")
-    options = {"block_size": BLOCK, "dtype": "bfloat16", "max_model_len": 101}
-    assert plan_num_blocks(SPEC, **options, max_num_seqs=3) == 63
-    assert plan_num_blocks(SPEC, **options, kv_bytes=30 * block + 1) == 30
-    with pytest.raises(StartupError, match=f"give at least {21 * block} bytes"):
-        plan_num_blocks(SPEC, **options, kv_bytes=20 * block)
 
 
 def test_an_unwritten_cache_takes_no_memory() -> None:

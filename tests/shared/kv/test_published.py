@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tandem.shared.kv.block_pool import BlockPool
 from tandem.shared.kv.prefix_keys import KEY_BYTES, chain_keys, short_key
-from tandem.shared.kv.published import MAX_KEYS, Changes, PublishedPrefixes
+from tandem.shared.kv.published import MAX_KEYS, Changes, PrefixDigest
 
 NUMBERS = st.integers(0, 40)
 STEPS = st.lists(st.one_of(NUMBERS, NUMBERS.map(lambda n: -n), st.just("look")), max_size=120)
@@ -38,7 +38,7 @@ class Follower:
 def test_a_follower_has_every_sampled_key_and_nothing_else(
     steps: list[int | str], max_keys: int, max_changes: int
 ) -> None:
-    published, held = PublishedPrefixes(max_keys, max_changes), set[int]()
+    published, held = PrefixDigest(max_keys, max_changes), set[int]()
     one, late = Follower(), Follower()
     before = published.since(0)
     late.take(before)
@@ -61,7 +61,7 @@ def test_a_follower_has_every_sampled_key_and_nothing_else(
 
 
 def test_what_is_told_is_bounded_however_large_the_cache() -> None:
-    published = PublishedPrefixes()
+    published = PrefixDigest()
     for prompt in range(40):
         for one in chain_keys(range(prompt * 10_000, (prompt + 1) * 10_000), 4):
             published.add(one)

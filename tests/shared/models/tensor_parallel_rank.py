@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from tandem.shared.engine.plan import SamplerSpec, SamplingParams, SequenceStep, StepPlan
-from tandem.shared.engine.runner import build_runner
 from tandem.shared.models.parallel import TensorParallel
+from tandem.tests.support.runners import build_runner
 
 
 def run(job: dict[str, Any], folder: str, prompt: list[int], told: list[int]) -> dict[str, Any]:

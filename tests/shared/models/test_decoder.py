@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from tandem.shared.engine.plan import SequenceStep
-from tandem.shared.engine.runner import build_runner
 from tandem.shared.errors import StartupError
 from tandem.shared.kv.cache import KVCache
 from tandem.shared.models.batch import build_batch
 from tandem.shared.models.decoder import Decoder
-from tandem.shared.models.parallel import Placement, TensorParallel
+from tandem.shared.models.parallel import TensorParallel, WeightPlacement
 from tandem.shared.models.registry import read_spec
+from tandem.tests.support.runners import build_runner
 
 from ... import tiny_models
 
@@ -57,7 +57,7 @@ def test_a_forward_without_outputs_leaves_the_same_cache(model_root: Path) -> No
 
 def test_a_split_that_does_not_divide_is_refused(model_root: Path) -> None:
     spec = read_spec(tiny_models.cached("qwen3", model_root))
-    place = Placement(torch.float32, torch.device("cpu"), TensorParallel(0, 3))
+    place = WeightPlacement(torch.float32, torch.device("cpu"), TensorParallel(0, 3))
     with pytest.raises(StartupError, match="8 query heads do not divide by 3"):
         Decoder(spec, place)
 

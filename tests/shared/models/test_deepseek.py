@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tandem.shared.errors import ModelError
-from tandem.shared.handoff.parts import parts_of
+from tandem.shared.handoff.wire.head_parts import parts_of
+from tandem.shared.kv.planning import bytes_per_block
 from tandem.shared.models.config import Config
-from tandem.shared.models.memory import bytes_per_block
 from tandem.shared.models.registry import family_of
 from tandem.shared.models.spec import (
     DecoderSpec,

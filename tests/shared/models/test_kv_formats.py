@@ -10,15 +10,16 @@ import pytest
 import torch
 import transformers
 
+from tandem.shared.config.kv_dtypes import SPELLINGS
 from tandem.shared.engine.plan import SequenceStep
-from tandem.shared.engine.rank_setup import CacheOfPlane
-from tandem.shared.engine.runner import ModelRunner, build_runner
+from tandem.shared.engine.rank.runner import ModelRunner
+from tandem.shared.engine.rank.setup import CacheOfPlane
 from tandem.shared.errors import UsageError
-from tandem.shared.handoff.canary import canary_prompt, coarsest, worst_difference
-from tandem.shared.handoff.messages import Compare
-from tandem.shared.kv.formats import SPELLINGS
+from tandem.shared.handoff.plane.canary import canary_prompt, coarsest, worst_difference
+from tandem.shared.handoff.plane.messages import Compare
 from tandem.shared.models.batch import build_batch
 from tandem.shared.models.spec import layers_before_routing
+from tandem.tests.support.runners import build_runner
 
 from ... import tiny_models
 from .test_parity import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from tandem.shared.models.moe import Router
-from tandem.shared.models.parallel import Placement, TensorParallel
+from tandem.shared.models.moe import ExpertRouter
+from tandem.shared.models.parallel import TensorParallel, WeightPlacement
 from tandem.shared.models.spec import RouterSpec
 
 
@@ -21,7 +21,9 @@ def test_a_row_that_no_expert_scores_gets_no_weight_rather_than_nan() -> None:
         normalise=True,
         scale=2.5,
     )
-    router = Router(Placement(torch.float32, torch.device("cpu"), TensorParallel()), spec, 8)
+    router = ExpertRouter(
+        WeightPlacement(torch.float32, torch.device("cpu"), TensorParallel()), spec, 8
+    )
     router.weight.fill_(1.0)
     router.finish()
     weights, chosen = router(torch.stack([torch.full((8,), -50.0), torch.ones(8)]))

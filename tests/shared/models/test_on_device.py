@@ -9,8 +9,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tandem.shared.engine.plan import SamplerSpec, SamplingParams, SequenceStep, StepPlan
-from tandem.shared.engine.runner import ModelRunner, build_runner
+from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.tests import tiny_models
+from tandem.tests.support.runners import build_runner
 
 GPU = [pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="none"))]
 NAMES = pytest.mark.parametrize("name", ["qwen3", "mistral", "deepseek_v3"])

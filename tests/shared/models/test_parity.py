@@ -14,8 +14,9 @@ import transformers
 from tandem.kernels.cpu import jit
 from tandem.kernels.operators import Operators, TorchOperators
 from tandem.shared.engine.plan import SamplerSpec, SamplingParams, SequenceStep, StepPlan
-from tandem.shared.engine.runner import ModelRunner, build_runner
+from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.shared.models.batch import build_batch
+from tandem.tests.support.runners import build_runner
 
 from ... import tiny_models
 

@@ -20,10 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tandem.kernels.decode_rows import DecodeRows, DecodeShape
 from tandem.kernels.operators import TorchOperators
 from tandem.shared.engine.plan import SamplerSpec, SamplingParams, SequenceStep
-from tandem.shared.engine.runner import build_runner
-from tandem.shared.engine.sampler import Sampler
+from tandem.shared.engine.rank.sampler import Sampler
 from tandem.shared.models.batch import build_batch
 from tandem.tests import tiny_models
+from tandem.tests.support.runners import build_runner
 
 META = torch.device("meta")
 # Operators that only make room.

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.shared.engine.runner import ModelRunner, build_runner
-from tandem.shared.handoff.windows import first_tokens
+from tandem.shared.engine.rank.runner import ModelRunner
+from tandem.shared.handoff.wire.layer_windows import first_tokens
+from tandem.tests.support.runners import build_runner
 
 from ... import tiny_models
 from .test_kv_formats import logits

@@ -11,18 +11,18 @@ import pytest
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.config import HandoffConfig, NodeConfig
+from tandem.shared.engine.start import NodeIdentity
 from tandem.shared.errors import StartupError, UsageError
-from tandem.shared.node.cast import Cast
-from tandem.shared.node.engine import NodeIdentity
 from tandem.shared.node.process import (
     _Description,
     _drain,
-    _Life,
+    _Shutdown,
     _until,
     check_carrier,
     with_host,
 )
 from tandem.shared.node.registration import Registration
+from tandem.shared.node.role_switch import RoleSwitch
 
 
 def test_nixl_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def registration() -> Registration:
 
 async def test_a_drain_refuses_tells_and_waits_for_the_work() -> None:
     role, told = Role(), registration()
-    drain = asyncio.create_task(_drain(role, [told], _Life()))
+    drain = asyncio.create_task(_drain(role, [told], _Shutdown()))
     await asyncio.sleep(0)
     assert role.drained and told.draining and not drain.done()
     role.finish.set()
@@ -82,14 +82,14 @@ async def test_a_drain_refuses_tells_and_waits_for_the_work() -> None:
 
 
 async def test_a_drain_that_takes_too_long_ends() -> None:
-    role, life = Role(), _Life()
+    role, life = Role(), _Shutdown()
     life.drain(0.05)
     await asyncio.wait_for(_drain(role, [], life), 10)
     assert role.busy and role.cut
 
 
 async def test_a_signal_limits_a_drain_that_has_no_limit_and_not_the_reverse() -> None:
-    role, life = Role(), _Life()
+    role, life = Role(), _Shutdown()
     life.drain(None)
     assert life.stop.is_set() and not life.expired
     drain = asyncio.create_task(_drain(role, [], life))
@@ -102,7 +102,7 @@ async def test_a_signal_limits_a_drain_that_has_no_limit_and_not_the_reverse() -
 
 
 async def test_a_node_that_lost_its_ranks_has_nothing_to_wait_for() -> None:
-    role, life = Role(), _Life()
+    role, life = Role(), _Shutdown()
     life.drain(None)
     life.end("rank 0 ended")
     await asyncio.wait_for(_drain(role, [], life), 10)
@@ -114,7 +114,7 @@ def test_a_node_has_work_to_come_once_one_of_its_routers_has_it() -> None:
     engine.name, engine.resolved.max_model_len = "m", 8
     engine.spec.vocab_size, engine.spec.eos_token_ids = 9, [0]
     described = _Description(
-        Cast([Role()]), engine, NodeIdentity("n", 1), MagicMock(), "a:1", NodeConfig()
+        RoleSwitch([Role()]), engine, NodeIdentity("n", 1), MagicMock(), "a:1", NodeConfig()
     )
     assert not described.has_work_to_come
     described.ready = True

@@ -1,0 +1,1 @@
+"""The nodes of a cluster, as this router knows them."""

@@ -1,0 +1,145 @@
+"""What an operator asks a router about its nodes, from outside of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+
+from ...proto import tandem_pb2 as pb
+from ...proto.roles import ROLES, role_name
+from ...proto.tandem_pb2_grpc import RegistryStub
+from ...shared.errors import RequestError, UnavailableError
+from ...shared.security.credentials import INSECURE, Credentials
+
+CALL_SECONDS = 5.0
+# The router has answered that it will not.
+_REFUSALS = (
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.UNAUTHENTICATED,
+)
+# Whatever else an error says, somebody has answered.
+_SILENCE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+HEADINGS = (
+    "NODE", "ROLE", "STATE", "RUNNING", "WAITING", "QUEUED TOKENS", "FREE BLOCKS", "LINKS",
+    "LEASES", "ADDRESS",
+)  # fmt: skip
+
+
+def list_nodes(registry: str, credentials: Credentials = INSECURE) -> list[pb.NodeInfo]:
+    """The nodes of the router behind ``registry``. Raises ``UnavailableError``."""
+    reply: pb.ListReply = _ask(
+        registry, credentials, lambda stub: stub.List(pb.ListRequest(), timeout=CALL_SECONDS)
+    )
+    return list(reply.nodes)
+
+
+def refusal_of(
+    registry: str, addresses: Collection[str], credentials: Credentials = INSECURE
+) -> str:
+    """Why the router behind ``registry`` refuses one of the nodes at ``addresses``; empty when it
+    refuses none. Raises ``UnavailableError``."""
+    reply: pb.ListReply = _ask(
+        registry, credentials, lambda stub: stub.List(pb.ListRequest(), timeout=CALL_SECONDS)
+    )
+    reasons = [node.reason for node in reply.absent if node.refused and node.address in addresses]
+    return reasons[0] if reasons else ""
+
+
+def drain_node(
+    registry: str,
+    node_id: str,
+    credentials: Credentials = INSECURE,
+    *,
+    timeout: float | None = None,
+) -> None:
+    """Have a node take no more work, finish what it has, and end; after ``timeout`` seconds in any
+    case.
+
+    Raises ``RequestError`` when the router knows no such node or cannot reach it with a command,
+    ``UnavailableError`` when no router answers.
+    """
+    request = pb.DrainRequest(node_id=node_id, timeout_seconds=timeout)
+    _ask(registry, credentials, lambda stub: stub.Drain(request, timeout=CALL_SECONDS))
+
+
+def set_role(
+    registry: str,
+    node_id: str,
+    role: str,
+    credentials: Credentials = INSECURE,
+    *,
+    force: bool = False,
+) -> None:
+    """Have a node finish what it has and go on as a ``role`` node.
+
+    ``force`` takes the last decode node too. Raises like ``drain_node``, and ``RequestError`` for a
+    node that has this role or drains.
+    """
+    wanted = next(number for number, name in ROLES.items() if name == role)
+    request = pb.SetRoleRequest(node_id=node_id, role=wanted, force=force)
+    _ask(registry, credentials, lambda stub: stub.SetRole(request, timeout=CALL_SECONDS))
+
+
+def as_table(nodes: Sequence[pb.NodeInfo]) -> str:
+    """One line a node, in columns."""
+    rows = [HEADINGS, *(_row(node) for node in nodes)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def as_json(nodes: Sequence[pb.NodeInfo]) -> str:
+    """The same for programs, with every field of the protocol."""
+    listed = [
+        MessageToDict(
+            node, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+        for node in nodes
+    ]
+    return json.dumps(listed, indent=2)
+
+
+def _row(node: pb.NodeInfo) -> tuple[str, ...]:
+    load = node.load
+    return (
+        node.node_id,
+        role_name(node.role),
+        _state(node),
+        str(load.running),
+        str(load.waiting),
+        str(load.queued_prefill_tokens),
+        f"{load.free_blocks}/{load.total_blocks}",
+        str(load.links),
+        str(load.leases),
+        node.address,
+    )
+
+
+def _state(node: pb.NodeInfo) -> str:
+    if node.next_role in ROLES:
+        return f"to {role_name(node.next_role)}"
+    return "draining" if node.draining else "ready"
+
+
+def _ask(registry: str, credentials: Credentials, call: Callable[[RegistryStub], Any]) -> Any:
+    with credentials.blocking_channel(registry) as channel:
+        try:
+            return call(credentials.stub(RegistryStub, channel))
+        except grpc.RpcError as error:
+            if error.code() in _REFUSALS:
+                raise RequestError(error.details() or "refused") from None
+            if error.code() not in _SILENCE:
+                raise UnavailableError(
+                    f"the router at {registry} answered with {error.code().name}: {error.details()}"
+                ) from None
+            raise UnavailableError(
+                f"no router answers at {registry}: {credentials.explain(error)}; --router is the "
+                f"address of its registry"
+            ) from None

@@ -1,0 +1,58 @@
+"""Which nodes may serve side by side: those of one model, in whatever versions of it.
+
+Nodes of one fingerprint are a group, and KV passes only within one (``place.py``). While a new
+version is rolled out two groups coexist under the model's name. A router tokenizes before it knows
+which of them a request goes to, so all that concerns text is the same in every group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...proto import tandem_pb2 as pb
+
+TEXT_FIELDS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab_size")
+
+
+def conflict(present: Sequence[pb.ModelCard], newcomer: pb.ModelCard) -> str:
+    """Why a node may not join those that are there; empty when it may. When all have gone, any
+    model may come."""
+    if not present or any(card.fingerprint == newcomer.fingerprint for card in present):
+        return ""
+    namesakes = [card for card in present if card.name == newcomer.name]
+    if not namesakes:
+        known = present[0]
+        return (
+            f"different models: {difference(known, newcomer)} on the node ({newcomer.name!r}); "
+            f"start it with the cluster's model, let it join another router, or, if it is a new "
+            f"version of {known.name!r}, start it with --served-model-name {known.name}"
+        )
+    if text_of(namesakes[0]) != text_of(newcomer):
+        return (
+            f"another text side of {newcomer.name!r}: "
+            f"{difference(namesakes[0], newcomer, TEXT_FIELDS)} on the node; versions whose "
+            f"tokenizers or templates differ need a router each"
+        )
+    return ""
+
+
+def text_of(card: pb.ModelCard) -> tuple[str, ...]:
+    """What the router's own work depends on."""
+    fields = _fields(card.fingerprint)
+    return tuple(fields.get(name, "") for name in TEXT_FIELDS)
+
+
+def difference(
+    cluster: pb.ModelCard, node: pb.ModelCard, names: Sequence[str] | None = None
+) -> str:
+    """The first field in which two fingerprints, ``field=value`` lines, differ; both values."""
+    ours, theirs = _fields(cluster.fingerprint), _fields(node.fingerprint)
+    for name in names or sorted(set(ours) | set(theirs)):
+        here, there = ours.get(name, "missing"), theirs.get(name, "missing")
+        if here != there:
+            return f"{name} is {here!r} in the cluster and {there!r}"
+    return "the fingerprint differs between the cluster's version of Tandem and the one"
+
+
+def _fields(fingerprint: str) -> dict[str, str]:
+    return dict(line.partition("=")[::2] for line in fingerprint.splitlines())

@@ -1,0 +1,66 @@
+"""The model of ``tandem router --model``: known before any node has joined.
+
+Without it the first node to join decides, which may be a stray one after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...proto import tandem_pb2 as pb
+from ...shared.errors import ModelError
+from ...shared.models.fingerprint import fingerprint_text, model_fingerprint
+from ...shared.models.registry import read_spec
+from ...shared.weights.locate import display_name, locate_model
+from ..options import RouterOptions
+
+if TYPE_CHECKING:
+    from ...shared.text.tokenizer import Tokenizer
+
+# Of a model's folder, in a message.
+MAX_PATH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedModel:
+    """What nodes are compared with, and the tokenizer, of which the router has a copy."""
+
+    card: pb.ModelCard
+    tokenizer: Tokenizer
+
+
+async def read_pinned(options: RouterOptions) -> PinnedModel | None:
+    """The model of ``--model``, if there is one. Raises ``ModelError``."""
+    if options.model is None:
+        return None
+    folder = await asyncio.to_thread(locate_model, options.model, weights=False)
+    spec = await asyncio.to_thread(read_spec, folder, options.ignored_config_keys)
+    card = pb.ModelCard(
+        name=options.served_model_name or display_name(options.model),
+        path=str(folder),
+        fingerprint=fingerprint_text(await asyncio.to_thread(model_fingerprint, spec, folder)),
+        vocab_size=spec.vocab_size,
+    )
+    return PinnedModel(card, await load_tokenizer(folder, spec.vocab_size))
+
+
+async def load_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
+    """Raises ``ModelError`` when it cannot be read or is not this model's."""
+    from ...shared.text.tokenizer import Tokenizer
+
+    try:
+        tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
+        await asyncio.to_thread(tokenizer.prepare)
+    except OSError as error:
+        shown = str(folder)[:MAX_PATH]
+        raise ModelError(f"{shown!r} cannot be read: {error.strerror}") from None
+    # A few published models have special tokens beyond the embedding; they cannot be sampled.
+    if vocab_size and tokenizer.base_vocab_size > vocab_size:
+        raise ModelError(
+            f"{folder}/tokenizer.json has {tokenizer.base_vocab_size} tokens, the model's "
+            f"vocab_size is {vocab_size}; it belongs to another model"
+        )
+    return tokenizer

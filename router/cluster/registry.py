@@ -1,0 +1,307 @@
+"""The Registry service: nodes join, send heartbeats and leave."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+import urllib.parse
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from ...proto import tandem_pb2 as pb
+from ...proto.roles import role_name
+from ...proto.tandem_pb2_grpc import RegistryServicer
+from ...shared.errors import ModelError, PeerRefusedError, RequestError, UnavailableError
+from ...shared.security.addresses import is_host_port
+from ...shared.telemetry.logs import logger
+from ...shared.version import version
+from ..options import RouterOptions
+from ..served_model import ServedModel, sampling_defaults
+from .groups import conflict, difference, text_of
+from .nodes import Node, NodeTable
+from .pinned_model import PinnedModel, load_tokenizer
+
+if TYPE_CHECKING:
+    from ...shared.text.tokenizer import Tokenizer
+
+log = logger("router")
+
+WILDCARDS = ("", "0.0.0.0", "[::]", "::")
+MAX_NAME = 256
+
+
+class Registry(RegistryServicer):
+    """Owns the node table and the model that all its nodes serve."""
+
+    def __init__(self, options: RouterOptions, nodes: NodeTable) -> None:
+        self._options = options
+        self._nodes = nodes
+        self._epoch = secrets.randbits(64)
+        self._tokenizer: Tokenizer | None = None
+        self._pinned: PinnedModel | None = None
+        self._loading: tuple[tuple[str, ...], asyncio.Task[Tokenizer]] | None = None
+        self._model: ServedModel | None = None
+        self._entering = asyncio.Lock()
+
+    def pin(self, model: PinnedModel | None) -> None:
+        """From now on only nodes of this model may join."""
+        self._pinned = model
+        self._tokenizer = model.tokenizer if model is not None else None
+
+    def model(self) -> ServedModel:
+        """What is served now; ``UnavailableError`` before the first decode node has joined."""
+        if self._model is None or not self._nodes.decode_ready():
+            raise UnavailableError("No decode node has joined this router yet; try again soon.")
+        return self._model
+
+    def check_started(self) -> None:
+        """``UnavailableError`` until a decode node has joined for the first time."""
+        if self._model is None:
+            raise UnavailableError("No decode node has joined this router yet; try again soon.")
+
+    async def enter(self, request: pb.JoinRequest, address: str) -> None:
+        """A node comes, by itself or because the operator named it.
+
+        Raises ``RequestError`` for a request that makes no sense, and ``PeerRefusedError`` for a
+        node that does not belong into this cluster.
+        """
+        problem = self._problem(request)
+        if problem:
+            raise RequestError(problem)
+        try:
+            await self._check_name(request, address)
+        except PeerRefusedError as error:
+            self._note_refusal(request, address, str(error))
+            raise
+        # One at a time: the first brings the model, and the others are compared with it.
+        async with self._entering:
+            try:
+                await self._take(request, address)
+            except PeerRefusedError as error:
+                self._note_refusal(request, address, str(error))
+                raise
+
+    async def _take(self, request: pb.JoinRequest, address: str) -> None:
+        refusal = self._conflict(request.model, address)
+        if refusal:
+            raise PeerRefusedError(refusal)
+        if request.role == pb.ROLE_DECODE:
+            await self._load_tokenizer(request.model)
+        self._nodes.join(request, address)
+        self._update_model()
+
+    def _note_refusal(self, request: pb.JoinRequest, address: str, reason: str) -> None:
+        """Nodes ask again and again; what has been logged is only remembered."""
+        if self._nodes.absent.reason(request.node_id) != reason:
+            log.warning("node %s is refused: %s", request.node_id, reason)
+        self._nodes.absent.add(
+            pb.AbsentNode(
+                node_id=request.node_id,
+                role=request.role,
+                address=address,
+                refused=True,
+                reason=reason,
+            )
+        )
+
+    async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:
+        try:
+            await self.enter(request, _reachable(request.address, context.peer()))
+        except RequestError as error:
+            self._nodes.absent.refused.labels(role_name(request.role)).inc()
+            log.warning("a join from %s is refused: %s", context.peer(), error)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except PeerRefusedError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        return pb.JoinReply(
+            router_epoch=self._epoch,
+            heartbeat_seconds=self._options.heartbeat_period,
+            prefix_version=self._nodes.prefix_version(request.node_id, request.epoch),
+        )
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:
+        node = self._nodes.heartbeat(request)
+        if node is None:
+            return pb.HeartbeatReply(known=False)
+        return pb.HeartbeatReply(
+            known=True,
+            drain=node.to_drain,
+            drain_seconds=node.drain_seconds,
+            prefix_version=node.prefixes.version,
+            role=node.next_role,
+        )
+
+    async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:
+        self._nodes.leave(request.node_id, request.epoch)
+        return pb.LeaveReply()
+
+    async def List(self, request: pb.ListRequest, context: Any) -> pb.ListReply:
+        return pb.ListReply(
+            nodes=self._nodes.infos(),
+            absent=self._nodes.absent.all(),
+            version=version(),
+            heartbeat_seconds=self._options.heartbeat_period,
+        )
+
+    async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainReply:
+        node = await self._commanded(request.node_id, context)
+        limited = request.HasField("timeout_seconds")
+        if limited and not 0 <= request.timeout_seconds < inf:  # NaN is not, either
+            message = f"a drain's timeout is {request.timeout_seconds}, not a time"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
+        node.drain(request.timeout_seconds if limited else None)
+        return pb.DrainReply()
+
+    async def SetRole(self, request: pb.SetRoleRequest, context: Any) -> pb.SetRoleReply:
+        node = await self._commanded(request.node_id, context)
+        problem = self._role_problem(node, request)
+        if problem:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem)
+        node.switch(request.role)
+        return pb.SetRoleReply()
+
+    async def _commanded(self, node_id: str, context: Any) -> Node:
+        """The node that an operator means. Aborts the call when there is none, or when it cannot
+        be told anything."""
+        node = self._nodes.named(node_id)
+        if node is None:
+            known = ", ".join(sorted(n.node_id for n in self._nodes)) or "none"
+            message = f"no node {node_id[:MAX_NAME]!r} is here; there are: {known}"
+            await context.abort(grpc.StatusCode.NOT_FOUND, message)
+        elif node.address in self._options.prefill_addresses:
+            message = (
+                f"node {node.node_id} was named with --pd-url and sends this router no "
+                f"heartbeats; end it with SIGTERM, which drains it"
+            )
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
+        assert node is not None, "abort raises"
+        return node
+
+    def _role_problem(self, node: Node, request: pb.SetRoleRequest) -> str:
+        if request.role not in (pb.ROLE_PREFILL, pb.ROLE_DECODE):
+            return "a node's role is prefill or decode"
+        wanted = role_name(request.role)
+        if node.draining:
+            return f"node {node.node_id} is draining; ask again when it has joined anew"
+        if node.role == request.role:
+            return f"node {node.node_id} is a {wanted} node already"
+        others = any(n is not node and not n.is_prefill and not n.draining for n in self._nodes)
+        if request.role == pb.ROLE_PREFILL and not others and not request.force:
+            return (
+                f"node {node.node_id} is the last decode node that takes work, and nothing would "
+                f"be served without it; start another one first, or add --force"
+            )
+        return ""
+
+    async def watch(self) -> None:
+        """Loses silent nodes, for as long as the router runs."""
+        pause = min(0.25, self._options.node_timeout / 4)
+        while True:
+            begun = time.monotonic()
+            await asyncio.sleep(pause)
+            before = len(self._nodes)
+            self._nodes.expire(held_up=time.monotonic() - begun - pause)
+            await self._nodes.close_lost()
+            if len(self._nodes) != before:
+                self._update_model()
+
+    def _problem(self, request: pb.JoinRequest) -> str:
+        if not 0 < len(request.node_id) <= MAX_NAME:
+            return f"node_id must have 1 to {MAX_NAME} characters"
+        # Both stand in an operator's terminal (``tandem nodes``).
+        if not (request.node_id.isprintable() and request.address.isprintable()):
+            return "node_id and address must be printable"
+        if request.role not in (pb.ROLE_PREFILL, pb.ROLE_DECODE):
+            return "role must be prefill or decode"
+        named = request.address in self._options.prefill_addresses
+        if not named and not _is_address(request.address):
+            return f"address must be host:port, not {request.address[:MAX_NAME]!r}"
+        if request.role == pb.ROLE_DECODE and not request.model.max_model_len:
+            return "a decode node's model card needs max_model_len"
+        known = self._nodes.named(request.node_id)
+        if known is None and len(self._nodes) >= self._options.max_nodes:
+            return f"this router takes at most {self._options.max_nodes} nodes; see its --max-nodes"
+        return ""
+
+    def _conflict(self, card: pb.ModelCard, address: str) -> str:
+        named = address in self._options.prefill_addresses
+        if not named and self._nodes.serves(card.fingerprint):
+            return ""  # most joins: in a large cluster, comparing with each node takes a while
+        decode = [node.model for node in self._nodes if not node.is_prefill]
+        # A node that the operator named for the decode nodes of today has no other use.
+        if decode and named:
+            if all(card.fingerprint != known.fingerprint for known in decode):
+                return (
+                    f"different models: {difference(decode[0], card)} on the node ({card.name!r}); "
+                    f"start it with the cluster's model"
+                )
+            return ""
+        pinned = [self._pinned.card] if self._pinned is not None else []
+        return conflict([*pinned, *decode, *(n.model for n in self._nodes if n.is_prefill)], card)
+
+    async def _check_name(self, request: pb.JoinRequest, address: str) -> None:
+        """Raise ``PeerRefusedError`` when another process that lives has the name of this one.
+
+        Not so for a restart: it has the address of the one before, or that one has left, or does
+        not answer there any more.
+        """
+        known = self._nodes.named(request.node_id)
+        if known is None or known.epoch == request.epoch or known.address == address or known.left:
+            return
+        if await known.answers():
+            raise PeerRefusedError(
+                f"two nodes are called {request.node_id!r}: one at {known.address}, which answers, "
+                f"and one at {address}; give one of them another --node-id, or end the other"
+            )
+
+    async def _load_tokenizer(self, card: pb.ModelCard) -> None:
+        """Once a model: a second node's folder may lie elsewhere, on its own machine."""
+        if self._pinned is not None:
+            return
+        text = text_of(card)
+        if self._loading is None or self._loading[0] != text:
+            loading = load_tokenizer(Path(card.path), card.vocab_size)
+            self._loading = text, asyncio.create_task(loading)
+        try:
+            # A join that runs out of time does not end the work: the next one finds it done.
+            self._tokenizer = await asyncio.shield(self._loading[1])
+        except Exception as error:
+            self._loading = None  # a folder that cannot be read now may be readable later
+            if not isinstance(error, ModelError):
+                log.exception("loading the tokenizer of %r failed", card.path)
+            message = f"the router cannot use the model's tokenizer: {error}"
+            raise PeerRefusedError(message) from None
+
+    def _update_model(self) -> None:
+        decode = [n for n in self._nodes if n.role == pb.ROLE_DECODE]
+        if not decode or self._tokenizer is None:
+            return
+        card = decode[0].model
+        self._model = ServedModel(
+            name=self._options.served_model_name or card.name,
+            max_model_len=min(node.model.max_model_len for node in decode),
+            vocab_size=card.vocab_size or self._tokenizer.vocab_size,
+            created=self._model.created if self._model else int(time.time()),
+            tokenizer=self._tokenizer,
+            defaults=sampling_defaults(self._tokenizer.generation_config),
+        )
+
+
+def _is_address(text: str) -> bool:
+    """Whether a node may announce this: see ``_reachable`` for the wildcards."""
+    host, _, port = text.rpartition(":")
+    return is_host_port(f"localhost:{port}" if host in WILDCARDS else text)
+
+
+def _reachable(address: str, peer: str) -> str:
+    """A node that listens on every interface is reached where its join came from."""
+    host, _, port = address.rpartition(":")
+    if host not in WILDCARDS:
+        return address
+    # gRPC writes peers as ipv4:1.2.3.4:567 or ipv6:%5B::1%5D:567.
+    peer_host = urllib.parse.unquote(peer).partition(":")[2].rpartition(":")[0]
+    return f"{peer_host or '127.0.0.1'}:{port}"

@@ -1,0 +1,35 @@
+"""Bounds on what a node reports of its load: no number that it sends may break placement."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from ...proto import tandem_pb2 as pb
+
+# Sums of several nodes' counts must fit into the 32 bits of a message's field.
+MAX_COUNT = 1 << 31
+MAX_TOKENS_PER_SECOND = 1e9
+MAX_LINKS = 4096
+_COUNTS = (
+    "running",
+    "waiting",
+    "free_blocks",
+    "total_blocks",
+    "queued_prefill_tokens",
+    "block_size",
+)
+
+
+def bound(load: pb.Load) -> None:
+    """Clamp its counts, and set rates that are none to 0, which stands for "not measured"."""
+    for name in _COUNTS:
+        if getattr(load, name) > MAX_COUNT:
+            setattr(load, name, MAX_COUNT)
+    load.prefill_tokens_per_second = _rate(load.prefill_tokens_per_second)
+    del load.link_rates[MAX_LINKS:]
+    for link in load.link_rates:
+        link.tokens_per_second = _rate(link.tokens_per_second)
+
+
+def _rate(value: float) -> float:
+    return min(value, MAX_TOKENS_PER_SECOND) if isfinite(value) and value > 0 else 0.0

@@ -1,0 +1,94 @@
+"""Prefill nodes that do not join by themselves: the router asks them, and enters them in the table.
+
+A node behind ``--pd-url`` is polled for its status; each answer counts as a heartbeat, so that it
+appears when it starts and expires when it stops, like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+
+from ...proto import tandem_pb2 as pb
+from ...proto.tandem_pb2_grpc import PrefillStub
+from ...shared.errors import PeerRefusedError, RequestError
+from ...shared.security.credentials import Credentials
+from ...shared.telemetry.logs import logger
+from .nodes import CHANNEL_OPTIONS, NodeTable
+from .registry import Registry
+
+log = logger("router")
+
+POLL_SECONDS = 1.0
+CALL_SECONDS = 2.0
+
+
+class StaticNodes:
+    """Keeps the nodes at fixed addresses in the table for as long as they answer."""
+
+    def __init__(
+        self,
+        nodes: NodeTable,
+        registry: Registry,
+        addresses: tuple[str, ...],
+        credentials: Credentials,
+    ) -> None:
+        self._nodes = nodes
+        self._registry = registry
+        self._addresses = addresses
+        self._credentials = credentials
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        if not self._addresses:
+            await asyncio.Event().wait()
+        await asyncio.gather(*(self._follow(address) for address in self._addresses))
+
+    async def _follow(self, address: str) -> None:
+        """Poll one address. What is wrong with it is logged once, until something changes."""
+        told = ""
+        version = 0
+        while True:
+            generation = self._credentials.generation
+            async with self._credentials.channel(address, CHANNEL_OPTIONS) as channel:
+                stub = self._credentials.stub(PrefillStub, channel)
+                while generation == self._credentials.generation:
+                    try:
+                        request = pb.StatusRequest(prefix_version=version, without_metrics=True)
+                        status = await stub.Status(request, timeout=CALL_SECONDS)
+                        # The decode nodes bring the model that the named ones are compared with.
+                        if self._nodes.decode_ready():
+                            version = await self._enter(address, status)
+                        problem = ""
+                    except grpc.aio.AioRpcError as error:
+                        problem = f"does not answer: {self._credentials.explain(error)}"
+                    except (PeerRefusedError, RequestError) as error:
+                        problem = f"is refused: {error}"
+                    if problem and problem != told:
+                        log.warning("prefill node %s %s", address, problem)
+                    told = problem
+                    await asyncio.sleep(POLL_SECONDS)
+
+    async def _enter(self, address: str, status: pb.StatusReply) -> int:
+        """Returns which version of its prefixes is known here."""
+        beat = pb.HeartbeatRequest(
+            node_id=status.node_id,
+            epoch=status.epoch,
+            load=status.load,
+            draining=status.draining or not status.ready,
+            prefixes=status.prefixes,
+        )
+        if not self._nodes.heartbeat(beat):
+            join = pb.JoinRequest(
+                node_id=status.node_id,
+                epoch=status.epoch,
+                role=status.role,
+                address=address,
+                model=status.model,
+                load=status.load,
+                version=status.version,
+                prefixes=status.prefixes,
+            )
+            await self._registry.enter(join, address)
+        return self._nodes.prefix_version(status.node_id, status.epoch)

@@ -1,0 +1,1 @@
+"""``tandem doctor``: a survey of the cluster and what is wrong with it."""

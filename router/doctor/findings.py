@@ -1,0 +1,334 @@
+"""What is wrong with a cluster, in words, and what to do: a pure function of a survey."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...proto import tandem_pb2 as pb
+from ...proto.roles import role_name
+from ...shared.causes import Cause
+from ...shared.handoff.carriers.names import TCP
+from ...shared.security.credentials import is_loopback
+from ...shared.telemetry.prefill_origin import LOCAL, REMOTE, LocalReason, known_reason
+from ...shared.telemetry.process_metrics import DAY, EXPIRY, SOON_SECONDS
+from ...shared.telemetry.prompt_metrics import RECENT, RECENT_SECONDS
+from ...shared.unix_sockets import UNIX
+from .survey import NodeSeen, Survey
+
+# Prompts that no prefill node would get in a cluster where all is well.
+NEVER_REMOTE = {LocalReason.SHORT, LocalReason.NOTHING_MISSING, LocalReason.PROMPT_LOGPROBS}
+# Reasons by which a decode node decides; with the others it would have handed over, and could not.
+CHOSEN = {LocalReason.FASTER_HERE, LocalReason.TOO_LATE_THERE, LocalReason.NO_NODE}
+# Fewer say nothing.
+MIN_PROMPTS = 5
+# A heartbeat is late when this many more should have come since; of a router that does not say how
+# often they come, one a second.
+LATE_HEARTBEATS = 2.0
+USUAL_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``wrong``: requests fail or take a worse way because of it; otherwise good to know."""
+
+    subject: str
+    problem: str
+    remedy: str
+    wrong: bool = True
+
+
+def findings(survey: Survey) -> list[Finding]:
+    """What is wrong first."""
+    found = [
+        *_of_router(survey),
+        *_of_absent(survey),
+        *(one for seen in survey.nodes for one in _of_node(seen, _late_seconds(survey))),
+        *_of_models(survey.nodes),
+        *_of_versions(survey),
+        *_of_placement(survey),
+        *_of_certificates(survey),
+        *_of_pairs(survey),
+        *_of_unexamined(survey),
+        *_of_carriers(survey),
+        *_of_exposure(survey),
+    ]
+    return sorted(found, key=lambda finding: not finding.wrong)
+
+
+def _of_router(survey: Survey) -> Iterator[Finding]:
+    if survey.health.problem:
+        yield Finding(
+            "router",
+            f"does not answer at {survey.url}: {survey.health.problem}",
+            "start it (tandem router), or correct the address",
+        )
+    if survey.listed.problem:
+        yield Finding(
+            "router",
+            f"its registry does not answer at {survey.registry}: {survey.listed.problem}",
+            "name the address of --registry-port with --router",
+        )
+    elif not _with_role(survey.nodes, pb.ROLE_DECODE):
+        yield Finding(
+            "router",
+            "no decode node is here, so every request gets 503",
+            f"start one: tandem decode-node MODEL --join {survey.registry}",
+        )
+    elif not _with_role(survey.nodes, pb.ROLE_PREFILL):
+        yield Finding(
+            "router",
+            "no prefill node is here, so decode nodes prefill every prompt",
+            f"if that is not meant: tandem prefill-node MODEL --join {survey.registry}",
+            wrong=False,
+        )
+    elif survey.ready.problem and not survey.health.problem:
+        yield Finding("router", f"is not ready: {survey.ready.problem}", "look at its log")
+
+
+def _of_absent(survey: Survey) -> Iterator[Finding]:
+    absent = survey.listed.reply.absent if survey.listed.reply is not None else ()
+    for node in absent:
+        subject = f"{role_name(node.role)} node {node.node_id}"
+        if node.refused:
+            yield Finding(
+                subject,
+                f"was refused {node.seconds_ago:.0f} s ago: {node.reason}",
+                "start it with the model that the cluster serves",
+            )
+        else:
+            yield Finding(
+                subject,
+                f"{node.reason} and was dropped {node.seconds_ago:.0f} s ago (it was at "
+                f"{node.address})",
+                "see whether the process is stopped, dead or cut off from the router; its log says "
+                "more; start it again",
+            )
+
+
+def _late_seconds(survey: Survey) -> float:
+    reply = survey.listed.reply
+    return LATE_HEARTBEATS * ((reply and reply.heartbeat_seconds) or USUAL_SECONDS)
+
+
+def _of_node(seen: NodeSeen, late_seconds: float) -> Iterator[Finding]:
+    info, status = seen.info, seen.status.reply
+    subject = f"{role_name(info.role)} node {info.node_id}"
+    if info.heartbeat_age_seconds > late_seconds:
+        yield Finding(
+            subject,
+            f"its last heartbeat is {info.heartbeat_age_seconds:.1f} s old",
+            "if it stays so, the process is overloaded, or the network loses its calls",
+            wrong=False,  # whether it answers now says more
+        )
+    if status is None:
+        yield Finding(
+            subject,
+            f"does not answer at {info.address}: {seen.status.problem}",
+            "see whether the process is stopped, and whether its --port is open from here; if it "
+            "listens elsewhere, name that with --advertise",
+        )
+        return
+    if status.epoch != info.epoch or status.node_id != info.node_id:
+        yield Finding(
+            subject,
+            f"another process, {status.node_id}, answers at {info.address}",
+            "two nodes advertise one address; give each its own --port or --advertise",
+        )
+        return
+    yield from _of_status(subject, status)
+
+
+def _of_status(subject: str, status: pb.StatusReply) -> Iterator[Finding]:
+    if status.draining:
+        yield Finding(subject, "drains: it takes no more work", "nothing, if that is meant", False)
+    if not status.load.free_blocks:
+        yield Finding(
+            subject,
+            f"none of its {status.load.total_blocks} KV blocks is free",
+            "if it stays so: raise --kv-fraction, add a node, or lower --max-num-seqs",
+            wrong=False,
+        )
+    yield from _of_metrics(subject, status)
+
+
+def _of_metrics(subject: str, status: pb.StatusReply) -> Iterator[Finding]:
+    corrupt = _sum(status, "tandem_data_plane_checksum_failures_total")
+    if corrupt:
+        yield Finding(
+            subject,
+            f"{corrupt:.0f} frames of KV came with a wrong checksum since it started",
+            "none was used, but memory or network on the way is bad",
+            wrong=False,
+        )
+    held = _sum(status, "tandem_data_plane_staging_slots", state="held")
+    if held and not _sum(status, "tandem_data_plane_staging_slots", state="free"):
+        yield Finding(
+            subject,
+            f"all {held:.0f} slots of its staging ring are in use",
+            "if it stays so, receivers or the network are slow; raise --staging-bytes",
+            wrong=False,
+        )
+
+
+def _of_placement(survey: Survey) -> Iterator[Finding]:
+    """Prefill nodes that nobody uses are seen nowhere else: every request is answered."""
+    if not _with_role(survey.nodes, pb.ROLE_PREFILL):
+        return
+    recent: Counter[tuple[str, str]] = Counter()
+    for status in (seen.status.reply for seen in survey.nodes if seen.status.reply is not None):
+        for metric in status.metrics:
+            if metric.name == RECENT:
+                recent[metric.labels["where"], metric.labels["reason"]] += int(metric.value)
+    reasons = {
+        known_reason(reason): count
+        for (where, reason), count in recent.items()
+        if where == LOCAL and reason not in NEVER_REMOTE
+    }
+    if sum(reasons.values()) < MIN_PROMPTS or any(where == REMOTE for where, _ in recent):
+        return
+    shown = ", ".join(f"{reason}: {count}" for reason, count in reasons.items())
+    yield Finding(
+        "prefill nodes",
+        f"got no prompt in the last {RECENT_SECONDS / 60:.0f} minutes, in which decode nodes "
+        f"prefilled {sum(reasons.values())} themselves that were long enough ({shown})",
+        "see the findings about pairs, and the decode nodes' logs; if the reason is 'faster here', "
+        "the prefill nodes or the links to them are too slow to be of use",
+        wrong=any(reason not in CHOSEN for reason in reasons),
+    )
+
+
+def _of_certificates(survey: Survey) -> Iterator[Finding]:
+    for seen in survey.nodes:
+        for metric in seen.status.reply.metrics if seen.status.reply is not None else ():
+            left = metric.value - survey.asked_at
+            if metric.name != EXPIRY or left > SOON_SECONDS:
+                continue
+            file = metric.labels["file"]
+            ends = f"ends in {left / DAY:.0f} days" if left > 0 else "has ended"
+            yield Finding(
+                f"{role_name(seen.info.role)} node {seen.info.node_id}",
+                f"the certificate of its {file} {ends}",
+                "replace the file, which is read again without a restart; if it was replaced, the "
+                "node's log says why it is not used",
+                wrong=left <= 0,
+            )
+
+
+def _of_models(nodes: list[NodeSeen]) -> Iterator[Finding]:
+    """A router refuses other models, but a node behind it may have been started again."""
+    known = [seen for seen in nodes if seen.status.reply is not None]
+    for seen in known[1:]:
+        first = known[0]
+        if seen.status.reply.model.fingerprint != first.status.reply.model.fingerprint:
+            yield Finding(
+                f"{role_name(seen.info.role)} node {seen.info.node_id}",
+                f"runs another model than {first.info.node_id}",
+                "start both with the same model and options",
+            )
+
+
+def _of_versions(survey: Survey) -> Iterator[Finding]:
+    listed = survey.listed.reply
+    if listed is None:
+        return
+    others = {seen.info.node_id: seen.info.version for seen in survey.nodes}
+    differing = {name: its for name, its in others.items() if its != listed.version}
+    if differing:
+        shown = ", ".join(f"{name} {its or 'unknown'}" for name, its in differing.items())
+        yield Finding(
+            "versions",
+            f"the router runs {listed.version}, but: {shown}",
+            "finish the update; mixed versions are meant to last only as long as one",
+            wrong=False,
+        )
+
+
+def _of_pairs(survey: Survey) -> Iterator[Finding]:
+    """Refusals too: an examination meets those that still count, and no others."""
+    for decode, answer in survey.pairs.items():
+        if answer.problem:
+            yield Finding(
+                f"decode node {decode}",
+                f"could not be examined: {answer.problem}",
+                "ask again; if it stays so, look at its log",
+            )
+            continue
+        for pair in answer.reply.pairs:
+            if pair.problem:
+                yield Finding(
+                    f"{pair.node_id} to {decode}",
+                    f"KV cannot move: {pair.problem}",
+                    _REMEDIES.get(pair.cause, "look at the logs of both nodes"),
+                )
+
+
+def _of_unexamined(survey: Survey) -> Iterator[Finding]:
+    left_out = survey.unexamined + sum(
+        answer.reply.left_out for answer in survey.pairs.values() if answer.reply is not None
+    )
+    if left_out:
+        seen = sum(1 for _ in survey.reports())
+        yield Finding(
+            "pairs",
+            f"of {seen + left_out} ways from a prefill node to a decode node {seen} were examined, "
+            f"and {left_out} were left out",
+            "ask again, which examines others; nothing is known to be wrong with them",
+            wrong=False,
+        )
+
+
+def _of_carriers(survey: Survey) -> Iterator[Finding]:
+    """A way that works, and is several times slower than it could be, shows nowhere else."""
+    hosts = {seen.info.node_id: _host(seen.info.address) for seen in survey.nodes}
+    for decode, pair in survey.reports():
+        if pair.carrier == TCP and hosts.get(decode) == _host(pair.address):
+            yield Finding(
+                f"{pair.node_id} to {decode}",
+                "KV goes over TCP, although both nodes are on one host",
+                "if --carrier does not ask for it: run both as the same user, with the same view "
+                "of processes (in containers, one PID namespace)",
+                wrong=False,
+            )
+
+
+def _of_exposure(survey: Survey) -> Iterator[Finding]:
+    reachable = [s.info.address for s in survey.nodes if not is_loopback(_host(s.info.address))]
+    if reachable and not survey.encrypted:
+        yield Finding(
+            "cluster",
+            f"other machines can reach nodes that use no TLS: {', '.join(reachable[:4])}",
+            "trust the network, or give all parts --tls-cert, --tls-key, --tls-ca and "
+            "--cluster-token-file",
+            wrong=False,
+        )
+
+
+def _host(address: str) -> str:
+    return address if address.startswith(UNIX) else address.rpartition(":")[0].strip("[]")
+
+
+_REMEDIES: dict[str, str] = {
+    Cause.PEER_LOST: "see whether the prefill node is stopped, and whether its --port is open from "
+    "the decode node",
+    Cause.TIMEOUT_GREET: "open the prefill node's data ports to the decode node (--kv-port fixes "
+    "them), and see that --kv-host is an address that it can reach",
+    Cause.REFUSED: "start both with the same model, options and version",
+    Cause.CANARY: "start both with the same weights and version, then restart the prefill node",
+    Cause.NO_BLOCKS: "the decode node is full; ask again when it has free blocks",
+    Cause.BUSY: "the prefill node is full or drains; ask again",
+    Cause.NO_PLACE: "raise --max-peers of the prefill node, or run fewer decode nodes",
+}
+
+
+def _with_role(nodes: list[NodeSeen], role: pb.Role) -> bool:
+    return any(seen.info.role == role for seen in nodes)
+
+
+def _sum(status: pb.StatusReply, name: str, **labels: str) -> float:
+    return sum(
+        metric.value
+        for metric in status.metrics
+        if metric.name == name and labels.items() <= metric.labels.items()
+    )

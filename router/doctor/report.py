@@ -1,0 +1,142 @@
+"""``tandem doctor``: a survey of the cluster and what is wrong with it, for people or programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from google.protobuf.json_format import MessageToDict
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ...proto import tandem_pb2 as pb
+from ...proto.roles import role_name
+from ...shared.errors import UsageError
+from .findings import Finding
+from .survey import NodeSeen, Survey
+
+WIDTH = 200
+# Of what a node says of itself, that which is not its model or its metrics.
+_SHOWN = ("ready", "draining", "load", "refused", "version")
+
+
+def as_json(survey: Survey, found: Sequence[Finding]) -> str:
+    """The same as the tables, with every field."""
+    report = {
+        "healthy": not any(finding.wrong for finding in found),
+        "findings": [
+            {name: getattr(finding, name) for name in ("wrong", "subject", "problem", "remedy")}
+            for finding in found
+        ],
+        "router": {"url": survey.url, "registry": survey.registry},
+        "nodes": [_node_fields(seen) for seen in survey.nodes],
+        "pairs": [{"decode_node": decode, **_fields(pair)} for decode, pair in survey.reports()],
+    }
+    return json.dumps(report, indent=2)
+
+
+def host_of(url: str) -> str:
+    """The host of a router's address, as an address has it. Raises ``UsageError``."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or parts.hostname is None:
+        raise UsageError(f"{url!r} is not a router's address, such as http://127.0.0.1:8000")
+    return f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+
+
+def as_text(survey: Survey, found: Sequence[Finding]) -> str:
+    """Tables of what is there, then what is wrong with it."""
+    # Into a file or a pipe nothing needs to be folded.
+    terminal = Console()
+    console = Console(width=None if terminal.is_terminal else WIDTH)
+    with console.capture() as capture:
+        _show(survey, found, console)
+    return capture.get().rstrip("\n")
+
+
+def _show(survey: Survey, found: Sequence[Finding], console: Console) -> None:
+    if survey.nodes:
+        console.print(_nodes(survey))
+    if survey.pairs:
+        console.print(_pairs(survey))
+    for finding in found:
+        mark = "[red]wrong[/]" if finding.wrong else "[yellow]note[/]"
+        told = f"{finding.subject}: {finding.problem}. What to do: {finding.remedy}."
+        console.print(f"{mark} {escape(told)}", soft_wrap=True)
+    if not any(finding.wrong for finding in found):
+        count = len(survey.nodes)
+        console.print(f"All well: the router and {count} node{'s' * (count != 1)}.")
+
+
+def _nodes(survey: Survey) -> Table:
+    table = Table(title="Nodes", title_justify="left")
+    for heading in ("node", "role", "state", "version", "address"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("heartbeat s", "answer ms", "free blocks", "leases", "transfers"):
+        table.add_column(heading, justify="right")
+    for seen in survey.nodes:
+        info, load = seen.info, seen.info.load
+        table.add_row(
+            escape(info.node_id),
+            role_name(info.role),
+            _state(seen),
+            escape(info.version),
+            escape(info.address),
+            f"{info.heartbeat_age_seconds:.1f}",
+            f"{seen.status.seconds * 1000:.0f}",
+            f"{load.free_blocks}/{load.total_blocks}",
+            str(load.leases),
+            str(load.transfers),
+        )
+    return table
+
+
+def _pairs(survey: Survey) -> Table:
+    table = Table(
+        title="Ways for KV, each tried just now; MB/s is what past transfers moved",
+        title_justify="left",
+    )
+    for heading in ("from", "to", "carrier", "canary"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("canary ms", "round trip ms", "KV MB/s"):
+        table.add_column(heading, justify="right")
+    for decode, pair in survey.reports():
+        table.add_row(escape(pair.node_id), escape(decode), *_measured(pair))
+    return table
+
+
+def _measured(pair: pb.PairReport) -> tuple[str, ...]:
+    rate = pair.tokens_per_second * pair.bytes_per_token / 1e6
+    return (
+        pair.carrier or "-",
+        "failed" if pair.problem else "passed",
+        "-" if pair.problem else f"{pair.canary_seconds * 1000:.0f}",
+        f"{pair.round_trip_seconds * 1000:.1f}" if pair.round_trip_seconds else "-",
+        f"{rate:.0f}" if rate else "unknown",
+    )
+
+
+def _state(seen: NodeSeen) -> str:
+    if seen.status.reply is None:
+        return "silent"
+    if seen.info.draining:
+        return "draining"
+    return "ready" if seen.status.reply.ready else "starting"
+
+
+def _node_fields(seen: NodeSeen) -> dict[str, Any]:
+    fields = {"answer_seconds": seen.status.seconds, "problem": seen.status.problem}
+    status = _fields(seen.status.reply) if seen.status.reply is not None else {}
+    return {**_fields(seen.info), **fields, "status": {n: status[n] for n in _SHOWN if n in status}}
+
+
+def _fields(message: Any) -> dict[str, Any]:
+    return MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )

@@ -1,0 +1,190 @@
+"""What a cluster says when it is asked from outside: the router, every node, every pair.
+
+Nothing is judged here (see ``findings.py``), and nothing raises: silence is a fact too.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+import urllib.error
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from random import randrange
+from typing import Any, TypeVar
+
+import grpc
+
+from ...proto import tandem_pb2 as pb
+from ...proto.tandem_pb2_grpc import DecodeStub, PrefillStub, RegistryStub
+from ...shared.config.limits import MAX_EXAMINED
+from ...shared.security.credentials import INSECURE, Credentials, open_url
+
+CALL_SECONDS = 3.0
+# Longer than a decode node allows itself for all of its pairs.
+EXAMINE_SECONDS = 15.0
+MAX_CALLS = 64
+# Pairs of nodes that are examined, each by a prompt that the prefill node computes.
+MAX_PAIRS = 2048
+MAX_BODY = 1 << 16
+
+Reply = TypeVar("Reply")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAnswer:
+    """What came of asking one part; exactly one of ``reply`` and ``problem`` is there."""
+
+    seconds: float
+    reply: Any = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeen:
+    """What the router says of a node, and what the node says of itself (``pb.StatusReply``)."""
+
+    info: pb.NodeInfo
+    status: NodeAnswer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """Everything that was found out. ``pairs`` has the examinations by decode node
+    (``pb.ExamineReply``), ``unexamined`` is how many pairs were too many. ``encrypted``: all of it
+    was asked under TLS."""
+
+    url: str
+    registry: str
+    health: NodeAnswer
+    ready: NodeAnswer
+    listed: NodeAnswer
+    nodes: list[NodeSeen] = field(default_factory=list)
+    pairs: dict[str, NodeAnswer] = field(default_factory=dict)
+    unexamined: int = 0
+    encrypted: bool = False
+    asked_at: float = field(default_factory=time.time)  # Unix time
+
+    def reports(self) -> Iterator[tuple[str, pb.PairReport]]:
+        """Of every pair that was examined, with the decode node's name."""
+        for decode, answer in self.pairs.items():
+            for pair in answer.reply.pairs if answer.reply is not None else ():
+                yield decode, pair
+
+
+def survey(url: str, registry: str, credentials: Credentials = INSECURE) -> Survey:
+    """Ask the router at ``url`` and ``registry``, then its nodes, all at the same time."""
+    health, ready = _get(f"{url}/live"), _get(f"{url}/ready")
+    listed = _call(
+        credentials, registry, RegistryStub, lambda s: s.List(pb.ListRequest(), **_LIMIT)
+    )
+    infos = list(listed.reply.nodes) if listed.reply is not None else []
+    with ThreadPoolExecutor(MAX_CALLS) as pool:
+        nodes = list(pool.map(lambda info: _see(credentials, info), infos))
+        prefill = [seen for seen in nodes if seen.info.role == pb.ROLE_PREFILL]
+        decode = [seen for seen in nodes if seen.info.role == pb.ROLE_DECODE]
+        answering = [seen for seen in decode if seen.status.reply is not None]
+        plan = plan_pairs(len(answering), len(prefill), randrange(1 << 16))
+        examined = pool.map(
+            lambda decode, chosen: _examine(
+                credentials, decode.info, [prefill[at] for at in chosen]
+            ),
+            answering,
+            plan,
+        )
+        pairs = dict(zip((seen.info.node_id for seen in answering), examined, strict=False))
+    return Survey(
+        url=url,
+        registry=registry,
+        health=health,
+        ready=ready,
+        listed=listed,
+        nodes=nodes,
+        pairs=pairs,
+        unexamined=len(answering) * len(prefill) - sum(map(len, plan)),
+        encrypted=credentials.encrypted,
+    )
+
+
+def plan_pairs(decode: int, prefill: int, turn: int) -> list[list[int]]:
+    """For each decode node, the places of the prefill nodes that it is to examine.
+
+    All of them, unless that is too many: then each decode node gets as many as another, and the
+    prefill nodes follow each other, from a place that ``turn`` shifts from survey to survey.
+    """
+    if not prefill:
+        return []
+    each = min(prefill, MAX_EXAMINED, max(1, MAX_PAIRS // max(1, decode)))
+    served = decode if each > 1 else min(decode, MAX_PAIRS)
+    return [
+        [(turn + number * each + step) % prefill for step in range(each)]
+        for number in range(served)
+    ]
+
+
+def _see(credentials: Credentials, info: pb.NodeInfo) -> NodeSeen:
+    kind = PrefillStub if info.role == pb.ROLE_PREFILL else DecodeStub
+    status = _call(
+        credentials, info.address, kind, lambda s: s.Status(pb.StatusRequest(), **_LIMIT)
+    )
+    return NodeSeen(info, status)
+
+
+def _examine(credentials: Credentials, decode: pb.NodeInfo, prefill: list[NodeSeen]) -> NodeAnswer:
+    request = pb.ExamineRequest(
+        prefill=[
+            pb.PrefillCandidate(
+                node_id=seen.info.node_id, epoch=seen.info.epoch, address=seen.info.address
+            )
+            for seen in prefill
+        ]
+    )
+    ask = lambda stub: stub.Examine(request, timeout=EXAMINE_SECONDS)  # noqa: E731
+    return _call(credentials, decode.address, DecodeStub, ask)
+
+
+# One call: it waits neither for ever, nor for a server that may come later.
+_LIMIT: dict[str, Any] = {"timeout": CALL_SECONDS}
+
+
+def _call(
+    credentials: Credentials,
+    address: str,
+    kind: Callable[[grpc.Channel], Any],
+    ask: Callable[[Any], Any],
+) -> NodeAnswer:
+    begun = time.monotonic()
+    with credentials.blocking_channel(address) as channel:
+        try:
+            reply = ask(credentials.stub(kind, channel))
+        except grpc.RpcError as error:
+            details = credentials.explain(error).partition(";")[0]
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                details = f"no answer within {time.monotonic() - begun:.0f} s"
+            problem = details or error.code().name
+            return NodeAnswer(time.monotonic() - begun, problem=problem)
+    return NodeAnswer(time.monotonic() - begun, reply)
+
+
+def _get(url: str) -> NodeAnswer:
+    """The JSON of a probe, also of one that says no."""
+    begun = time.monotonic()
+    try:
+        with open_url(url, CALL_SECONDS) as answer:
+            reply = json.loads(answer.read(MAX_BODY))
+    except urllib.error.HTTPError as error:
+        with error:
+            return NodeAnswer(time.monotonic() - begun, problem=_message(error))
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        why = getattr(error, "reason", error)
+        return NodeAnswer(time.monotonic() - begun, problem=str(why))
+    return NodeAnswer(time.monotonic() - begun, reply)
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.loads(error.read(MAX_BODY))["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {error.code}"

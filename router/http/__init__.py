@@ -1,0 +1,1 @@
+"""HTTP without meaning: bounded reading, watched writing, connections, keys and hosts."""

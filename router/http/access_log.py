@@ -1,0 +1,133 @@
+"""One line of the log for each request, and what it says; never a request's words or its key."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...proto import tandem_pb2 as pb
+from ...shared.telemetry.prefill_origin import LOCAL, REMOTE, known_reason
+from ..generation import Served, Usage
+
+log = logging.getLogger("tandem.access")
+
+# Written for a client that went away before it got a status, as proxies do.
+CLIENT_CLOSED_REQUEST = 499
+# Asked all the time, by machines; their lines are for debugging.
+POLLED = frozenset(("/live", "/health", "/ready", "/metrics"))
+LONGEST_PATH = 200
+
+
+@dataclass(slots=True)
+class Access:
+    """One request while it is served; ``log`` is called once, when it is over.
+
+    ``status`` is what the client was told, 0 while it was told nothing. ``first_token_seconds`` and
+    the total count from the parsed request, or from its head if it was never parsed.
+    """
+
+    method: str
+    path: str
+    status: int = 0
+    error: str = ""  # the code of what went wrong, also after a status of 200
+    model: str = ""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    first_token_seconds: float | None = None
+    finish_reasons: Counter[str] = field(default_factory=Counter)
+    usage: Usage = field(default_factory=Usage)
+    gone: bool = False  # the client
+    begun: float = field(default_factory=time.monotonic)
+
+    def log(self) -> None:
+        level = logging.DEBUG if self.path in POLLED else logging.INFO
+        if log.isEnabledFor(level):
+            fields = self._fields()
+            words = " ".join(f"{name}={_word(value)}" for name, value in fields.items())
+            head = {"method": self.method, "path": self.path[:LONGEST_PATH], "status": self._told}
+            extra = {"fields": head | fields, "words": words}
+            log.log(level, "%s %s %d", *head.values(), extra=extra)
+
+    @property
+    def _told(self) -> int:
+        return self.status or (CLIENT_CLOSED_REQUEST if self.gone else 0)
+
+    def _fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {"error": self.error, "client_gone": self.gone}
+        if self.model:
+            served = list(self.usage.served.values())
+            fields |= {
+                "model": self.model,
+                "prompt_tokens": self.prompt_tokens,
+                "cached_tokens": sum(one.computed.cached_tokens for one in served),
+                "output_tokens": self.output_tokens,
+                "finish_reason": _counted(self.finish_reasons),
+                "ttft_seconds": self.first_token_seconds,
+                "decode_nodes": _names(one.node for one in served),
+                "prefill_nodes": _names(one.computed.prefill_node for one in served),
+                "prefilled": _counted(Counter(map(_prefilled, filter(_is_computed, served)))),
+                "first_token": self.phases(),
+            }
+        fields["total_seconds"] = round(time.monotonic() - self.begun, 4)
+        return {name: value for name, value in fields.items() if _tells(value)}
+
+    def phases(self) -> dict[str, float]:
+        """Seconds until the first token by where they went; the router's are what the node's leave
+        of them. Empty for several prompts: nobody knows whose token was the first."""
+        if len(self.usage.served) != 1 or self.first_token_seconds is None:
+            return {}
+        (served,) = self.usage.served.values()
+        spent = _seconds(served.computed.first_token)
+        rest = max(0.0, self.first_token_seconds - sum(spent.values()))
+        return {"router": round(rest, 4)} | spent if spent else {}
+
+
+def where_and_why(served: Served) -> tuple[str, str]:
+    """Where a prompt was prefilled, and the reason if that was on its decode node."""
+    if served.computed.prefill_node:
+        return REMOTE, ""
+    return LOCAL, known_reason(served.computed.local_reason)
+
+
+def _is_computed(served: Served) -> bool:
+    return served.computed.prompt_tokens > 0
+
+
+def _prefilled(served: Served) -> str:
+    where, reason = where_and_why(served)
+    return f"{where} ({reason})" if reason else where
+
+
+def _seconds(spent: pb.FirstToken) -> dict[str, float]:
+    return {
+        item.name.removesuffix("_seconds"): round(seconds, 4)
+        for item, seconds in spent.ListFields()
+    }
+
+
+def _tells(value: Any) -> bool:
+    """Whether a field belongs into the line: a number always does."""
+    return value is not None and value is not False and value not in ("", [], {})
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(word if n == 1 else f"{word} x{n}" for word, n in counts.items())
+
+
+def _names(names: Iterator[str]) -> list[str]:
+    return list(dict.fromkeys(filter(None, names)))
+
+
+def _word(value: Any) -> str:
+    """As one word of a line for people."""
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    if isinstance(value, list):
+        return ",".join(value)
+    if isinstance(value, dict):
+        value = " ".join(f"{name} {seconds:.3f}" for name, seconds in value.items())
+    return f'"{value}"' if " " in str(value) else str(value)

@@ -1,0 +1,51 @@
+"""The ``Host`` header: which names clients may reach this router by.
+
+A web page may point a name of its own at 127.0.0.1 (DNS rebinding), and its scripts then read an
+API that listens on loopback and asks for no key. The browser still sends the page's name.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+
+from ...shared.security.credentials import is_loopback
+from ..errors import ApiError
+from ..options import RouterOptions
+
+ANY = "*"
+
+
+class AllowedHosts:
+    """IP addresses and localhost are always allowed. Other names are checked against
+    ``--allowed-hosts``, or refused where the API listens on loopback and asks for no key."""
+
+    def __init__(self, options: RouterOptions) -> None:
+        self._names = options.allowed_host_names
+        keyless = not options.asks_for_keys and is_loopback(options.host)
+        self._checked = ANY not in self._names and (bool(self._names) or keyless)
+
+    def check(self, header: bytes) -> None:
+        """Raise ``ApiError`` 403 for a name that is not allowed. A client may send no name."""
+        if not self._checked or not header:
+            return
+        name = _name(header.decode("latin-1"))
+        if name in self._names or name == "localhost" or name.endswith(".localhost"):
+            return
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            shown = name if len(name) <= 128 else name[:128] + "..."
+            raise ApiError(
+                403,
+                f"The host name '{shown}' is not allowed; start the router with "
+                f"--allowed-hosts {shown}, or with --api-key.",
+                code="host_not_allowed",
+            ) from None
+
+
+def _name(host: str) -> str:
+    """The host without its port."""
+    host = host.strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].rstrip(".")

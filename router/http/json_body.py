@@ -1,0 +1,155 @@
+"""A request body as JSON, parsed without making everybody else wait.
+
+``json`` parses in C and holds the GIL until it is done: seconds, for 32 MiB of short numbers or
+empty arrays, in which no stream gets a token, whatever thread it runs in. So a large body is parsed
+by the library's own Python twin of that parser, which other threads interrupt; what it looks into
+one by one is arrays and objects, while strings and runs of short items still go through C.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from json import decoder, scanner
+from typing import Any
+
+from ..errors import invalid
+
+# Below it C is done in a few milliseconds.
+QUICK_BYTES = 128 * 1024
+# More than any request can use; a garbage collection that looks at millions would stop all threads.
+MAX_CONTAINERS = 100_000
+# What an array or object may hold: some contexts full of tokens, so that a prompt which is a little
+# too long is told so in numbers, and as many as arrays of other things, such as messages.
+MAX_CONTEXTS = 4
+LEAST_MAX_ITEMS = 16_384
+# Numbers, constants and short strings of an array, each with its comma, as many as C may do at
+# once.
+_SHORT_ITEMS = re.compile(
+    r"""(?:[ \t\n\r]*(?:[-+.\w]{1,40}|"[^"\\]{0,40}")[ \t\n\r]*,){1,4096}""", re.ASCII
+)
+# Characters and escapes of a string, as many as C may do at once.
+_PIECE = 16_384
+
+
+def _units(most: int) -> re.Pattern[str]:
+    """So many of them at the most; no escape is cut in two, nor a pair of surrogates."""
+    return re.compile(
+        r"""(?:[^"\\]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|\\u[0-9a-fA-F]{4}"""
+        rf"""|\\[^u]){{1,{most}}}"""
+    )
+
+
+_UNITS = _units(_PIECE)
+_CLOSING = re.compile(r"[ \t\n\r]*\]")
+
+# The value that begins there, and where it ends.
+Scan = Callable[[str, int], tuple[Any, int]]
+
+
+def parse_json(body: bytes, context: int) -> Any:
+    """Strict JSON: no NaN, no lone surrogates, no nesting without end. If the body is large, no
+    array or object may be much longer than the model's ``context``, in tokens."""
+    try:
+        # Decoded here: json itself would let encoded surrogates through.
+        text = body.decode("utf-8")
+        most = max(MAX_CONTEXTS * context, LEAST_MAX_ITEMS)
+        value = (_QUICK if len(body) <= QUICK_BYTES else _Patient(most)).decode(text)
+        if b"\\u" in body:
+            _check_text(value)
+    except UnicodeError:
+        raise invalid("The body is not valid UTF-8, or has an unpaired surrogate.") from None
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
+        raise invalid(f"The body is not valid JSON: {why}.") from None
+    return value
+
+
+class _Patient(json.JSONDecoder):
+    """Parses one body, in Python."""
+
+    def __init__(self, max_items: int) -> None:
+        super().__init__(parse_constant=_no_constant)
+        self._max_items = max_items
+        self._containers = 0
+        self.parse_array = self._array
+        self.parse_string = _string
+        self.parse_object = self._object
+        self.scan_once = scanner.py_make_scanner(self)  # type: ignore[attr-defined]
+
+    def _object(self, place: tuple[str, int], strict: bool, scan_once: Scan, *rest: Any) -> Any:
+        self._count()
+        scan = self._limited(scan_once, self._max_items)
+        return decoder.JSONObject(place, strict, scan, *rest)  # type: ignore[attr-defined]
+
+    def _array(self, place: tuple[str, int], scan_once: Scan) -> tuple[list[Any], int]:
+        """The items, and where the array ends; ``place`` is the text and where it begins."""
+        self._count()
+        text, end = place
+        items: list[Any] = []
+        while (run := _SHORT_ITEMS.match(text, end)) is not None:
+            items += _QUICK.decode(f"[{run[0][:-1]}]")
+            end = run.end()
+            self._check(len(items))
+        if items and _CLOSING.match(text, end):
+            raise json.JSONDecodeError("Illegal trailing comma before end of array", text, end)
+        scan = self._limited(scan_once, self._max_items - len(items))
+        others, end = decoder.JSONArray((text, end), scan)  # type: ignore[attr-defined]
+        return items + others, end
+
+    def _limited(self, scan_once: Scan, room: int) -> Scan:
+        """Scans the values of one array or object, of which only so many more may come."""
+        seen = 0
+
+        def scan(text: str, start: int) -> tuple[Any, int]:
+            nonlocal seen
+            seen += 1
+            if seen > room:
+                self._check(self._max_items + 1)
+            return scan_once(text, start)
+
+        return scan
+
+    def _count(self) -> None:
+        self._containers += 1
+        if self._containers > MAX_CONTAINERS:
+            raise invalid(f"The body has more than {MAX_CONTAINERS} arrays and objects.")
+
+    def _check(self, items: int) -> None:
+        if items > self._max_items:
+            raise invalid(
+                f"The body has an array or object of more than {self._max_items} items, which is "
+                f"far beyond this model's context length in tokens."
+            )
+
+
+def _string(text: str, begin: int, strict: bool = True) -> tuple[str, int]:
+    """The string whose first character is there, and where it ends, as ``json`` has it."""
+    parts = []
+    while (units := _UNITS.match(text, begin)) and len(units[0]) >= _PIECE:
+        parts.append(decoder.scanstring(units[0] + '"', 0, strict)[0])  # type: ignore[attr-defined]
+        begin = units.end()
+    last, end = decoder.scanstring(text, begin, strict)  # type: ignore[attr-defined]
+    return "".join((*parts, last)), end
+
+
+def _check_text(value: Any) -> None:
+    """Raises ``UnicodeError`` for strings with half a surrogate pair, which escapes can write."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            one.encode()
+        elif isinstance(one, list):
+            left.extend(one)
+        elif isinstance(one, dict):
+            left.extend(one)
+            left.extend(one.values())
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+_QUICK = json.JSONDecoder(parse_constant=_no_constant)

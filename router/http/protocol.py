@@ -1,0 +1,185 @@
+"""uvicorn's HTTP protocol with the bounds that it lacks: header size and time, connections.
+
+Every refusal that happens before a request exists still has OpenAI's error shape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from ..errors import ApiError
+from ..options import RouterOptions
+from .access_log import Access
+from .encoding import dump
+
+# How long a client may go on sending a request that has been answered.
+LINGER_SECONDS = 2.0
+
+
+class _Lingering:
+    """A transport that can be closed while the client still sends.
+
+    Closing with unread input makes the kernel reset the connection, and most clients then lose the
+    answer that was on its way. So only our side is closed; input is dropped for a while.
+    """
+
+    def __init__(self, transport: Any, loop: Any, unread: Callable[[], bool]) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._unread = unread
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        return self._timer is not None or self._transport.is_closing()
+
+    def close(self) -> None:
+        if self.is_closing() or not self._unread():
+            self._transport.close()
+            return
+        self._timer = self._loop.call_later(LINGER_SECONDS, self._transport.abort)
+        self._transport.write_eof()
+        self._transport.resume_reading()
+
+    def lost(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Made once a connection; ``options`` is set by ``bounded``."""
+
+    options: RouterOptions
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_bytes = 0
+        self._head_open = True
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._refusal: ApiError | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        if len(self.connections) >= self.options.max_connections:
+            self.transport = transport
+            transport.abort()
+            return
+        super().connection_made(transport)
+        self.transport = _Lingering(transport, self.loop, self._unread)  # type: ignore[assignment]
+        self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        if isinstance(self.transport, _Lingering):
+            self.transport.lost()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.parser is None or self.transport.is_closing():
+            return
+        super().data_received(data)
+        # The parser keeps an unfinished header to itself, so what came in is counted as well.
+        if self._head_open and not self.transport.is_closing():
+            self._head_bytes += len(data)
+            if self._head_bytes > self.options.max_header_bytes:
+                self._refuse(self._too_large())
+        elif self._answered:
+            # uvicorn takes any byte for a request, and ends the keep-alive deadline with it.
+            self._arm()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["state"]["abort"] = self.transport.abort
+        self._head_bytes = 0
+        self._head_open = True
+        self._arm()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._count(len(name) + len(value) + 4)
+
+    def on_headers_complete(self) -> None:
+        self._head_open = False
+        self._head_bytes = 0
+        self._disarm()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """The parser gave up: because of ``_refusal``, or because this is not HTTP."""
+        self._refuse(self._refusal or ApiError(400, msg))
+
+    @property
+    def _answered(self) -> bool:
+        """Between two requests. What comes here is the rest of a body that nobody reads, or line
+        ends that begin nothing."""
+        return self.cycle is not None and self.cycle.response_complete
+
+    @property
+    def _answerable(self) -> bool:
+        """Whether an error written now is the answer to the request that caused it. While an
+        earlier request is served it would be taken for that one's, or end up in its stream."""
+        if self.cycle is None or self.cycle.response_complete:
+            return True
+        return self.cycle.more_body and not self.cycle.response_started and not self.pipeline
+
+    def _unread(self) -> bool:
+        """Is the client still sending what we have answered?"""
+        in_body = self.cycle is not None and self.cycle.more_body
+        return in_body or (self._head_open and self._head_bytes > 0)
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > self.options.max_header_bytes:
+            self._refusal = self._too_large()
+            raise httptools.HttpParserError("the head is too large")
+
+    def _too_large(self) -> ApiError:
+        limit = self.options.max_header_bytes
+        return ApiError(431, f"The request line and headers are over the limit of {limit} bytes.")
+
+    def _arm(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.options.header_timeout, self._late)
+
+    def _disarm(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _late(self) -> None:
+        if not self._head_open or not self._head_bytes:
+            self.transport.close()  # no request has begun that could be answered
+            return
+        limit = self.options.header_timeout
+        self._refuse(ApiError(408, f"The headers did not arrive within {limit:g} s."))
+
+    def _refuse(self, error: ApiError) -> None:
+        self._disarm()
+        if self.transport.is_closing():
+            return
+        if not self._answerable:
+            self.transport.close()
+            return
+        if self.options.access_log:  # there may be no method and no path
+            Access("-", "-", status=error.status, error=error.code or error.kind).log()
+        body = dump(error.body())
+        self.transport.write(
+            b"%bcontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+            % (STATUS_LINE[error.status], len(body), body)
+        )
+        self.transport.close()
+
+
+def bounded(options: RouterOptions) -> type[BoundedProtocol]:
+    """The protocol class with these options; uvicorn makes the instances itself."""
+    return type("RouterProtocol", (BoundedProtocol,), {"options": options})

@@ -1,0 +1,1 @@
+"""The OpenAI surface: requests parsed, answers formatted."""

@@ -1,0 +1,137 @@
+"""POST /v1/chat/completions: from the body to a ``Generation``."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from ...shared.text.tokenizer import TooManyTokensError
+from ..errors import invalid
+from ..generation import EncodedPrompt, Generation, new_tokens
+from ..options import RouterOptions
+from ..served_model import ServedModel
+from . import request_fields as read
+from .answer_size import AnswerSize
+from .chat_messages import characters_of, read_messages
+from .fields import Fields
+
+KNOWN = (
+    read.COMMON
+    | {
+        "messages",
+        "max_completion_tokens",
+        "top_logprobs",
+        "add_generation_prompt",
+        "chat_template_kwargs",
+        "reasoning_effort",
+    }
+    # Without tools, and with nothing to predict or to keep, they change no answer.
+    | {"parallel_tool_calls", "prediction", "store", "service_tier"}
+)
+UNSUPPORTED: dict[str, tuple[Any, ...]] = read.UNSUPPORTED | {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    "verbosity": ("medium",),
+    "chat_template": (),
+    "documents": ([],),
+    "echo": (False,),
+    "continue_final_message": (False,),
+    "include_reasoning": (True,),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "return_prompt_text": (False,),
+}
+# Template variables that would not be the client's to set.
+RESERVED = frozenset(("messages", "tools", "add_generation_prompt", "chat_template"))
+
+
+def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generation:
+    """Check everything, render the template, count the tokens."""
+    fields = Fields(body)
+    fields.check_names(KNOWN, UNSUPPORTED)
+    shared = read.read_shared(fields, model, options)
+    text = read.read_text_options(fields)
+    logprobs = _logprobs(fields)
+    wanted = _max_tokens(fields)
+    tokens = _encode(fields, model)
+    granted = read.check_context(
+        [len(tokens)], wanted, model, param="messages", default=model.max_model_len
+    )
+    size = AnswerSize(
+        prompts=[len(tokens)],
+        n=shared["sampling"].n,
+        logprobs=logprobs,
+        scored_prompt=shared["prompt_logprobs"],
+        echoed=0,
+        token_ids=shared["return_token_ids"],
+        stream=shared["stream"],
+    )
+    if wanted is None:
+        granted = size.fit(granted, options)
+    size.check(granted, options)
+    read.check_min_tokens(text.min_tokens, granted)
+    return Generation(
+        request_id=f"chatcmpl-{uuid.uuid4().hex}",
+        prompts=[EncodedPrompt(new_tokens(tokens))],
+        max_tokens=granted,
+        text=text,
+        logprobs=logprobs,
+        ignored=fields.ignored,
+        **shared,
+    )
+
+
+def _encode(fields: Fields, model: ServedModel) -> list[int]:
+    messages = read_messages(fields, model)
+    variables = _template_variables(fields)
+    read.check_length(characters_of([messages, variables]), model, param="messages")
+    try:
+        tokens = model.tokenizer.encode_chat(
+            messages,
+            add_generation_prompt=fields.boolean("add_generation_prompt", True),
+            add_special_tokens=fields.boolean("add_special_tokens", False),
+            template_kwargs=variables,
+            most=model.max_model_len,
+        )
+    except TooManyTokensError as error:
+        raise read.too_long(error.tokens, 1, model, param="messages") from None
+    if not tokens:
+        raise invalid("The messages make an empty prompt.", "messages")
+    return tokens
+
+
+def _template_variables(fields: Fields) -> dict[str, Any]:
+    given = fields.mapping("chat_template_kwargs", 64)
+    for name in given:
+        if name in RESERVED or name.startswith("_"):
+            message = f"'chat_template_kwargs' must not set '{name[:64]}'."
+            raise invalid(message, "chat_template_kwargs")
+    effort = fields.string("reasoning_effort", "", 64)
+    # As in vLLM; a template that has no such variables is not affected.
+    own = {"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort else {}
+    return own | given
+
+
+def _logprobs(fields: Fields) -> int | None:
+    wanted = fields.boolean("logprobs")
+    top = fields.optional_integer("top_logprobs", 0, read.MAX_LOGPROBS)
+    if top and not wanted:
+        message = "'top_logprobs' is only allowed when 'logprobs' is enabled."
+        raise invalid(message, "top_logprobs")
+    return (top or 0) if wanted else None
+
+
+def _max_tokens(fields: Fields) -> int | None:
+    old = fields.optional_integer("max_tokens", 1, 2**31 - 1)
+    new = fields.optional_integer("max_completion_tokens", 1, 2**31 - 1)
+    if old is not None and new is not None and old != new:
+        raise invalid(
+            "'max_tokens' and 'max_completion_tokens' contradict each other; set one of them.",
+            "max_tokens",
+        )
+    return old if new is None else new

@@ -1,0 +1,151 @@
+"""POST /v1/completions: from the body to a ``Generation``."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from ...shared.text.tokenizer import TooManyTokensError
+from ..errors import invalid
+from ..generation import EncodedPrompt, Generation, new_tokens
+from ..options import RouterOptions
+from ..served_model import ServedModel
+from . import request_fields as read
+from .answer_size import AnswerSize
+from .fields import Fields, check_integer, wrong_type
+
+DEFAULT_MAX_TOKENS = 16
+KNOWN = read.COMMON | {"prompt", "echo", "best_of"}
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    name: neutral for name, neutral in read.UNSUPPORTED.items() if name != "best_of"
+} | {"suffix": ("",), "prompt_embeds": ()}
+
+
+def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> Generation:
+    """Check everything, encode the prompts, count the tokens."""
+    fields = Fields(body)
+    fields.check_names(KNOWN, UNSUPPORTED)
+    shared = read.read_shared(fields, model, options)
+    n = shared["sampling"].n
+    _check_best_of(fields, n)
+    echo = fields.boolean("echo")
+    wanted = fields.optional_integer("max_tokens", 0 if echo else 1, 2**31 - 1)
+    text = read.read_text_options(fields, echo=echo, discard_output=wanted == 0)
+    logprobs = _logprobs(fields)
+    prompts = _prompts(fields, model, options)
+    if echo:
+        prompts = [_with_text(prompt, model, text.skip_special_tokens) for prompt in prompts]
+    _check_choices(len(prompts), n, options)
+    granted = read.check_context(
+        [len(prompt.tokens) for prompt in prompts],
+        # A node always draws one token; with max_tokens 0 it is thrown away.
+        1 if wanted == 0 else wanted,
+        model,
+        param="prompt",
+        default=DEFAULT_MAX_TOKENS,
+    )
+    scored_prompt = shared["prompt_logprobs"]
+    size = AnswerSize(
+        prompts=[len(prompt.tokens) for prompt in prompts],
+        n=n,
+        logprobs=logprobs,
+        scored_prompt=logprobs if scored_prompt is None and echo else scored_prompt,
+        echoed=sum(len(prompt.text or "") for prompt in prompts),
+        token_ids=shared["return_token_ids"],
+        stream=shared["stream"],
+    )
+    size.check(granted, options)
+    read.check_min_tokens(text.min_tokens, granted)
+    return Generation(
+        request_id=f"cmpl-{uuid.uuid4().hex}",
+        prompts=prompts,
+        max_tokens=granted,
+        text=text,
+        logprobs=logprobs,
+        ignored=fields.ignored,
+        **shared,
+    )
+
+
+def _prompts(fields: Fields, model: ServedModel, options: RouterOptions) -> list[EncodedPrompt]:
+    """A string, token ids, or a list of either kind."""
+    value = fields.raw("prompt")
+    if value is None:
+        message = "Missing required parameter: 'prompt'."
+        raise invalid(message, "prompt", "missing_required_parameter")
+    if isinstance(value, str):
+        return [_from_text(value, fields, model, "prompt")]
+    if not isinstance(value, list):
+        raise wrong_type("prompt", "a string or an array", value)
+    if not value:
+        raise invalid("Invalid 'prompt': empty array.", "prompt", "empty_array")
+    if isinstance(value[0], int):
+        return [_from_tokens(value, model, "prompt")]
+    if len(value) > options.max_prompts:
+        raise invalid(
+            f"Invalid 'prompt': {len(value)} prompts, the limit is {options.max_prompts}.",
+            "prompt",
+            "array_above_max_length",
+        )
+    if all(isinstance(item, str) for item in value):
+        return [_from_text(item, fields, model, f"prompt[{i}]") for i, item in enumerate(value)]
+    if all(isinstance(item, list) for item in value):
+        return [_from_tokens(item, model, f"prompt[{i}]") for i, item in enumerate(value)]
+    raise invalid(
+        "Invalid type for 'prompt': an array must hold only strings, only token ids, or only "
+        "arrays of token ids.",
+        "prompt",
+        "invalid_type",
+    )
+
+
+def _from_text(text: str, fields: Fields, model: ServedModel, param: str) -> EncodedPrompt:
+    if not text:
+        raise invalid(f"Invalid '{param}': the prompt is empty.", "prompt", "empty_string")
+    read.check_length(len(text), model, param="prompt")
+    special = fields.boolean("add_special_tokens", True)
+    try:
+        tokens = model.tokenizer.encode(text, add_special_tokens=special, most=model.max_model_len)
+    except TooManyTokensError as error:
+        raise read.too_long(error.tokens, 1, model, param="prompt") from None
+    if not tokens:
+        raise invalid(f"Invalid '{param}': the prompt has no tokens.", "prompt", "empty_string")
+    return EncodedPrompt(new_tokens(tokens), text if fields.raw("echo") else None)
+
+
+def _from_tokens(tokens: list[Any], model: ServedModel, param: str) -> EncodedPrompt:
+    if not tokens:
+        raise invalid(f"Invalid '{param}': the prompt is empty.", "prompt", "empty_array")
+    # Before looking at each: a list of millions must cost nothing.
+    read.check_context([len(tokens)], None, model, param="prompt", default=1)
+    for i, token in enumerate(tokens):
+        check_integer(f"{param}[{i}]", token, 0, model.vocab_size - 1)
+    return EncodedPrompt(new_tokens(tokens))
+
+
+def _with_text(
+    prompt: EncodedPrompt, model: ServedModel, skip_special_tokens: bool
+) -> EncodedPrompt:
+    if prompt.text is not None:
+        return prompt
+    text = model.tokenizer.decode(prompt.tokens, skip_special_tokens=skip_special_tokens)
+    return EncodedPrompt(prompt.tokens, text)
+
+
+def _check_choices(prompts: int, n: int, options: RouterOptions) -> None:
+    if prompts * n > options.max_choices:
+        raise invalid(
+            f"{prompts} prompts with 'n' of {n} make {prompts * n} choices; the limit is "
+            f"{options.max_choices}.",
+            "n",
+        )
+
+
+def _check_best_of(fields: Fields, n: int) -> None:
+    if fields.integer("best_of", n, 1, 2**31 - 1) != n:
+        message = "'best_of' is not supported by this server unless it equals 'n'."
+        raise invalid(message, "best_of", "unsupported_parameter")
+
+
+def _logprobs(fields: Fields) -> int | None:
+    return fields.optional_integer("logprobs", 0, read.MAX_LOGPROBS)

@@ -1,0 +1,125 @@
+"""The ways of choosing among nodes that may all be chosen. Pure functions, by name in ``POLICIES``.
+
+Peers have the same three under other names: vLLM's and SGLang's routers call the first
+``cache_aware``, Dynamo calls it ``kv``.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from statistics import fmean
+
+from .place import NodeView, Policy, PromptView, partners
+
+# Until any node has measured its own.
+ASSUMED_TOKENS_PER_SECOND = 1000.0
+# Until a link is measured: how much faster KV moves than it is computed.
+LINK_PACES = 10.0
+# A running sequence slows its neighbours down as much as this many tokens to be prefilled.
+SEQUENCE_TOKENS = 256
+# Only so many of either side are compared as pairs: a large cluster must not cost its square.
+CONTENDERS = 8
+
+
+def prefix_aware(
+    decode: Sequence[NodeView], prefill: Sequence[NodeView], prompt: PromptView
+) -> tuple[NodeView, Sequence[NodeView]]:
+    """Whatever is estimated to have the first token soonest: what a node holds already need not be
+    computed or moved, what is queued there comes before."""
+    costs = _Costs([*decode, *prefill], prompt)
+    near = heapq.nsmallest(CONTENDERS, decode, key=costs.alone)
+    of_each_group = {node.group: node for node in near}
+    helpers = {
+        group: heapq.nsmallest(CONTENDERS, partners(node, prefill), key=costs.helping)
+        for group, node in of_each_group.items()
+    }
+    pairs = {node.node_id: costs.best_first(node, helpers[node.group]) for node in near}
+    chosen = min(near, key=lambda node: costs.with_help(node, pairs[node.node_id]))
+    return chosen, pairs[chosen.node_id]
+
+
+def least_loaded(
+    decode: Sequence[NodeView], prefill: Sequence[NodeView], prompt: PromptView
+) -> tuple[NodeView, Sequence[NodeView]]:
+    """The fewest sequences, and the shortest queues in seconds, whatever they hold."""
+    chosen = min(decode, key=lambda n: (n.sequences, n.queued_prefill_tokens, prompt.affinity(n)))
+    costs = _Costs(prefill, prompt)
+    order = sorted(partners(chosen, prefill), key=lambda n: (costs.queue(n), prompt.affinity(n)))
+    return chosen, order
+
+
+def round_robin(
+    decode: Sequence[NodeView], prefill: Sequence[NodeView], prompt: PromptView
+) -> tuple[NodeView, Sequence[NodeView]]:
+    """Each in its turn, by name."""
+    chosen = _rotated(decode, prompt.turn)[0]
+    return chosen, _rotated(partners(chosen, prefill), prompt.turn)
+
+
+POLICIES: dict[str, Policy] = {
+    "prefix-aware": prefix_aware,
+    "least-loaded": least_loaded,
+    "round-robin": round_robin,
+}
+
+
+def _rotated(nodes: Sequence[NodeView], turn: int) -> list[NodeView]:
+    ordered = sorted(nodes, key=lambda node: node.node_id)
+    first = turn % len(ordered) if ordered else 0
+    return ordered[first:] + ordered[:first]
+
+
+class _Costs:
+    """Seconds, by what the nodes have measured; the mean stands in for what is not known yet."""
+
+    def __init__(self, nodes: Sequence[NodeView], prompt: PromptView) -> None:
+        rates = [n.prefill_tokens_per_second for n in nodes if n.prefill_tokens_per_second]
+        self._pace = fmean(rates) if rates else ASSUMED_TOKENS_PER_SECOND
+        self._prompt = prompt
+
+    def queue(self, node: NodeView) -> float:
+        return node.queued_prefill_tokens / self._rate(node)
+
+    def alone(self, node: NodeView) -> tuple[bool, float, int, bytes]:
+        """Of a decode node that prefills the prompt itself."""
+        return self._total(node, self._compute(node))
+
+    def helping(self, node: NodeView) -> tuple[bool, float, int, bytes]:
+        """Of a prefill node, whoever it is for."""
+        return self._ranked(node, self.queue(node) + self._compute(node))
+
+    def with_help(
+        self, node: NodeView, helpers: Sequence[NodeView]
+    ) -> tuple[bool, float, int, bytes]:
+        """The same when it may have the prompt from the first of ``helpers``."""
+        ways = [self._compute(node), *(self._remote(node, helper) for helper in helpers[:1])]
+        return self._total(node, min(ways))
+
+    def best_first(self, node: NodeView, helpers: Sequence[NodeView]) -> list[NodeView]:
+        """Prefill nodes by how soon a decode node would have the prompt from them."""
+        return sorted(helpers, key=lambda p: self._ranked(p, self._remote(node, p)))
+
+    def _total(self, node: NodeView, prefill_seconds: float) -> tuple[bool, float, int, bytes]:
+        load = self.queue(node) + node.sequences * SEQUENCE_TOKENS / self._rate(node)
+        return self._ranked(node, load + prefill_seconds)
+
+    def _ranked(self, node: NodeView, seconds: float) -> tuple[bool, float, int, bytes]:
+        """A node without room comes last: nobody knows when others will have left it."""
+        missing = self._missing(node)
+        full = node.room_tokens is not None and node.room_tokens < missing
+        return full, seconds, missing, self._prompt.affinity(node)
+
+    def _remote(self, decode: NodeView, prefill: NodeView) -> float:
+        link = decode.link_rates.get(prefill.node_id) or LINK_PACES * self._pace
+        moving = self._missing(decode) / link
+        return self.queue(prefill) + max(self._compute(prefill), moving)
+
+    def _compute(self, node: NodeView) -> float:
+        return self._missing(node) / self._rate(node)
+
+    def _missing(self, node: NodeView) -> int:
+        return self._prompt.tokens - node.held_tokens
+
+    def _rate(self, node: NodeView) -> float:
+        return node.prefill_tokens_per_second or self._pace

@@ -1,0 +1,103 @@
+"""Options of the handoff: how KV moves, and when it does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import UsageError
+from . import fields
+from .fields import option, split_addresses
+from .limits import MAX_PEERS, MOST_PEERS
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandoffConfig:
+    """How KV moves, and when it does not."""
+
+    kv_host: str = option(
+        "127.0.0.1", "--kv-host", "Address that the data plane of a prefill node listens on."
+    )
+    kv_port: int = option(
+        0,
+        "--kv-port",
+        "First port of a prefill node's data plane, of which each rank takes two (0: any free "
+        "ones).",
+        minimum=0,
+        maximum=65000,
+    )
+    kv_advertise: str | None = option(
+        None,
+        "--kv-advertise",
+        "host:port that decode nodes reach the first port of a prefill node's data plane at, if "
+        "not where it listens; the others follow it.",
+    )
+    carrier: str = option(
+        "auto",
+        "--carrier",
+        "What moves KV between ranks (auto: on one host CUDA IPC between GPUs, else shared memory; "
+        "TCP otherwise). nixl, over RDMA where the network has it, is for both sides to ask for.",
+        choices=("auto", "cuda_ipc", "shared_memory", "tcp", "nixl"),
+    )
+    insecure: bool = fields.insecure()
+    staging_bytes: int = option(
+        32 << 20, "--staging-bytes", "Staging memory of a rank.", minimum=1 << 20
+    )
+    window_bytes: int | None = option(
+        None,
+        "--window-bytes",
+        "Bytes of one transfer that may be on the way (default: 8 MiB; 64 MiB from GPU to GPU).",
+        minimum=1 << 16,
+    )
+    prefill_threshold: int | None = option(
+        None,
+        "--prefill-threshold",
+        "Prompts with fewer uncached tokens are prefilled locally, all others are not (default: "
+        "estimated for each prompt from measured rates; 64 until they are known).",
+        minimum=1,
+    )
+    lease_seconds: float = option(
+        10.0, "--lease-seconds", "How long a prefill node holds KV without a renewal.", minimum=0.5
+    )
+    transfer_timeout: float = option(
+        120.0,
+        "--transfer-timeout",
+        "Seconds that a prefill node may keep a prompt waiting while it computes nothing at all, "
+        "neither for it nor for those ahead. A transfer that makes progress has no limit but its "
+        "request's.",
+        minimum=0.1,
+    )
+    progress_timeout: float = option(
+        2.5,
+        "--progress-timeout",
+        "Seconds without a sign of life from the other side that end an attempt; peers give one a "
+        "second.",
+        minimum=1.5,
+    )
+    max_peers: int = option(
+        MAX_PEERS,
+        "--max-peers",
+        "Prefill nodes that a decode node meets, decode nodes that a prefill node admits, and "
+        "ranks that may be connected with one of its ranks; no more are taken.",
+        minimum=1,
+        maximum=MOST_PEERS,
+    )
+
+    def kv_port_of(self, rank: int) -> int:
+        """The first of the two ports, bulk and control, of a rank; 0: any."""
+        return self.kv_port and self.kv_port + 2 * rank
+
+    def kv_advertised(self, rank: int) -> tuple[str, str] | None:
+        """Where others reach the two ports of a rank; ``None``: where it listens.
+
+        Raises ``UsageError``.
+        """
+        if self.kv_advertise is None:
+            return None
+        addresses = split_addresses("--kv-advertise", self.kv_advertise)
+        if len(addresses) != 1:
+            raise UsageError(f"--kv-advertise {self.kv_advertise!r}: a node has one first port")
+        host, _, port = addresses[0].rpartition(":")
+        first = int(port) + 2 * rank
+        if not 0 < int(port) <= first < 65535:
+            raise UsageError(f"--kv-advertise {self.kv_advertise!r}: rank {rank} has no port")
+        return f"tcp://{host}:{first}", f"tcp://{host}:{first + 1}"

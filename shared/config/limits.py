@@ -1,0 +1,9 @@
+"""Limits on which several processes agree."""
+
+# Nodes of the other kind that a node deals with, unless --max-peers says otherwise.
+MAX_PEERS = 1024
+# A rank takes six sockets and eight descriptors for each rank of its peers, of the 2^14 and 2^16
+# that it may have.
+MOST_PEERS = 2048
+# Prefill nodes that a decode node examines in one call of ``tandem doctor``.
+MAX_EXAMINED = 64

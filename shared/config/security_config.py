@@ -1,0 +1,61 @@
+"""Options of what keeps strangers off the planes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import UsageError
+from .fields import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecurityConfig:
+    """What keeps strangers off the planes. Raises ``UsageError`` for incomplete TLS options."""
+
+    tls_cert: str | None = option(
+        None,
+        "--tls-cert",
+        "PEM file with this process's certificate, and those between it and the authority: the "
+        "control plane uses TLS, and the data plane CURVE.",
+    )
+    tls_key: str | None = option(
+        None, "--tls-key", "PEM file with the private key of --tls-cert, not encrypted."
+    )
+    tls_ca: str | None = option(
+        None,
+        "--tls-ca",
+        "PEM file with the cluster's authorities: both ends of a connection must show one of their "
+        "certificates (default: servers must, by a public authority; clients need none).",
+    )
+    tls_name: str | None = option(
+        None,
+        "--tls-name",
+        "Name that the certificates of others must have (default: the host that is called).",
+    )
+    cluster_token: str | None = option(
+        None,
+        "--cluster-token",
+        "Secret that parts of this cluster show each other; arguments are visible to other users, "
+        "so give it in the environment or as a file (default: on loopback tandem serve makes one, "
+        "which other commands of its user find).",
+        secret=True,
+    )
+    cluster_token_file: str | None = option(
+        None,
+        "--cluster-token-file",
+        "File with the cluster token; further lines are tokens that are accepted too. It is read "
+        "again when it changes, as are the files of --tls-cert, --tls-key and --tls-ca.",
+        secret=True,
+    )
+
+    def __post_init__(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            given, missing = ("--tls-cert", "--tls-key")[:: 1 if self.tls_cert else -1]
+            raise UsageError(f"{given} needs {missing}: a certificate and its key go together")
+        for flag, value in (("--tls-ca", self.tls_ca), ("--tls-name", self.tls_name)):
+            if value is not None and self.tls_cert is None:
+                raise UsageError(f"{flag} {value} needs --tls-cert and --tls-key: there is no TLS")
+        if self.cluster_token is not None and self.cluster_token_file is not None:
+            raise UsageError("--cluster-token and --cluster-token-file: give one of them")
+        if self.cluster_token == "":
+            raise UsageError("--cluster-token is empty, which would let everybody in")

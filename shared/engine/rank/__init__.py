@@ -1,0 +1,1 @@
+"""One rank's process: its part of the model, the runner and the sampler."""

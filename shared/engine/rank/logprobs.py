@@ -1,0 +1,42 @@
+"""Log probabilities of the raw logits, as they came out of the model (vLLM's ``raw_logprobs``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..plan import PositionLogprobs
+
+
+def position_logprobs(
+    logits: torch.Tensor, tokens: Sequence[int], top: int
+) -> list[PositionLogprobs]:
+    """For each row of fp32 logits [R, V]: its token's logprob and rank, and the ``top`` best.
+
+    Tokens with equal logits are listed by id, so that the same logits give the same list.
+    """
+    values = logits.log_softmax(dim=-1)
+    ids = torch.tensor(tokens, dtype=torch.int64, device=logits.device)[:, None]
+    chosen = values.gather(1, ids)
+    ranks = (values > chosen).sum(dim=-1) + 1
+    best = _best(values, min(top, values.shape[-1]))
+    return [
+        PositionLogprobs(token, logprob, rank, listed)
+        for token, logprob, rank, listed in zip(
+            tokens, chosen[:, 0].tolist(), ranks.tolist(), best, strict=True
+        )
+    ]
+
+
+def _best(values: torch.Tensor, top: int) -> list[list[tuple[int, float]]]:
+    if top == 0:
+        return [[] for _ in values]
+    least = values.topk(top, dim=-1).values[:, -1:]
+    listed = []
+    for row, floor in zip(values, least, strict=True):
+        ids = (row >= floor).nonzero().flatten()
+        order = row[ids].sort(descending=True, stable=True).indices[:top]
+        ids = ids[order]
+        listed.append(list(zip(ids.tolist(), row[ids].tolist(), strict=True)))
+    return listed

@@ -1,0 +1,161 @@
+"""What one rank does with a step: build the batch, run the model, sample."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+
+import torch
+
+from ...kv.cache import KVCache
+from ...models.batch import build_batch
+from ...models.decoder import Decoder
+from ...models.parallel import TensorParallel
+from ..plan import COMPUTATION, OUT_OF_MEMORY, PositionLogprobs, SequenceStep, StepPlan, StepResult
+from .logprobs import position_logprobs
+from .sampler import NOT_FINITE, Sampler
+
+# Logits of prompt positions are taken this many rows at a time: a row is as wide as the vocabulary.
+_PROMPT_ROWS = 64
+
+
+class ModelRunner:
+    """Owns one rank's tensors. Between steps it keeps the weights, the cache and the sampler's
+    history; everything else comes with the plan. Rank 0 alone samples."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        cache: KVCache,
+        sampler: Sampler,
+        tp: TensorParallel,
+        *,
+        decodes_together: bool = False,
+    ) -> None:
+        self.decodes_together = decodes_together
+        self.model = model
+        self.cache = cache
+        self.sampler = sampler
+        self.tp = tp
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan, on_layer: Callable[[int], None] | None = None) -> StepResult:
+        """Run one step. ``on_layer(i)``: layer i's KV of this step is in the cache."""
+        begun = time.perf_counter()
+        for sequence_id in plan.removed:
+            self.sampler.remove(sequence_id)
+        for spec in plan.added:
+            self.sampler.add(spec)
+        result = StepResult(plan.step, [])
+        if plan.sequences:
+            self._run(plan.sequences, on_layer, result)
+            self._finish()
+        return StepResult(
+            plan.step,
+            result.sampled,
+            result.prompt_logprobs,
+            result.failed,
+            time.perf_counter() - begun,
+        )
+
+    def recover(self) -> None:
+        """After a step that raised: wait until the device has nothing to do, and give memory back.
+
+        Raises when the device itself is broken, so that no later step could work.
+        """
+        gc.collect()
+        if self.cache.device.type == "cuda":
+            torch.cuda.synchronize(self.cache.device)
+            torch.cuda.empty_cache()
+
+    def _finish(self) -> None:
+        """The head takes a result to say that blocks are computed, and may be freed and written by
+        others; a GPU may have only begun."""
+        if self.cache.device.type == "cuda":
+            torch.cuda.current_stream(self.cache.device).synchronize()
+
+    def _run(
+        self,
+        sequences: list[SequenceStep],
+        on_layer: Callable[[int], None] | None,
+        result: StepResult,
+    ) -> None:
+        rows, asked = _output_rows(sequences)
+        sampling = [s.sequence_id for s in sequences if s.sample]
+        batch = build_batch(
+            sequences,
+            self.cache.block_size,
+            self.cache.device,
+            rows,
+            decodes_together=self.decodes_together,
+            needs_logits=bool(sampling or asked),
+        )
+        hidden = self.model.forward(batch, self.cache.layers, on_layer)
+        if sampling:
+            logits = self.model.logits(hidden[: len(sampling)])
+            if logits is not None:
+                sampled, failed = self.sampler.sample(sampling, logits)
+                result.sampled.extend(sampled)
+                result.failed.update(failed)
+        row = len(sampling)
+        for sequence in asked:
+            end = row + len(sequence.prompt_targets)
+            result.prompt_logprobs[sequence.sequence_id] = self._prompt(sequence, hidden[row:end])
+            row = end
+        if self.tp.rank == 0:
+            result.failed.update(_not_finite(sequences, hidden[row:]))
+
+    def _prompt(self, sequence: SequenceStep, hidden: torch.Tensor) -> list[PositionLogprobs]:
+        listed: list[PositionLogprobs] = []
+        for first in range(0, len(hidden), _PROMPT_ROWS):
+            logits = self.model.logits(hidden[first : first + _PROMPT_ROWS])
+            if logits is not None:
+                targets = sequence.prompt_targets[first : first + _PROMPT_ROWS]
+                listed += position_logprobs(logits, targets, sequence.prompt_logprobs or 0)
+        return listed
+
+
+def cause_of(error: Exception) -> str:
+    """Which kind of failure of a step an exception is."""
+    memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    # torch's allocator for CPUs raises a plain RuntimeError.
+    memory = memory or "can't allocate memory" in str(error)
+    return OUT_OF_MEMORY if memory else COMPUTATION
+
+
+def _not_finite(sequences: list[SequenceStep], hidden: torch.Tensor) -> dict[int, str]:
+    """Of the sequences that sample nothing, those whose last row has numbers that are not finite:
+    it has attended to all of their KV."""
+    ids = [s.sequence_id for s in sequences if not s.sample]
+    if not ids:
+        return {}
+    finite = hidden.sum(dim=-1, dtype=torch.float32).isfinite().tolist()
+    return {key: NOT_FINITE for key, good in zip(ids, finite, strict=True) if not good}
+
+
+def _output_rows(sequences: list[SequenceStep]) -> tuple[list[int], list[SequenceStep]]:
+    """Rows whose hidden state is wanted: those that sample, those of prompt logprobs, whose
+    sequences are returned in the same order, and the last one of each sequence that samples
+    nothing."""
+    sampling: list[int] = []
+    prompt: list[int] = []
+    others: list[int] = []
+    asked = []
+    first = 0
+    for sequence in sequences:
+        last = first + len(sequence.tokens) - 1
+        (sampling if sequence.sample else others).append(last)
+        if sequence.prompt_logprobs is not None and sequence.prompt_targets:
+            prompt += range(first, first + len(sequence.prompt_targets))
+            asked.append(sequence)
+        first += len(sequence.tokens)
+    return sampling + prompt + others, asked
+
+
+def runner_of(model: Decoder, cache: KVCache, tp: TensorParallel) -> ModelRunner:
+    """A runner that has tried what its device can do."""
+    sampler = Sampler(model.spec.vocab_size, cache.device)
+    with torch.inference_mode():
+        together = model.decodes_together(cache.layers, cache.block_size)
+    return ModelRunner(model, cache, sampler, tp, decodes_together=together)

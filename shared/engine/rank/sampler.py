@@ -1,0 +1,219 @@
+"""Drawing tokens from logits.
+
+A draw is the inverse of the cumulative distribution at one uniform number, which is a hash of the
+sequence's seed and the number of the output. So a token depends on its own logits and parameters
+alone: not on the batch it was in, the device's random generator, or a preemption.
+
+Every filter (top-k, top-p, min-p) is a threshold on the logits: tied tokens stand or fall
+together, and no order among them has to be invented. R rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..plan import PositionLogprobs, Sampled, SamplerSpec, SamplingParams
+from .logprobs import position_logprobs
+
+_MASK = (1 << 64) - 1
+# Below this temperature, dividing by it would overflow before it changed the outcome.
+_GREEDY_BELOW = 1e-5
+# Top-p sorts this many of the best logits, and all of them only if those do not suffice.
+_TOP_P_CANDIDATES = 1024
+NOT_FINITE = (
+    "the model's numbers are not finite: the weights may be broken, or the prompt overflows the "
+    "model's number format; try float32"
+)
+
+
+def uniform(seed: int, index: int) -> float:
+    """A number in [0, 1) from a seed and the number of an output (splitmix64)."""
+    return (_mix(_mix(seed & _MASK) + (index + 1) * 0x9E3779B97F4A7C15) >> 11) * 2.0**-53
+
+
+def _mix(z: int) -> int:
+    z = (z + 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+@dataclass(slots=True)
+class _State:
+    """One live sequence. The counts exist only where a penalty reads them."""
+
+    spec: SamplerSpec
+    drawn: int
+    in_prompt: torch.Tensor | None = None
+    counts: torch.Tensor | None = None
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.spec.params
+
+    @property
+    def greedy(self) -> bool:
+        return self.params.temperature < _GREEDY_BELOW
+
+    @property
+    def blocked(self) -> bool:
+        return bool(self.spec.blocked_tokens) and self.drawn < self.spec.blocked_until
+
+    @property
+    def edits_logits(self) -> bool:
+        return bool(self.params.logit_bias) or self.counts is not None or self.blocked
+
+
+class Sampler:
+    """Keeps what sampling must know of each live sequence: its parameters and its history."""
+
+    def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
+        self.vocab_size = vocab_size
+        self.device = torch.device(device)
+        self._states: dict[int, _State] = {}
+
+    def add(self, spec: SamplerSpec) -> None:
+        """A sequence begins, or resumes with what it had drawn before."""
+        state = _State(spec, len(spec.outputs))
+        if spec.params.penalizes:
+            state.in_prompt = self._counts(spec.prompt) > 0
+            state.counts = self._counts(spec.outputs)
+        self._states[spec.sequence_id] = state
+
+    def remove(self, sequence_id: int) -> None:
+        """A sequence ended; one that was never added is no error."""
+        self._states.pop(sequence_id, None)
+
+    def _counts(self, tokens: Sequence[int]) -> torch.Tensor:
+        ids = torch.tensor(tokens, dtype=torch.int64, device=self.device)
+        return torch.bincount(ids, minlength=self.vocab_size).float()
+
+    def sample(
+        self, sequence_ids: Sequence[int], logits: torch.Tensor
+    ) -> tuple[list[Sampled], dict[int, str]]:
+        """Draw one token for each row of fp32 logits [R, V]; the rows' logits may be changed.
+
+        Returns what was drawn, in the order of the rows, and the sequences whose logits are not
+        finite with the reason.
+        """
+        states = [self._states[i] for i in sequence_ids]
+        finite = logits.sum(dim=-1).isfinite()
+        failed: dict[int, str] = {}
+        if not finite.all():
+            good = finite.nonzero().flatten().tolist()
+            failed = {sequence_ids[row]: NOT_FINITE for row in set(range(len(states))) - set(good)}
+            states, logits = [states[row] for row in good], logits[good]
+        asking = [row for row, state in enumerate(states) if state.params.logprobs is not None]
+        raw = logits[asking] if asking else logits[:0]  # a copy: what follows edits them
+        for row, state in enumerate(states):
+            if state.edits_logits:
+                _edit(logits[row], state)
+        tokens = _draw(logits, states)
+        listed = _logprobs(raw, asking, tokens, states)
+        sampled = []
+        for row, (state, token) in enumerate(zip(states, tokens, strict=True)):
+            state.drawn += 1
+            if state.counts is not None:
+                state.counts[token] += 1
+            sampled.append(Sampled(state.spec.sequence_id, token, listed.get(row)))
+        return sampled, failed
+
+
+def _logprobs(
+    raw: torch.Tensor, rows: list[int], tokens: list[int], states: list[_State]
+) -> dict[int, PositionLogprobs]:
+    """Of the ``rows`` that ask, whose logits are ``raw``. All at once: a GPU would be waited for
+    with each."""
+    if not rows:
+        return {}
+    wanted = [states[row].params.logprobs or 0 for row in rows]
+    found = position_logprobs(raw, [tokens[row] for row in rows], max(wanted))
+    cut = [replace(one, top=one.top[:most]) for one, most in zip(found, wanted, strict=True)]
+    return dict(zip(rows, cut, strict=True))
+
+
+def _edit(logits: torch.Tensor, state: _State) -> None:
+    """Bias, penalties and blocked tokens, in place on one row."""
+    params = state.params
+    if params.logit_bias:
+        logits[list(params.logit_bias)] += torch.tensor(
+            list(params.logit_bias.values()), dtype=logits.dtype, device=logits.device
+        )
+    if state.counts is not None and state.in_prompt is not None:
+        drawn = state.counts > 0
+        if params.repetition_penalty != 1.0:
+            factor = params.repetition_penalty
+            weaker = torch.where(logits > 0, logits / factor, logits * factor)
+            logits.copy_(torch.where(drawn | state.in_prompt, weaker, logits))
+        logits -= params.frequency_penalty * state.counts + params.presence_penalty * drawn
+    if state.blocked:
+        logits[list(state.spec.blocked_tokens)] = float("-inf")
+
+
+def _draw(logits: torch.Tensor, states: list[_State]) -> list[int]:
+    tokens: list[int] = logits.argmax(dim=-1).tolist()
+    rows = [row for row, state in enumerate(states) if not state.greedy]
+    if rows:
+        random = [states[row] for row in rows]
+        drawn = _draw_random(logits if len(rows) == len(states) else logits[rows], random)
+        for row, token in zip(rows, drawn, strict=True):
+            tokens[row] = token
+    return tokens
+
+
+def _draw_random(logits: torch.Tensor, states: list[_State]) -> list[int]:
+    def column(values: list[float]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=logits.device)[:, None]
+
+    values = logits / column([state.params.temperature for state in states]).float()
+    _filter(values, [state.params for state in states])
+    cumulative = values.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+    total = cumulative[:, -1:].contiguous()
+    points = column([uniform(state.spec.seed, state.drawn) for state in states]) * total
+    tokens = torch.searchsorted(cumulative, points, right=True)
+    # Rounding may put a point on the total itself; the last token with any probability is meant.
+    last = torch.searchsorted(cumulative, total)
+    # Where every token is blocked, nothing has a probability; what is drawn must still be a token.
+    last.clamp_(max=cumulative.shape[-1] - 1)
+    picked: list[int] = torch.minimum(tokens, last).flatten().tolist()
+    return picked
+
+
+def _filter(values: torch.Tensor, params: list[SamplingParams]) -> None:
+    """Min-p, then top-k, then top-p of what is left, in place; only on the rows that ask."""
+    vocab = values.shape[-1]
+    rows = [row for row, p in enumerate(params) if p.min_p > 0]
+    if rows:
+        least = torch.tensor([params[row].min_p for row in rows], device=values.device).log()
+        chosen = values[rows]
+        _cut(values, rows, chosen.amax(dim=-1) + least)
+    rows = [row for row, p in enumerate(params) if 0 < p.top_k < vocab]
+    if rows:
+        ks = torch.tensor([params[row].top_k for row in rows], device=values.device)
+        best = values[rows].topk(int(ks.max()), dim=-1).values
+        _cut(values, rows, best.gather(1, ks[:, None] - 1)[:, 0])
+    rows = [row for row, p in enumerate(params) if p.top_p < 1]
+    if rows:
+        limits = torch.tensor([params[row].top_p for row in rows], device=values.device)
+        _cut(values, rows, _top_p_thresholds(values[rows], limits))
+
+
+def _cut(values: torch.Tensor, rows: list[int], thresholds: torch.Tensor) -> None:
+    chosen = values[rows]
+    values[rows] = chosen.masked_fill(chosen < thresholds[:, None], float("-inf"))
+
+
+def _top_p_thresholds(values: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
+    """The least logit of the smallest set of best tokens whose probability reaches the limit."""
+    total = values.logsumexp(dim=-1, keepdim=True)
+    best = values.topk(min(_TOP_P_CANDIDATES, values.shape[-1]), dim=-1).values
+    reached = (best - total).exp().cumsum(dim=-1)
+    if (reached[:, -1] < limits).any():
+        best = values.sort(dim=-1, descending=True).values
+        reached = (best - total).exp().cumsum(dim=-1)
+    # The count of those that do not reach it yet is the index of the one that does.
+    index = (reached < limits[:, None]).sum(dim=-1).clamp(max=best.shape[-1] - 1)
+    return best.gather(1, index[:, None])[:, 0]

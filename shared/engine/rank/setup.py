@@ -1,0 +1,368 @@
+"""What a rank builds from the head's settings: the model on its device, the cache, the data plane.
+
+Everything heavy is imported here, so that a rank that is told to stop at once never pays for it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ....kernels.cpu import jit
+from ....kernels.decode_rows import UnusableError
+from ....kernels.operators import Operators, TorchOperators
+from ...errors import StartupError
+from ...handoff.carriers.cuda_ipc.cuda_driver import CudaDriver
+from ...handoff.carriers.cuda_ipc.device import DEVICE_BYTES, NO_GPU, DeviceError, not_possible
+from ...handoff.carriers.cuda_ipc.torch_device import Gpu, marker
+from ...handoff.carriers.names import CUDA_IPC, allows
+from ...handoff.plane.cache_port import Buffer
+from ...kv.backing import Backing
+from ...kv.cache import KVCache
+from ...kv.planning import CPU, CUDA, RankDevice, RankMemory, bytes_per_block
+from ...models import load
+from ...models.decoder import Decoder
+from ...models.parallel import TensorParallel
+from .runner import ModelRunner, runner_of
+
+if TYPE_CHECKING:
+    from ...handoff.plane.data_plane import DataPlane
+
+RENDEZVOUS_SECONDS = 60
+_LOOPBACKS = {"lo", "lo0"}  # Linux and macOS
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """Weights on their device, before the cache is planned."""
+
+    model: Decoder
+    block_size: int
+    kv_dtype: torch.dtype
+    tp: TensorParallel
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.place.device
+
+    @property
+    def bytes_per_block(self) -> int:
+        return bytes_per_block(
+            self.model.spec, self.block_size, self.kv_dtype, self.tp.size, self.tp.rank
+        )
+
+    def runner(self, num_blocks: int) -> ModelRunner:
+        """Raises ``StartupError`` when the cache does not fit after all."""
+        try:
+            cache = KVCache(
+                self.model.spec,
+                num_blocks=num_blocks,
+                block_size=self.block_size,
+                dtype=self.kv_dtype,
+                device=self.device,
+                tp_rank=self.tp.rank,
+                tp_size=self.tp.size,
+            )
+        except (RuntimeError, MemoryError) as error:
+            size = num_blocks * self.bytes_per_block
+            raise StartupError(
+                f"the KV cache of {num_blocks} blocks ({size} bytes) cannot be allocated: "
+                f"{str(error).splitlines()[0]}; lower --kv-fraction"
+            ) from None
+        try:
+            return runner_of(self.model, cache, self.tp)
+        except UnusableError as error:
+            raise StartupError(
+                f"Triton's decode kernel cannot run on {self.device}: {error}; it needs a C "
+                f"compiler, and libraries loaded from TRITON_CACHE_DIR or the temporary folder "
+                f"(no noexec); or use --decode-kernel torch, which is slow in large batches"
+            ) from None
+
+
+def open_device(settings: dict[str, Any]) -> torch.device:
+    """The device that this rank is told to use, made this process's own. Raises
+    ``StartupError``."""
+    device = _device(settings["device"], settings["device_index"])
+    if device.type == CPU and _carrier(settings) == CUDA_IPC:
+        raise not_possible(NO_GPU)
+    return device
+
+
+def report(device: torch.device) -> RankDevice:
+    """What the head is told of it."""
+    if device.type == CPU:
+        name = f"CPU with {torch.backends.cpu.get_cpu_capability()}"
+        return RankDevice(CPU, name, _total_memory(), free_memory(device))
+    free, total = torch.cuda.mem_get_info(device)
+    name = f"GPU {device.index} ({torch.cuda.get_device_name(device)})"
+    return RankDevice(device.type, name, total, free)
+
+
+def load_model(settings: dict[str, Any], device: torch.device) -> LoadedModel:
+    """Place this rank's part of the model, having met the other ranks if there are any."""
+    torch.set_num_threads(settings["threads"])
+    tp = _meet(settings, device)
+    operators = _operators(settings["cpu_kernels"], settings["decode_kernel"], device)
+    try:
+        model = load.load_model(
+            settings["folder"],
+            dtype=settings["dtype"],
+            device=device,
+            tp=tp,
+            load_format=settings["load_format"],
+            ignored_keys=frozenset(settings["ignored_config_keys"]),
+            seed=settings["seed"],
+            operators=operators,
+        )
+    except torch.OutOfMemoryError:
+        raise StartupError(
+            f"the weights do not fit: {report(device)}; end what else uses it, name another one "
+            f"with --d, or split the model over several"
+        ) from None
+    return LoadedModel(model, settings["block_size"], getattr(torch, settings["kv_dtype"]), tp)
+
+
+def memory_of(loaded: LoadedModel, settings: dict[str, Any]) -> RankMemory:
+    """What is left once the weights are there."""
+    device = loaded.device
+    plane = taken_by_data_plane(settings, device)
+    taken = plane
+    if device.type == CUDA:
+        torch.cuda.empty_cache()  # what loading took for a moment is free again
+        taken += torch.cuda.memory_reserved(device)
+    free = max(0, free_memory(device) - plane)
+    return RankMemory(free, taken, loaded.bytes_per_block)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that this process could still take: on a CPU, what the machine and the container
+    leave."""
+    if device.type == CUDA:
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = _meminfo("MemAvailable") or (8 << 30)
+    limit, used = (_cgroup(name) for name in ("max", "current"))
+    if limit is not None and used is not None:
+        free = min(free, max(0, limit - used))
+    return free
+
+
+def _total_memory() -> int:
+    total = _meminfo("MemTotal") or (8 << 30)
+    return min(total, _cgroup("max") or total)
+
+
+def taken_by_data_plane(settings: dict[str, Any], device: torch.device) -> int:
+    """Bytes of a GPU that ``free_memory`` counts and the cache must leave."""
+    return DEVICE_BYTES if device.type == CUDA and allows(_carrier(settings), CUDA_IPC) else 0
+
+
+def _carrier(settings: dict[str, Any]) -> str:
+    """What ``--carrier`` says; nothing where KV is not handed over."""
+    values = settings["data_plane"]
+    return "" if values is None else str(values["carrier"])
+
+
+def backing_of(cache: KVCache) -> Backing | None:
+    """What gives the cache its memory before it is written, where that is not there from the start;
+    at work."""
+    if cache.device.type != CPU:
+        return None
+    backing = Backing((side for layer in cache.layers for side in layer), cache.block_size)
+    backing.start()
+    return backing
+
+
+def layer_marker(device: torch.device) -> Callable[[], Callable[[], bool]] | None:
+    """See ``Announced``; ``None`` where a layer that was announced is computed."""
+    return marker(device) if device.type == "cuda" else None
+
+
+def start_data_plane(
+    settings: dict[str, Any], cache: KVCache, on_event: Callable[[Any], None]
+) -> DataPlane:
+    """Open this rank's end of the data plane. Raises ``StartupError``."""
+    # What carries KV is installed only where KV is handed over.
+    from ...handoff.plane.data_plane import DataPlane
+    from ...handoff.plane.settings import DataPlaneConfig
+
+    values = settings["data_plane"]
+    heads = cache.heads[0]
+    config = DataPlaneConfig(
+        node_id=values["node_id"],
+        epoch=values["epoch"],
+        rank=settings["rank"],
+        tp_size=settings["size"],
+        dtype=str(cache.dtype).removeprefix("torch."),
+        first_head=heads.start,
+        end_head=heads.stop,
+        listen_host=values["host"],
+        listen_port=values["port"],
+        carrier=values["carrier"],
+        curve=values["curve"],
+        max_peers=values["max_peers"],
+        staging_slots=max(2, values["staging_bytes"] >> 20),
+    )
+    device = _gpu(cache.device, config.carrier)
+    plane = DataPlane(config, CacheOfPlane(cache), on_event, device=device)
+    plane.start()
+    return plane
+
+
+def _gpu(device: torch.device, carrier: str) -> Gpu | None:
+    """What the data plane does on this device. Raises ``StartupError``."""
+    if device.type != "cuda":
+        return None
+    try:
+        return Gpu(CudaDriver(device.index or 0), device)
+    except DeviceError as error:  # a GPU of another make, which torch calls cuda as well
+        if carrier == CUDA_IPC:
+            raise not_possible(str(error)) from None
+        log.warning("KV leaves this GPU through the host: %s", error)
+        return None
+
+
+class CacheOfPlane:
+    """The cache as the data plane sees it: whole layers of this rank's heads, all alike."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self._cache = cache
+        self.num_layers = len(cache.layers)
+        shapes = {(sides, cache.packed_bytes(layer, 1)) for layer, sides in enumerate(cache.sides)}
+        if len(shapes) != 1:
+            raise StartupError(f"layers with KV of different shapes {shapes} cannot be handed over")
+        self.sides, self.layer_bytes_per_token = shapes.pop()
+
+    def pack(
+        self,
+        layer: int,
+        block_table: Sequence[int],
+        first_token: int,
+        end_token: int,
+        out: Buffer,
+        heads: range | None = None,
+        dtype: str | None = None,
+    ) -> None:
+        # An index copy inside would allocate with autograd's bookkeeping otherwise.
+        with torch.inference_mode():
+            into = None if dtype is None else getattr(torch, dtype)
+            self._cache.pack(layer, block_table, first_token, end_token, out, heads, into)
+            self._finish()
+
+    def scatter(
+        self,
+        layer: int,
+        block_table: Sequence[int],
+        first_token: int,
+        end_token: int,
+        data: Buffer,
+        heads: range | None = None,
+    ) -> None:
+        with torch.inference_mode():
+            self._cache.scatter(layer, block_table, first_token, end_token, data, heads)
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._cache.device.type == "cuda":
+            torch.cuda.current_stream(self._cache.device).synchronize()
+
+
+def _device(name: str, index: int) -> torch.device:
+    if name == CPU or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device(CPU)
+    if not torch.cuda.is_available():
+        raise StartupError(f"--device cuda: {_no_cuda()}; use --device cpu")
+    count = torch.cuda.device_count()
+    if index >= count:
+        raise StartupError(f"CUDA device {index} was asked for, but there are {count}; see --d")
+    torch.cuda.set_device(index)
+    # cuDNN, which torch prefers on the newest GPUs, plans its attention anew for each length: half
+    # a second for every token of a stream.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    # Chunks attend with it, and it loads torch's compiler: now, not in a step.
+    importlib.import_module("torch.nn.attention.bias")
+    return torch.device(CUDA, index)
+
+
+def _no_cuda() -> str:
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"torch {torch.__version__} is built without CUDA; install one that has it"
+    return "this torch sees no CUDA device"
+
+
+def _operators(kernels: str, decode: str, device: torch.device) -> Operators:
+    """Compiled ones are ready to run. Raises ``StartupError``."""
+    if kernels == "torch":
+        return TorchOperators(decode)
+    if device.type != CPU:
+        raise StartupError(f"--cpu-kernels {kernels} is for CPUs, and this rank is on {device}")
+    try:
+        jit.prepare()
+    except jit.Unavailable as error:
+        raise StartupError(
+            f"--cpu-kernels {kernels}: {error}; pip install 'tandem-llm[cpu]' and the system's "
+            f"libgomp (Debian: libgomp1), or use --cpu-kernels torch"
+        ) from None
+    from ....kernels.cpu.operators import CompiledOperators
+
+    return CompiledOperators()
+
+
+def _meet(settings: dict[str, Any], device: torch.device) -> TensorParallel:
+    if settings["size"] == 1:
+        return TensorParallel()
+    _stay_on_this_host()
+    try:
+        torch.distributed.init_process_group(
+            "nccl" if device.type == CUDA else "gloo",
+            init_method=settings["rendezvous"],
+            rank=settings["rank"],
+            world_size=settings["size"],
+            timeout=datetime.timedelta(seconds=RENDEZVOUS_SECONDS),
+            # NCCL connects at once then: what it lacks is known now, and what it takes of the
+            # memory before the cache is planned.
+            device_id=device if device.type == CUDA else None,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise StartupError(
+            f"rank {settings['rank']} did not meet the other {settings['size'] - 1} at "
+            f"{settings['rendezvous']} within {RENDEZVOUS_SECONDS} s: {str(error).splitlines()[0]}"
+        ) from None
+    return TensorParallel(settings["rank"], settings["size"])
+
+
+def _stay_on_this_host() -> None:
+    """Ranks of a node share a host, so they listen for each other on loopback only. Otherwise gloo
+    takes the address of the host's name, and NCCL that of any interface. The environment wins."""
+    names = {name for _, name in socket.if_nameindex()}
+    for name in _LOOPBACKS & names:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+
+
+def _meminfo(field: str) -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) << 10
+    return None
+
+
+def _cgroup(what: str) -> int | None:
+    try:
+        return int(Path(f"/sys/fs/cgroup/memory.{what}").read_text())
+    except (OSError, ValueError):  # no cgroup, or "max"
+        return None

@@ -1,0 +1,1 @@
+"""What moves frames from one rank to another, one folder for each kind."""

@@ -1,0 +1,1 @@
+"""KV from GPU to GPU on one host."""

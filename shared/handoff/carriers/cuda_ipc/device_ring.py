@@ -1,0 +1,188 @@
+"""Memory on a device, as both ends of a connection between two processes of one host use it.
+
+The sender's ring is exported once. A receiver opens it when they greet, copies each frame into a
+slot of its own, gives the sender's back, and only then checks and scatters what it has: its copy
+can no longer change, whatever the sender does. Headers never lie in a device's memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...plane.cache_port import Buffer
+from ...wire.frame import HEADER_BYTES, DeviceFrame
+from ...wire.greeting import Greeting
+from ..names import CUDA_IPC, allows
+from ..staging import Ring
+from .device import NO_GPU, Device, DeviceDriver, DeviceError, DevicePlace, not_possible
+
+# What copies of any width like, and more than the sums of a frame need.
+_ALIGNMENT = 512
+
+log = logging.getLogger("tandem.handoff")
+
+
+class _Memory:
+    """An allocation of this process, which others open by its ``handle`` if it is exported."""
+
+    def __init__(self, device: Device, size: int, *, export: bool = False) -> None:
+        """Raises ``DeviceError``."""
+        self.bytes = size
+        self._driver = device.driver
+        self.address = self._driver.allocate(size)
+        try:
+            self.handle = self._driver.export(self.address) if export else b""
+            self.view = device.view(self.address, size)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        address, self.address = self.address, 0
+        if address:
+            _end(self._driver.free, address)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceSlot:
+    """The header lies here, the payload at ``offset`` in the ring's memory."""
+
+    index: int
+    offset: int
+    head: memoryview
+    payload: Buffer
+    sums: Callable[[Buffer], bytes]
+
+    def message(self, length: int) -> DeviceFrame:
+        return DeviceFrame(self.head, self.payload[:length], self.sums)
+
+
+class DeviceRing(Ring[DeviceSlot]):
+    """The sender's side."""
+
+    def __init__(self, device: Device, *, slots: int, payload_bytes: int) -> None:
+        """Raises ``DeviceError``."""
+        stride = -(-payload_bytes // _ALIGNMENT) * _ALIGNMENT
+        self._memory = memory = _Memory(device, slots * stride, export=True)
+        self.place = DevicePlace(device.driver.identity, memory.handle, memory.bytes)
+        cut = [
+            DeviceSlot(
+                index,
+                index * stride,
+                memoryview(bytearray(HEADER_BYTES)),
+                memory.view[index * stride : index * stride + payload_bytes],
+                device.sums,
+            )
+            for index in range(slots)
+        ]
+        super().__init__(cut, payload_bytes)
+
+    def close(self) -> None:
+        self._memory.close()
+
+
+class OpenedRing:
+    """A receiver's side."""
+
+    def __init__(self, driver: DeviceDriver, place: DevicePlace) -> None:
+        """Raises ``DeviceError``."""
+        self._driver = driver
+        self._bytes = place.bytes
+        try:
+            self._address = driver.open(place.handle, place.bytes)
+        except DeviceError as error:
+            raise DeviceError(
+                f"cannot open memory of {place.device} from {driver.identity}: {error}"
+            ) from None
+
+    def at(self, offset: int, length: int) -> int:
+        """The address of a piece. Raises ``DeviceError`` for what is not within the ring."""
+        if offset + length > self._bytes:
+            raise DeviceError(
+                f"bytes {offset} to {offset + length} of a device's ring of {self._bytes}"
+            )
+        return self._address + offset
+
+    def close(self) -> None:
+        address, self._address = self._address, 0
+        if address:
+            _end(self._driver.close, address)
+
+
+def _end(end: Callable[[int], None], address: int) -> None:
+    """Memory that cannot be given back is no reason to give up what goes on without it."""
+    try:
+        end(address)
+    except DeviceError as error:
+        log.warning("memory of a device stays taken: %s", error)
+
+
+class DeviceLanding:
+    """Where a rank copies frames to, one at a time: the last one is done with when the next comes,
+    whoever it is from."""
+
+    def __init__(self, device: Device, payload_bytes: int) -> None:
+        """Raises ``DeviceError``."""
+        self._device = device
+        self._memory = _Memory(device, payload_bytes)
+
+    def open(self, place: DevicePlace) -> OpenedRing:
+        return OpenedRing(self._device.driver, place)
+
+    def take(self, ring: OpenedRing, offset: int, length: int, head: bytes) -> DeviceFrame:
+        """Copy the payload at ``offset`` of a peer's ring. Raises ``DeviceError``."""
+        if not 0 < length <= self._memory.bytes:
+            raise DeviceError(
+                f"a frame with {length} bytes of payload; the limit is {self._memory.bytes}"
+            )
+        self._device.driver.copy(self._memory.address, ring.at(offset, length), length)
+        return DeviceFrame(memoryview(head), self._memory.view[:length], self._device.sums)
+
+    def close(self) -> None:
+        self._memory.close()
+
+
+class OnDevice:
+    """What one data plane has on its device: a slot to receive into and, if it sends, a ring."""
+
+    def __init__(self, device: Device, *, slots: int, payload_bytes: int) -> None:
+        """``slots`` 0: it only receives. Raises ``DeviceError``."""
+        self.ring: DeviceRing | None = None
+        self.landing = DeviceLanding(device, payload_bytes)
+        try:
+            if slots:
+                self.ring = DeviceRing(device, slots=slots, payload_bytes=payload_bytes)
+        except DeviceError:
+            self.close()
+            raise
+
+    def introduce(self, me: Greeting) -> Greeting:
+        """The greeting of a rank whose ring this is."""
+        return me if self.ring is None else me.with_device(self.ring.place)
+
+    def close(self) -> None:
+        """Nothing may be on its way any more."""
+        self.landing.close()
+        if self.ring is not None:
+            self.ring.close()
+
+
+def on_device(
+    setting: str, device: Device | None, *, slots: int, payload_bytes: int
+) -> OnDevice | None:
+    """``None`` where another carrier has to do. ``setting`` is that of ``--carrier``.
+
+    Raises ``StartupError`` where none other may.
+    """
+    problem = NO_GPU
+    if device is not None and allows(setting, CUDA_IPC):
+        try:
+            return OnDevice(device, slots=slots, payload_bytes=payload_bytes)
+        except DeviceError as error:
+            problem = str(error)
+            log.warning("KV cannot move from GPU to GPU by CUDA IPC: %s", problem)
+    if setting == CUDA_IPC:
+        raise not_possible(problem)
+    return None

@@ -1,0 +1,52 @@
+"""What the data plane does on a GPU with torch: its stream, its views of memory, its sums.
+
+The plane's thread has a stream of its own, so that packing waits for no layer that is still being
+computed; ``marker`` says when one has been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from .....kernels.row_sums import row_sums
+from ...plane.cache_port import Buffer
+from .device import DeviceDriver
+
+
+class Gpu:
+    """A ``Device``. Of a CPU, whose memory tests take for a device's, there is no stream."""
+
+    def __init__(self, driver: DeviceDriver, device: torch.device) -> None:
+        self.driver = driver
+        self._device = device
+
+    def enter(self) -> None:
+        self.driver.enter()
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+            torch.cuda.set_stream(torch.cuda.Stream(self._device))
+
+    def leave(self) -> None:
+        self.driver.leave()
+
+    def view(self, address: int, size: int) -> Buffer:
+        return torch.as_tensor(self.driver.array(address, size), device=self._device)
+
+    def sums(self, payload: Buffer) -> bytes:
+        # The copy to the host waits for everything before it on this stream.
+        with torch.inference_mode():
+            return row_sums(payload).cpu().numpy().tobytes()
+
+
+def marker(device: torch.device) -> Callable[[], Callable[[], bool]]:
+    """Marks a point in what this thread has begun to compute: the mark says whether it is over."""
+    stream = torch.cuda.current_stream(device)
+
+    def mark() -> Callable[[], bool]:
+        event = torch.cuda.Event()
+        event.record(stream)
+        return event.query
+
+    return mark

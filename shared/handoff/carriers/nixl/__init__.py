@@ -1,0 +1,1 @@
+"""KV over RDMA, by NIXL."""

@@ -1,0 +1,1 @@
+"""KV through memory of the host that both processes map."""

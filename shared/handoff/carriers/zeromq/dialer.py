@@ -1,0 +1,321 @@
+"""The receiving rank's end of its connections: a pair of sockets for each sending rank."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import zmq
+
+from ....errors import PeerRefusedError, TransferError
+from ...wire import frame, greeting
+from ...wire.frame import FrameError, Kind, Message
+from ...wire.greeting import Greeting, PeerKey
+from ..base import Endpoints, Joined, Lost, Notice, PeerGoneError
+from ..cuda_ipc.device_ring import DeviceLanding
+from ..inlets import DeviceInlet, Inlet, NixlInlet, RingInlet, TcpInlet
+from ..names import CUDA_IPC, NIXL, TCP
+from ..nixl.agent import NixlError
+from ..nixl.landing import Landing
+from . import password
+from .curve import OVERHEAD_BYTES, CurveKeys
+from .sockets import (
+    BULK_BUFFER_BYTES,
+    CONTROL_BATCH,
+    MAX_CONTROL_MESSAGE,
+    Socket,
+    Timing,
+    about_connection,
+    has_news,
+    to_peer,
+    turned_away,
+    unwatch,
+    watched_socket,
+)
+
+
+@dataclass(slots=True)
+class _Dial:
+    """One connection to a sending rank."""
+
+    peer: PeerKey
+    connection: int
+    bulk: Socket
+    control: Socket
+    watches: tuple[Socket, Socket]  # of both
+    heard: float
+    next_ping: float
+    carrier: str = ""
+    inlet: Inlet | None = None
+
+    @property
+    def live(self) -> bool:
+        return self.inlet is not None
+
+    @property
+    def ended(self) -> bool:
+        """Whether a connection has ended, and all that had come before is read."""
+        unread = has_news(self.bulk) or has_news(self.control)
+        return not unread and any(has_news(watch) for watch in self.watches)
+
+    def close(self) -> None:
+        for socket, watched in zip((self.bulk, self.control), self.watches, strict=True):
+            unwatch(socket, watched)
+        if self.inlet is not None:
+            self.inlet.close()
+
+
+class ZmqDialer:
+    """The receiving rank's end: a DEALER pair for each sending rank."""
+
+    def __init__(
+        self,
+        context: zmq.Context[Socket],
+        me: Greeting,
+        *,
+        max_frame_bytes: int,
+        timing: Timing,
+        keys: CurveKeys | None = None,
+        landing: Landing | None = None,
+        device_landing: DeviceLanding | None = None,
+    ) -> None:
+        self._context = context
+        self._me = me
+        self._max_frame_bytes = max_frame_bytes
+        self._timing = timing
+        self._keys = keys
+        self._landing = landing
+        self._device_landing = device_landing
+        self._dials: dict[PeerKey, _Dial] = {}
+        self._turn: deque[PeerKey] = deque()
+        self._notices: list[Notice] = []
+        # Whence the frame came that was given out last.
+        self._reading: Inlet | None = None
+
+    def connect(self, peer: PeerKey, endpoints: Endpoints, now: float) -> None:
+        if peer in self._dials:
+            return
+        try:
+            dial = self._new_dial(peer, now)
+        except zmq.ZMQError as error:
+            reason = f"no socket for it: {error.strerror}; raise this process's limit of open files"
+            self._notices.append(Lost(peer, reason))
+            return
+        hello = replace(self._me, connection=dial.connection, peer_epoch=peer.epoch)
+        self._dials[peer] = dial
+        self._turn.append(peer)
+        try:
+            for socket, endpoint in (
+                (dial.bulk, endpoints.bulk),
+                (dial.control, endpoints.control),
+            ):
+                # Of local sockets the head lets only those through that the operator has named.
+                if not endpoint.startswith(("tcp://", "ipc://")):
+                    self._lose(dial, f"endpoint {endpoint!r} is not tcp://", refused=True)
+                    return
+                if ":" in endpoint.removeprefix("tcp://").rpartition(":")[0]:
+                    socket.setsockopt(zmq.IPV6, 1)
+                socket.setsockopt(zmq.RECONNECT_IVL, -1)
+                if self._keys is not None:
+                    self._keys.dial(socket, endpoints.key)
+                elif endpoints.guarded:
+                    password.show(socket, peer.epoch)
+                socket.connect(endpoint)
+                with contextlib.suppress(zmq.Again):  # it has ended already, and its watch tells
+                    socket.send(greeting.encode(hello), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            self._lose(dial, f"cannot connect to {endpoint!r}: {error}")
+
+    def _new_dial(self, peer: PeerKey, now: float) -> _Dial:
+        """Its sockets, not yet connected. Raises ``ZMQError`` when there are no more."""
+        bulk, bulk_watch = self._socket(self._max_frame_bytes)
+        try:
+            control, control_watch = self._socket(MAX_CONTROL_MESSAGE)
+        except zmq.ZMQError:
+            unwatch(bulk, bulk_watch)
+            raise
+        bulk.setsockopt(zmq.RCVBUF, BULK_BUFFER_BYTES)
+        watches = bulk_watch, control_watch
+        return _Dial(peer, secrets.randbits(64), bulk, control, watches, now, now)
+
+    def _socket(self, limit: int) -> tuple[Socket, Socket]:
+        return watched_socket(self._context, limit + OVERHEAD_BYTES, self._timing)
+
+    def sockets(self) -> Iterable[Any]:
+        sockets: list[Any] = [s for d in self._dials.values() for s in (d.control, *d.watches)]
+        return sockets + [each for inlet in self._inlets() for each in inlet.descriptors()]
+
+    def _inlets(self) -> list[Inlet]:
+        return [dial.inlet for dial in self._dials.values() if dial.inlet is not None]
+
+    @property
+    def needs_polling(self) -> bool:
+        return any(inlet.needs_polling for inlet in self._inlets())
+
+    def live(self) -> Counter[str]:
+        return Counter(dial.carrier for dial in self._dials.values() if dial.live)
+
+    def is_live(self, peer: PeerKey) -> bool:
+        dial = self._dials.get(peer)
+        return dial is not None and dial.live
+
+    def on_device(self, peer: PeerKey) -> bool:
+        dial = self._dials.get(peer)
+        return dial is not None and dial.carrier == CUDA_IPC
+
+    def send_control(self, peer: PeerKey, message: bytes) -> None:
+        dial = self._dials.get(peer)
+        if dial is None or not dial.live:
+            raise PeerGoneError(f"no live connection to {peer}")
+        try:
+            dial.control.send(message, zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            self._lose(dial, f"control connection is gone: {error}")
+            raise PeerGoneError(f"{peer} is gone: {error}") from None
+
+    def receive_control(self, now: float) -> list[tuple[PeerKey, bytes]]:
+        taken = []
+        for dial in list(self._dials.values()):
+            for _ in range(CONTROL_BATCH):
+                try:
+                    message = dial.control.recv(zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+                dial.heard = now
+                if not dial.live:
+                    self._answered(dial, message)
+                    break
+                if about_connection(message, dial.peer, self._me.epoch, Kind.PONG) is None:
+                    taken.append((dial.peer, message))
+        return taken
+
+    def _answered(self, dial: _Dial, message: bytes) -> None:
+        """The first message on a control socket is a welcome or a refusal."""
+        try:
+            theirs = greeting.decode(message)
+            if theirs.refused and theirs.full:
+                self._lose(dial, theirs.refused, full=True)
+                return
+            if theirs.refused:
+                raise PeerRefusedError(theirs.refused)
+            greeting.check_epoch(dial.peer.epoch, theirs.epoch, theirs.node_id)
+            if theirs.node_id != dial.peer.node_id:
+                raise PeerRefusedError(f"node_id: wanted {dial.peer.node_id}, at {theirs.node_id}")
+            greeting.check(self._me, theirs)
+            self._choose(dial, theirs)
+        except PeerRefusedError as refusal:
+            self._lose(dial, str(refusal), refused=True)
+        except FrameError as error:
+            self._lose(dial, f"bad greeting: {error}")
+        except NixlError as error:
+            self._lose(dial, str(error))
+
+    def _choose(self, dial: _Dial, theirs: Greeting) -> None:
+        """The best carrier that works. Raises ``PeerRefusedError`` when none ever will, and
+        ``NixlError`` when one may work later."""
+        possible = greeting.possible_carriers(self._me, theirs)
+        notes = []
+        for name in possible:
+            try:
+                dial.inlet = self._open(name, dial, theirs)
+            except TransferError as error:
+                notes.append(str(error))
+                continue
+            dial.carrier = name
+            break
+        if dial.inlet is None:
+            text = f"carrier: {' or '.join(possible)} only, and {notes[-1]}"
+            raise NixlError(text) if NIXL in possible else PeerRefusedError(text)
+        self._notices.append(Joined(dial.peer, dial.carrier, "; ".join(notes)))
+        if possible != (TCP,):
+            self._about(dial, Kind.CHOICE, frame.reason_payload(dial.carrier))
+
+    def _open(self, carrier: str, dial: _Dial, theirs: Greeting) -> Inlet:
+        """Raises ``TransferError`` when it does not work here."""
+        if carrier == TCP:
+            return TcpInlet(dial.bulk)
+        theirs = replace(theirs, connection=dial.connection)
+        if carrier == CUDA_IPC:
+            assert self._device_landing is not None
+            return DeviceInlet(theirs, self._device_landing, self._max_frame_bytes)
+        if carrier != NIXL:
+            return RingInlet(theirs, self._max_frame_bytes)
+        assert self._landing is not None
+        give_back = partial(self._about, dial, Kind.RELEASE)
+        return NixlInlet(dial.bulk, self._landing, dial.peer.agent, theirs.nixl, give_back)
+
+    def receive_bulk(self, now: float) -> tuple[PeerKey, Message] | None:
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.done()
+        if self._landing is not None:
+            self._landing.reap()
+        for _ in range(len(self._turn)):
+            self._turn.rotate(-1)
+            dial = self._dials[self._turn[0]]
+            if dial.inlet is None:
+                continue
+            try:
+                message = dial.inlet.next(now)
+            except TransferError as error:
+                self._lose(dial, str(error))
+                return None
+            if message is not None:
+                dial.heard = now
+                self._reading = dial.inlet
+                return dial.peer, message
+        return None
+
+    def _about(self, dial: _Dial, kind: Kind, payload: bytes = b"") -> None:
+        """A frame about the connection; that it is gone is told by a notice."""
+        with contextlib.suppress(PeerGoneError):
+            self.send_control(dial.peer, to_peer(kind, self._me.epoch, dial.peer, payload))
+
+    def _lose(self, dial: _Dial, reason: str, refused: bool = False, *, full: bool = False) -> None:
+        if self._dials.pop(dial.peer, None) is None:
+            return
+        self._turn.remove(dial.peer)
+        self._end(dial)
+        self._notices.append(Lost(dial.peer, reason, refused, full))
+
+    def notices(self, now: float) -> list[Notice]:
+        for dial in list(self._dials.values()):
+            if dial.ended:
+                self._lose(dial, *self._how_it_ended(dial))
+            elif now - dial.heard > self._timing.silence_seconds:
+                what = "nothing heard" if dial.live else "no answer to the greeting"
+                self._lose(dial, f"{what} for {now - dial.heard:.1f} s")
+            elif dial.live and now >= dial.next_ping:
+                dial.next_ping = now + self._timing.ping_seconds
+                self._about(dial, Kind.PING)
+        taken, self._notices = self._notices, []
+        return taken
+
+    def _how_it_ended(self, dial: _Dial) -> tuple[str, bool]:
+        """The reason, and whether no later connection can succeed either."""
+        if dial.live:
+            return "the connection ended", False
+        if not any(turned_away(watch) for watch in dial.watches):
+            return "nobody listens there, or the locks differ", False
+        if self._keys is not None:
+            return "it does not know this rank's key", False
+        was = f"{dial.peer.node_id} was {dial.peer.epoch:016x}"
+        return f"epoch: {was}, and another start listens there now", True
+
+    def close(self) -> None:
+        for dial in self._dials.values():
+            self._end(dial)
+        self._dials.clear()
+        self._turn.clear()
+        if self._landing is not None:
+            self._landing.close()
+
+    def _end(self, dial: _Dial) -> None:
+        if self._reading is dial.inlet:
+            self._reading = None
+        dial.close()

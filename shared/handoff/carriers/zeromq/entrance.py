@@ -1,0 +1,112 @@
+"""A listening port of a data plane, and how many strangers may stand at it.
+
+ZeroMQ accepts whoever connects and has no limit to it. A connection that says nothing stays for the
+time of a handshake, with a descriptor and some memory; when no descriptor is left, ZeroMQ's thread
+tries again without a pause, for which it takes most of a core. To unbind would end the connections
+that stand as well. So the listening socket is made here, and while there are too many strangers a
+packet filter on it drops what new ones send: whoever connects tries again after a second, as after
+a lost packet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+import struct
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from .sockets import CONTROL_BATCH, Socket
+
+# Connections that are not a peer's (yet). Each ends within a handshake's time.
+MAX_STRANGERS = 256
+# After a connection could not be accepted, for want of descriptors most likely.
+PAUSE_SECONDS = 1.0
+_QUEUE = 128
+# Linux's numbers, which Python does not name.
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
+# One instruction: return 0, so keep no byte of a packet.
+_DROP_ALL = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+_FILTER = struct.pack("HP", 1, ctypes.addressof(_DROP_ALL))
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_ACCEPT_FAILED | zmq.EVENT_DISCONNECTED
+
+
+class Entrance:
+    """One bound socket and what is known of its connections."""
+
+    def __init__(self, bound: Socket) -> None:
+        self._socket = bound
+        self.monitor = bound.get_monitor_socket(_EVENTS)
+        self.accepted = 0
+        self._open = 0
+        self._port: socket.socket | None = None
+        self.admits = True
+        self._closed_until = float("-inf")
+
+    def listen(self, host: str, port: int, send_buffer: int = 0) -> str:
+        """Returns the endpoint; ``send_buffer`` is that of each connection, if not the system's.
+
+        Raises ``OSError``.
+        """
+        family, _, _, _, address = socket.getaddrinfo(
+            None if host == "*" else host,
+            port,
+            type=socket.SOCK_STREAM,
+            flags=socket.AI_PASSIVE,
+        )[0]
+        self._port = socket.socket(family, socket.SOCK_STREAM)
+        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if send_buffer:
+            self._port.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+        self._port.bind(address)
+        self._port.listen(_QUEUE)
+        shown = f"[{address[0]}]" if family == socket.AF_INET6 else address[0]
+        if family == socket.AF_INET6:
+            self._socket.setsockopt(zmq.IPV6, 1)
+        endpoint = f"tcp://{shown}:{self._port.getsockname()[1]}"
+        self._socket.setsockopt(zmq.USE_FD, os.dup(self._port.fileno()))  # which ZeroMQ closes
+        self._socket.bind(endpoint)
+        return endpoint
+
+    def listen_in_folder(self, endpoint: str) -> str:
+        """At a Unix socket, where the folder's permissions are the limit. Raises ``ZMQError``."""
+        self._socket.bind(endpoint)
+        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def mind(self, known: int, now: float) -> None:
+        """Count who came and went; ``known`` connections are peers'."""
+        for _ in range(CONTROL_BATCH):
+            try:
+                event: Any = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                break
+            if event["event"] == zmq.EVENT_ACCEPTED:
+                self.accepted += 1
+                self._open += 1
+            elif event["event"] == zmq.EVENT_DISCONNECTED:
+                self._open -= 1
+            else:
+                self._closed_until = now + PAUSE_SECONDS
+        if self._port is None:
+            return
+        strangers = self._open - known
+        full = strangers > (MAX_STRANGERS if self.admits else MAX_STRANGERS // 2)
+        admits = not full and now >= self._closed_until
+        if admits != self.admits:
+            self.admits = admits
+            with contextlib.suppress(OSError):  # a kernel without it: there is no limit
+                if admits:
+                    self._port.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+                else:
+                    self._port.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _FILTER)
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._socket.close(0)
+        self.monitor.close(0)
+        if self._port is not None:
+            self._port.close()

@@ -1,0 +1,137 @@
+"""The sockets under a connection of two ranks, and how both ends handle them.
+
+The sending rank binds two ROUTERs (bulk, control), the receiving rank connects a DEALER pair for
+each sender, so only prefill nodes need ports that others can reach. A connection has one life: it
+is never silently re-established (``RECONNECT_IVL=-1``), because ZeroMQ would replay queued frames
+to whatever process answers there. A connection that ends is noticed by the dialer at once. For one
+that only falls silent liveness is ours: the dialer pings on the control socket, and silence of
+``silence_seconds`` in either direction loses the peer.
+
+Which carrier a connection uses is settled by its greeting (``outlets.py``, ``inlets.py``). In
+shared memory the bulk sockets are idle: frames lie in the sender's ring, which the receiver has
+mapped, and pipes tell of them (``doorbells.py``); between GPUs of one host it is the same, with a
+ring in a GPU's memory. With NIXL the bulk sockets tell of frames in the ring, which the receiver
+reads over the network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from ...wire import frame, greeting
+from ...wire.frame import FrameError, Header, Kind
+from ...wire.greeting import PeerKey
+
+Socket: TypeAlias = "zmq.Socket[bytes]"
+
+MAX_CONTROL_MESSAGE = greeting.MAX_GREETING_BYTES
+CONTROL_BATCH = 256
+BULK_BUFFER_BYTES = 4 << 20
+# Of one data plane. A connection that was dialled takes six, with what watches it; by itself the
+# library stops at 1023, which is 170 ranks of peers.
+MAX_SOCKETS = 1 << 14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """A dead peer is found after ``silence_seconds`` plus one tick of the loop."""
+
+    ping_seconds: float = 0.5
+    silence_seconds: float = 2.0
+
+    @property
+    def zmq_heartbeat_ms(self) -> int:
+        return int(self.silence_seconds * 500)
+
+
+def open_socket(context: zmq.Context[Socket], kind: int, limit: int, timing: Timing) -> Socket:
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, limit)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, timing.zmq_heartbeat_ms)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 2 * timing.zmq_heartbeat_ms)
+    socket.setsockopt(zmq.HEARTBEAT_TTL, 2 * timing.zmq_heartbeat_ms)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, 2 * timing.zmq_heartbeat_ms)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 2)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
+    return socket
+
+
+def watched_socket(
+    context: zmq.Context[Socket], limit: int, timing: Timing
+) -> tuple[Socket, Socket]:
+    """A socket to dial with, and its watch: one that has something to read once the connection has
+    ended, could not be made, or was turned away. Both end with ``unwatch``.
+
+    Raises ``ZMQError`` when this process may have no more sockets or descriptors.
+    """
+    socket = open_socket(context, zmq.DEALER, limit, timing)
+    endings = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    try:
+        watch = socket.get_monitor_socket(endings, f"inproc://watch-{secrets.token_hex(8)}")
+    except zmq.ZMQError:
+        socket.disable_monitor()
+        socket.close(0)
+        raise
+    return socket, watch
+
+
+def unwatch(socket: Socket, watch: Socket) -> None:
+    """Close both, in the only safe order: a socket that still reports when nobody can read it stops
+    ZeroMQ's I/O thread for ever."""
+    socket.disable_monitor()
+    watch.close(0)
+    socket.close(0)
+
+
+def turned_away(watch: Socket) -> bool:
+    """Whether the other side has not let this one in, after the watch had something to read."""
+    with contextlib.suppress(zmq.Again):
+        while True:
+            event: Any = parse_monitor_message(watch.recv_multipart(zmq.NOBLOCK))
+            if event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                return True
+    return False
+
+
+def has_news(socket: Socket) -> bool:
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+
+def to_peer(kind: Kind, mine: int, peer: PeerKey, payload: bytes = b"") -> bytes:
+    """A frame about the connection itself: it names no transfer."""
+    header = Header(kind=kind, sender_epoch=mine, receiver_epoch=peer.epoch)
+    return frame.encode(header, payload)
+
+
+def about_connection(
+    message: bytes, peer: PeerKey, mine: int, *kinds: Kind
+) -> tuple[Kind, memoryview] | None:
+    """Kind and payload of a sound frame of these kinds from this start of the peer to ours."""
+    try:
+        header, payload = frame.decode(message, frame.MAX_REASON_BYTES)
+    except FrameError:
+        return None
+    meant = (header.sender_epoch, header.receiver_epoch) == (peer.epoch, mine)
+    return (header.kind, payload) if meant and header.kind in kinds else None
+
+
+def drain(router: Socket) -> list[tuple[bytes, bytes]]:
+    """Waiting messages of a ROUTER, a bounded number; those of another shape are dropped."""
+    taken = []
+    for _ in range(CONTROL_BATCH):
+        try:
+            parts = router.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            break
+        if len(parts) == 2:
+            taken.append((parts[0], parts[1]))
+    return taken

@@ -1,0 +1,1 @@
+"""The data plane of a rank: one thread that sends and receives KV."""

@@ -1,0 +1,84 @@
+"""The way of commands from other threads to the data plane's own."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+from collections.abc import Iterator
+
+from ...errors import OverloadedError, UnavailableError
+from .computing import Announced
+from .messages import Command
+
+
+class Commands:
+    """A bounded queue with something to poll: from ``open`` to ``close``, ``socket`` is readable
+    when a command waits."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._waiting: queue.Queue[Command | Announced] = queue.Queue(limit)
+        # Held for a put or a flag only: what was queued before the end is still taken, and nothing
+        # can be queued after it.
+        self._putting = threading.Lock()
+        self._over = False
+        self._woken = False
+        self._wake_in: socket.socket | None = None
+        self.socket: socket.socket | None = None
+
+    def open(self) -> None:
+        self._wake_in, self.socket = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self.socket.setblocking(False)
+
+    def put(self, command: Command | Announced) -> None:
+        """Queue a command; never waits.
+
+        Raises OverloadedError when the queue is full, UnavailableError when the plane has ended.
+        """
+        with self._putting:
+            if self._over:
+                raise UnavailableError("the data plane has ended; it takes no more commands")
+            try:
+                self._waiting.put_nowait(command)
+            except queue.Full:
+                raise OverloadedError(
+                    f"{self._limit} commands wait for the data plane; it is stuck"
+                ) from None
+        self.wake()
+
+    def end(self) -> None:
+        """Take no more."""
+        with self._putting:
+            self._over = True
+
+    def wake(self) -> None:
+        # A lost race costs one byte more in the pair, never a lost wake-up: the plane clears the
+        # flag before it reads the queue.
+        pair = self._wake_in
+        if not self._woken and pair is not None:
+            self._woken = True
+            with contextlib.suppress(OSError):  # full, or closed by a stop: either way it is awake
+                pair.send(b"w")
+
+    # ---- the data-plane thread ---------------------------------------------------------------
+
+    def rest(self) -> None:
+        """The plane is awake: swallow the wake-ups; the commands are taken after this."""
+        if self.socket is not None:
+            with contextlib.suppress(BlockingIOError):
+                self.socket.recv(4096)
+        self._woken = False
+
+    def take(self) -> Iterator[Command | Announced]:
+        """Those that wait now."""
+        for _ in range(self._waiting.qsize()):
+            yield self._waiting.get_nowait()
+
+    def close(self) -> None:
+        for end in (self._wake_in, self.socket):
+            if end is not None:
+                end.close()
+        self._wake_in = self.socket = None

@@ -1,0 +1,336 @@
+"""The loop of a data plane's thread: commands, control, frames, notices and time, a bounded amount
+of each in turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import zmq
+
+from ..carriers.base import Carrier, Endpoints, Ends, Joined, Lost, Notice
+from ..carriers.cuda_ipc.device import Device
+from ..carriers.cuda_ipc.device_ring import OnDevice, on_device
+from ..carriers.names import CUDA_IPC, NIXL, SHARED_MEMORY, TCP, allowed, allows
+from ..carriers.nixl.agent import NixlAgent
+from ..carriers.nixl.landing import Landing
+from ..carriers.shared_memory.ring import host_identity
+from ..carriers.staging import StagingRing
+from ..carriers.staging_memory import StagingMemory
+from ..carriers.zeromq.curve import fresh_keys
+from ..stats import DataPlaneStats
+from ..wire import frame
+from ..wire.frame import HEADER_BYTES, FrameError, Header
+from ..wire.greeting import Greeting, PeerKey
+from .cache_port import CachePort
+from .commands import Commands
+from .computing import Announced, Computing
+from .messages import (
+    Admit,
+    Admitted,
+    CancelExpect,
+    CancelSend,
+    Compare,
+    Event,
+    Expect,
+    LayerReady,
+    OpenSend,
+    PeerJoined,
+    PeerLost,
+    SendFailed,
+)
+from .receiver import Receiver
+from .sender import Sender
+from .settings import DataPlaneConfig
+from .transfer_end import PlaneEnd
+
+TICK_SECONDS = 0.1
+REPORT_SECONDS = 0.5
+SLOT_POLL_SECONDS = 0.001
+FRAMES_A_ROUND = 8
+# At the end, for receivers to give back what was lent to them.
+FAREWELL_SECONDS = 2.0
+
+
+class PlaneLoop:
+    """Made, used and closed on the plane's thread. ``turn`` never waits, ``round`` does."""
+
+    def __init__(
+        self,
+        config: DataPlaneConfig,
+        cache: CachePort,
+        commands: Commands,
+        emit: Callable[[Event], None],
+        stats: DataPlaneStats,
+        context: zmq.Context[zmq.Socket[bytes]],
+        *,
+        clock: Callable[[], float],
+        ends: Ends,
+        device: Device | None,
+    ) -> None:
+        """Other threads read ``stats``, which this one alone writes."""
+        self._commands = commands
+        self._clock = clock
+        self._stats = stats
+        self._emit = emit
+        self._listens = config.listen_host is not None
+        self._device = device
+        self._on_device = self._enter_device(config)
+        self._me = greeting_of(config, cache, on_device=self._on_device is not None)
+        self._agent = NixlAgent(self._me.key.agent) if allows(config.carrier, NIXL) else None
+        limit = HEADER_BYTES + config.slot_bytes
+        self._keys = fresh_keys() if config.curve else None
+        self._dialer = ends.dialer(
+            context,
+            self._me,
+            max_frame_bytes=limit,
+            timing=config.timing,
+            keys=self._keys,
+            landing=None if self._agent is None else Landing(self._agent, limit),
+            device_landing=None if self._on_device is None else self._on_device.landing,
+        )
+        slots = config.staging_slots if self._listens else 2
+        self._memory = self._staging(config.carrier, slots * StagingRing.stride(config.slot_bytes))
+        self._listener = ends.listener(
+            context,
+            self._introduced(),
+            host=config.listen_host or "",
+            port=config.listen_port,
+            timing=config.timing,
+            stats=stats,
+            keys=self._keys,
+            agent=self._agent,
+            max_peers=config.max_peers,
+        )
+        self._carriers: tuple[Carrier, ...] = (self._listener, self._dialer)
+        ring = StagingRing(slots=slots, payload_bytes=config.slot_bytes, memory=self._memory.memory)
+        end = PlaneEnd(cache=cache, me=self._me, emit=self._emit, stats=stats, clock=self._clock)
+        device_ring = None if self._on_device is None else self._on_device.ring
+        self._sender = Sender(end, self._listener, ring, device_ring)
+        self._computing = Computing(self._sender.ready)
+        self._receiver = Receiver(end, self._dialer, max_payload=config.max_payload)
+        self._next_tick = self._next_report = 0.0
+        self._reported = DataPlaneStats()
+        self._busy = False
+
+    def _enter_device(self, config: DataPlaneConfig) -> OnDevice | None:
+        if self._device is not None:
+            self._device.enter()
+        return on_device(
+            config.carrier,
+            self._device,
+            slots=config.device_slots if self._listens else 0,
+            payload_bytes=config.device_slot_bytes,
+        )
+
+    def _staging(self, carrier: str, size: int) -> StagingMemory:
+        """Nobody needs to reach that of a rank which sends nothing."""
+        if not self._listens:
+            return StagingMemory(TCP, size, None)
+        driver = None if self._device is None else self._device.driver
+        return StagingMemory(carrier, size, self._agent, driver)
+
+    def _introduced(self) -> Greeting:
+        """The greeting of a rank with these rings."""
+        me = self._memory.introduce(self._me)
+        return me if self._on_device is None else self._on_device.introduce(me)
+
+    def start(self) -> Endpoints:
+        if self._listens:
+            return self._listener.start()
+        return Endpoints(key="" if self._keys is None else self._keys.public)
+
+    def round(self) -> None:
+        """Wait for anything, then deal with it."""
+        self._wait()
+        self.turn()
+
+    def turn(self) -> None:
+        """A bounded amount of everything."""
+        self._take_commands()
+        self._computing.let_through()
+        now = self._clock()
+        self._take_control(self._listener, self._sender.on_control, now)
+        self._take_control(self._dialer, self._receiver.on_control, now)
+        received = self._take_bulk(now)
+        more = self._sender.pump(FRAMES_A_ROUND)
+        self._busy = more or received == FRAMES_A_ROUND
+        self._take_notices(now)
+        if now >= self._next_tick:
+            self._next_tick = now + TICK_SECONDS
+            self._sender.tick(now)
+            self._receiver.tick(now)
+        self._sender.fill(self._stats)
+        self._receiver.fill(self._stats)
+        self._report_stats(now)
+
+    def _report_stats(self, now: float) -> None:
+        """The head reads counters that are a little old rather than asking for them."""
+        if now >= self._next_report and self._stats != self._reported:
+            self._next_report = now + REPORT_SECONDS
+            self._reported = replace(self._stats)
+            self._emit(self._reported)
+
+    def _wait(self) -> None:
+        seconds = TICK_SECONDS
+        if self._busy:
+            seconds = 0.0
+        elif (
+            self._sender.awaits_slots
+            or self._computing.under_way
+            or any(each.needs_polling for each in self._carriers)
+        ):
+            # Nothing wakes us when ZeroMQ lets go of a slot, a GPU has computed a layer, or a read
+            # over the network is over.
+            seconds = SLOT_POLL_SECONDS
+        poller = zmq.Poller()
+        poller.register(self._commands.socket, zmq.POLLIN)
+        for carrier in self._carriers:
+            for each in carrier.sockets():
+                poller.register(each, zmq.POLLIN)
+        poller.poll(int(seconds * 1000))
+        self._commands.rest()
+
+    def _take_commands(self) -> None:
+        handlers: dict[type, Callable[..., None]] = {
+            OpenSend: self._open,
+            LayerReady: self._sender.ready,
+            Announced: self._computing.add,
+            CancelSend: self._sender.cancel,
+            Expect: self._receiver.expect,
+            CancelExpect: self._receiver.cancel,
+            Compare: self._receiver.compare,
+            Admit: self._admit,
+        }
+        for command in self._commands.take():
+            if isinstance(command, (Expect, OpenSend)):
+                # A connection that was lost, but not told of yet, concerns the attempts before.
+                self._take_notices(self._clock())
+            handlers[type(command)](command)
+
+    def _admit(self, command: Admit) -> None:
+        self._listener.admit(command.keys)
+        self._emit(Admitted(version=command.version))
+
+    def _open(self, command: OpenSend) -> None:
+        if self._listens:
+            self._sender.open(command)
+            return
+        reason = "this rank sends nothing: it was configured without listen_host"
+        self._emit(
+            SendFailed(
+                transfer_id=command.transfer_id,
+                attempt=command.attempt,
+                peer_rank=command.peer_rank,
+                reason=reason,
+            )
+        )
+
+    def _take_control(
+        self,
+        carrier: Carrier,
+        handle: Callable[[PeerKey, Header, memoryview], None],
+        now: float,
+    ) -> None:
+        for peer, message in carrier.receive_control(now):
+            try:
+                header, payload = frame.decode(message, frame.MAX_REASON_BYTES)
+            except FrameError:
+                self._stats.frames_refused += 1
+                continue
+            # ZeroMQ may hand a restarted process what was meant for the one before it.
+            if (header.sender_epoch, header.receiver_epoch) == (peer.epoch, self._me.epoch):
+                handle(peer, header, payload)
+            else:
+                self._stats.frames_stale += 1
+
+    def _take_bulk(self, now: float) -> int:
+        for count in range(FRAMES_A_ROUND):
+            taken = self._dialer.receive_bulk(now)
+            if taken is None:
+                return count
+            self._receiver.on_bulk(*taken)
+        return FRAMES_A_ROUND
+
+    def _take_notices(self, now: float) -> None:
+        for notice in self._listener.notices(now):
+            if isinstance(notice, Lost):
+                self._sender.on_lost(notice.peer, notice.reason)
+            self._report(notice)
+        for notice in self._dialer.notices(now):
+            if isinstance(notice, Lost):
+                self._receiver.on_lost(notice.peer, notice.reason, notice.cause)
+            else:
+                self._receiver.on_joined(notice.peer)
+            self._report(notice)
+
+    def _report(self, notice: Notice) -> None:
+        live = self._listener.live() + self._dialer.live()
+        self._stats.peers_tcp, self._stats.peers_shared_memory = live[TCP], live[SHARED_MEMORY]
+        self._stats.peers_nixl, self._stats.peers_cuda_ipc = live[NIXL], live[CUDA_IPC]
+        peer = notice.peer
+        if isinstance(notice, Joined):
+            self._emit(
+                PeerJoined(
+                    node_id=peer.node_id,
+                    epoch=peer.epoch,
+                    rank=peer.rank,
+                    carrier=notice.carrier,
+                    note=notice.note,
+                )
+            )
+            return
+        self._stats.peers_lost += 1
+        self._emit(
+            PeerLost(node_id=peer.node_id, epoch=peer.epoch, rank=peer.rank, reason=notice.reason)
+        )
+
+    def close(self) -> None:
+        self._take_commands()  # each is owed its event
+        self._sender.close()
+        self._receiver.close()
+        self._let_receivers_finish()
+        self._listener.close()
+        self._dialer.close()
+        # Closed sockets let go of their frames soon; only then may the ring's memory go away.
+        give_up = time.monotonic() + FAREWELL_SECONDS
+        while not self._sender.settled and time.monotonic() < give_up:
+            time.sleep(SLOT_POLL_SECONDS)
+        self._memory.close()
+        if self._on_device is not None:
+            self._on_device.close()
+        if self._device is not None:
+            self._device.leave()
+        if self._agent is not None:
+            self._agent.close()
+        self._sender.fill(self._stats)
+        self._receiver.fill(self._stats)
+
+    def _let_receivers_finish(self) -> None:
+        """A receiver may be copying out of a ring, whose memory must not go away under it: for a
+        GPU's, that is undefined. So lent frames are waited for, before the links are closed, which
+        would call them in."""
+        give_up = time.monotonic() + FAREWELL_SECONDS
+        while not self._sender.settled and time.monotonic() < give_up:
+            now = self._clock()
+            self._take_control(self._listener, self._sender.on_control, now)
+            self._take_notices(now)
+            time.sleep(SLOT_POLL_SECONDS)
+
+
+def greeting_of(config: DataPlaneConfig, cache: CachePort, *, on_device: bool = False) -> Greeting:
+    me = Greeting(
+        node_id=config.node_id,
+        epoch=config.epoch,
+        rank=config.rank,
+        tp_size=config.tp_size,
+        dtype=config.dtype,
+        num_layers=cache.num_layers,
+        layer_bytes_per_token=cache.layer_bytes_per_token,
+        first_head=config.first_head,
+        end_head=config.end_head,
+        carriers=allowed(config.carrier),
+        host=host_identity(),
+    )
+    return me if on_device else me.without_device()

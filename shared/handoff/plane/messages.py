@@ -1,0 +1,328 @@
+"""What a head tells its rank's data plane, and what comes back: plain data, one file.
+
+A command is handled in the order in which it was queued; each names a transfer and an attempt, and
+sending one twice changes nothing. A rank may have several parts in one transfer, each with another
+rank of the peer (``peer_rank``); LayerReady and the cancels are for all of them.
+
+Every OpenSend ends in exactly one of SendFinished, SendFailed, Cancelled; every Expect in exactly
+one of Received, ReceiveFailed, Cancelled; every Compare in one of Compared, ReceiveFailed. After
+that event the plane neither reads nor writes the blocks of that part, so the head may free them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_type_hints
+
+import msgpack
+
+from ...causes import Cause
+from ..stats import DataPlaneStats
+from ..wire.frame import FrameError
+
+MAX_MESSAGE_BYTES = 16 << 20
+# As many bytes on the way as suit what carries them.
+WINDOW_OF_CARRIER = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSend:
+    """Prefill side: send [first_token, end_token) to a decode rank, as layers become ready, in the
+    format ``dtype``.
+
+    ``first_tokens``: where each layer begins, if not all at ``first_token`` (``layer_windows.py``).
+    """
+
+    transfer_id: int
+    attempt: int
+    peer_node: str
+    peer_epoch: int
+    peer_rank: int
+    block_table: tuple[int, ...]
+    first_token: int
+    end_token: int
+    first_head: int
+    end_head: int
+    dtype: str
+    first_tokens: tuple[int, ...] = ()
+    window_bytes: int = WINDOW_OF_CARRIER
+    progress_seconds: float = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerReady:
+    """Prefill side: these cells are computed. Tokens outside of the transfer are ignored."""
+
+    transfer_id: int
+    attempt: int
+    first_layer: int
+    end_layer: int
+    first_token: int
+    end_token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelSend:
+    transfer_id: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expect:
+    """Decode side: blocks are reserved; take [first_token, end_token) from a prefill rank.
+
+    ``deadline_seconds``: when the request ends, whatever has arrived. ``first_tokens`` as in
+    OpenSend. ``key`` and ``guarded`` as in ``Endpoints``.
+    """
+
+    transfer_id: int
+    attempt: int
+    peer_node: str
+    peer_epoch: int
+    peer_rank: int
+    bulk: str
+    control: str
+    block_table: tuple[int, ...]
+    first_token: int
+    end_token: int
+    first_head: int
+    end_head: int
+    first_tokens: tuple[int, ...] = ()
+    key: str = ""
+    guarded: bool = True
+    window_bytes: int = WINDOW_OF_CARRIER
+    deadline_seconds: float = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelExpect:
+    transfer_id: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compare:
+    """Decode side: how do the same tokens differ in two block tables? (See ``canary.py``.)
+
+    ``rounding``: the coarsest format of weights and KV on either side. ``exact_layers``: how many
+    layers come before the output of any router.
+    """
+
+    transfer_id: int
+    attempt: int
+    ours: tuple[int, ...]
+    theirs: tuple[int, ...]
+    first_token: int
+    end_token: int
+    rounding: str
+    exact_layers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admit:
+    """Prefill side: the CURVE keys of all dialers that may connect from now on. ``version`` counts
+    these lists."""
+
+    version: int
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """The list is in force."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expecting:
+    """The peer is greeted and frames will be accepted: the head may now open the transfer."""
+
+    transfer_id: int
+    attempt: int
+    peer_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendFinished:
+    """The receiver confirmed everything. ``exposed_seconds``: from the last layer to that."""
+
+    transfer_id: int
+    attempt: int
+    peer_rank: int
+    bytes: int
+    exposed_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendFailed:
+    """``cause`` is one of ``Cause``, for metrics."""
+
+    transfer_id: int
+    attempt: int
+    peer_rank: int
+    reason: str
+    cause: str = Cause.OTHER.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """Every cell arrived once, intact, and lies in its block."""
+
+    transfer_id: int
+    attempt: int
+    peer_rank: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiveFailed:
+    """``retriable``: another attempt, with this peer or another, may succeed. A comparison that
+    failed has no peer; its ``peer_rank`` is 0. ``cause`` is one of ``Cause``."""
+
+    transfer_id: int
+    attempt: int
+    peer_rank: int
+    reason: str
+    retriable: bool
+    cause: str = Cause.OTHER.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """The difference with the most excess on this rank."""
+
+    transfer_id: int
+    attempt: int
+    layer: int
+    side: str
+    largest: float
+    allowed: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancelled:
+    """Answers a cancel, also of what is not (or no longer) known."""
+
+    transfer_id: int
+    attempt: int
+    side: Literal["send", "receive"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerJoined:
+    """A connection stands. ``note``: why it does not use a better carrier."""
+
+    node_id: str
+    epoch: int
+    rank: int
+    carrier: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerLost:
+    """A connection ended; its transfers have failed by events of their own."""
+
+    node_id: str
+    epoch: int
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaneFailed:
+    """The data-plane thread itself ended: a bug or a lost machine. Nothing else will come."""
+
+    reason: str
+
+
+Command = OpenSend | LayerReady | CancelSend | Expect | CancelExpect | Compare | Admit
+Event = (
+    Expecting
+    | SendFinished
+    | SendFailed
+    | Received
+    | ReceiveFailed
+    | Compared
+    | Cancelled
+    | Admitted
+    | PeerJoined
+    | PeerLost
+    | PlaneFailed
+    | DataPlaneStats
+)
+Message = Command | Event
+
+# The position is the tag on the wire: append only.
+_TYPES: tuple[type[Any], ...] = (
+    OpenSend,
+    LayerReady,
+    CancelSend,
+    Expect,
+    CancelExpect,
+    Expecting,
+    SendFinished,
+    SendFailed,
+    Received,
+    ReceiveFailed,
+    Cancelled,
+    PeerLost,
+    PlaneFailed,
+    Compare,
+    Compared,
+    DataPlaneStats,
+    PeerJoined,
+    Admit,
+    Admitted,
+)
+_TAGS = {kind: tag for tag, kind in enumerate(_TYPES)}
+
+
+def to_wire(message: Message) -> bytes:
+    """msgpack of ``[tag, field, field, ...]``."""
+    kind = type(message)
+    values = [getattr(message, field.name) for field in fields(kind)]
+    return bytes(msgpack.packb([_TAGS[kind], *values]))
+
+
+def from_wire(data: bytes | memoryview) -> Message:
+    """The inverse, with every field's type checked; raises FrameError."""
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise FrameError(f"message of {len(data)} bytes; the limit is {MAX_MESSAGE_BYTES}")
+    try:
+        values = msgpack.unpackb(data, use_list=False, max_ext_len=0, max_map_len=0)
+    except Exception as error:  # msgpack raises a dozen unrelated types on hostile input
+        raise FrameError(f"message is not msgpack of the expected shape: {error}") from None
+    if not isinstance(values, tuple) or not values or type(values[0]) is not int:
+        raise FrameError("message is not a list that begins with its type")
+    tag, *rest = values
+    if not 0 <= tag < len(_TYPES):
+        raise FrameError(f"message type {tag}; known are 0 to {len(_TYPES) - 1}")
+    return _build(_TYPES[tag], rest)
+
+
+def _build(kind: type[Any], values: list[Any]) -> Message:
+    hints = _HINTS[kind]
+    if len(values) != len(hints):
+        raise FrameError(f"{kind.__name__} with {len(values)} fields, not {len(hints)}")
+    for (name, hint), value in zip(hints.items(), values, strict=True):
+        if not _fits(hint, value):
+            raise FrameError(f"{kind.__name__}.{name} is a {type(value).__name__}, not {hint}")
+    message: Message = kind(**dict(zip(hints, values, strict=True)))
+    return message
+
+
+_HINTS = {kind: get_type_hints(kind) for kind in _TYPES}
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    if hint == tuple[int, ...]:
+        return isinstance(value, tuple) and all(type(item) is int for item in value)
+    if hint == tuple[str, ...]:
+        return isinstance(value, tuple) and all(type(item) is str for item in value)
+    if hint is float:
+        return type(value) in (float, int)
+    if isinstance(hint, type):
+        return type(value) is hint
+    return value in hint.__args__

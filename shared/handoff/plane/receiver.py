@@ -1,0 +1,386 @@
+"""The decode rank's half of every transfer: check each frame, scatter it, grant credit, confirm.
+
+A frame is believed only when its connection, epochs, transfer, attempt, sequence, ranges, coverage
+and checksum all fit what was reserved. Anything else ends the attempt (never the process, never the
+request). Scattering happens on the one thread that also handles cancels, which is why an attempt
+that was cancelled or has failed can write nothing afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ...causes import Cause
+from ...errors import TransferError
+from ..carriers.base import Dialer, Endpoints, PeerGoneError
+from ..stats import DataPlaneStats
+from ..wire import frame
+from ..wire.frame import ChecksumError, Digest, FrameError, Header, Kind, Message
+from ..wire.greeting import PeerKey
+from .cache_port import Buffer
+from .canary import worst_difference
+from .closed import ClosedAttempts
+from .coverage import Coverage, OverlapError
+from .messages import (
+    CancelExpect,
+    Cancelled,
+    Compare,
+    Compared,
+    Expect,
+    Expecting,
+    Received,
+    ReceiveFailed,
+)
+from .transfer_end import PartKey, PlaneEnd, heads_of, part_of, why_not, window_of
+
+# How a connection that ended is told of, by cause.
+_LOST = {Cause.REFUSED: "refused by", Cause.NO_PLACE: "no place at"}
+
+# The longest that received bytes stay unacknowledged. A sender counts what is not acknowledged as
+# waiting for its peer, so the rest of a quarter window must not wait for the next frame: the link
+# may be slow, and the computation may pause for as long as it likes.
+ACK_SECONDS = 0.5
+
+
+@dataclass(slots=True, kw_only=True)
+class Incoming:
+    """One attempt at one part of a transfer, seen from the receiver. Counts are payload bytes.
+
+    A cell is one token in one layer, of the heads of this part.
+    """
+
+    command: Expect
+    peer: PeerKey
+    coverage: Coverage
+    cell_bytes: int
+    opened_at: float
+    acknowledged_at: float
+    announced: bool = False
+    sequence: int = 0
+    received: int = 0
+    acknowledged: int = 0
+    digest: Digest = field(default_factory=Digest)
+
+
+class Receiver:
+    """All incoming transfers of one rank."""
+
+    def __init__(self, end: PlaneEnd, carrier: Dialer, *, max_payload: int) -> None:
+        self._end = end
+        self._cache, self._stats, self._clock = end.cache, end.stats, end.clock
+        self._emit, self._me = end.emit, end.me
+        self._carrier = carrier
+        self._max_payload = max_payload
+        self._transfers: dict[PartKey, Incoming] = {}
+        self._closed = ClosedAttempts()
+        self._aborted = ClosedAttempts()
+
+    # ---- commands ----------------------------------------------------------------------------
+
+    def expect(self, command: Expect) -> None:
+        known = self._transfers.get(part_of(command))
+        if known is not None and known.command.attempt == command.attempt:
+            return
+        under_way = known.command.attempt if known else None
+        reason = why_not(command, self._me, under_way, self._closed)
+        if reason:
+            self._report_failed(command, reason, Cause.OTHER, retriable=False)
+            return
+        if known is not None:
+            reason = f"attempt {command.attempt} took its place"
+            self._fail(known, reason, Cause.SUPERSEDED, retriable=False)
+        now = self._clock()
+        transfer = Incoming(
+            command=command,
+            peer=PeerKey(
+                node_id=command.peer_node, epoch=command.peer_epoch, rank=command.peer_rank
+            ),
+            coverage=Coverage(
+                self._cache.num_layers,
+                command.first_token,
+                command.end_token,
+                command.first_tokens,
+            ),
+            cell_bytes=self._end.cell_bytes(command, self._me.dtype),
+            opened_at=now,
+            acknowledged_at=now,
+        )
+        self._transfers[part_of(command)] = transfer
+        self._carrier.connect(
+            transfer.peer,
+            Endpoints(command.bulk, command.control, command.key, command.guarded),
+            now,
+        )
+        self._announce(transfer)
+
+    def cancel(self, command: CancelExpect) -> None:
+        self._closed.add((command.transfer_id, None), command.attempt)
+        for transfer in list(self._transfers.values()):
+            mine = transfer.command.transfer_id == command.transfer_id
+            if mine and transfer.command.attempt <= command.attempt:
+                self._tell(transfer, Kind.ABORT, "cancelled")
+                self._drop(transfer)
+                self._stats.cancelled += 1
+        self._emit(
+            Cancelled(transfer_id=command.transfer_id, attempt=command.attempt, side="receive")
+        )
+
+    def compare(self, command: Compare) -> None:
+        """Hold two block tables of this rank against each other."""
+        try:
+            heads = self._me.end_head - self._me.first_head
+            worst = worst_difference(self._cache, heads, self._me.dtype, command)
+        except Exception as error:  # whatever a cache raises ends one comparison, not the plane
+            reason = f"comparing failed: {error!r}"
+            self._report_failed(command, reason, Cause.CANARY, retriable=True)
+            return
+        self._emit(
+            Compared(
+                transfer_id=command.transfer_id,
+                attempt=command.attempt,
+                layer=worst.layer,
+                side=worst.side,
+                largest=worst.largest,
+                allowed=worst.allowed,
+            )
+        )
+
+    def on_joined(self, peer: PeerKey) -> None:
+        for transfer in self._transfers.values():
+            if transfer.peer == peer:
+                self._announce(transfer)
+
+    def _announce(self, transfer: Incoming) -> None:
+        if transfer.announced or not self._carrier.is_live(transfer.peer):
+            return
+        transfer.announced = True
+        command = transfer.command
+        self._emit(
+            Expecting(
+                transfer_id=command.transfer_id,
+                attempt=command.attempt,
+                peer_rank=command.peer_rank,
+            )
+        )
+
+    # ---- the wire ----------------------------------------------------------------------------
+
+    def on_bulk(self, peer: PeerKey, message: Message) -> None:
+        """One frame from the bulk socket; whatever is wrong with it is dealt with here."""
+        head, _ = frame.parts_of(message)
+        seen = bytes(head)
+        try:
+            header, payload = frame.parse(message, self._max_payload)
+        except FrameError:
+            self._stats.frames_refused += 1
+            return
+        transfer = self._transfers.get((header.transfer_id, peer.rank))
+        if not self._is_meant(transfer, peer, header):
+            self._stats.frames_stale += 1
+            self._answer_stale(peer, header)
+            return
+        assert transfer is not None
+        try:
+            self._take(transfer, header, payload, frame.verify(message))
+            # In shared memory a sender that takes us for dead may have packed another frame into
+            # the slot while we read it.
+            if head != seen:
+                raise FrameError("the frame changed while it was read; its sender took it back")
+        except TransferError as error:
+            self._stats.frames_refused += 1
+            self._stats.checksum_failures += isinstance(error, ChecksumError)
+            self._reject(transfer, str(error), error.cause)
+        except Exception as error:  # whatever a cache raises ends one transfer, not the plane
+            self._reject(transfer, f"scattering failed: {error!r}", Cause.OTHER)
+
+    def _is_meant(self, transfer: Incoming | None, peer: PeerKey, header: Header) -> bool:
+        """Whether the frame belongs to what is expected now, from the process it is expected of."""
+        return (
+            transfer is not None
+            and transfer.peer == peer
+            and transfer.command.attempt == header.attempt
+            and header.sender_epoch == peer.epoch
+            and header.receiver_epoch == self._me.epoch
+        )
+
+    def _answer_stale(self, peer: PeerKey, header: Header) -> None:
+        """Abort, once an attempt: a window's worth of late frames needs one answer."""
+        if header.kind not in (Kind.DATA, Kind.FIN):
+            return
+        key = header.transfer_id, peer.rank
+        if self._aborted.covers(key, header.attempt):
+            return
+        self._aborted.add(key, header.attempt)
+        answer = self._end.header(Kind.ABORT, peer, header.transfer_id, header.attempt)
+        if self._end.tell(self._carrier, peer, answer, "not expecting this attempt"):
+            self._stats.aborts_sent += 1
+
+    def _take(self, transfer: Incoming, header: Header, payload: Buffer, checksum: int) -> None:
+        if header.sequence != transfer.sequence:
+            raise FrameError(f"frame {header.sequence} came where {transfer.sequence} is next")
+        if header.kind is Kind.DATA:
+            self._data(transfer, header, payload, checksum)
+        elif header.kind is Kind.FIN:
+            self._fin(transfer, frame.read_fin(payload))
+        else:
+            raise FrameError(f"a {header.kind.name.lower()} frame on the bulk connection")
+
+    def _data(self, transfer: Incoming, header: Header, payload: Buffer, checksum: int) -> None:
+        window = window_of(transfer.command, on_device=self._carrier.on_device(transfer.peer))
+        self._check_data(transfer, header, len(payload), window)
+        tokens = header.end_token - header.first_token
+        step = tokens * transfer.cell_bytes
+        for index, layer in enumerate(range(header.first_layer, header.end_layer)):
+            self._cache.scatter(
+                layer,
+                transfer.command.block_table,
+                header.first_token,
+                header.end_token,
+                payload[index * step : (index + 1) * step],
+                heads_of(transfer.command),
+            )
+        transfer.digest.add(checksum)
+        transfer.sequence += 1
+        transfer.received += len(payload)
+        self._stats.frames_received += 1
+        self._stats.bytes_received += len(payload)
+        quarter = 4 * (transfer.received - transfer.acknowledged) >= window
+        if quarter or self._ack_is_due(transfer):
+            self._acknowledge(transfer)
+
+    def _ack_is_due(self, transfer: Incoming) -> bool:
+        waited = self._clock() - transfer.acknowledged_at
+        return transfer.received > transfer.acknowledged and waited >= ACK_SECONDS
+
+    def _check_data(self, transfer: Incoming, header: Header, length: int, window: int) -> None:
+        heads = range(header.first_head, header.end_head)
+        wanted = heads_of(transfer.command)
+        if heads != wanted:
+            raise FrameError(f"heads {heads} came, this part has {wanted}")
+        try:
+            transfer.coverage.add(
+                header.first_layer, header.end_layer, header.first_token, header.end_token
+            )
+        except OverlapError as error:
+            raise FrameError(str(error)) from None
+        cells = (header.end_layer - header.first_layer) * (header.end_token - header.first_token)
+        if length != cells * transfer.cell_bytes:
+            raise FrameError(f"{length} bytes for {cells} cells of {transfer.cell_bytes}")
+        outstanding = transfer.received + length - transfer.acknowledged
+        if outstanding > window:
+            raise FrameError(f"{outstanding} bytes without credit; the window is {window}")
+
+    def _fin(self, transfer: Incoming, fin: frame.Fin) -> None:
+        mine = frame.Fin(transfer.sequence, transfer.received, transfer.digest.value)
+        if fin != mine:
+            raise FrameError(f"the sender counts {fin}, here arrived {mine}")
+        if not transfer.coverage.complete:
+            coverage = transfer.coverage
+            raise FrameError(f"fin after {coverage.cells} of {coverage.total} cells")
+        transfer.sequence += 1
+        self._acknowledge(transfer)
+        # The bytes are here, so a connection that broke on the last ack costs the sender an event
+        # and us nothing.
+        if self._transfers.get(part_of(transfer.command)) is transfer:
+            self._drop(transfer)
+        self._stats.receives_finished += 1
+        command = transfer.command
+        self._emit(
+            Received(
+                transfer_id=command.transfer_id,
+                attempt=command.attempt,
+                peer_rank=command.peer_rank,
+                bytes=transfer.received,
+            )
+        )
+
+    def _acknowledge(self, transfer: Incoming) -> None:
+        transfer.acknowledged = transfer.received
+        transfer.acknowledged_at = self._clock()
+        message = frame.encode(
+            self._header(transfer, Kind.ACK), frame.ack_payload(transfer.received)
+        )
+        try:
+            self._carrier.send_control(transfer.peer, message)
+        except PeerGoneError:
+            return  # the carrier's notice will fail the transfer
+
+    def _header(self, transfer: Incoming, kind: Kind) -> Header:
+        command = transfer.command
+        return self._end.header(
+            kind, transfer.peer, command.transfer_id, command.attempt, transfer.sequence
+        )
+
+    def on_control(self, peer: PeerKey, header: Header, payload: memoryview) -> None:
+        """An abort from a sender; the epochs have been checked. Never answered: that would echo."""
+        transfer = self._transfers.get((header.transfer_id, peer.rank))
+        if header.kind is Kind.ABORT and self._is_meant(transfer, peer, header):
+            assert transfer is not None
+            reason = frame.read_reason(payload)
+            told = f"aborted by the sender: {reason}"
+            self._fail(transfer, told, Cause.PEER_FAILED, retriable=True)
+
+    # ---- failures and time -------------------------------------------------------------------
+
+    def on_lost(self, peer: PeerKey, reason: str, cause: Cause) -> None:
+        what = _LOST.get(cause, "lost")
+        for transfer in [t for t in self._transfers.values() if t.peer == peer]:
+            told, retriable = f"{what} {peer}: {reason}", cause is not Cause.REFUSED
+            self._fail(transfer, told, cause, retriable=retriable)
+
+    def tick(self, now: float) -> None:
+        """Acknowledge the rest of what has come, and fail what is past its deadline.
+
+        Silence is not judged here. Between two frames the peer may compute for any time; that it
+        lives is seen by pings on the connection, and that the computation goes on by its head.
+        """
+        for transfer in list(self._transfers.values()):
+            seconds = transfer.command.deadline_seconds
+            if now - transfer.opened_at > seconds:
+                reason = f"not complete after {seconds:g} s, when its request ends"
+                self._reject(transfer, reason, Cause.TIMEOUT_TRANSFER)
+            elif self._ack_is_due(transfer):
+                self._acknowledge(transfer)
+
+    def _reject(self, transfer: Incoming, reason: str, cause: Cause) -> None:
+        """Tell the sender that this attempt failed here, and give it up."""
+        self._tell(transfer, Kind.NACK, reason)
+        self._fail(transfer, reason, cause, retriable=True)
+
+    def _tell(self, transfer: Incoming, kind: Kind, reason: str) -> None:
+        self._end.tell(self._carrier, transfer.peer, self._header(transfer, kind), reason)
+
+    def _fail(self, transfer: Incoming, reason: str, cause: Cause, *, retriable: bool) -> None:
+        if self._transfers.get(part_of(transfer.command)) is not transfer:
+            return
+        self._drop(transfer)
+        self._report_failed(transfer.command, reason, cause, retriable=retriable)
+
+    def _report_failed(
+        self, command: Expect | Compare, reason: str, cause: Cause, *, retriable: bool
+    ) -> None:
+        self._stats.receives_failed += 1
+        self._emit(
+            ReceiveFailed(
+                transfer_id=command.transfer_id,
+                attempt=command.attempt,
+                peer_rank=command.peer_rank if isinstance(command, Expect) else 0,
+                reason=reason,
+                retriable=retriable,
+                cause=cause.value,
+            )
+        )
+
+    def _drop(self, transfer: Incoming) -> None:
+        key = part_of(transfer.command)
+        del self._transfers[key]
+        self._closed.add(key, transfer.command.attempt)
+        # Late frames of an attempt that we ended ourselves have had their answer.
+        self._aborted.add(key, transfer.command.attempt)
+
+    def close(self) -> None:
+        for transfer in list(self._transfers.values()):
+            self._reject(transfer, "the data plane is shutting down", Cause.STOPPING)
+
+    def fill(self, stats: DataPlaneStats) -> None:
+        stats.active_receives = len(self._transfers)

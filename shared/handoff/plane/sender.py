@@ -1,0 +1,417 @@
+"""The prefill rank's half of every transfer: pack, send against credits, await the confirmation.
+
+A frame is packed straight from the cache at the moment when there is credit for it, so the compute
+thread never waits and nothing is copied early. Transfers take turns frame by frame, and no peer may
+hold more slots of the ring than are free: whoever does not drain stops getting slots, while some
+always remain for the others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from ...causes import Cause
+from ...errors import PeerRefusedError
+from ..carriers.base import Departure, Listener, PeerGoneError
+from ..carriers.staging import AnySlot, Ring
+from ..stats import DataPlaneStats
+from ..wire import frame
+from ..wire.frame import Digest, Fin, Header, Kind
+from ..wire.greeting import PeerKey
+from .cache_port import Buffer
+from .closed import ClosedAttempts
+from .messages import Cancelled, CancelSend, LayerReady, OpenSend, SendFailed, SendFinished
+from .transfer_end import (
+    HOST_WINDOW_BYTES,
+    PartKey,
+    PlaneEnd,
+    heads_of,
+    part_of,
+    why_not,
+    window_of,
+)
+from .work_list import Piece, WorkList
+
+
+@dataclass(slots=True, kw_only=True)
+class Outgoing:
+    """One attempt at one part of a transfer, seen from the sender. Counts are payload bytes.
+
+    A cell is one token in one layer, of the heads of this part.
+    """
+
+    command: OpenSend
+    peer: PeerKey
+    work: WorkList
+    cell_bytes: int
+    progress_at: float
+    computed_at: float = 0.0
+    sequence: int = 0
+    sent: int = 0
+    acknowledged: int = 0
+    fin_sent: bool = False
+    digest: Digest = field(default_factory=Digest)
+
+    @property
+    def in_flight(self) -> int:
+        return self.sent - self.acknowledged
+
+    @property
+    def waits_for_peer(self) -> bool:
+        """Whether the next move is the receiver's (otherwise it is the computation's)."""
+        return self.in_flight > 0 or self.fin_sent or not self.work.empty
+
+
+class Lane(NamedTuple):
+    """Frames for a peer leave a ring in order: that of the host, or that of the device."""
+
+    peer: PeerKey
+    on_device: bool
+
+
+class Sender:
+    """All outgoing transfers of one rank."""
+
+    def __init__(
+        self,
+        end: PlaneEnd,
+        carrier: Listener,
+        ring: Ring[Any],
+        device_ring: Ring[Any] | None = None,
+    ) -> None:
+        """``device_ring`` is for peers ``on_device``."""
+        self._end = end
+        self._cache, self._stats, self._clock = end.cache, end.stats, end.clock
+        self._emit = end.emit
+        self._carrier = carrier
+        self._ring = ring
+        self._rings = {False: ring} if device_ring is None else {False: ring, True: device_ring}
+        self._transfers: dict[PartKey, Outgoing] = {}
+        self._turn: deque[PartKey] = deque()
+        self._departing: dict[Lane, deque[tuple[AnySlot, Departure]]] = {}
+        self._held: Counter[Lane] = Counter()
+        # When a frame last left for a peer, or was acknowledged by it, in whichever transfer.
+        self._moved_at: dict[PeerKey, float] = {}
+        self._closed = ClosedAttempts()
+        # Whether the last pump could have sent more, had a slot been free.
+        self.awaits_slots = False
+
+    # ---- commands ----------------------------------------------------------------------------
+
+    def open(self, command: OpenSend) -> None:
+        known = self._transfers.get(part_of(command))
+        if known is not None and known.command.attempt == command.attempt:
+            return
+        reason = self._refusal(command, known)
+        if reason:
+            self._report_failed(command, reason, Cause.REFUSED)
+            return
+        if known is not None:
+            self._fail(known, f"attempt {command.attempt} took its place", Cause.SUPERSEDED)
+        self._transfers[part_of(command)] = Outgoing(
+            command=command,
+            peer=PeerKey(
+                node_id=command.peer_node, epoch=command.peer_epoch, rank=command.peer_rank
+            ),
+            work=WorkList(
+                self._cache.num_layers,
+                command.first_token,
+                command.end_token,
+                command.first_tokens,
+            ),
+            cell_bytes=self._end.cell_bytes(command, command.dtype),
+            progress_at=self._clock(),
+        )
+        self._turn.append(part_of(command))
+
+    def _refusal(self, command: OpenSend, known: Outgoing | None) -> str:
+        under_way = known.command.attempt if known is not None else None
+        reason = why_not(command, self._end.me, under_way, self._closed)
+        if reason:
+            return reason
+        try:
+            cell = self._end.cell_bytes(command, command.dtype)
+        except PeerRefusedError as error:
+            return str(error)
+        window = command.window_bytes or HOST_WINDOW_BYTES
+        if window < 2 * cell:
+            return f"a window of {window} bytes; two tokens need {2 * cell}"
+        if cell > self._ring.payload_bytes:
+            return f"one token has {cell} bytes, a staging slot {self._ring.payload_bytes}"
+        return ""
+
+    def ready(self, command: LayerReady) -> None:
+        """Cells are computed. Of a transfer that is over, that is no news."""
+        for transfer in self._parts(command.transfer_id):
+            if transfer.command.attempt == command.attempt:
+                self._computed(transfer, command)
+
+    def _parts(self, transfer_id: int) -> list[Outgoing]:
+        return [t for t in self._transfers.values() if t.command.transfer_id == transfer_id]
+
+    def _computed(self, transfer: Outgoing, command: LayerReady) -> None:
+        now = self._clock()
+        if not transfer.waits_for_peer:
+            transfer.progress_at = now
+        try:
+            transfer.work.add(
+                command.first_layer, command.end_layer, command.first_token, command.end_token
+            )
+        except ValueError as error:
+            self._fail(transfer, str(error), Cause.OTHER, tell=True)
+            return
+        if transfer.work.complete and not transfer.computed_at:
+            transfer.computed_at = now
+
+    def cancel(self, command: CancelSend) -> None:
+        self._closed.add((command.transfer_id, None), command.attempt)
+        for transfer in self._parts(command.transfer_id):
+            if transfer.command.attempt <= command.attempt:
+                self._tell(transfer, Kind.ABORT, "cancelled by the sender")
+                self._drop(transfer)
+                self._stats.cancelled += 1
+        self._emit(Cancelled(transfer_id=command.transfer_id, attempt=command.attempt, side="send"))
+
+    # ---- the wire ----------------------------------------------------------------------------
+
+    def pump(self, max_frames: int) -> bool:
+        """Send up to ``max_frames``, one transfer after the other; whether more could go now."""
+        self._reap()
+        self.awaits_slots = False
+        sent = idle = 0
+        while idle < len(self._turn) and sent < max_frames:
+            self._turn.rotate(-1)
+            if self._advance(self._transfers[self._turn[0]]):
+                sent += 1
+                idle = 0
+            else:
+                idle += 1
+        return sent >= max_frames
+
+    def _advance(self, transfer: Outgoing) -> bool:
+        """Send one frame of a transfer, if credit and staging allow it."""
+        if transfer.fin_sent or not self._carrier.is_live(transfer.peer):
+            return False
+        try:
+            if transfer.work.empty:
+                return transfer.work.complete and self._send_fin(transfer)
+            return self._send_piece(transfer)
+        except PeerGoneError as error:
+            self._fail(transfer, str(error), error.cause)
+        except Exception as error:  # whatever a cache raises ends one transfer, not the plane
+            self._fail(transfer, f"packing failed: {error!r}", Cause.OTHER, tell=True)
+        return False
+
+    def _send_piece(self, transfer: Outgoing) -> bool:
+        lane = Lane(transfer.peer, self._carrier.on_device(transfer.peer))
+        ring = self._rings[lane.on_device]
+        window = window_of(transfer.command, on_device=lane.on_device)
+        piece = transfer.work.peek(min(ring.payload_bytes, window // 2) // transfer.cell_bytes)
+        assert piece is not None
+        length = piece.cells * transfer.cell_bytes
+        if transfer.in_flight + length > window:
+            return False
+        held = self._held[lane]
+        if held >= self._carrier.slots_for(transfer.peer):
+            return False
+        slot = ring.acquire() if held < ring.free else None
+        if slot is None:
+            self.awaits_slots = True
+            if not held:  # others have the whole ring, which is not this peer's fault
+                transfer.progress_at = self._clock()
+            return False
+        try:
+            message = slot.message(length)
+            self._pack(transfer, piece, slot.payload[:length])
+            checksum = frame.seal(message, self._data_header(transfer, piece))
+            departure = self._carrier.send_bulk(transfer.peer, message, slot.offset)
+        except BaseException:
+            ring.release(slot)
+            raise
+        self._departing.setdefault(lane, deque()).append((slot, departure))
+        self._held[lane] += 1
+        self._count(transfer, piece, length, checksum)
+        return True
+
+    def _pack(self, transfer: Outgoing, piece: Piece, out: Buffer) -> None:
+        tokens = piece.end_token - piece.first_token
+        step = tokens * transfer.cell_bytes
+        for index, layer in enumerate(range(piece.first_layer, piece.end_layer)):
+            self._cache.pack(
+                layer,
+                transfer.command.block_table,
+                piece.first_token,
+                piece.end_token,
+                out[index * step : (index + 1) * step],
+                heads_of(transfer.command),
+                transfer.command.dtype,
+            )
+
+    def _count(self, transfer: Outgoing, piece: Piece, length: int, checksum: int) -> None:
+        if not transfer.in_flight:
+            transfer.progress_at = self._clock()
+        transfer.work.take(piece)
+        transfer.digest.add(checksum)
+        transfer.sequence += 1
+        transfer.sent += length
+        self._stats.frames_sent += 1
+        self._stats.bytes_sent += length
+
+    def _data_header(self, transfer: Outgoing, piece: Piece) -> Header:
+        return replace(
+            self._header(transfer, Kind.DATA),
+            first_layer=piece.first_layer,
+            end_layer=piece.end_layer,
+            first_token=piece.first_token,
+            end_token=piece.end_token,
+            first_head=transfer.command.first_head,
+            end_head=transfer.command.end_head,
+        )
+
+    def _send_fin(self, transfer: Outgoing) -> bool:
+        """Behind the data on the same socket, so that it can never overtake it."""
+        fin = Fin(transfer.sequence, transfer.sent, transfer.digest.value)
+        message = frame.encode(self._header(transfer, Kind.FIN), frame.fin_payload(fin))
+        self._carrier.send_bulk(transfer.peer, memoryview(message))
+        transfer.fin_sent = True
+        transfer.progress_at = self._clock()
+        return True
+
+    def _header(self, transfer: Outgoing, kind: Kind) -> Header:
+        command = transfer.command
+        return self._end.header(
+            kind, transfer.peer, command.transfer_id, command.attempt, transfer.sequence
+        )
+
+    def on_control(self, peer: PeerKey, header: Header, payload: memoryview) -> None:
+        """An ack, nack or abort from a receiver; the epochs have been checked."""
+        transfer = self._transfers.get((header.transfer_id, peer.rank))
+        if transfer is None or transfer.command.attempt != header.attempt or transfer.peer != peer:
+            self._answer_unknown(peer, header)
+        elif header.kind is Kind.ACK:
+            self._acknowledged(transfer, header.sequence, frame.read_ack(payload))
+        elif header.kind in (Kind.NACK, Kind.ABORT):
+            reason = f"refused by the receiver: {frame.read_reason(payload)}"
+            self._fail(transfer, reason, Cause.PEER_FAILED)
+
+    def _answer_unknown(self, peer: PeerKey, header: Header) -> None:
+        """An ack for what we do not send: its owner should stop waiting. Aborts end here."""
+        if header.kind is not Kind.ACK:
+            return
+        answer = self._end.header(Kind.ABORT, peer, header.transfer_id, header.attempt)
+        if self._end.tell(self._carrier, peer, answer, "not sending this attempt"):
+            self._stats.aborts_sent += 1
+
+    def _acknowledged(self, transfer: Outgoing, sequence: int, received: int) -> None:
+        if not transfer.acknowledged <= received <= transfer.sent:
+            reason = f"{received} bytes acknowledged, {transfer.sent} sent"
+            self._fail(transfer, reason, Cause.INCOMPLETE, tell=True)
+            return
+        self._stats.bytes_acknowledged += received - transfer.acknowledged
+        transfer.acknowledged = received
+        transfer.progress_at = self._moved_at[transfer.peer] = self._clock()
+        # Only the answer to the fin counts it; all bytes acknowledged is not yet all verified.
+        if transfer.fin_sent and sequence == transfer.sequence + 1 and not transfer.in_flight:
+            self._finish(transfer)
+
+    def _finish(self, transfer: Outgoing) -> None:
+        self._drop(transfer)
+        self._stats.sends_finished += 1
+        self._emit(
+            SendFinished(
+                transfer_id=transfer.command.transfer_id,
+                attempt=transfer.command.attempt,
+                peer_rank=transfer.peer.rank,
+                bytes=transfer.sent,
+                exposed_seconds=self._clock() - transfer.computed_at,
+            )
+        )
+
+    # ---- failures and time -------------------------------------------------------------------
+
+    def on_lost(self, peer: PeerKey, reason: str) -> None:
+        for transfer in [t for t in self._transfers.values() if t.peer == peer]:
+            self._fail(transfer, f"lost {peer}: {reason}", Cause.PEER_LOST)
+
+    def tick(self, now: float) -> None:
+        """Fail what waits too long for its receiver; waiting for the computation is the head's.
+
+        Transfers to one peer share its link, where each may wait long for its turn: as long as
+        anything moves to the peer, none of them has failed.
+        """
+        peers = {transfer.peer for transfer in self._transfers.values()}
+        self._moved_at = {peer: at for peer, at in self._moved_at.items() if peer in peers}
+        for transfer in list(self._transfers.values()):
+            waited = now - max(transfer.progress_at, self._moved_at.get(transfer.peer, 0.0))
+            if transfer.waits_for_peer and waited > transfer.command.progress_seconds:
+                reason = f"no progress at {transfer.peer} for {waited:.1f} s"
+                self._fail(transfer, reason, Cause.TIMEOUT_PROGRESS, tell=True)
+
+    def _fail(self, transfer: Outgoing, reason: str, cause: Cause, *, tell: bool = False) -> None:
+        if tell:
+            self._tell(transfer, Kind.ABORT, reason)
+        self._drop(transfer)
+        self._report_failed(transfer.command, reason, cause)
+
+    def _report_failed(self, command: OpenSend, reason: str, cause: Cause) -> None:
+        self._stats.sends_failed += 1
+        self._emit(
+            SendFailed(
+                transfer_id=command.transfer_id,
+                attempt=command.attempt,
+                peer_rank=command.peer_rank,
+                reason=reason,
+                cause=cause.value,
+            )
+        )
+
+    def _tell(self, transfer: Outgoing, kind: Kind, reason: str) -> None:
+        self._end.tell(self._carrier, transfer.peer, self._header(transfer, kind), reason)
+
+    def _drop(self, transfer: Outgoing) -> None:
+        key = part_of(transfer.command)
+        del self._transfers[key]
+        self._turn.remove(key)
+        self._closed.add(key, transfer.command.attempt)
+        self._stats.bytes_written_off += transfer.in_flight
+
+    # ---- staging -----------------------------------------------------------------------------
+
+    def _reap(self) -> None:
+        """Take back the slots whose frames have left; a connection's leave in order."""
+        for lane, queue in list(self._departing.items()):
+            while queue and queue[0][1].done:
+                self._rings[lane.on_device].release(queue.popleft()[0])
+                self._held[lane] -= 1
+                self._moved_at[lane.peer] = self._clock()
+            if not queue:
+                del self._departing[lane]
+                del self._held[lane]
+
+    def close(self) -> None:
+        """Fail everything; the slots come back as the carrier lets go of them (``settled``)."""
+        for transfer in list(self._transfers.values()):
+            reason = "the data plane is shutting down"
+            self._fail(transfer, reason, Cause.STOPPING, tell=True)
+
+    @property
+    def settled(self) -> bool:
+        """Whether every slot is free again; raises when the books do not balance."""
+        self._reap()
+        for on_device, ring in self._rings.items():
+            held = (n for lane, n in self._held.items() if lane.on_device == on_device)
+            ring.check_conserved(sum(held))
+        return all(ring.free == ring.total for ring in self._rings.values())
+
+    def fill(self, stats: DataPlaneStats) -> None:
+        stats.active_sends = len(self._transfers)
+        stats.credit_in_flight = sum(t.in_flight for t in self._transfers.values())
+        granted = sum(
+            window_of(t.command, on_device=self._carrier.on_device(t.peer))
+            for t in self._transfers.values()
+        )
+        stats.credit_free = granted - stats.credit_in_flight
+        stats.free_slots = sum(ring.free for ring in self._rings.values())
+        stats.total_slots = sum(ring.total for ring in self._rings.values())

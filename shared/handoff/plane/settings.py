@@ -1,0 +1,42 @@
+"""Who a rank is on the data plane, and what it may use there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ...config.limits import MAX_PEERS
+from ..carriers.cuda_ipc.device import DEVICE_SLOT_BYTES, DEVICE_SLOTS
+from ..carriers.names import AUTO
+from ..carriers.staging import DEFAULT_SLOT_BYTES
+from ..carriers.zeromq.sockets import Timing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataPlaneConfig:
+    """Who this rank is, and what it may use. ``listen_host`` None: it only receives.
+    ``listen_port`` and the next one are listened on; 0: any two that are free. ``curve``: peers are
+    known by keys."""
+
+    node_id: str
+    epoch: int
+    rank: int = 0
+    tp_size: int = 1
+    dtype: str = "bfloat16"
+    first_head: int = 0
+    end_head: int = 1
+    listen_host: str | None = "127.0.0.1"
+    listen_port: int = 0
+    carrier: str = AUTO
+    curve: bool = False
+    slot_bytes: int = DEFAULT_SLOT_BYTES
+    staging_slots: int = 64
+    device_slot_bytes: int = DEVICE_SLOT_BYTES
+    device_slots: int = DEVICE_SLOTS
+    max_commands: int = 65_536
+    max_peers: int = MAX_PEERS
+    timing: Timing = field(default_factory=Timing)
+
+    @property
+    def max_payload(self) -> int:
+        """Bytes of any frame; those that come over TCP are bounded by their sockets as well."""
+        return max(self.slot_bytes, self.device_slot_bytes)

@@ -1,0 +1,26 @@
+"""Which part of a prompt's KV a decode node needs, layer by layer.
+
+In a layer with a window of W tokens, the token at position p sees itself and the W - 1 before it.
+So whoever goes on at p needs the newest W - 1 tokens of that layer, and no older one. Both heads
+work this out from the spec of the model.
+"""
+
+from __future__ import annotations
+
+from ...models.spec import DecoderSpec
+
+
+def first_tokens(
+    spec: DecoderSpec, first_token: int, end_token: int, resume_at: int
+) -> tuple[int, ...]:
+    """Where each layer's part of the tokens [first_token, end_token) begins, for a node that
+    computes from ``resume_at`` on.
+
+    Every layer has one token at least, so that no transfer is without a frame.
+    """
+    latest = end_token - 1
+    windows = (layer.attention.kv.window for layer in spec.layers)
+    return tuple(
+        first_token if window is None else max(first_token, min(resume_at - window + 1, latest))
+        for window in windows
+    )

@@ -1,0 +1,196 @@
+"""Planning of the KV cache: what ranks run on, as they report it, and how many blocks fit there.
+
+A head never loads torch, so it cannot know whether ``--device auto`` will be a GPU. It asks its
+ranks before it plans anything; options that are given win over what is said here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..config import EngineConfig
+from ..config.kv_dtypes import BYTES
+from ..errors import StartupError
+from ..models.spec import DecoderSpec
+
+CPU = "cpu"
+CUDA = "cuda"
+
+# What CUDA and its libraries take of a GPU for each process, and NCCL beside them where ranks talk
+# to each other: torch counts neither.
+_CONTEXT_BYTES = 512 << 20
+_NCCL_BYTES = 1 << 30
+# What a step needs beside weights and cache: a chunk's activations, and sampling from a vocabulary.
+_STEP_BYTES = 3 << 29
+
+
+@dataclass(frozen=True, slots=True)
+class RankDevice:
+    """Where a rank computes, before anything is loaded. ``kind`` is torch's word."""
+
+    kind: str
+    name: str
+    total_bytes: int
+    free_bytes: int
+
+    def __str__(self) -> str:
+        free, total = self.free_bytes / (1 << 30), self.total_bytes / (1 << 30)
+        return f"{self.name}: {free:.1f} of {total:.1f} GiB are free"
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """A rank's memory once its weights are loaded. ``free_bytes`` are what the device has left;
+    ``taken_bytes`` is what the rank itself has or will have, beside the cache."""
+
+    free_bytes: int
+    taken_bytes: int
+    bytes_per_block: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDevice:
+    """What the ranks of a node run on, which is of one kind. ``nodes`` share each device."""
+
+    ranks: tuple[RankDevice, ...]
+    nodes: int = 1
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.ranks[0].kind == CPU
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens of one step. More of them keep a GPU busy, and make a CPU's streams wait."""
+        return 512 if self.on_cpu else 2048
+
+    @property
+    def cache_fraction(self) -> float:
+        """How much of what the nodes may share goes to their caches."""
+        # A CPU's memory is the whole machine's, which does other things too.
+        return min(0.3 * self.nodes, 0.6) if self.on_cpu else 0.9
+
+    def cache_bytes(self, memory: Sequence[RankMemory], utilization: float | None = None) -> int:
+        """What a cache may take at most, on the rank that has the least.
+
+        ``utilization`` is the share of each GPU that the node may use for everything; without it,
+        nodes on one device have equal parts.
+        """
+        free = min(each.free_bytes for each in memory)
+        if self.on_cpu:
+            return free // (len(memory) * self.nodes)
+        parts = [
+            self._part(device, each, utilization)
+            for device, each in zip(self.ranks, memory, strict=True)
+        ]
+        return max(0, min(free, *parts))
+
+    def _part(self, device: RankDevice, memory: RankMemory, utilization: float | None) -> int:
+        """What this node's part of a GPU leaves for the cache. It does not depend on how far other
+        nodes have come, which start at the same time."""
+        libraries = _CONTEXT_BYTES + (_NCCL_BYTES if len(self.ranks) > 1 else 0)
+        taken = memory.taken_bytes + libraries
+        if utilization is None:
+            return device.total_bytes // self.nodes - taken
+        return int(device.total_bytes * utilization) - taken - _STEP_BYTES
+
+
+def bytes_per_block(
+    spec: DecoderSpec, block_size: int, dtype: object, tp_size: int = 1, tp_rank: int = 0
+) -> int:
+    """Bytes that one block takes on one rank, over all that every layer keeps.
+
+    ``dtype`` is a torch dtype or its name.
+    """
+    per_token = 0
+    for layer in spec.layers:
+        kv = layer.attention.kv
+        per_token += len(kv.sides) * len(kv.heads_of(tp_rank, tp_size)) * kv.dim
+    return per_token * block_size * BYTES[str(dtype).removeprefix("torch.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedEngine:
+    """An ``EngineConfig`` in which nothing is left open."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    prefix_cache_max_blocks: int | None
+
+
+def resolve_engine(
+    config: EngineConfig,
+    *,
+    context: int,
+    bytes_per_block: int,
+    free_bytes: int,
+    device: NodeDevice,
+) -> ResolvedEngine:
+    """Plan the KV cache from the model and the memory of the smallest rank.
+
+    ``context`` is the model's own limit in tokens; ``bytes_per_block`` counts all layers of one
+    rank, and ``free_bytes`` is what its cache may take. Raises ``StartupError`` when not even one
+    sequence of two tokens fits.
+    """
+    if config.max_model_len is not None and config.max_model_len > context:
+        raise StartupError(
+            f"--max-model-len {config.max_model_len} is over the model's context of {context} "
+            f"tokens; lower it"
+        )
+    length = config.max_model_len or context
+    share, fixed = _cache_share(config, device)
+    affordable = int(free_bytes * share) // bytes_per_block
+    wanted = -(-length // config.block_size) * config.max_num_seqs
+    if config.num_blocks is not None:
+        blocks = config.num_blocks
+        room = free_bytes // bytes_per_block
+        if blocks > room:
+            raise StartupError(
+                f"--num-gpu-blocks-override {blocks} needs {blocks * bytes_per_block} bytes, but "
+                f"{free_bytes} are free; use at most {room}{_sharing(device)}"
+            )
+    else:
+        blocks = affordable if fixed else min(affordable, wanted)
+    if blocks * config.block_size < 2:
+        raise StartupError(
+            f"no memory for one KV block: a block takes {bytes_per_block} bytes and "
+            f"{int(free_bytes * share)} are allowed; raise --kv-fraction or free memory"
+            f"{_sharing(device)}"
+        )
+    slots = blocks * config.block_size
+    if slots < length:
+        if config.max_model_len is not None:
+            raise StartupError(
+                f"--max-model-len {length} needs {length} token slots, but {blocks} blocks of "
+                f"{config.block_size} give {slots}; lower it or raise --kv-fraction"
+                f"{_sharing(device)}"
+            )
+        length = slots
+    limit = config.prefix_cache_max_tokens
+    return ResolvedEngine(
+        num_blocks=blocks,
+        block_size=config.block_size,
+        max_model_len=length,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens or device.token_budget,
+        prefix_cache_max_blocks=None if limit is None else limit // config.block_size,
+    )
+
+
+def _cache_share(config: EngineConfig, device: NodeDevice) -> tuple[float, bool]:
+    """How much of what the cache may take it is to take, and whether the user has said so."""
+    if config.kv_fraction is not None:
+        return config.kv_fraction, True
+    if config.gpu_memory_utilization is not None and not device.on_cpu:
+        return 1.0, True
+    return device.cache_fraction, False
+
+
+def _sharing(device: NodeDevice) -> str:
+    if device.nodes == 1:
+        return ""
+    return f", or let fewer nodes share the device (--nodes-per-device is {device.nodes})"

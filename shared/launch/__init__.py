@@ -1,0 +1,1 @@
+"""Starting a whole cluster on one machine, and keeping it alive."""

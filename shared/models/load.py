@@ -1,0 +1,160 @@
+"""Filling a rank's parameters: each exactly once, and no tensor of the checkpoint overlooked."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from pathlib import Path
+
+import torch
+
+from ...kernels.operators import Operators, TorchOperators
+from ..errors import ModelError
+from ..weights.checkpoint import Checkpoint
+from .decoder import Decoder
+from .parallel import TensorParallel, WeightPlacement, WeightSlot
+from .registry import Family, family_of, read_json, read_spec
+from .spec import DecoderSpec
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+# By safetensors' names.
+_SAVED_IN = ("BF16", "F16", "F32", "F64")
+LOAD_FORMATS = ("auto", "safetensors", "dummy")
+
+
+def resolve_dtype(name: str, spec: DecoderSpec, device: torch.device) -> torch.dtype:
+    """``DecoderSpec.dtype_for`` as torch has it. Raises ``ModelError`` for an unknown name."""
+    wanted = spec.dtype_for(name, on_cpu=device.type == "cpu")
+    if wanted not in DTYPES:
+        raise ModelError(f"dtype {wanted!r} is not supported; use auto or {', '.join(DTYPES)}")
+    return DTYPES[wanted]
+
+
+def load_model(
+    folder: str | Path,
+    *,
+    dtype: str = "auto",
+    device: torch.device | str = "cpu",
+    tp: TensorParallel | None = None,
+    load_format: str = "auto",
+    ignored_keys: frozenset[str] = frozenset(),
+    seed: int = 0,
+    operators: Operators | None = None,
+) -> Decoder:
+    """The model of a folder, this rank's part of it. ``dummy`` needs ``config.json`` alone.
+
+    ``ignored_keys``: see ``read_spec``.
+    """
+    spec = read_spec(folder, ignored_keys)
+    device = torch.device(device)
+    place = WeightPlacement(
+        resolve_dtype(dtype, spec, device),
+        device,
+        tp or TensorParallel(),
+        operators or TorchOperators(),
+    )
+    model = Decoder(spec, place)
+    if load_format == "dummy":
+        fill_random(model, seed)
+    elif load_format in LOAD_FORMATS:
+        with Checkpoint(folder) as checkpoint:
+            fill(model, checkpoint, family_of(read_json(Path(folder) / "config.json")))
+    else:
+        raise ModelError(f"load format {load_format!r}; supported: {', '.join(LOAD_FORMATS)}")
+    model.finish()
+    return model
+
+
+def fill(model: Decoder, checkpoint: Checkpoint, family: Family) -> None:
+    """Copy the checkpoint's tensors into the model, checking both ways."""
+    slots = model.slots()
+    for theirs in checkpoint.names():
+        if family.more_layers and _layer_of(theirs) >= len(model.spec.layers):
+            continue
+        ours = _our_name(theirs, family.weights, checkpoint.folder)
+        if ours is None or (ours == "head.weight" and model.spec.tie_embeddings):
+            continue  # a tied head is the embedding, whatever was saved beside it
+        slot = slots.pop(ours, None)
+        if slot is None:
+            raise ModelError(f"{checkpoint.folder}: {theirs} has no place in this model: {_REMEDY}")
+        _check(checkpoint, theirs, slot)
+        if slot.end > slot.first:
+            slot.target.copy_(checkpoint.read(theirs, slot.dim, slot.first, slot.end))
+    if slots:
+        missing = ", ".join(sorted(slots)[:3])
+        raise ModelError(f"{checkpoint.folder} lacks {len(slots)} weights ({missing}): {_REMEDY}")
+
+
+def _check(checkpoint: Checkpoint, theirs: str, slot: WeightSlot) -> None:
+    """Refuse a tensor of another shape, or one whose numbers mean nothing without their scales."""
+    shape, dtype = checkpoint.shape(theirs), checkpoint.dtype(theirs)
+    if shape != slot.shape:
+        raise ModelError(
+            f"{checkpoint.folder}: {theirs} is {list(shape)}, and config.json makes it "
+            f"{list(slot.shape)}: {_REMEDY}"
+        )
+    if dtype not in _SAVED_IN:
+        raise ModelError(
+            f"{checkpoint.folder}: {theirs} is saved in {dtype}; supported: "
+            f"{', '.join(_SAVED_IN)}: convert the weights to bfloat16"
+        )
+
+
+# A part of a tensor's name that is a number.
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_REMEDY = "config.json and the weights do not belong together, download both again"
+
+
+def _our_name(theirs: str, names: dict[str, str | None], folder: Path) -> str | None:
+    """Our name for a tensor; the numbers in it, if any, are the layer's and the expert's."""
+    numbers = _NUMBER.findall(theirs)
+    letters = iter("ij")
+    pattern = _NUMBER.sub(lambda number: f"{{{next(letters, '')}}}", theirs)
+    if pattern not in names:
+        raise ModelError(
+            f"{folder}: tensor {theirs} is not known for this model, and it may matter"
+        )
+    ours = names[pattern]
+    return None if ours is None else ours.format(**dict(zip("ij", numbers, strict=False)))
+
+
+def _layer_of(theirs: str) -> int:
+    """The layer that a tensor belongs to, -1 if to none."""
+    number = _NUMBER.search(theirs)
+    return -1 if number is None else int(number[0])
+
+
+# Random weights repeat with this (prime) period, so that rows differ and filling is a copy.
+_PERIOD = 1_000_003
+# Numbers of a weight that are made at a time.
+_PIECE = 1 << 24
+
+
+def fill_random(model: Decoder, seed: int) -> None:
+    """Seeded weights, the same for every tensor-parallel size: norms one, the rest such that the
+    hidden state keeps its scale."""
+    generator = torch.Generator().manual_seed(seed)
+    # Drawn on the host, so that all devices have the same numbers, and spread on the device.
+    pool = torch.randn(_PERIOD, generator=generator).to(model.place.device)
+    for name, slot in model.slots().items():
+        if len(slot.shape) == 1:
+            slot.target.fill_(0.0 if name.endswith("bias") else 1.0)
+        else:
+            _fill_random_part(name, slot, pool)
+
+
+def _fill_random_part(name: str, slot: WeightSlot, pool: torch.Tensor) -> None:
+    """A piece of some rows at a time: as float32 a large weight takes twice its own memory."""
+    rows, columns = slot.shape
+    scale = 1.0 if name == "embed.weight" else columns**-0.5
+    first_row, last_row = (slot.first, slot.end) if slot.dim == 0 else (0, rows)
+    phase = zlib.crc32(name.encode())
+    rows_at_once = max(1, _PIECE // columns)
+    for row in range(first_row, last_row, rows_at_once):
+        end = min(row + rows_at_once, last_row)
+        begin = (phase + row * columns) % _PERIOD
+        count = (end - row) * columns
+        repeats = -(-(begin + count) // _PERIOD)
+        piece = pool.repeat(repeats)[begin : begin + count].view(-1, columns) * scale
+        piece = piece if slot.dim == 0 else piece[:, slot.first : slot.end]
+        slot.target[row - first_row : end - first_row].copy_(piece)

@@ -1,0 +1,56 @@
+"""Introduces a prefill node that does not join by itself to a router, when both have started."""
+
+from __future__ import annotations
+
+import time
+
+import grpc
+
+from ...proto import tandem_pb2 as pb
+from ...proto.tandem_pb2_grpc import PrefillStub, RegistryStub
+from ..errors import PeerRefusedError, UnavailableError
+from ..security.credentials import Credentials
+
+CALL_SECONDS = 2.0
+RETRY_SECONDS = 0.2
+
+
+def announce_to_router(
+    address: str, registry: str, deadline: float, credentials: Credentials
+) -> None:
+    """Ask the node behind ``address`` what it is, and the router behind ``registry`` to take it.
+
+    Asks until ``deadline``, by the monotonic clock. Raises ``UnavailableError`` when no prefill
+    node answers there, ``PeerRefusedError`` when it runs another model than the router's nodes, or
+    refuses the cluster token.
+    """
+    status = _await_status(address, deadline, credentials)
+    request = pb.JoinRequest(
+        node_id=status.node_id,
+        epoch=status.epoch,
+        role=status.role,
+        address=address,
+        model=status.model,
+        load=status.load,
+        version=status.version,
+    )
+    with credentials.blocking_channel(registry) as channel:
+        try:
+            credentials.stub(RegistryStub, channel).Join(request, timeout=CALL_SECONDS)
+        except grpc.RpcError as error:
+            raise PeerRefusedError(f"{address} is refused: {credentials.explain(error)}") from None
+
+
+def _await_status(address: str, deadline: float, credentials: Credentials) -> pb.StatusReply:
+    with credentials.blocking_channel(address) as channel:
+        stub = credentials.stub(PrefillStub, channel)
+        while True:
+            try:
+                return stub.Status(pb.StatusRequest(), timeout=CALL_SECONDS)
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                    raise PeerRefusedError(f"{address} refuses: {error.details()}") from None
+                if time.monotonic() >= deadline:
+                    why = credentials.explain(error)
+                    raise UnavailableError(f"no prefill node answers at {address}: {why}") from None
+            time.sleep(RETRY_SECONDS)

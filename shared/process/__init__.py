@@ -1,0 +1,1 @@
+"""What any long-running process needs: its lifeline, signals, threads, probes, backoff."""

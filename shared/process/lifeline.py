@@ -1,0 +1,37 @@
+"""How a process that a launcher started tells it that it is ready, and ends when it is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+READY_FD = "TANDEM_READY_FD"
+LIFELINE_FD = "TANDEM_LIFELINE_FD"
+GRACE_SECONDS = 5.0
+
+
+def announce_ready(details: dict[str, Any]) -> None:
+    """Tell the launcher, if there is one, that this process serves and where."""
+    number = os.environ.pop(READY_FD, None)
+    if number is not None:
+        with os.fdopen(int(number), "w") as pipe:
+            pipe.write(json.dumps(details) + "\n")
+
+
+def end_with_launcher() -> None:
+    """End like after SIGTERM when the launcher is gone, however it went."""
+    number = os.environ.pop(LIFELINE_FD, None)
+    if number is None:
+        return
+
+    def watch() -> None:
+        os.read(int(number), 1)  # nothing is ever written: this returns at the launcher's end
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()

@@ -1,0 +1,1 @@
+"""Credentials of a cluster: TLS, tokens, and which addresses may be dialled."""

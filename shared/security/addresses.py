@@ -1,0 +1,45 @@
+"""Which texts are addresses of a node: host:port, and nothing else that gRPC would resolve.
+
+gRPC also takes ``unix:``, ``dns:``, ``vsock:`` and other schemes. An address that a node announces
+must not make the router or a decode node connect to a local socket, so the shape is allow-listed.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from ..unix_sockets import is_socket_address
+
+MAX_HOST = 253
+_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
+_PORT = re.compile(r"[0-9]{1,5}")
+
+
+def is_host_port(text: str) -> bool:
+    """Whether this is a host name, an IPv4 address or an IPv6 address in brackets, and a port."""
+    host, _, port = text.rpartition(":")
+    return _is_port(port) and (_is_name(host) or _is_bracketed(host))
+
+
+def is_candidate(text: str) -> bool:
+    """The same, or the socket in the folder where the nodes of ``--pd-url file://`` meet."""
+    return is_host_port(text) or is_socket_address(text)
+
+
+def _is_port(text: str) -> bool:
+    return bool(_PORT.fullmatch(text)) and 0 < int(text) < 65536
+
+
+def _is_name(host: str) -> bool:
+    return len(host) <= MAX_HOST and bool(_NAME.fullmatch(host))
+
+
+def _is_bracketed(host: str) -> bool:
+    if not (host.startswith("[") and host.endswith("]") and len(host) <= MAX_HOST):
+        return False
+    try:
+        ipaddress.IPv6Address(host[1:-1])
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,325 @@
+"""How parts of a cluster reach each other: the one place that opens channels and binds servers.
+
+``Credentials`` hold a certificate with its key, the authority that this process trusts, and the
+cluster's tokens; what was not configured is empty. Files are read again when they change: servers
+use the new content for the next handshake and the next call, clients for the next channel.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import ssl
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+
+from ..config import SecurityConfig
+from ..errors import StartupError, UsageError
+from ..unix_sockets import UNIX
+from .watched_files import WatchedFiles
+
+log = logging.getLogger("tandem.security")
+
+S = TypeVar("S")
+Options = Sequence[tuple[str, Any]]
+
+# Parts of a cluster call each other directly, whatever proxy the environment has for the world.
+_DIRECTLY: Options = (("grpc.enable_http_proxy", 0),)
+# Of one answer to a command; gRPC's own limit is a list of some ten thousand nodes.
+_LARGE: Options = (("grpc.max_receive_message_length", 64 << 20),)
+
+TOKEN_HEADER = "authorization"
+TOKEN_PREFIX = "Bearer "
+
+# What gRPC says when a handshake fails, and what that means to an operator.
+_TROUBLES = (
+    ("certificate has expired", "its certificate has expired"),
+    ("CERTIFICATE_VERIFY_FAILED", "its certificate is not by an authority of --tls-ca"),
+    ("Hostname Verification Check failed", "its certificate has another name; see --tls-name"),
+    ("WRONG_VERSION_NUMBER", "it does not use TLS, and this side does (--tls-cert)"),
+)
+# All that there is to see of a handshake that the other side has broken off.
+_BROKEN_OFF = ("failed to connect", "Socket closed")
+
+
+def _with_token(
+    call: Callable[..., Any],
+    credentials: Credentials,
+    *args: Any,
+    metadata: Iterable[tuple[str, str]] | None = None,
+    **options: Any,
+) -> Any:
+    """The call, with the token added to its metadata."""
+    shown = (TOKEN_HEADER, TOKEN_PREFIX + credentials.tokens[0])
+    return call(*args, metadata=(*(metadata or ()), shown), **options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CredentialFiles:
+    """PEM bytes and tokens, kept out of logs and reprs."""
+
+    certificate: bytes = field(default=b"", repr=False)
+    key: bytes = field(default=b"", repr=False)
+    authority: bytes = field(default=b"", repr=False)
+    tokens: tuple[str, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """``files`` hold everything but a ``token`` that was given directly. ``name`` is the name in
+    every certificate, if it is not the host's."""
+
+    files: WatchedFiles[CredentialFiles] | None = field(default=None, repr=False)
+    name: str = ""
+    token: str = field(default="", repr=False)
+
+    @property
+    def current(self) -> CredentialFiles:
+        """What the files hold now."""
+        return self.files.value() if self.files is not None else CredentialFiles()
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """All are accepted, the first is sent to others. Empty without a token."""
+        return self.current.tokens or ((self.token,) if self.token else ())
+
+    @property
+    def generation(self) -> int:
+        """Changes when the files change, so that long-lived channels are opened again."""
+        if self.files is None:
+            return 0
+        self.files.value()
+        return self.files.generation
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether TLS is on, and with it CURVE, whose keys travel over the control plane."""
+        return bool(self.current.certificate)
+
+    @property
+    def complete(self) -> bool:
+        """Whether strangers can neither read nor join, so that other machines may connect."""
+        return self.encrypted and bool(self.tokens)
+
+    def expiries(self) -> dict[str, float]:
+        """When the first certificate of each flag's file expires, as Unix time."""
+        certificates = {
+            "--tls-cert": self.current.certificate,
+            "--tls-ca": self.current.authority,
+        }
+        return {flag: _expiry(pem) for flag, pem in certificates.items() if pem}
+
+    def channel(self, address: str, options: Options = ()) -> grpc.aio.Channel:
+        """A channel to the server at ``address`` (host:port); the caller closes it."""
+        options = (*_DIRECTLY, *options)
+        if not self.encrypted:
+            return grpc.aio.insecure_channel(address, options=options)
+        return grpc.aio.secure_channel(address, self._as_client(), options=self._named(options))
+
+    def blocking_channel(self, address: str) -> grpc.Channel:
+        """As ``channel``, for programs without an event loop."""
+        if not self.encrypted:
+            return grpc.insecure_channel(address, options=(*_DIRECTLY, *_LARGE))
+        return grpc.secure_channel(
+            address, self._as_client(), options=self._named((*_DIRECTLY, *_LARGE))
+        )
+
+    def stub(self, kind: Callable[[Any], S], channel: grpc.aio.Channel | grpc.Channel) -> S:
+        """A stub whose calls carry the token.
+
+        No interceptor: grpc.aio's would make a task and a generator of every stream of tokens.
+        """
+        made = kind(channel)
+        if self.tokens:
+            for name, call in vars(made).items():
+                setattr(made, name, functools.partial(_with_token, call, self))
+        return made
+
+    def bind(self, server: grpc.aio.Server, host: str, port: int, what: str) -> int:
+        """Bind ``server`` and return the port. Raises ``StartupError``."""
+        address = _listening(host, port)
+        try:
+            if self.encrypted:
+                bound = server.add_secure_port(address, self._as_server())
+            else:
+                bound = server.add_insecure_port(address)
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise StartupError(
+                f"cannot listen on {address} for {what}: the port is taken, or the address is not "
+                f"this machine's; choose another port"
+            )
+        return bound
+
+    def explain(self, error: grpc.RpcError) -> str:
+        """What a failed call means, and what to do if the two sides' credentials do not match."""
+        details = str(error.details() or error.code().name)
+        for sign, meaning in _TROUBLES:
+            if sign in details:
+                return f"{meaning} ({details})"
+        if not all(sign in details for sign in _BROKEN_OFF):
+            return details
+        if self.encrypted:
+            return f"{details}; it may not trust this side's certificate (--tls-cert, --tls-ca)"
+        return f"{details}; it may use TLS, which this side does not (--tls-cert)"
+
+    def _as_client(self) -> grpc.ChannelCredentials:
+        files = self.current
+        if not files.authority:
+            return grpc.ssl_channel_credentials()
+        return grpc.ssl_channel_credentials(files.authority, files.key, files.certificate)
+
+    def _as_server(self) -> grpc.ServerCredentials:
+        """gRPC requests the certificate at each handshake, in a thread of its own."""
+        return grpc.dynamic_ssl_server_credentials(
+            _configuration(self.current),
+            lambda: _configuration(self.current),
+            require_client_authentication=bool(self.current.authority),
+        )
+
+    def _named(self, options: Options) -> Options:
+        named = (("grpc.ssl_target_name_override", self.name),) if self.name else ()
+        return (*options, *named)
+
+
+# Neither TLS nor a token.
+INSECURE = Credentials()
+
+
+def open_url(url: str, seconds: float) -> Any:
+    """Request a router over HTTP, without a proxy; the caller closes the response. Raises
+    ``OSError``; for an error status it is an ``HTTPError``."""
+    from urllib.request import ProxyHandler, build_opener
+
+    return build_opener(ProxyHandler({})).open(url, timeout=seconds)
+
+
+def read_credentials(config: SecurityConfig) -> Credentials:
+    """The credentials, with their files read and checked.
+
+    Raises ``StartupError`` for a file that is missing or is not what its flag says.
+    """
+    token = config.cluster_token or ""
+    if token:
+        _check_token("--cluster-token", token)
+    given = (config.tls_cert, config.tls_key, config.tls_ca, config.cluster_token_file)
+    paths = [path for path in given if path is not None]
+    files = WatchedFiles(paths, lambda: _read_papers(config)) if paths else None
+    return Credentials(files=files, name=config.tls_name or "", token=token)
+
+
+def _read_papers(config: SecurityConfig) -> CredentialFiles:
+    tokens = _tokens(config.cluster_token_file) if config.cluster_token_file is not None else ()
+    if config.tls_cert is None or config.tls_key is None:
+        return CredentialFiles(tokens=tokens)
+    certificate = _pem("--tls-cert", config.tls_cert, "CERTIFICATE-----")
+    key = _pem("--tls-key", config.tls_key, "PRIVATE KEY-----")
+    _check_pair(config.tls_cert, config.tls_key)
+    authority = b""
+    if config.tls_ca is not None:
+        authority = _pem("--tls-ca", config.tls_ca, "CERTIFICATE-----")
+        _check_authority(config.tls_ca)
+    return CredentialFiles(certificate=certificate, key=key, authority=authority, tokens=tokens)
+
+
+def check_exposure(credentials: Credentials, insecure: bool, hosts: dict[str, str]) -> None:
+    """Raise ``UsageError`` if a plane without credentials would listen for other machines and
+    ``--insecure`` was not given.
+
+    ``hosts`` are flags and the addresses that they gave.
+    """
+    for flag, host in hosts.items():
+        if is_loopback(host) or credentials.complete:
+            continue
+        lacks = (
+            "a cluster token"
+            if credentials.encrypted
+            else "TLS"
+            if credentials.tokens
+            else "TLS and a token"
+        )
+        if not insecure:
+            raise UsageError(
+                f"{flag} {host} is reachable from other machines, which needs TLS (--tls-cert, "
+                f"--tls-key, --tls-ca) and a cluster token (--cluster-token-file); add --insecure "
+                f"if the network is trusted"
+            )
+        log.warning("%s %s is open to other machines without %s (--insecure)", flag, host, lacks)
+
+
+def is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith(("127.", UNIX))
+
+
+def _listening(host: str, port: int) -> str:
+    if host.startswith(UNIX):
+        return host
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _configuration(files: CredentialFiles) -> grpc.ServerCertificateConfiguration:
+    pair = (files.key, files.certificate)
+    return grpc.ssl_server_certificate_configuration([pair], files.authority or None)
+
+
+def _expiry(pem: bytes) -> float:
+    # Half a megabyte of library that only a scrape under TLS needs.
+    from cryptography.x509 import load_pem_x509_certificates
+
+    return min(one.not_valid_after_utc.timestamp() for one in load_pem_x509_certificates(pem))
+
+
+def _tokens(path: str) -> tuple[str, ...]:
+    flag = f"--cluster-token-file {path}"
+    lines = [line.strip() for line in _read(flag, path).decode(errors="replace").splitlines()]
+    tokens = tuple(line for line in lines if line)
+    if not tokens:
+        raise StartupError(f"{flag} is empty, which would admit everybody")
+    for number, token in enumerate(tokens, 1):
+        _check_token(flag if len(tokens) == 1 else f"{flag}, token {number},", token)
+    return tokens
+
+
+def _check_token(flag: str, token: str) -> None:
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise StartupError(f"{flag} must be one word of printable ASCII; try: openssl rand -hex 32")
+
+
+def _pem(flag: str, path: str, marker: str) -> bytes:
+    content = _read(f"{flag} {path}", path)
+    if marker.encode() not in content:
+        raise StartupError(f"{flag} {path} is not PEM: it has no line that ends with {marker}")
+    return content
+
+
+def _read(what: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise StartupError(f"{what}: {error.strerror}") from None
+
+
+def _check_pair(certificate: str, key: str) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # The password keeps OpenSSL from asking the terminal for one.
+        context.load_cert_chain(certificate, key, password="")
+    except ssl.SSLError as error:
+        raise StartupError(
+            f"--tls-cert {certificate} and --tls-key {key} are not a certificate and its "
+            f"unencrypted key: {error.reason or error}"
+        ) from None
+
+
+def _check_authority(path: str) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except ssl.SSLError as error:
+        raise StartupError(
+            f"--tls-ca {path} has no certificate that can be read: {error.reason or error}"
+        ) from None

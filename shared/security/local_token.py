@@ -1,0 +1,186 @@
+"""The token of a cluster that nobody gave one, and how its user's other commands find it.
+
+Every user of a machine reaches its loopback. So ``tandem serve`` makes a token for its own parts,
+and leaves it in a file that its user alone can read, named after the address of the registry. The
+launcher holds the file's lock as long as it lives: what a killed one left is nobody's token, and is
+never shown to whoever listens at that address since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..config import SecurityConfig
+from ..errors import StartupError, UsageError
+from .credentials import Credentials, read_credentials
+
+# How the name of a file begins that is still being written, and may not be locked yet.
+_UNFINISHED = "."
+_MAX_TOKEN = 4096
+
+
+def make_token() -> str:
+    return secrets.token_hex(32)
+
+
+def find_credentials(config: SecurityConfig, routers: Sequence[str]) -> Credentials:
+    """The configured credentials; if they have no token, with the one that was left for
+    ``routers``, host:port of their registries.
+
+    Raises ``UsageError`` when they have different ones: a node shows all of them the same.
+    """
+    credentials = read_credentials(config)
+    if credentials.tokens or not routers:
+        return credentials
+    found = {find_token(router) for router in routers}
+    if len(found) > 1:
+        raise UsageError(
+            f"the routers {', '.join(routers)} have different cluster tokens; start them, and "
+            f"this, with one --cluster-token-file"
+        )
+    return replace(credentials, token=found.pop())
+
+
+def find_token(address: str) -> str:
+    """What a launcher of this user that lives has left for the registry at ``address``; empty: none
+    has."""
+    name = _name(address)
+    for folder in _folders() if name else ():
+        if _ours(folder):
+            with contextlib.suppress(OSError), _opened(folder / name) as file:
+                if _held(file):
+                    return os.read(file, _MAX_TOKEN).decode()
+    return ""
+
+
+def find_router(fallback: str) -> str:
+    """The registry of the one ``tandem serve`` that this user runs here, else ``fallback``.
+
+    Raises ``UsageError`` when several run and none of them is ``fallback``.
+    """
+    found = [address for address in sorted(_addresses()) if find_token(address)]
+    if not found or fallback in found:
+        return fallback
+    if len(found) > 1:
+        raise UsageError(f"several routers run here; say which with --router: {', '.join(found)}")
+    return found[0]
+
+
+def _addresses() -> set[str]:
+    """Of all registries for which a token lies here, whether its launcher lives or not."""
+    names: set[str] = set()
+    for folder in _folders():
+        if _ours(folder):
+            names |= {entry.name for entry in folder.iterdir() if _name(entry.name) == entry.name}
+    return {_bracketed(name) for name in names}
+
+
+def _bracketed(name: str) -> str:
+    host, _, port = name.rpartition(":")
+    return f"[{host}]:{port}" if ":" in host else name
+
+
+@contextlib.contextmanager
+def left_token(address: str, token: str) -> Iterator[None]:
+    """Commands of this user find ``token`` by ``address`` until the block ends.
+
+    Raises ``StartupError`` when there is no folder that only this user can read, or ``OSError``.
+    """
+    folder = _make_folder()
+    _sweep(folder)
+    name = folder / _name(address)
+    unfinished = folder / f"{_UNFINISHED}{secrets.token_hex(8)}"
+    file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(file, token.encode())
+        # In one step: nobody finds half a token, or one that no lock vouches for.
+        unfinished.rename(name)
+        yield
+    finally:
+        for path in (name, unfinished):
+            _remove(path, file)
+        os.close(file)
+
+
+def _name(address: str) -> str:
+    """The file of a registry; empty for one on another machine, which is never shown a token that
+    nobody gave."""
+    host, _, port = address.rpartition(":")
+    try:
+        parsed = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
+        return f"{parsed.compressed}:{int(port)}" if parsed.is_loopback else ""
+    except ValueError:
+        return ""
+
+
+def _folders() -> Iterator[Path]:
+    """Where tokens may lie, the best first: a session has a folder that a service has not."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(runtime):
+        yield Path(runtime) / "tandem"
+    yield Path(tempfile.gettempdir()) / f"tandem-{os.geteuid()}"
+
+
+def _make_folder() -> Path:
+    for folder in _folders():
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700)
+        if _ours(folder) and os.access(folder, os.W_OK):
+            return folder
+    raise StartupError(
+        f"{folder} is no folder that this user alone can read; set XDG_RUNTIME_DIR to one"
+    )
+
+
+def _ours(folder: Path) -> bool:
+    """Not so for a link, or for what another user has put there before us."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    private = not stat.S_IMODE(found.st_mode) & 0o077
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and private
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed launchers have left."""
+    for entry in folder.iterdir():
+        if not entry.name.startswith(_UNFINISHED):
+            with contextlib.suppress(OSError), _opened(entry) as file:
+                if not _held(file):
+                    _remove(entry, file)
+
+
+def _remove(name: Path, file: int) -> None:
+    """Unless somebody has put another file there since ``file`` was opened."""
+    with contextlib.suppress(OSError):
+        if os.path.samestat(os.stat(name), os.fstat(file)):
+            name.unlink()
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _held(file: int) -> bool:
+    """A launcher that lives holds the lock of this file."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False

@@ -1,0 +1,1 @@
+"""Logs, traces, and the metrics that several parts share."""

@@ -1,0 +1,146 @@
+"""What a head finds out about its model before any rank does, and plans when they say what they
+run on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem import EngineConfig
+from tandem.shared.builtin_model import builtin_model_path
+from tandem.shared.config import HandoffConfig
+from tandem.shared.engine import start as engine
+from tandem.shared.engine.start import NodeIdentity, _with_every_end, start_engine
+from tandem.shared.errors import ModelError
+from tandem.shared.kv.planning import CPU, CUDA, RankDevice, RankMemory
+from tandem.shared.models.registry import read_spec
+
+ADDED = [{"id": 5, "content": "<end>"}, {"id": 7, "content": "</s>"}, {"id": 10**6, "content": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("named", "added", "ends"),
+    [
+        ("<end>", ADDED, (2, 5)),
+        ({"content": "</s>", "lstrip": False}, ADDED, (2, 7)),
+        ("x", ADDED, (2,)),  # beyond the vocabulary
+        ("unheard of", ADDED, (2,)),
+        (None, ADDED, (2,)),
+        ("<end>", None, (2,)),
+        ("<end>", ["<end>", {"content": "<end>", "id": "5"}, {}], (2,)),
+    ],
+)
+def test_every_end_token_that_the_folder_names_counts(
+    tmp_path: Path, named: Any, added: Any, ends: tuple[int, ...]
+) -> None:
+    spec = read_spec(builtin_model_path())
+    assert _with_every_end(spec, tmp_path) == spec
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": named}))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    assert _with_every_end(spec, tmp_path).eos_token_ids == ends
+
+
+class FakeRanks:
+    """Ranks whose device is what the test says, and that are told what to load."""
+
+    def __init__(self, kind: str) -> None:
+        self.device = RankDevice(kind, "a device", 1 << 34, 1 << 34)
+        self.formats: dict[str, str] = {}
+
+    async def start(self, settings: list[dict[str, Any]]) -> list[RankDevice]:
+        self.settings = settings
+        self.started = len(settings)
+        return [self.device] * self.started
+
+    async def load(self, formats: dict[str, str]) -> list[RankMemory]:
+        self.formats = formats
+        return [RankMemory(1 << 33, 1 << 30, 1 << 20)] * self.started
+
+    async def allocate(self, num_blocks: int) -> list[list[str]]:
+        return [[]] * self.started
+
+    async def stop(self) -> None:
+        pass
+
+
+async def planned(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, **options: Any
+) -> tuple[engine.NodeEngine, dict[str, str]]:
+    """A node of a model that was saved in float16, on this kind of device."""
+    config = json.loads((builtin_model_path() / "config.json").read_text())
+    spelled = {key: "float16" for key in ("dtype", "torch_dtype") if key in config}
+    (tmp_path / "config.json").write_text(json.dumps(config | spelled))
+    ranks = FakeRanks(kind)
+    monkeypatch.setattr(engine, "RankPool", lambda *_, **__: ranks)
+    started = await start_engine(
+        EngineConfig(model=str(tmp_path), max_num_seqs=65536, **options), NodeIdentity("node", 1)
+    )
+    return started, ranks.formats
+
+
+async def test_a_device_that_nobody_named_is_planned_for_as_what_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The head cannot know before its ranks say it."""
+    found = {}
+    for kind in (CUDA, CPU):
+        node, formats = await planned(monkeypatch, tmp_path, kind)
+        resolved = node.resolved
+        assert formats == {"dtype": node.weight_dtype, "kv_dtype": node.kv_dtype}
+        found[kind] = (node.kv_dtype, resolved.num_blocks, resolved.max_num_batched_tokens)
+    blocks = (1 << 33) // (1 << 20)
+    assert found[CUDA] == ("float16", int(blocks * 0.9), 2048)
+    assert found[CPU] == ("bfloat16", int(blocks * 0.3), 512)
+
+
+async def test_options_win_over_what_a_device_suggests(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    options = {"kv_fraction": 0.5, "max_num_batched_tokens": 99, "dtype": "float32"}
+    for kind in (CUDA, CPU):
+        node, formats = await planned(monkeypatch, tmp_path, kind, **options)
+        assert (node.resolved.num_blocks, node.resolved.max_num_batched_tokens) == (4096, 99)
+        assert formats == {"dtype": "float32", "kv_dtype": "float32"}
+
+
+async def test_config_keys_are_ignored_by_heads_and_ranks_alike_and_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = json.loads((builtin_model_path() / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"query_scale": 2.0}))
+    ranks = FakeRanks(CPU)
+    monkeypatch.setattr(engine, "RankPool", lambda *_, **__: ranks)
+    identity = NodeIdentity("node", 1)
+    with pytest.raises(ModelError, match="--ignore-config-keys query_scale"):
+        await start_engine(EngineConfig(model=str(tmp_path)), identity)
+    await start_engine(
+        EngineConfig(model=str(tmp_path), ignore_config_keys="other, query_scale"), identity
+    )
+    assert ranks.settings[0]["ignored_config_keys"] == ["other", "query_scale"]
+    assert "other, query_scale of " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "auto"),
+        ({"device": "cuda"}, "triton"),
+        ({"device": "cuda", "decode_kernel": "torch"}, "torch"),
+        ({"decode_kernel": "triton"}, "triton"),
+    ],
+)
+def test_a_gpu_that_was_asked_for_decodes_by_triton_unless_told_otherwise(
+    options: dict[str, str], told: str
+) -> None:
+    assert engine._decode_kernel(EngineConfig(**options)) == told  # type: ignore[arg-type]
+
+
+def test_every_rank_is_told_how_many_peers_it_may_have(tmp_path: Path) -> None:
+    handoff = HandoffConfig(max_peers=7)
+    settings = engine._rank_settings(
+        EngineConfig(), NodeIdentity("node", 1), tmp_path, 0, 1, handoff, True, False
+    )
+    assert settings["data_plane"]["max_peers"] == 7

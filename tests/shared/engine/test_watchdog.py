@@ -1,0 +1,63 @@
+"""When a rank that answers stands still all the same."""
+
+from __future__ import annotations
+
+from tandem.shared.engine.watchdog import MAX_STILL, MAX_STILL_FIRST, PATIENCE, Watchdog
+
+
+def answer(watchdog: Watchdog, layers: int, times: int) -> None:
+    for _ in range(times):
+        watchdog.answered(layers)
+
+
+def proven(longest: int = 0) -> Watchdog:
+    """After a step whose slowest layer took ``longest`` answers."""
+    watchdog = Watchdog()
+    watchdog.begin()
+    answer(watchdog, 1, 1 + longest)
+    watchdog.end()
+    return watchdog
+
+
+def test_between_steps_nothing_is_computed_and_nothing_wrong() -> None:
+    watchdog = proven()
+    answer(watchdog, 1, 10 * MAX_STILL_FIRST)
+    assert not watchdog.still
+    watchdog.begin()
+    assert not watchdog.still
+
+
+def test_a_step_that_computes_no_layer_is_noticed() -> None:
+    watchdog = proven()
+    watchdog.begin()
+    answer(watchdog, 1, MAX_STILL - 1)
+    assert not watchdog.still
+    answer(watchdog, 1, 1)
+    assert watchdog.still == MAX_STILL
+
+
+def test_a_long_step_is_well_as_long_as_layers_come() -> None:
+    watchdog = proven()
+    watchdog.begin()
+    for layer in range(2, 200):
+        answer(watchdog, layer, MAX_STILL)
+        assert not watchdog.still
+
+
+def test_a_rank_may_be_as_slow_as_it_was_before_many_times_over() -> None:
+    slow = MAX_STILL - 1
+    watchdog = proven(slow)
+    watchdog.begin()
+    answer(watchdog, 1, PATIENCE * slow - 1)
+    assert not watchdog.still
+    answer(watchdog, 1, 1)
+    assert watchdog.still
+
+
+def test_the_first_step_may_compile() -> None:
+    watchdog = Watchdog()
+    watchdog.begin()
+    answer(watchdog, 0, MAX_STILL_FIRST - 1)
+    assert not watchdog.still
+    answer(watchdog, 0, 1)
+    assert watchdog.still == MAX_STILL_FIRST

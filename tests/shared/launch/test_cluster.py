@@ -1,0 +1,310 @@
+"""The launcher and its parts' lifelines, with parts that take milliseconds to start."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tandem.shared.errors import StartupError, UsageError
+from tandem.shared.launch.cluster import Cluster
+from tandem.tests.end_to_end.cluster import until
+
+# What the parts run instead of tandem: the first argument picks one.
+FAKE = """
+import os, signal, sys, time
+from tandem.shared.node import lifeline
+from tandem.shared.process.lifeline import announce, follow_launcher
+what = sys.argv[1]
+if what == "fails":
+    sys.exit("tandem: no memory; buy some")
+if what == "misled":
+    print("tandem: --colour is not an option", file=sys.stderr)
+    sys.exit(2)
+if what == "speechless":
+    sys.exit(3)
+if what == "drains":
+    signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(0)))
+if what == "decode-node":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+if what == "stubborn":
+    lifeline.GRACE_SECONDS = 0.1
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if what != "slow" and "late" not in sys.argv:
+    follow_launcher()
+    announce({"address": "a:1", "key": os.environ.get("SECRET")})
+if what == "brief":
+    sys.exit("tandem: it was too much")
+if "hopeless" in sys.argv:
+    sys.exit("tandem: no memory")
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A folder in which ``python -m tandem`` runs the parts above."""
+    import tandem
+
+    folder = tmp_path / "package" / "tandem"
+    folder.mkdir(parents=True)
+    for name in ("shared", "__init__.py"):
+        (folder / name).symlink_to(Path(tandem.__file__).parent / name)
+    (folder / "__main__.py").write_text(FAKE)
+    return folder.parent
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, package: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path / "logs", os.environ | {"PYTHONPATH": str(package)})
+    yield made
+    made.stop()
+
+
+def soon() -> float:
+    return time.monotonic() + 30
+
+
+def test_a_part_announces_itself_and_ends_when_told(cluster: Cluster, tmp_path: Path) -> None:
+    part = cluster.start("one", ["serves"], SECRET="s3")
+    assert cluster.wait_ready(part, soon()) == {"address": "a:1", "key": "s3"}
+    assert "s3" not in psutil.Process(part.process.pid).cmdline()
+    cluster.check()
+    assert (tmp_path / "logs" / "one.log").is_file()
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "words"),
+    [
+        ("fails", StartupError, "one ended with exit status 1: no memory; buy some .*one.log"),
+        ("misled", UsageError, "one ended with exit status 2: --colour is not an option"),
+        ("speechless", StartupError, "one ended with exit status 3: it said nothing"),
+    ],
+)
+def test_a_part_that_cannot_start_has_the_last_word(
+    cluster: Cluster, what: str, error: type[Exception], words: str
+) -> None:
+    part = cluster.start("one", [what])
+    with pytest.raises(error, match=words):
+        cluster.wait_ready(part, soon())
+
+
+def test_waiting_for_one_part_notices_the_end_of_another(cluster: Cluster) -> None:
+    slow = cluster.start("slow", ["slow"])
+    cluster.start("two", ["fails"])
+    with pytest.raises(StartupError, match="two ended with exit status 1: no memory"):
+        cluster.wait_ready(slow, soon())
+
+
+def test_a_part_that_is_too_slow_is_named_with_its_log(cluster: Cluster) -> None:
+    part = cluster.start("slow", ["slow"])
+    with pytest.raises(
+        StartupError, match=r"slow is not ready in time; .*--start-timeout.*slow.log"
+    ):
+        cluster.wait_ready(part, time.monotonic())
+
+
+class Kept:
+    """A router, some nodes, and what is said of them while they serve."""
+
+    def __init__(self, folder: Path, package: Path, *nodes: list[str]) -> None:
+        self.told: list[str] = []
+        self.another = False  # a decode node that somebody else has started
+        environment = os.environ | {"PYTHONPATH": str(package)}
+        self.cluster = Cluster(folder / "logs", environment, tell=self.told.append)
+        self.router = self.cluster.start("router", ["serves"])
+        self.nodes = [
+            self.cluster.start(f"node-{number}", arguments)
+            for number, arguments in enumerate(nodes)
+        ]
+        for part in (self.router, *self.nodes):
+            self.cluster.wait_ready(part, soon())
+        self._pool = ThreadPoolExecutor(1)
+        self.kept = self._pool.submit(self.cluster.keep, self.router, lambda: self.another)
+
+    def close(self) -> None:
+        self.router.process.kill()  # which ends the keeping
+        with contextlib.suppress(StartupError):
+            self.kept.result(30)
+        self._pool.shutdown()
+        self.cluster.stop()
+
+    def until_told(self, words: str, count: int = 1) -> None:
+        until(lambda: " ".join(self.told).count(words) >= count, words, 30)
+
+
+Keeping = Callable[..., Kept]
+
+
+@pytest.fixture
+def keeping(tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeping]:
+    for name, value in (("FIRST_PAUSE", 0.01), ("LONGEST_PAUSE", 0.02), ("UNSERVED", 0.1)):
+        monkeypatch.setattr(f"tandem.shared.launch.cluster.{name}_SECONDS", value)
+    made: list[Kept] = []
+
+    def keep(*nodes: list[str]) -> Kept:
+        made.append(Kept(tmp_path, package, *nodes))
+        return made[-1]
+
+    yield keep
+    for kept in made:
+        kept.close()
+
+
+def test_a_node_that_dies_is_started_again_with_its_arguments(keeping: Keeping) -> None:
+    kept = keeping(["prefill-node", "--flag"], ["decode-node"])
+    first, other = (part.process for part in kept.nodes)
+    first.kill()
+    kept.until_told("node-0 serves again")
+    again = kept.nodes[0].process
+    assert again.pid != first.pid and again.poll() is None
+    assert psutil.Process(again.pid).cmdline()[-2:] == ["prefill-node", "--flag"]
+    assert other.poll() is None and not kept.kept.done()
+    assert "node-0 ended with exit status -9" in kept.told[0]
+    assert "started again" in kept.told[0] and "(restart 1 of 5)" in kept.told[0]
+
+
+def test_a_node_that_drains_has_left_and_is_not_missed(keeping: Keeping) -> None:
+    kept = keeping(["decode-node"], ["decode-node"])
+    kept.nodes[0].process.terminate()
+    kept.until_told("node-0 has drained and left; the others go on")
+    assert not kept.kept.done() and kept.nodes[1].process.poll() is None
+    # It ends with the last one, as an end that was asked for.
+    kept.nodes[1].process.terminate()
+    kept.kept.result(30)
+    assert kept.told[-1] == "no decode node is left: the last one has drained"
+
+
+def test_a_decode_node_that_dies_too_often_is_given_up_and_ends_it_if_it_was_the_last(
+    keeping: Keeping, package: Path
+) -> None:
+    kept = keeping(["decode-node"])
+    kept.another = True
+    kept.nodes[0].arguments.append("hopeless")
+    kept.nodes[0].process.kill()
+    kept.until_told("given up")
+    assert [
+        f"restart {n} of 5" in line
+        for n, line in enumerate((line for line in kept.told if "ended with" in line), 1)
+    ] == [True] * 5 + [False]
+    assert not kept.kept.done(), "somebody else's decode node serves"
+    kept.another = False
+    with pytest.raises(StartupError, match="no decode node is left: the last one died too often"):
+        kept.kept.result(30)
+
+
+def test_a_node_that_has_served_for_a_while_may_die_again(
+    keeping: Keeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.shared.launch.cluster.MAX_RESTARTS", 1)
+    monkeypatch.setattr("tandem.shared.launch.cluster.GOOD_SECONDS", 0.0)
+    kept = keeping(["decode-node"])
+    for number in (1, 2, 3):
+        kept.nodes[0].process.kill()
+        kept.until_told("serves again", number)
+
+
+def test_a_node_that_is_not_ready_in_time_again_has_died(
+    keeping: Keeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = keeping(["decode-node"])
+    monkeypatch.setattr(kept.cluster, "_start_seconds", 0.0)
+    kept.nodes[0].arguments.append("late")
+    kept.nodes[0].process.kill()
+    kept.until_told("(restart 3 of 5)")
+
+
+def test_the_end_of_the_router_is_the_end(keeping: Keeping) -> None:
+    kept = keeping(["decode-node"])
+    kept.router.process.kill()
+    with pytest.raises(StartupError, match="router ended with exit status -9"):
+        kept.kept.result(30)
+
+
+def test_a_part_that_ignores_its_end_is_killed(
+    tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.shared.launch.cluster.STOP_SECONDS", 0.5)
+    cluster = Cluster(tmp_path / "logs", os.environ | {"PYTHONPATH": str(package)})
+    part = cluster.start("one", ["stubborn"])
+    try:
+        cluster.wait_ready(part, soon())
+    finally:
+        cluster.stop()
+    assert part.process.returncode == -signal.SIGKILL
+
+
+def test_a_part_has_its_own_time_to_drain(
+    tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.shared.launch.cluster.STOP_SECONDS", 0.1)
+    cluster = Cluster(tmp_path / "logs", os.environ | {"PYTHONPATH": str(package)}, 30.0)
+    part = cluster.start("one", ["drains"])
+    try:
+        cluster.wait_ready(part, soon())
+    finally:
+        cluster.stop()
+    assert part.process.returncode == 0
+
+
+def test_whoever_does_not_wait_for_the_end_cuts_off_what_runs(
+    tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(tmp_path / "logs", os.environ | {"PYTHONPATH": str(package)})
+    parts = [cluster.start("one", ["stubborn"]), cluster.start("two", ["serves"])]
+    for part in parts:
+        cluster.wait_ready(part, soon())
+
+    def interrupted(seconds: float) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parts[0].process, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.stop()
+    monkeypatch.undo()
+    assert [part.process.wait(10) for part in parts] == [-signal.SIGKILL] * 2
+
+
+def test_logs_that_cannot_be_written_are_a_startup_error(package: Path) -> None:
+    cluster = Cluster(Path("/proc/no"), os.environ)
+    try:
+        with pytest.raises(StartupError, match=r"cannot write logs to /proc/no.*--log-dir"):
+            cluster.start("one", ["serves"])
+    finally:
+        cluster.stop()
+
+
+LAUNCHER = """
+import os, sys, time
+from pathlib import Path
+from tandem.shared.launch.cluster import Cluster
+cluster = Cluster(Path(sys.argv[1]), os.environ)
+part = cluster.start("one", [sys.argv[2]])
+cluster.wait_ready(part, time.monotonic() + 30)
+print(part.process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("what", ["serves", "stubborn"])
+def test_a_part_ends_with_its_launcher_however_that_ends(
+    tmp_path: Path, package: Path, what: str
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(tmp_path / "logs"), what],
+        env=os.environ | {"PYTHONPATH": str(package)},
+        stdout=subprocess.PIPE,
+    ) as launcher:
+        assert launcher.stdout is not None
+        part = psutil.Process(int(launcher.stdout.readline()))
+        launcher.kill()
+        until(lambda: not part.is_running() or part.status() == "zombie", "the part to end", 30)

@@ -1,0 +1,59 @@
+"""What two nodes must agree on, and what they only tell each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.proto import tandem_pb2 as pb
+from tandem.shared.config.kv_dtypes import BYTES
+from tandem.shared.node.introduction import introduction, refusal
+
+from ..handoff.fake_node import Node
+
+
+def told(**changes: object) -> pb.Introduction:
+    mine = introduction(Node("n", 1).engine, Node("n", 1).identity)
+    for name, value in changes.items():
+        setattr(mine, name, value)
+    return mine
+
+
+def test_a_node_tells_its_formats() -> None:
+    node = Node("n", 1)
+    node.engine.weight_dtype, node.engine.kv_dtype = "bfloat16", "float8_e4m3fn"
+    mine = introduction(node.engine, node.identity)
+    assert (mine.weight_format, mine.kv_dtype) == ("bfloat16", "float8_e4m3fn")
+
+
+@pytest.mark.parametrize("here", BYTES)
+@pytest.mark.parametrize("there", BYTES)
+def test_formats_of_kv_may_differ(here: str, there: str) -> None:
+    assert refusal(told(kv_dtype=here), told(kv_dtype=there)) == ""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"weight_format": "Q4_K"},
+        {"weight_format": ""},
+        {"block_size": 64},
+        {"tensor_parallel_size": 8},
+    ],
+)
+def test_what_is_negotiated_is_not_compared(changes: dict[str, object]) -> None:
+    assert refusal(told(), told(**changes)) == refusal(told(**changes), told()) == ""
+
+
+def test_a_kv_format_that_is_not_known_is_refused_with_both() -> None:
+    reason = refusal(told(), told(kv_dtype="float8_e5m2"))
+    assert "KV dtype is 'float32'" in reason and "'float8_e5m2'" in reason
+
+
+@pytest.mark.parametrize("there", ["4", None])
+def test_a_field_of_the_fingerprint_that_differs_is_refused_with_both(there: str | None) -> None:
+    theirs = told()
+    del theirs.fingerprint["layers"]
+    if there is not None:
+        theirs.fingerprint["layers"] = there
+    reason = refusal(told(), theirs)
+    assert f"layers is '3' on the decode node and '{there or 'missing'}'" in reason

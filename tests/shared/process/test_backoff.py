@@ -1,0 +1,45 @@
+"""Pauses: with jitter between a process's own attempts, without for a thing that is left alone."""
+
+from __future__ import annotations
+
+from tandem.shared.process.backoff import LONGEST_PAUSE_SECONDS, Backoff, PeerBackoff
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_an_avoidance_doubles_its_pauses_until_the_thing_works() -> None:
+    clock = Clock()
+    avoidance = PeerBackoff(clock)
+    assert not avoidance.suspected and avoidance.left == 0
+    pauses = []
+    for _ in range(7):
+        pauses.append(avoidance.begin())
+        assert avoidance.begin() == 0, "a second failure during the pause counts"
+        assert avoidance.suspected and avoidance.left == pauses[-1]
+        clock.now += pauses[-1]
+        assert avoidance.suspected and avoidance.left == 0
+    assert pauses == [1, 2, 4, 8, 16, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS]
+    avoidance.end()
+    avoidance.end()
+    assert not avoidance.suspected
+    assert avoidance.begin() == 1
+
+
+def test_the_end_of_an_avoidance_ends_a_pause_that_lasts() -> None:
+    avoidance = PeerBackoff(Clock())
+    avoidance.begin()
+    avoidance.end()
+    assert avoidance.left == 0
+
+
+def test_a_backoff_is_half_to_all_of_the_doubled_pause_up_to_its_limit() -> None:
+    backoff = Backoff(1.0, 8.0)
+    for longest in (1.0, 2.0, 4.0, 8.0, 8.0):
+        assert longest / 2 <= backoff.pause() <= longest
+    backoff.reset()
+    assert backoff.pause() <= 1.0

@@ -1,0 +1,41 @@
+"""Blocking work beside the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from tandem import EngineConfig
+from tandem.shared.engine import start as engine
+from tandem.shared.engine.start import NodeIdentity, start_engine
+from tandem.shared.process.threads import in_thread
+
+
+async def test_it_gives_what_the_work_gives() -> None:
+    assert await in_thread(lambda: 5) == 5
+    with pytest.raises(ZeroDivisionError):
+        await in_thread(lambda: 1 // 0)
+
+
+async def test_a_node_can_be_stopped_while_its_model_is_downloaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    def download(name: str) -> None:
+        begun.set()
+        release.wait()
+
+    monkeypatch.setattr(engine, "locate_model", download)
+    starting = asyncio.create_task(start_engine(EngineConfig(model="a/b"), NodeIdentity("n", 1)))
+    try:
+        async with asyncio.timeout(20):
+            while not begun.is_set():  # noqa: ASYNC110 - a thread sets it
+                await asyncio.sleep(0.01)
+            starting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await starting
+    finally:
+        release.set()

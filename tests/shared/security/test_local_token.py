@@ -1,0 +1,145 @@
+"""The token that ``tandem serve`` makes, and who finds it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tandem.shared.config import SecurityConfig
+from tandem.shared.errors import StartupError, UsageError
+from tandem.shared.security.local_token import (
+    find_credentials,
+    find_router,
+    find_token,
+    left_token,
+    make_token,
+)
+
+REGISTRY = "127.0.0.1:8001"
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of tokens; neither it nor the other one is this machine's own."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temp"))
+    (tmp_path / "temp").mkdir()
+    return tmp_path / "tandem"
+
+
+def test_a_token_is_found_by_its_address_as_long_as_its_launcher_lives(runtime: Path) -> None:
+    with left_token(REGISTRY, "one"), left_token("[::1]:8002", "two"):
+        assert [find_token(a) for a in (REGISTRY, "localhost:8001", "[::1]:8002")] == [
+            *("one", "one", "two")
+        ]
+        assert not any(map(find_token, ("127.0.0.1:8002", "[::1]:8001", "127.0.0.2:8001")))
+        modes = {entry.stat().st_mode & 0o777 for entry in runtime.iterdir()}
+        assert (runtime.stat().st_mode & 0o777, modes) == (0o700, {0o600})
+    assert not find_token(REGISTRY)
+    assert list(runtime.iterdir()) == []
+
+
+def test_a_command_without_a_router_finds_the_one_that_runs_here(runtime: Path) -> None:
+    assert find_router(REGISTRY) == REGISTRY, "none runs here"
+    with left_token("127.0.0.1:41234", "one"):
+        assert find_router(REGISTRY) == "127.0.0.1:41234"
+        with left_token("[::1]:41235", "two"):
+            with pytest.raises(UsageError, match=r"--router: 127.0.0.1:41234, \[::1\]:41235"):
+                find_router(REGISTRY)
+            with left_token(REGISTRY, "three"):
+                assert find_router(REGISTRY) == REGISTRY
+    (runtime / "127.0.0.1:7").write_text("of a launcher that was killed")
+    (runtime / "notes").write_text("x")
+    assert find_router(REGISTRY) == REGISTRY
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:8001", "node:8001", "127.0.0.1/../x:1", "x"])
+def test_no_other_machine_is_shown_a_token_that_nobody_gave(address: str) -> None:
+    with left_token(REGISTRY, "one"):
+        assert find_token(address) == ""
+
+
+def test_what_a_killed_launcher_left_is_shown_to_nobody_and_swept(runtime: Path) -> None:
+    script = (
+        "from tandem.shared.security.local_token import left_token; import time\n"
+        f"with left_token({REGISTRY!r}, 'old'):\n"
+        "    print('left', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as launcher:
+        assert launcher.stdout is not None and launcher.stdout.readline()
+        assert find_token(REGISTRY) == "old"
+        launcher.send_signal(signal.SIGKILL)
+    assert [entry.name for entry in runtime.iterdir()] == [REGISTRY]
+    assert find_token(REGISTRY) == ""
+    with left_token("127.0.0.1:8002", "new"):
+        assert [entry.name for entry in runtime.iterdir()] == ["127.0.0.1:8002"]
+
+
+def test_a_token_that_cannot_be_written_leaves_no_half_of_it(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "no space is left")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="no space"), left_token(REGISTRY, "one"):
+        pytest.fail("it was not written")
+    assert list(runtime.iterdir()) == []
+
+
+def test_a_launcher_that_ends_leaves_the_token_of_its_successor(runtime: Path) -> None:
+    with left_token(REGISTRY, "old"):
+        successor = left_token(REGISTRY, "new")
+        successor.__enter__()
+    assert find_token(REGISTRY) == "new"
+    successor.__exit__(None, None, None)
+    assert list(runtime.iterdir()) == []
+
+
+def test_without_a_session_the_token_lies_in_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    with left_token(REGISTRY, "one"):
+        assert (tmp_path / "temp" / f"tandem-{os.geteuid()}" / REGISTRY).exists()
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+        assert find_token(REGISTRY) == "one"
+
+
+@pytest.mark.parametrize("how", ["readable by others", "a link", "a file"])
+def test_a_folder_that_another_may_have_made_is_neither_read_nor_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    folder, elsewhere = tmp_path / "temp" / f"tandem-{os.geteuid()}", tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    if how == "a link":
+        folder.symlink_to(elsewhere)
+    elif how == "a file":
+        folder.touch()
+    else:
+        folder.mkdir()
+        folder.chmod(0o755)
+        (folder / REGISTRY).write_text("planted")
+    assert find_token(REGISTRY) == ""
+    with pytest.raises(StartupError, match="XDG_RUNTIME_DIR"), left_token(REGISTRY, "one"):
+        pass
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_lock_without_a_token_takes_the_one_of_its_router(tmp_path: Path) -> None:
+    token = make_token()
+    with left_token(REGISTRY, token):
+        assert find_credentials(SecurityConfig(), [REGISTRY]).token == token
+        assert find_credentials(SecurityConfig(cluster_token="given"), [REGISTRY]).token == "given"
+        assert find_credentials(SecurityConfig(), []).token == ""
+        assert find_credentials(SecurityConfig(), ["127.0.0.1:8002"]).token == ""
+        assert token not in repr(find_credentials(SecurityConfig(), [REGISTRY]))
+        with pytest.raises(UsageError, match=r"127\.0\.0\.1:8002 have different cluster tokens"):
+            find_credentials(SecurityConfig(), [REGISTRY, "127.0.0.1:8002"])

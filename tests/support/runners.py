@@ -1,0 +1,51 @@
+"""A rank's runner in the test's own process, without a head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from tandem.kernels.operators import Operators
+from tandem.shared.config.kv_dtypes import AUTO, kv_format
+from tandem.shared.engine.rank.runner import ModelRunner, runner_of
+from tandem.shared.kv.cache import KVCache
+from tandem.shared.models.load import load_model
+from tandem.shared.models.parallel import TensorParallel
+
+
+def build_runner(
+    model_path: str | Path,
+    *,
+    num_blocks: int,
+    block_size: int = 16,
+    dtype: str = "auto",
+    kv_dtype: str = AUTO,
+    device: torch.device | str = "cpu",
+    tp: TensorParallel | None = None,
+    load_format: str = "auto",
+    seed: int = 0,
+    operators: Operators | None = None,
+) -> ModelRunner:
+    """A rank's part of a model with a cache, whose format is spelled as its flag is."""
+    tp = tp or TensorParallel()
+    model = load_model(
+        model_path,
+        dtype=dtype,
+        device=device,
+        tp=tp,
+        load_format=load_format,
+        seed=seed,
+        operators=operators,
+    )
+    weights = str(model.place.dtype).removeprefix("torch.")
+    cache = KVCache(
+        model.spec,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        dtype=getattr(torch, kv_format(kv_dtype, weights)),
+        device=model.place.device,
+        tp_rank=tp.rank,
+        tp_size=tp.size,
+    )
+    return runner_of(model, cache, tp)
