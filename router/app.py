@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from ..shared.version import version
 from .cluster.nodes import NodeTable
 from .cluster.registry import Registry
 from .errors import ApiError, DrainingError, internal_error, to_api_error
-from .generation import AdmittedItem, Delta, Done, Generation, Item
+from .generation import Delta, Generation, Item
 from .http.api_keys import ApiKeys
 from .http.encoding import encode
 from .http.exchange import JSON_TYPE, ClientGoneError, Exchange
@@ -45,6 +45,7 @@ METRICS = "/metrics"
 MAX_NAMED_FIELDS = 64
 
 Parse = Callable[[Any, ServedModel, RouterOptions], Generation]
+Items = AsyncGenerator[Item, None]
 Words = type[ChatAnswer] | type[CompletionAnswer]
 
 
@@ -289,42 +290,47 @@ class App:
         with RequestMetrics(self._metrics, generation, access) as timed:
             run = serve(generation, self._nodes, self._options, access.usage)
             async with aclosing(run) as items:
-                watched = _timed(items, timed)
                 if generation.stream:
-                    await _stream(exchange, watched, generation, words)
-                    return
-                answer = await Folding(generation, words.logprobs, share).fold(watched)
-                body = await encode(words.whole(answer))
-                await exchange.answer_in_pieces(200, body, JSON_TYPE)
+                    await _stream(exchange, items, timed, generation, words)
+                else:
+                    folding = Folding(generation, words.logprobs, share)
+                    await _collect(items, timed, folding)
+                    timed.finish(access.usage)
+                    body = await encode(words.whole(folding.answer(access.usage)))
+                    await exchange.answer_in_pieces(200, body, JSON_TYPE)
 
 
 async def _stream(
-    exchange: Exchange, items: Any, generation: Generation, words: ChatAnswer | CompletionAnswer
+    exchange: Exchange,
+    items: Items,
+    timed: RequestMetrics,
+    generation: Generation,
+    words: ChatAnswer | CompletionAnswer,
 ) -> None:
-    """The head goes out only when a node has admitted the request: a refusal has its status."""
-    async for item in items:
-        match item:
-            case AdmittedItem():
-                await exchange.start_events()
-                await exchange.events(words.opening())
-            case Delta():
-                await exchange.events(words.chunks(item))
-            case Done():
-                if generation.include_usage:
-                    await exchange.events([words.usage(item.usage)])
-                await exchange.end_events(done=True)
-
-
-async def _timed(items: Any, timed: RequestMetrics) -> Any:
-    """The same items, each seen by the clock. Many that come at once hold up nobody."""
-    item: Item
+    """Write the items as they arrive. The head goes out with the first, when a node has admitted
+    the request: an error until then still has its status."""
     slices = Slices()
     async for item in items:
+        if not exchange.started:
+            await exchange.start_events()
+            await exchange.events(words.opening())
+        timed.count(item)
         if isinstance(item, Delta):
-            timed.delta(item)
-        elif isinstance(item, Done):
-            timed.done(item)
-        yield item
+            await exchange.events(words.chunks(item))
+        await slices.rest()
+    usage = exchange.access.usage
+    timed.finish(usage)
+    if generation.include_usage:
+        await exchange.events([words.usage(usage)])
+    await exchange.end_events(done=True)
+
+
+async def _collect(items: Items, timed: RequestMetrics, folding: Folding) -> None:
+    """Fold the items into a whole answer. Many that arrive at once do not hold the event loop."""
+    slices = Slices()
+    async for item in items:
+        timed.count(item)
+        folding.add(item)
         await slices.rest()
 
 

@@ -1,27 +1,23 @@
-"""One prompt's events from whichever decode node serves it.
+"""The events of one prompt, from whichever decode node serves it.
 
-A request moves on as long as its client has seen nothing of it: a node that refuses for lack of
-room, that cannot be reached or that dies is excluded, and the next one is asked. A stream has been
-seen with its first output, a unary answer only when it is whole.
+A request moves on as long as its client has received nothing of it: a node that lacks room, cannot
+be reached or dies is excluded, and the next one is called. A stream counts as received with its
+first output, a unary answer only when it is complete.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from typing import Any
-
-import grpc
 
 from ..proto import tandem_pb2 as pb
-from ..shared.errors import NODE_DRAINING, OverloadedError, RequestError, UnavailableError
+from ..shared.errors import OverloadedError, UnavailableError
 from ..shared.telemetry.logs import logger
-from ..shared.telemetry.tracing import branch, metadata, step
+from ..shared.telemetry.tracing import step
 from .cluster.inflight import Booking
 from .cluster.nodes import Node, NodeTable
 from .errors import DeadlineError, DrainingError, NodeError
+from .node_call import LATE, GenerationError, node_call
 from .options import RouterOptions
 from .placement.node_prefixes import PromptKeys
 from .placement.place import Placement, place
@@ -29,21 +25,12 @@ from .placement.policies import POLICIES, round_robin
 
 log = logger("router")
 
-# What ``read`` gives at the end of a stream; the stubs for grpc do not know it.
-EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
-
 OUTPUT = ("tokens", "finished", "prompt_logprobs")
 MAX_ATTEMPTS = 4
 # The keys of a prompt of this length are computed in a few milliseconds.
 QUICK_TOKENS = 4096
 # A request that kills its nodes must not go round and kill them all; prefill nodes count as well.
 MAX_DEATHS = 2
-# Added to the request's own deadline, so that the node's own answer about it arrives.
-DEADLINE_MARGIN = 5.0
-
-
-class GenerationError(NodeError):
-    """A node gave one request up; another node may do better."""
 
 
 class Dispatcher:
@@ -56,13 +43,13 @@ class Dispatcher:
         self._failed: frozenset[tuple[str, int]] = frozenset()
         self._deaths = 0
 
-    async def run(
+    async def events(
         self, request: pb.GenerateRequest, tokens: Sequence[int], *, streamed: bool
     ) -> AsyncGenerator[tuple[Node, pb.GenerateEvent], None]:
-        """The node's events, with the node; ``Admitted`` comes first, and once. ``tokens`` are
-        those of the request's prompt.
+        """The events of the node that serves the prompt ``tokens``, with the node. ``Admitted``
+        comes first, and once.
 
-        Another node than before means that what came until then is void.
+        Another node than before invalidates all events until then.
         """
         admitted = False
         failure: Exception | None = None
@@ -72,8 +59,8 @@ class Dispatcher:
             node, booking = self._book(placement, prompt)
             started = seen = False
             try:
-                async with aclosing(self._events(node, request)) as events:
-                    async for event in events:
+                with node_call(self._nodes, node, request, self._options.admission_timeout) as call:
+                    while (event := await call.read()) is not None:
                         kind = event.WhichOneof("event")
                         if kind == "prefill_died":
                             self._deaths += 1
@@ -92,7 +79,7 @@ class Dispatcher:
                 log.warning(
                     "node %s failed request %s: %s", node.node_id, request.request_id, error
                 )
-                # "No room" says more to a client than what a later node's failure does.
+                # "No room" tells a client more than the failure of a later node does.
                 failure = failure if isinstance(failure, OverloadedError) else error
                 self._failed |= {node.key}
                 self._deaths += started
@@ -108,7 +95,8 @@ class Dispatcher:
         await asyncio.to_thread(lambda: [prefixes.sample(prompt) for prefixes in held])
 
     def _next(self, request: pb.GenerateRequest, prompt: PromptKeys) -> Placement | None:
-        """Where to try next. Writes prefill candidates and time left into the request."""
+        """The next placement to try. Writes prefill candidates and the time left into the
+        request."""
         if len(self._failed) >= MAX_ATTEMPTS or self._deaths >= MAX_DEATHS:
             return None
         with step("placement") as span:
@@ -141,7 +129,7 @@ class Dispatcher:
         return placement
 
     def _book(self, placement: Placement, prompt: PromptKeys) -> tuple[Node, Booking]:
-        """The decode node, and what is remembered of this placement until the nodes report it."""
+        """The decode node, and the prompt in the in-flight load of both nodes."""
         booking = Booking()
         held = placement.decode.held_tokens
         for view in placement.prefill[:1]:
@@ -156,107 +144,13 @@ class Dispatcher:
     def _seconds_left(self) -> float:
         left = self._deadline - asyncio.get_running_loop().time()
         if left <= 0:
-            raise DeadlineError(_LATE)
+            raise DeadlineError(LATE)
         return left
-
-    async def _events(
-        self, node: Node, request: pb.GenerateRequest
-    ) -> AsyncGenerator[pb.GenerateEvent, None]:
-        """One call. Leaving it in any way cancels it on the node."""
-        with branch("call", node=node.node_id) as span:
-            timeout = request.deadline_seconds + DEADLINE_MARGIN
-            call = node.generate(request, timeout, metadata(span))
-            async with aclosing(self._heard(node, call)) as events:
-                async for event in events:
-                    yield event
-
-    async def _heard(self, node: Node, call: Any) -> AsyncGenerator[pb.GenerateEvent, None]:
-        """What the node says, and what is wrong as one of our errors."""
-        patience = self._options.admission_timeout
-        try:
-            async with asyncio.timeout(patience):
-                event = await call.read()
-            node.ejection.answered(call)
-            while event is not EOF:
-                if event.finished.reason == pb.FINISH_REASON_ERROR:
-                    raise GenerationError(event.finished.error or "The generation failed.")
-                yield event
-                event = await call.read()
-        except TimeoutError:
-            self._nodes.unreachable(node, call, "no answer")
-            message = f"A decode node did not answer within {patience:g} s."
-            raise UnavailableError(message) from None
-        except grpc.aio.AioRpcError as error:
-            translated = _translated(error, node)
-            if error.code() in _ON_THE_WAY and not isinstance(translated, DrainingError):
-                self._nodes.unreachable(node, call, "unreachable")
-            elif error.code() in _ANSWERS:
-                node.ejection.answered(call)
-            raise translated from error
-        except asyncio.CancelledError:
-            # The table cancels the calls of a lost node; any other cancellation is our own task's.
-            if node.lost and not _cancelling():
-                message = "The decode node that served this request is gone."
-                raise UnavailableError(message) from None
-            raise
-        finally:
-            node.done(call)
-
-
-# A call that failed on its way to a node, or at its door.
-_ON_THE_WAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
-_ANSWERS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
-_LATE = "The request did not finish within its deadline."
 
 
 def _mid_stream(error: Exception) -> Exception:
-    """What a client is told that has seen a part of its answer."""
+    """The error for a client that has received a part of its answer."""
     if isinstance(error, DrainingError):
         return error
     failed = "The node that served this request failed."
     return NodeError(str(error) if isinstance(error, NodeError) else failed)
-
-
-def _cancelling() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def _translated(error: grpc.aio.AioRpcError, node: Node) -> Exception:
-    """The node's status as one of ours. Details stay in the log: they hold addresses."""
-    details = error.details() or ""
-    gone = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-    if gone and (node.draining or details.startswith(NODE_DRAINING)):
-        log.info("node %s ended a request with its drain: %s", node.node_id, details)
-        message = "The node that served this request was taken out of service; send it again."
-        return DrainingError(message, code="node_draining")
-    match error.code():
-        case grpc.StatusCode.INVALID_ARGUMENT:
-            return _request_error(details)
-        case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return OverloadedError("The server is overloaded; try again later.")
-        case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return DeadlineError(_LATE)
-        case (
-            grpc.StatusCode.UNAVAILABLE
-            | grpc.StatusCode.CANCELLED
-            | grpc.StatusCode.UNAUTHENTICATED
-        ):
-            log.info("a decode node is unavailable: %s", details)
-            return UnavailableError("The decode node that served this request is unavailable.")
-        case code:
-            log.error("a decode node failed with %s: %s", code.name, details)
-            return GenerationError("The node that served this request failed.")
-
-
-def _request_error(details: str) -> RequestError:
-    """The details are the message, or JSON with message, param and code."""
-    try:
-        fields = json.loads(details)
-        values = [fields.get(name) for name in ("message", "param", "code")]
-    except (ValueError, AttributeError, RecursionError):
-        values = [None] * 3
-    message, param, code = (value if isinstance(value, str) else None for value in values)
-    if message is None:
-        return RequestError(details or "The node refused the request.")
-    return RequestError(message, param=param, code=code)

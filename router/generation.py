@@ -136,11 +136,4 @@ class Usage:
     served: dict[int, Served] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """Every choice has finished."""
-
-    usage: Usage
-
-
-Item = AdmittedItem | Delta | PromptScored | Restarted | Done
+Item = AdmittedItem | Delta | PromptScored | Restarted

@@ -14,7 +14,7 @@ from ..shared.telemetry.stats_line import Work
 from ..shared.telemetry.tracing import current
 from .cluster.node_series import NodeCounts, snapshot, text
 from .cluster.nodes import NodeTable
-from .generation import Delta, Done, Generation, Usage
+from .generation import Delta, Generation, Item, Usage
 from .http.access_log import Access, where_and_why
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -174,8 +174,18 @@ class RequestMetrics:
             if served.computed.prompt_tokens:
                 self._metrics.prompts.labels(*where_and_why(served)).inc()
 
-    def delta(self, delta: Delta) -> None:
-        """Output has come."""
+    def count(self, item: Item) -> None:
+        """Observe an item at the time at which it is written."""
+        if isinstance(item, Delta):
+            self._count_delta(item)
+
+    def finish(self, usage: Usage) -> None:
+        """Observe the end of the request: every choice has finished."""
+        self._metrics.whole.labels(self._name).observe(time.monotonic() - self._start)
+        self._metrics.prompt_tokens.labels(self._name).inc(usage.prompt_tokens)
+        self._metrics.cached_tokens.labels(self._name).inc(usage.cached_tokens)
+
+    def _count_delta(self, delta: Delta) -> None:
         now = time.monotonic()
         count = len(delta.tokens)
         if count:
@@ -197,9 +207,3 @@ class RequestMetrics:
         if delta.finish_reason is not None:
             self._metrics.success.labels(self._name, delta.finish_reason).inc()
             self._access.finish_reasons[delta.finish_reason] += 1
-
-    def done(self, done: Done) -> Usage:
-        self._metrics.whole.labels(self._name).observe(time.monotonic() - self._start)
-        self._metrics.prompt_tokens.labels(self._name).inc(done.usage.prompt_tokens)
-        self._metrics.cached_tokens.labels(self._name).inc(done.usage.cached_tokens)
-        return done.usage

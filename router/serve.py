@@ -2,8 +2,9 @@
 
     Generation -> a message a prompt -> a node -> its events -> an attempt's choices -> deltas
 
-Streamed and unary answers are both made from the items that ``serve`` yields, so they cannot
-differ.
+Streamed and unary answers are both made from the items of ``serve``, so they cannot differ. A token
+passes four stages: ``NodeCall.read``, ``Dispatcher.events``, ``_serve_prompt``, and the function
+that writes it; only the tokens of several prompts pass a queue before that, which merges them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .attempt import NodeAttempt
 from .cluster.nodes import NodeTable
 from .dispatch import Dispatcher
 from .errors import NodeError
-from .generation import AdmittedItem, Done, Generation, Item, Restarted, Usage
+from .generation import AdmittedItem, Generation, Item, Restarted, Usage
 from .http.slices import Slices
 from .options import RouterOptions
 
@@ -30,10 +31,10 @@ QUEUED_ITEMS = 256
 PIECE_TOKENS = 8192
 
 
-async def serve(
+def serve(
     generation: Generation, nodes: NodeTable, options: RouterOptions, usage: Usage
 ) -> AsyncGenerator[Item, None]:
-    """``AdmittedItem``, then the deltas of all choices in any order, then ``Done``.
+    """``AdmittedItem``, then the deltas of all choices in any order, until all have finished.
 
     ``usage`` is filled on the way.
     """
@@ -42,33 +43,18 @@ async def serve(
         _serve_prompt(generation, number, Dispatcher(nodes, options, deadline), usage)
         for number in range(len(generation.prompts))
     ]
-    waiting = min(len(runs), WAVE)
-    held: list[Item] = []
-    async with aclosing(runs[0] if len(runs) == 1 else _interleave(runs)) as items:
-        async for item in items:
-            if isinstance(item, AdmittedItem):
-                waiting -= 1
-                if waiting == 0:
-                    yield item
-                    for early in held:
-                        yield early
-                    held.clear()
-            elif waiting > 0:
-                held.append(item)
-            else:
-                yield item
-    yield Done(usage)
+    return runs[0] if len(runs) == 1 else _merged(runs)
 
 
 async def _serve_prompt(
     generation: Generation, number: int, dispatcher: Dispatcher, usage: Usage
 ) -> AsyncGenerator[Item, None]:
     """One prompt and its n choices, on one node at a time."""
-    usage.prompt_tokens += len(generation.prompts[number].tokens)
-    attempt: NodeAttempt | None = None
     tokens = generation.prompts[number].tokens
+    usage.prompt_tokens += len(tokens)
+    attempt: NodeAttempt | None = None
     request = await _message(generation, number)
-    async with aclosing(dispatcher.run(request, tokens, streamed=generation.stream)) as events:
+    async with aclosing(dispatcher.events(request, tokens, streamed=generation.stream)) as events:
         async for node, event in events:
             if attempt is None or attempt.node is not node:
                 if attempt is not None:
@@ -88,29 +74,29 @@ async def _serve_prompt(
     raise NodeError("The node ended the request before it was finished.")
 
 
-async def _interleave(runs: list[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
-    """Items of all runs as they come, ``WAVE`` runs at a time. The first failure ends them all."""
+async def _merged(runs: list[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
+    """Items of all runs in the order in which they arrive, from ``WAVE`` runs at a time. The
+    first failure ends all of them. Nothing is yielded before a whole wave is admitted."""
     queue: asyncio.Queue[Item | Exception | None] = asyncio.Queue(QUEUED_ITEMS)
     slots = asyncio.Semaphore(WAVE)
-
-    async def pump(run: AsyncGenerator[Item, None]) -> None:
-        try:
-            async with slots, aclosing(run) as items:
-                async for item in items:
-                    await queue.put(item)
-            await queue.put(None)
-        except Exception as error:
-            await queue.put(error)
-
-    tasks = [asyncio.create_task(pump(run)) for run in runs]
+    tasks = [asyncio.create_task(_pump(run, slots, queue)) for run in runs]
+    left, not_admitted = len(tasks), min(len(tasks), WAVE)
+    early: list[Item] = []
     try:
-        left = len(tasks)
         while left:
             item = await queue.get()
             if isinstance(item, Exception):
                 raise item
             if item is None:
                 left -= 1
+            elif isinstance(item, AdmittedItem):
+                not_admitted -= 1
+                if not_admitted == 0:
+                    for held in (item, *early):
+                        yield held
+                    early.clear()
+            elif not_admitted > 0:
+                early.append(item)
             else:
                 yield item
     finally:
@@ -119,8 +105,23 @@ async def _interleave(runs: list[AsyncGenerator[Item, None]]) -> AsyncGenerator[
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def _pump(
+    run: AsyncGenerator[Item, None],
+    slots: asyncio.Semaphore,
+    queue: asyncio.Queue[Item | Exception | None],
+) -> None:
+    """Put the items of one run into ``queue``, then ``None``, or the exception that ended it."""
+    try:
+        async with slots, aclosing(run) as items:
+            async for item in items:
+                await queue.put(item)
+        await queue.put(None)
+    except Exception as error:
+        await queue.put(error)
+
+
 async def _message(generation: Generation, number: int) -> pb.GenerateRequest:
-    """What the node is asked for, but its deadline and where it may prefill."""
+    """The message for the node, without its deadline and its prefill candidates."""
     sampling = pb.Sampling()
     sampling.CopyFrom(generation.sampling)
     sampling.max_tokens = generation.max_tokens[number]
@@ -138,7 +139,7 @@ async def _message(generation: Generation, number: int) -> pb.GenerateRequest:
         cache_salt=generation.cache_salt,
         split_prompt_logprobs=True,
     )
-    tokens, slices = generation.prompts[number].tokens, Slices()
+    tokens, slices = memoryview(generation.prompts[number].tokens), Slices()
     for start in range(0, len(tokens), PIECE_TOKENS):
         message.prompt.extend(tokens[start : start + PIECE_TOKENS])
         await slices.rest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 from typing import Any, Protocol
@@ -13,7 +13,6 @@ from ...proto import tandem_pb2 as pb
 from ...shared.text.tokenizer import Tokenizer
 from ..generation import (
     Delta,
-    Done,
     Generation,
     Item,
     PromptScored,
@@ -89,21 +88,22 @@ class Folding:
         self._share = share
         self._answer = Answer([self._whole() for _ in range(generation.choices)])
 
-    async def fold(self, items: AsyncIterator[Item]) -> Answer:
-        """Wait for everything."""
-        answer, keep_tokens = self._answer, self._generation.return_token_ids
-        async for item in items:
-            match item:
-                case Delta():
-                    grown = answer.choices[item.index].add(item, keep_tokens=keep_tokens)
-                    self._share.take(grown)
-                case PromptScored():
-                    self._add_prompt(item)
-                case Restarted():
-                    self._restart(item.prompt)
-                case Done():
-                    answer.usage = item.usage
-        return answer
+    def add(self, item: Item) -> None:
+        """Add the next item of the request."""
+        match item:
+            case Delta():
+                keep_tokens = self._generation.return_token_ids
+                grown = self._answer.choices[item.index].add(item, keep_tokens=keep_tokens)
+                self._share.take(grown)
+            case PromptScored():
+                self._add_prompt(item)
+            case Restarted():
+                self._restart(item.prompt)
+
+    def answer(self, usage: Usage) -> Answer:
+        """The whole answer, after the last item."""
+        self._answer.usage = usage
+        return self._answer
 
     def _whole(self) -> Whole:
         if self._generation.logprobs is None:

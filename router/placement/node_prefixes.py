@@ -46,7 +46,8 @@ class PromptKeys:
     def _of(self, block_size: int) -> list[int]:
         if block_size not in self._keys:
             # Half of what is left, so that a node with tiny blocks leaves some for other sizes.
-            tokens = self.tokens[: self._left // 2 * block_size]
+            most = self._left // 2 * block_size
+            tokens = self.tokens if len(self.tokens) <= most else self.tokens[:most]
             keys = [short_key(key) for key in chain(tokens, block_size, self.salt)]
             self._keys[block_size] = keys
             self._left -= len(keys)

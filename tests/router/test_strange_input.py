@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from tandem.proto import tandem_pb2 as pb
 from tandem.router.cluster.nodes import NodeTable
 from tandem.router.cluster.registry import Registry
-from tandem.router.dispatch import _request_error
 from tandem.router.errors import ApiError
 from tandem.router.generation import Generation
 from tandem.router.http.encoding import dump
 from tandem.router.http.json_body import parse_json
 from tandem.router.metrics import Metrics
+from tandem.router.node_call import request_error
 from tandem.router.openai import chat_request, completion_request
 from tandem.router.openai.chat_request import parse_chat
 from tandem.router.openai.completion_request import parse_completion
@@ -114,7 +114,7 @@ def test_a_heartbeat_of_a_known_node_may_carry_anything(beat: pb.HeartbeatReques
 @example("[" * 100_000)
 @example('{"message": ["x"], "param": {}}')
 def test_a_refusal_in_any_words_is_told(details: str) -> None:
-    error = _request_error(details)
+    error = request_error(details)
     assert isinstance(error, RequestError)
     assert error.param is None or isinstance(error.param, str)
     assert error.code is None or isinstance(error.code, str)

@@ -1,0 +1,147 @@
+"""One call of a decode node, read event by event, with its failures as the router's own errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from ..proto import tandem_pb2 as pb
+from ..shared.errors import NODE_DRAINING, OverloadedError, RequestError, UnavailableError
+from ..shared.telemetry.logs import logger
+from ..shared.telemetry.tracing import branch, metadata
+from .cluster.nodes import Node, NodeTable
+from .errors import DeadlineError, DrainingError, NodeError
+
+log = logger("router")
+
+# Marks the end of a stream in ``read``; grpc's stubs do not declare it.
+EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+
+# Added to the request's own deadline, so that the node's own error about it arrives.
+DEADLINE_MARGIN = 5.0
+LATE = "The request did not finish within its deadline."
+
+# The call failed on its way to the node, or was turned away by its credentials.
+_UNREACHED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
+_ANSWERS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+
+class GenerationError(NodeError):
+    """A node failed one request; another node may succeed."""
+
+
+@contextmanager
+def node_call(
+    nodes: NodeTable, node: Node, request: pb.GenerateRequest, patience: float
+) -> Iterator[NodeCall]:
+    """Start ``request`` on a node; leaving the block in any way cancels it there. The node has
+    ``patience`` seconds for its first event."""
+    with branch("call", node=node.node_id) as span:
+        timeout = request.deadline_seconds + DEADLINE_MARGIN
+        call = node.generate(request, timeout, metadata(span))
+        try:
+            yield NodeCall(nodes, node, call, patience)
+        finally:
+            node.done(call)
+
+
+class NodeCall:
+    """A running call; see ``node_call``."""
+
+    def __init__(self, nodes: NodeTable, node: Node, call: Any, patience: float) -> None:
+        self._nodes = nodes
+        self._node = node
+        self._call = call
+        self._patience = patience
+        self._answered = False
+
+    async def read(self) -> pb.GenerateEvent | None:
+        """The next event; ``None`` at the end. Raises one of the router's own errors."""
+        try:
+            event: Any = await (self._call.read() if self._answered else self._first())
+        except TimeoutError:
+            self._nodes.unreachable(self._node, self._call, "no answer")
+            message = f"A decode node did not answer within {self._patience:g} s."
+            raise UnavailableError(message) from None
+        except grpc.aio.AioRpcError as error:
+            raise self._failure(error) from error
+        except asyncio.CancelledError:
+            # The table cancels the calls of a lost node; any other cancellation is our own task's.
+            if self._node.lost and not _cancelling():
+                message = "The decode node that served this request is gone."
+                raise UnavailableError(message) from None
+            raise
+        if event is EOF:
+            return None
+        if event.finished.reason == pb.FINISH_REASON_ERROR:
+            raise GenerationError(event.finished.error or "The generation failed.")
+        generated: pb.GenerateEvent = event
+        return generated
+
+    async def _first(self) -> Any:
+        async with asyncio.timeout(self._patience):
+            event = await self._call.read()
+        self._node.ejection.answered(self._call)
+        self._answered = True
+        return event
+
+    def _failure(self, error: grpc.aio.AioRpcError) -> Exception:
+        """Record the effect of a failure on the node's reachability, and translate it."""
+        translated = _translated(error, self._node)
+        if error.code() in _UNREACHED and not isinstance(translated, DrainingError):
+            self._nodes.unreachable(self._node, self._call, "unreachable")
+        elif error.code() in _ANSWERS:
+            self._node.ejection.answered(self._call)
+        return translated
+
+
+def _cancelling() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _translated(error: grpc.aio.AioRpcError, node: Node) -> Exception:
+    """A node's status as one of the router's errors. Its details go into the log only, since they
+    contain addresses."""
+    details = error.details() or ""
+    gone = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    if gone and (node.draining or details.startswith(NODE_DRAINING)):
+        log.info("node %s ended a request because it drains: %s", node.node_id, details)
+        message = "The node that served this request was taken out of service; send it again."
+        return DrainingError(message, code="node_draining")
+    match error.code():
+        case grpc.StatusCode.INVALID_ARGUMENT:
+            return request_error(details)
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return OverloadedError("The server is overloaded; try again later.")
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return DeadlineError(LATE)
+        case (
+            grpc.StatusCode.UNAVAILABLE
+            | grpc.StatusCode.CANCELLED
+            | grpc.StatusCode.UNAUTHENTICATED
+        ):
+            log.info("a decode node is unavailable: %s", details)
+            return UnavailableError("The decode node that served this request is unavailable.")
+        case code:
+            log.error("a decode node failed with %s: %s", code.name, details)
+            return GenerationError("The node that served this request failed.")
+
+
+def request_error(details: str) -> RequestError:
+    """A node's rejection of a request. The details are the message, or JSON with message, param
+    and code."""
+    try:
+        fields = json.loads(details)
+        values = [fields.get(name) for name in ("message", "param", "code")]
+    except (ValueError, AttributeError, RecursionError):
+        values = [None] * 3
+    message, param, code = (value if isinstance(value, str) else None for value in values)
+    if message is None:
+        return RequestError(details or "The node rejected the request.")
+    return RequestError(message, param=param, code=code)

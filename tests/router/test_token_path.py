@@ -1,0 +1,53 @@
+"""The way of a token through the router, from a node's event to the socket."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from tandem import router
+from tandem.router.node_call import NodeCall
+from tandem.tests.router.support import cluster, events
+
+ROUTER = str(Path(router.__file__).parent)
+
+
+def frames() -> list[str]:
+    """The router's functions on the stack, the innermost first."""
+    names = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(ROUTER):
+            names.append(frame.f_code.co_qualname)
+        frame = frame.f_back
+    return names
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_token_passes_four_stages_between_the_node_and_the_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    read, seen = NodeCall.read, []
+
+    async def recorded(call: NodeCall) -> object:
+        event = await read(call)
+        # This frame stands for ``read``; those below it are resumed with what it returns.
+        seen.append(["NodeCall.read", *frames()])
+        return event
+
+    monkeypatch.setattr(NodeCall, "read", recorded)
+    async with cluster(tmp_path) as c:
+        answer = await c.complete("hi", stream=stream)
+        assert not stream or events(answer.text)[-1] == "[DONE]"
+    paths = {tuple(path) for path in seen}
+    writer = "_stream" if stream else "_collect"
+    (path,) = paths
+    assert path[: path.index(writer) + 1] == (
+        "NodeCall.read",
+        "Dispatcher.events",
+        "_serve_prompt",
+        writer,
+    )
