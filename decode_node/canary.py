@@ -7,8 +7,7 @@ import secrets
 
 from ..shared.causes import Cause
 from ..shared.engine.plan import SamplingParams
-from ..shared.engine.scheduler import StepOutput
-from ..shared.engine.sequence import FinishReason, Sequence
+from ..shared.engine.sequence import FinishReason, Sequence, StepOutput
 from ..shared.errors import PeerRefusedError, TransferError
 from ..shared.handoff.plane.canary import Difference, canary_prompt, coarsest
 from ..shared.handoff.plane.messages import Compare, Compared, ReceiveFailed
@@ -29,9 +28,7 @@ class Canary:
     def __init__(self, node: ReceivingNode) -> None:
         self._node = node
         self._core = node.engine.core
-        self._prompt = canary_prompt(
-            node.engine.spec.vocab_size, self._core.scheduler.max_model_len
-        )
+        self._prompt = canary_prompt(node.engine.spec.vocab_size, self._core.max_model_len)
 
     @property
     def tokens(self) -> int:
@@ -64,10 +61,9 @@ class Canary:
             await computed
             worst = await self._compare(ours, theirs, end, coarsest(self._formats(peer)))
         finally:
-            self._core.scheduler.cancel_received(theirs, reserved)
+            self._core.cancel_received(theirs, reserved)
             self._core.cancel(ours)
-            self._core.scheduler.release_held(ours)
-            self._core.wake()
+            self._core.release_held(ours)
         if worst.ratio > 1:
             raise PeerRefusedError(
                 f"{peer.address} computes other KV than this node for the same prompt: "
@@ -110,8 +106,7 @@ class Canary:
                 done.set_result(None)
 
         self._core.listen(sequence, on_step)
-        self._core.scheduler.enqueue(sequence)
-        self._core.wake()
+        self._core.enqueue(sequence)
         return done
 
     async def _compare(

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from ..shared.engine.core import EngineCore
-from ..shared.engine.scheduler import StepOutput
-from ..shared.engine.sequence import Sequence
+from ..shared.engine.sequence import Sequence, StepOutput
 
 
 class Choices:

@@ -101,7 +101,7 @@ class _Receiving:
         )
         # What a canary compares must all have come.
         windows = peer.sends_windows and not sequence.private
-        self._resume_at = node.engine.core.scheduler.resume_at(sequence) if windows else 0
+        self._resume_at = node.engine.core.resume_at(sequence) if windows else 0
         self._first_tokens = first_tokens(
             node.engine.spec, sequence.computed, len(sequence.prompt) - 1, self._resume_at
         )

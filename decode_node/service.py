@@ -16,8 +16,7 @@ from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import DecodeServicer
 from ..shared.engine.plan import PositionLogprobs
 from ..shared.engine.request import build_sequences
-from ..shared.engine.scheduler import StepOutput
-from ..shared.engine.sequence import FinishReason, Sequence
+from ..shared.engine.sequence import FinishReason, Sequence, StepOutput
 from ..shared.engine.start import NodeEngine, NodeIdentity
 from ..shared.errors import NODE_DRAINING, OverloadedError, RequestError, UnavailableError
 from ..shared.node.calls import serving_call

@@ -71,7 +71,7 @@ class Transfers:
         """
         core, clock = self._engine.core, FirstTokenClock()
         end = len(sequence.prompt) - 1
-        core.scheduler.match_prefix(sequence)
+        core.match_prefix(sequence)
         _, reason = self._choose(sequence, candidates, deadline)
         if reason:
             return self._locally(sequence, reason, clock)
@@ -97,19 +97,16 @@ class Transfers:
                         if await self._has_died(candidate, error):
                             deaths.add(candidate.node_id)
                         continue
-                core.scheduler.commit_received(sequence, reserved, end, receipt.whole_from)
-                core.queue(sequence)
+                core.commit_received(sequence, reserved, end, receipt.whole_from)
                 self._metrics.prompts.count(REMOTE)
                 return Outcome(candidate.node_id, clock=clock)
         except BaseException:
-            core.scheduler.cancel_received(sequence, reserved)
-            core.wake()
+            core.cancel_received(sequence, reserved)
             raise
         finally:
             self._live -= 1
             self._metrics.live_transfers.set(self._live)
-        core.scheduler.abandon_received(sequence, reserved)
-        core.queue(sequence)
+        core.abandon_received(sequence, reserved)
         self._metrics.prompts.count(LOCAL, reason)
         return Outcome(reason=reason, clock=clock)
 
@@ -139,10 +136,11 @@ class Transfers:
 
     def _why_local(self, sequence: Sequence, node: pb.PrefillCandidate, seconds: float) -> str:
         core, link = self._engine.core, self._peers.link(node)
+        load = core.load()
         here = LocalEstimate(
             tokens_per_second=core.prefill_tokens_per_second,
-            queued_tokens=core.scheduler.queued_prefill_tokens,
-            running=core.scheduler.running,
+            queued_tokens=load.queued_prefill_tokens,
+            running=load.running,
         )
         there = RemoteEstimate(
             tokens_per_second=node.prefill_tokens_per_second,
@@ -162,8 +160,7 @@ class Transfers:
 
     def _locally(self, sequence: Sequence, reason: str, clock: FirstTokenClock) -> Outcome:
         self._metrics.prompts.count(LOCAL, reason)
-        self._engine.core.scheduler.enqueue(sequence)
-        self._engine.core.queue(sequence)
+        self._engine.core.enqueue(sequence)
         return Outcome(reason=reason, clock=clock)
 
     @contextlib.contextmanager

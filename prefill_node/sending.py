@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from ..proto import tandem_pb2 as pb
 from ..shared.causes import Cause
 from ..shared.engine.plan import SamplingParams
-from ..shared.engine.scheduler import StepOutput
-from ..shared.engine.sequence import FinishReason, Sequence
+from ..shared.engine.sequence import FinishReason, Sequence, StepOutput
 from ..shared.engine.start import NodeEngine
 from ..shared.errors import TransferError, UnavailableError
 from ..shared.handoff.inbox import Inbox
@@ -91,7 +90,7 @@ class Sending:
     def start(self) -> int:
         """Queue the sequence; returns the tokens that are ahead of it. Raises OverloadedError."""
         core = self._engine.core
-        queued = core.scheduler.queued_prefill_tokens
+        queued = core.load().queued_prefill_tokens
         key = (self.request.transfer_id, self.request.attempt)
         core.stream(self._sequence, key, self._start_sending)
         self._trace.queued(queued)
@@ -131,8 +130,7 @@ class Sending:
         await self._inbox.close(self._attempt, sending=True)
         core.unstream(self._sequence)
         core.cancel(self._sequence)
-        core.scheduler.release_held(self._sequence)
-        core.wake()
+        core.release_held(self._sequence)
         self._life.enter(PrefillState.RELEASED)
         self._trace.over()
 

@@ -187,7 +187,7 @@ class PrefillService(PrefillServicer):
         except UnavailableError as error:
             return grpc.StatusCode.UNAVAILABLE, str(error)
         held = self._held_by(_tenant(request))
-        free = self._engine.core.scheduler.pool.counts().available
+        free = self._engine.core.load().blocks.available
         if held > free:
             return grpc.StatusCode.RESOURCE_EXHAUSTED, (
                 f"{held} blocks wait for this peer to take them, and {free} are free"

@@ -25,8 +25,7 @@ from ..text.stop import StopMatcher
 from ..text.tokenizer import Tokenizer
 from .plan import PositionLogprobs, SamplingParams
 from .request import build_sequences, check_params
-from .scheduler import StepOutput
-from .sequence import FinishReason
+from .sequence import FinishReason, StepOutput
 from .sequence import Sequence as EngineSequence
 from .start import NodeEngine, NodeIdentity, start_engine
 

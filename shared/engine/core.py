@@ -1,7 +1,8 @@
-"""The engine's loop: schedule, run, hand out.
+"""The engine's loop: schedule, run, hand out; and the one door to everything inside.
 
 One engine serves both kinds of node. It lives in the head process, on one asyncio loop, and talks
-to the ranks through an ``Executor``.
+to the ranks through an ``Executor``. The scheduler and the block pool are private to this package:
+nodes call ``EngineCore``, which wakes its own loop when a call makes something schedulable.
 """
 
 from __future__ import annotations
@@ -9,27 +10,46 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from ..errors import RequestError, UnavailableError
-from ..kv.block_pool import OutOfBlocksError
-from .pace import LEAST, Pace
-from .plan import NOT_FINITE, OUT_OF_MEMORY, StepFailure, StepPlan, StepResult
-from .scheduler import Scheduler, StepOutput
-from .sequence import FinishReason, Phase, Sequence
+from ..kv.block_pool import OutOfBlocksError, PoolCounts
+from ..kv.published import Changes
+from .counters import EngineCounters, PrefillRate
+from .pace import Pace
+from .plan import OUT_OF_MEMORY, StepFailure, StepPlan, StepResult
+from .scheduler import Scheduler
+from .sequence import FinishReason, Phase, Sequence, StepOutput
 
 log = logging.getLogger(__name__)
 
-# So many sequences that fail alone, with no step between them that works: the ranks are broken, and
+# So many sequences that fail alone, without a successful step in between: the ranks are broken, and
 # a node that answers every request with an error attracts more of them.
 MAX_FAILED_IN_A_ROW = 16
 
 
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """A snapshot of the queues and of the block pool."""
+
+    running: int
+    waiting: int
+    queued_prefill_tokens: int
+    num_blocks: int
+    blocks: PoolCounts
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV blocks that sequences own or have reserved, 0 to 1."""
+        return (self.blocks.owned + self.blocks.reserved) / max(1, self.num_blocks)
+
+
 @dataclass(slots=True)
 class _Stream:
+    """A transfer that takes a sequence's KV as it is computed."""
+
     transfer: tuple[int, int]
     on_start: Callable[[], None]
     open: bool = False
@@ -39,7 +59,7 @@ Listener = Callable[[StepOutput], None]
 
 
 class StepFailedError(Exception):
-    """A step raised, on ranks that can go on. ``cause`` is one of plan.py's."""
+    """A step raised, on ranks that can continue. ``cause`` is one of plan.py's."""
 
     def __init__(self, failure: StepFailure) -> None:
         super().__init__(failure.reason)
@@ -47,24 +67,27 @@ class StepFailedError(Exception):
 
 
 class ExecutorLostError(Exception):
-    """A rank process died: what it held is gone, and the node with it."""
+    """A rank process died: its state is lost, and the node with it."""
 
 
 class Executor(Protocol):
     """Runs steps on the ranks."""
 
     async def step(self, plan: StepPlan, streams: dict[int, tuple[int, int]]) -> StepResult:
-        """Compute one step on every rank. ``streams`` maps sequences to the transfer and
-        attempt that want their KV as it is computed. Raises ``StepFailedError`` when nothing
-        came of it, and ``ExecutorLostError`` when nothing will any more."""
+        """Compute one step on every rank.
+
+        ``streams`` maps sequences to the transfer and attempt that take their KV as it is computed.
+        Raises ``StepFailedError`` when the step had no result, and ``ExecutorLostError`` when no
+        later step can have one.
+        """
         ...
 
 
 class EngineCore:
-    """Runs sequences to their end, and tells each one's listener what every step gave it.
+    """Runs sequences to their end and hands each step's output to their listeners.
 
-    ``on_lost`` is called once when the ranks are gone. ``pace`` says how long prompts may keep
-    streams waiting.
+    ``on_lost`` is called once when the ranks are gone. ``pace`` limits how long prompts may hold up
+    streams.
     """
 
     def __init__(
@@ -74,30 +97,62 @@ class EngineCore:
         on_lost: Callable[[str], None] = lambda reason: None,
         pace: Pace | None = None,
     ) -> None:
-        self.scheduler = scheduler
+        self._scheduler = scheduler
         self._pace = pace or Pace()
         self._executor = executor
         self._on_lost = on_lost
         self._listeners: dict[Sequence, Listener] = {}
         self._streams: dict[Sequence, _Stream] = {}
-        self._asking: dict[Sequence, asyncio.Future[list[int]]] = {}
-        self._wake = asyncio.Event()
+        self._reserving: dict[Sequence, asyncio.Future[list[int]]] = {}
+        self._schedulable = asyncio.Event()
         self._next_id = 0
         self._failed_in_a_row = 0
-        self._cut: int | None = None  # tokens that the step in flight may compute of prompts
-        self._held_up = 0.0  # seconds of steps that went without prompts since the last chunk
+        self._prompt_limit: int | None = None  # prompt tokens of the step in flight, at most
         self._lost = ""
-        self.stepping = False  # a step is under way, and the executor watches it
-        self.steps = 0
-        self.step_seconds = 0.0
-        self.prefill_tokens_per_second = 0.0
-        self.generated_tokens = 0
-        self.prompt_tokens = 0
-        self.cache_queries = 0  # prompt tokens that were looked up in the prefix index
-        self.cache_hits = 0
+        self._prefill_rate = PrefillRate()
+        self.stepping = False  # a step is in flight, and the executor watches it
+        self.counters = EngineCounters()
         self.on_started: Callable[[float], None] = lambda seconds: None  # after this time queued
-        self.failed_steps: Counter[str] = Counter()
-        self.failed_sequences: Counter[str] = Counter()
+
+    # ---- state, for placement and metrics --------------------------------------------------
+
+    def load(self) -> EngineLoad:
+        """The queues and the block pool as they are now."""
+        scheduler = self._scheduler
+        return EngineLoad(
+            running=scheduler.running,
+            waiting=scheduler.waiting,
+            queued_prefill_tokens=scheduler.queued_prefill_tokens,
+            num_blocks=scheduler.pool.num_blocks,
+            blocks=scheduler.pool.counts(),
+        )
+
+    @property
+    def max_model_len(self) -> int:
+        return self._scheduler.max_model_len
+
+    @property
+    def block_size(self) -> int:
+        return self._scheduler.pool.block_size
+
+    @property
+    def preemptions(self) -> int:
+        return self._scheduler.preemptions
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        """The measured rate of prompt tokens; 0 until known."""
+        return self._prefill_rate.tokens_per_second
+
+    def prefix_changes(self, version: int) -> Changes | None:
+        """Changes of the prefix index since ``version`` (0: all of it); ``None`` without one."""
+        pool = self._scheduler.pool
+        return pool.index.published.since(version) if pool.keeps_prefixes else None
+
+    def check_ranks(self) -> None:
+        """Raise ``UnavailableError`` when the ranks are lost: no further step will run here."""
+        if self._lost:
+            raise UnavailableError(f"this node has lost its ranks: {self._lost}")
 
     # ---- sequences -------------------------------------------------------------------------
 
@@ -105,18 +160,13 @@ class EngineCore:
         self._next_id += 1
         return self._next_id
 
-    def check_ranks(self) -> None:
-        """Raises ``UnavailableError`` when the ranks are lost: no step will run here any more."""
-        if self._lost:
-            raise UnavailableError(f"this node has lost its ranks: {self._lost}")
-
     def admit(self, prompt_tokens: int, max_tokens: int, *, private: bool = False) -> None:
-        """Refuse what cannot run. Raises one of the request's errors. A ``private`` sequence goes
-        first, however full the queue is."""
+        """Reject a request that cannot run. Raises ``UnavailableError``, ``OverloadedError`` or
+        ``RequestError``. A ``private`` sequence goes first, however long the queue is."""
         self.check_ranks()
         if not private:
-            self.scheduler.check_room()
-        limit = self.scheduler.max_model_len
+            self._scheduler.check_room()
+        limit = self.max_model_len
         if prompt_tokens + 1 > limit or prompt_tokens + max_tokens > limit:
             raise RequestError(
                 f"This model's maximum context length is {limit} tokens, but the prompt has "
@@ -126,15 +176,49 @@ class EngineCore:
             )
 
     def submit(self, sequence: Sequence, listener: Listener) -> None:
-        """Queue a sequence (its siblings wait with it). Raises ``OverloadedError``."""
-        self.scheduler.add(sequence)
+        """Queue a new sequence (its siblings wait with it). Raises ``OverloadedError``."""
+        self._scheduler.add(sequence)
         self.listen(sequence, listener)
-        self.queue(sequence)
+        self._queued(sequence)
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Queue a sequence that was admitted earlier, whatever the queue's length."""
+        self._scheduler.enqueue(sequence)
+        self._queued(sequence)
 
     def listen(self, sequence: Sequence, listener: Listener) -> None:
-        """Tell ``listener`` about every step of the sequence and of its siblings."""
+        """Call ``listener`` with every output of the sequence and of its siblings."""
         for one in (sequence, *sequence.siblings):
             self._listeners[one] = listener
+
+    def cancel(self, sequence: Sequence) -> None:
+        """End a sequence that is not receiving; its listener is not called again. Idempotent."""
+        self._listeners.pop(sequence, None)
+        for sibling in sequence.siblings:
+            self._cancel_waiting_sibling(sibling)
+        self._scheduler.cancel(sequence)
+        self._wake()
+
+    def _cancel_waiting_sibling(self, sibling: Sequence) -> None:
+        """End a choice that has not started: it is in no queue and holds no block."""
+        self._listeners.pop(sibling, None)
+        if sibling.phase is Phase.WAITING:
+            sibling.move(Phase.FINISHED)
+            sibling.finish_reason = FinishReason.CANCELLED
+
+    def release_held(self, sequence: Sequence) -> None:
+        """Free the blocks of a prefill-only sequence that is computed. Idempotent."""
+        self._scheduler.release_held(sequence)
+        self._wake()
+
+    def _queued(self, sequence: Sequence) -> None:
+        sequence.queued_at = time.monotonic()
+        self._wake()
+
+    def _wake(self) -> None:
+        self._schedulable.set()
+
+    # ---- KV that leaves: a transfer takes what is computed here -----------------------------
 
     def stream(
         self, sequence: Sequence, transfer: tuple[int, int], on_start: Callable[[], None]
@@ -148,77 +232,84 @@ class EngineCore:
     def unstream(self, sequence: Sequence) -> None:
         self._streams.pop(sequence, None)
 
-    def cancel(self, sequence: Sequence) -> None:
-        """End a sequence that is not receiving; its listener hears nothing more."""
-        self._listeners.pop(sequence, None)
-        for sibling in sequence.siblings:
-            self.cancel_waiting_sibling(sibling)
-        self.scheduler.cancel(sequence)
-        self._wake.set()
+    # ---- KV that arrives: a transfer fills reserved blocks ----------------------------------
 
-    def cancel_waiting_sibling(self, sibling: Sequence) -> None:
-        """End a choice that has not started: it is in no queue and holds no block."""
-        self._listeners.pop(sibling, None)
-        if sibling.phase is Phase.WAITING:
-            sibling.move(Phase.FINISHED)
-            sibling.finish_reason = FinishReason.CANCELLED
+    def match_prefix(self, sequence: Sequence) -> None:
+        """Give a new sequence the longest cached prefix of its prompt."""
+        self._scheduler.match_prefix(sequence)
 
-    def queue(self, sequence: Sequence) -> None:
-        """The sequence can be scheduled from now on."""
-        sequence.queued_at = time.monotonic()
-        self._wake.set()
-
-    def wake(self) -> None:
-        """Something outside changed what can be scheduled (a transfer ended, blocks returned)."""
-        self._wake.set()
+    def resume_at(self, sequence: Sequence) -> int:
+        """The first token to compute here once the rest of the prompt has been received."""
+        return self._scheduler.resume_at(sequence)
 
     def reserve(self, sequence: Sequence, end: int) -> list[int] | None:
-        """Park the sequence for a transfer, or ``None`` when blocks are short."""
+        """Reserve blocks for a transfer up to token ``end``; ``None`` when blocks are short."""
         try:
-            return self.scheduler.receive(sequence, end)
+            return self._scheduler.receive(sequence, end)
         except OutOfBlocksError:
             return None
 
     async def reserve_in_turn(self, sequence: Sequence, end: int) -> list[int]:
         """As ``reserve``, but wait until the sequences that go first have their blocks.
 
-        When cancelled, the sequence is finished. Raises ``UnavailableError`` without ranks.
+        The wait ends with the caller's deadline. When cancelled, the sequence is finished. Raises
+        ``UnavailableError`` when the ranks are lost.
         """
         self.check_ranks()
-        if not self.scheduler.asking and (reserved := self.reserve(sequence, end)) is not None:
+        if not self._scheduler.asking and (reserved := self.reserve(sequence, end)) is not None:
             return reserved
         granted = asyncio.get_running_loop().create_future()
-        self._asking[sequence] = granted
-        self.scheduler.ask(sequence, end)
-        self._wake.set()
+        self._reserving[sequence] = granted
+        self._scheduler.ask(sequence, end)
+        self._wake()
         try:
             return await granted
         except asyncio.CancelledError:
-            if self._asking.pop(sequence, None) is not None:
-                self.scheduler.cancel(sequence)
+            if self._reserving.pop(sequence, None) is not None:
+                self._scheduler.cancel(sequence)
             elif not granted.cancelled() and granted.exception() is None:
-                self.scheduler.cancel_received(sequence, granted.result())
-            self._wake.set()
+                self._scheduler.cancel_received(sequence, granted.result())
+            self._wake()
             raise
 
+    def commit_received(
+        self, sequence: Sequence, reserved: list[int], end: int, whole_from: int = 0
+    ) -> None:
+        """Schedule a sequence whose transfer has filled its blocks up to token ``end``.
+
+        Layers with a window lack KV before token ``whole_from``.
+        """
+        self._scheduler.commit_received(sequence, reserved, end, whole_from)
+        self._queued(sequence)
+
+    def abandon_received(self, sequence: Sequence, reserved: list[int]) -> None:
+        """Queue a sequence for local prefill: its transfer failed and no longer writes."""
+        self._scheduler.abandon_received(sequence, reserved)
+        self._queued(sequence)
+
+    def cancel_received(self, sequence: Sequence, reserved: list[int]) -> None:
+        """End a sequence whose transfer no longer writes."""
+        self._scheduler.cancel_received(sequence, reserved)
+        self._wake()
+
     def _grant_reservations(self) -> None:
-        while (next_one := self.scheduler.next_reservation()) is not None:
+        while (next_one := self._scheduler.next_reservation()) is not None:
             sequence, reserved = next_one
-            granted = self._asking.pop(sequence)
+            granted = self._reserving.pop(sequence)
             if granted.done():  # cancelled, and its owner has not run since
-                self.scheduler.cancel_received(sequence, reserved)
+                self._scheduler.cancel_received(sequence, reserved)
             else:
                 granted.set_result(reserved)
 
     # ---- the loop --------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Step until cancelled. Ends by itself only when the ranks are lost."""
+        """Step until cancelled. Returns only when the ranks are lost."""
         while True:
             plan = self._schedule()
             if plan is None:
-                self._wake.clear()
-                await self._wake.wait()
+                self._schedulable.clear()
+                await self._schedulable.wait()
                 continue
             self._note_started()
             self.stepping, begun = True, time.perf_counter()
@@ -236,37 +327,27 @@ class EngineCore:
             finally:
                 self.stepping = False
             self._account(plan, result, time.perf_counter() - begun)
-            for output in self.scheduler.apply(result):
+            for output in self._scheduler.apply(result):
                 self._hand_out(output)
 
+    def _schedule(self) -> StepPlan | None:
+        self._grant_reservations()
+        if not self._scheduler.has_work:
+            return None
+        self._prompt_limit = self._pace.prompt_tokens
+        return self._scheduler.schedule(self._prompt_limit)
+
     def _note_started(self) -> None:
-        for sequence in self.scheduler.take_started():
+        for sequence in self._scheduler.take_started():
             sequence.started_at = time.monotonic()
             if sequence.queued_at:  # not one that shares its leader's prompt
                 self.on_started(sequence.started_at - sequence.queued_at)
                 if not sequence.private:
-                    self.cache_queries += len(sequence.prompt)
-                    self.cache_hits += sequence.cached
-
-    def _step_failed(self, error: StepFailedError) -> None:
-        """The step's sequences are tried again; one that failed alone ends."""
-        self.failed_steps[error.cause] += 1
-        ended = self.scheduler.step_failed(str(error), memory=error.cause == OUT_OF_MEMORY)
-        log.warning("a step failed, and %d sequences with it: %s", len(ended), error)
-        self.failed_sequences[error.cause] += len(ended)
-        self._failed_in_a_row += len(ended)
-        for output in ended:
-            self._hand_out(output)
-
-    def _schedule(self) -> StepPlan | None:
-        self._grant_reservations()
-        if not self.scheduler.has_work:
-            return None
-        self._cut = self._pace.prompt_tokens
-        return self.scheduler.schedule(self._cut)
+                    self.counters.cache_queries += len(sequence.prompt)
+                    self.counters.cache_hits += sequence.cached
 
     def _open_streams(self, plan: StepPlan) -> dict[int, tuple[int, int]]:
-        """The transfers that this step feeds; those that it feeds first are opened."""
+        """The transfers that this step feeds; opens those that it is the first to feed."""
         planned = {row.sequence_id for row in plan.sequences}
         fed = {}
         for sequence, stream in self._streams.items():
@@ -276,6 +357,16 @@ class EngineCore:
                     stream.on_start()
                 fed[sequence.sequence_id] = stream.transfer
         return fed
+
+    def _account(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
+        """``seconds`` is the step's length as streams see it, the ranks' answers included."""
+        if plan.sequences:
+            self._failed_in_a_row = 0
+        chunk = sum(len(row.tokens) for row in plan.sequences if len(row.tokens) > 1)
+        decoded = sum(len(row.tokens) == 1 for row in plan.sequences)
+        self._pace.measured(seconds, decoded=decoded, prompt_tokens=chunk)
+        self._prefill_rate.measured(chunk, result.seconds, limit=self._prompt_limit)
+        self.counters.step(result, prompt_tokens=chunk)
 
     def _hand_out(self, output: StepOutput) -> None:
         sequence = output.sequence
@@ -289,40 +380,25 @@ class EngineCore:
             for sibling in sequence.siblings:
                 self._end_with_error(sibling, sequence.error)
 
-    def _account(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
-        """``seconds`` are those of the step as streams feel them, the ranks' answers included."""
-        self.steps += 1
-        self.step_seconds += result.seconds
-        self.generated_tokens += len(result.sampled)
-        chunk = sum(len(row.tokens) for row in plan.sequences if len(row.tokens) > 1)
-        decoded = sum(len(row.tokens) == 1 for row in plan.sequences)
-        self._pace.measured(seconds, decoded=decoded, prompt_tokens=chunk)
-        self.prompt_tokens += chunk
-        self.failed_sequences[NOT_FINITE] += len(result.failed)
-        if plan.sequences:
-            self._failed_in_a_row = 0
-        self._measure_prefill(chunk, result.seconds)
+    # ---- failures --------------------------------------------------------------------------
 
-    def _measure_prefill(self, chunk: int, seconds: float) -> None:
-        """A chunk that is cut because others decode takes the steps that go without one besides."""
-        if not chunk and self._cut == 0:
-            self._held_up += seconds
-        # A short prompt alone tells of the step rather than of its tokens.
-        if seconds > 0 and (chunk >= 64 or (self._cut is not None and chunk >= LEAST)):
-            rate = chunk / (seconds + self._held_up)
-            known = self.prefill_tokens_per_second
-            self.prefill_tokens_per_second = 0.7 * known + 0.3 * rate if known else rate
-        if chunk:
-            self._held_up = 0.0
+    def _step_failed(self, error: StepFailedError) -> None:
+        """Retry the step's sequences; one that failed alone ends."""
+        ended = self._scheduler.step_failed(str(error), memory=error.cause == OUT_OF_MEMORY)
+        log.warning("a step failed, and %d sequences with it: %s", len(ended), error)
+        self.counters.step_failed(error.cause, sequences=len(ended))
+        self._failed_in_a_row += len(ended)
+        for output in ended:
+            self._hand_out(output)
 
     def _fail(self, reason: str) -> None:
         log.error("the ranks are lost: %s", reason)
         self._lost = reason
-        self.scheduler.fail_step(reason)
-        for granted in self._asking.values():
+        self._scheduler.fail_step(reason)
+        for granted in self._reserving.values():
             if not granted.done():
                 granted.set_exception(UnavailableError(f"this node has lost its ranks: {reason}"))
-        self._asking.clear()
+        self._reserving.clear()
         for sequence in list(self._listeners):
             self._end_with_error(sequence, reason)
         self._on_lost(reason)
@@ -330,7 +406,7 @@ class EngineCore:
     def _end_with_error(self, sequence: Sequence, reason: str) -> None:
         listener = self._listeners.pop(sequence, None)
         if sequence.phase is not Phase.FINISHED and sequence.phase is not Phase.RECEIVING:
-            self.scheduler.cancel(sequence, FinishReason.ERROR)
+            self._scheduler.cancel(sequence, FinishReason.ERROR)
         sequence.finish_reason = FinishReason.ERROR
         sequence.error = sequence.error or reason
         if listener is not None:

@@ -12,14 +12,13 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from itertools import islice
 
 from ..errors import OverloadedError
 from ..kv.block_pool import BlockPool, OutOfBlocksError
 from ..kv.prefix_keys import chain_keys
-from .plan import PositionLogprobs, SamplerSpec, SequenceStep, StepPlan, StepResult
-from .sequence import FinishReason, Phase, Sequence
+from .plan import SamplerSpec, SequenceStep, StepPlan, StepResult
+from .sequence import FinishReason, Phase, Sequence, StepOutput
 
 # Shortest-first: how many tokens of advantage one arrival is worth. A later, shorter sequence can
 # pass an older one only a bounded number of times, so nothing starves.
@@ -38,20 +37,6 @@ _POLICIES: dict[str, Callable[[Sequence], tuple[int, ...]]] = {
     "shortest-first": lambda s: (len(s.prompt) + AGING_TOKENS * s.arrival, s.arrival),
 }
 POLICIES = tuple(_POLICIES)
-
-
-@dataclass(slots=True)
-class StepOutput:
-    """What one step did to one sequence: new tokens, and whether it ended with them.
-
-    Whoever reads it later must not ask the sequence, which may have gone on since.
-    """
-
-    sequence: Sequence
-    tokens: list[int]
-    logprobs: list[PositionLogprobs] = field(default_factory=list)
-    prompt_done: bool = False  # the prompt is computed; comes before the first token
-    finish_reason: FinishReason | None = None
 
 
 class _StepBudget:

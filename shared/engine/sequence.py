@@ -1,4 +1,4 @@
-"""One sequence's state, and the phases it may go through.
+"""One sequence's state, the phases it may go through, and the output of a step.
 
 ::
 
@@ -115,3 +115,17 @@ class Sequence:
         if (self.phase, phase) not in _ALLOWED:
             raise RuntimeError(f"sequence {self.sequence_id}: {self.phase} cannot become {phase}")
         self.phase = phase
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """New tokens of one sequence from one step, and the finish reason if it ended with them.
+
+    A later reader must not ask the sequence, which may have moved on since.
+    """
+
+    sequence: Sequence
+    tokens: list[int]
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    prompt_done: bool = False  # the prompt is computed; comes before the first token
+    finish_reason: FinishReason | None = None

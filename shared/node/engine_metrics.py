@@ -23,12 +23,6 @@ _ALIASES = {
 _Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
 
 
-def kv_usage(core: EngineCore) -> float:
-    """The share of the KV blocks that sequences hold or have reserved, 0 to 1."""
-    counts = core.scheduler.pool.counts()
-    return (counts.owned + counts.reserved) / max(1, core.scheduler.pool.num_blocks)
-
-
 class EngineCollector(Collector):
     """Reads the engine when it is asked."""
 
@@ -39,51 +33,55 @@ class EngineCollector(Collector):
         for kind, name, text, value in self._series():
             for shown in (name, *filter(None, [_ALIASES.get(name)])):
                 yield kind(shown, text, value)
+        counters = self._core.counters
         yield _by_cause(
             "tandem_engine_steps_failed",
             "Steps that raised. Their sequences were tried again one by one.",
-            {cause: self._core.failed_steps[cause] for cause in (OUT_OF_MEMORY, COMPUTATION)},
+            {
+                cause: self._core.counters.failed_steps[cause]
+                for cause in (OUT_OF_MEMORY, COMPUTATION)
+            },
         )
         causes = (OUT_OF_MEMORY, COMPUTATION, NOT_FINITE)
         yield _by_cause(
             "tandem_sequences_failed",
             "Sequences that ended because their step failed.",
-            {cause: self._core.failed_sequences[cause] for cause in causes},
+            {cause: counters.failed_sequences[cause] for cause in causes},
         )
 
     def _series(self) -> Iterator[tuple[_Kind, str, str, float]]:
-        core, scheduler = self._core, self._core.scheduler
+        core, load, counters = self._core, self._core.load(), self._core.counters
         for name, text, value in (
-            ("tandem_sequences_running", "Sequences in the batch.", scheduler.running),
-            ("tandem_sequences_waiting", "Sequences not yet running.", scheduler.waiting),
+            ("tandem_sequences_running", "Sequences in the batch.", load.running),
+            ("tandem_sequences_waiting", "Sequences not yet running.", load.waiting),
             (
                 "tandem_prefill_queue_tokens",
                 "Prompt tokens to compute.",
-                scheduler.queued_prefill_tokens,
+                load.queued_prefill_tokens,
             ),
             (
                 "tandem_prefill_tokens_per_second",
                 "Measured rate of prompt tokens; 0 until known.",
                 core.prefill_tokens_per_second,
             ),
-            ("tandem_kv_usage_ratio", "KV blocks owned or reserved, of all.", kv_usage(core)),
+            ("tandem_kv_usage_ratio", "KV blocks owned or reserved, of all.", load.kv_usage),
         ):
             yield GaugeMetricFamily, name, text, value
         for name, text, value in (
-            ("tandem_engine_steps", "Steps.", core.steps),
-            ("tandem_engine_step_seconds", "Time spent in steps.", core.step_seconds),
-            ("tandem_engine_prompt_tokens", "Prompt tokens computed here.", core.prompt_tokens),
-            ("tandem_engine_generated_tokens", "Tokens sampled.", core.generated_tokens),
+            ("tandem_engine_steps", "Steps.", counters.steps),
+            ("tandem_engine_step_seconds", "Time spent in steps.", counters.step_seconds),
+            ("tandem_engine_prompt_tokens", "Prompt tokens computed here.", counters.prompt_tokens),
+            ("tandem_engine_generated_tokens", "Tokens sampled.", counters.generated_tokens),
             (
                 "tandem_prefix_cache_queries",
                 "Prompt tokens looked up in the prefix index.",
-                core.cache_queries,
+                counters.cache_queries,
             ),
-            ("tandem_prefix_cache_hits", "Of these, the tokens found.", core.cache_hits),
+            ("tandem_prefix_cache_hits", "Of these, the tokens found.", counters.cache_hits),
             (
                 "tandem_preemptions",
                 "Sequences that gave their blocks back to be computed again.",
-                scheduler.preemptions,
+                core.preemptions,
             ),
         ):
             yield CounterMetricFamily, name, text, value

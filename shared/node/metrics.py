@@ -17,7 +17,7 @@ from ..handoff.stats import DataPlaneStats
 from ..kv.prefix_keys import pack_keys
 from ..telemetry.prompt_metrics import PromptMetrics
 from ..telemetry.stats_line import Work
-from .engine_metrics import QUEUE_SECONDS, EngineCollector, kv_usage
+from .engine_metrics import QUEUE_SECONDS, EngineCollector
 from .plane_metrics import PlaneCollector
 from .transfer_metrics import TransferMetrics
 
@@ -85,57 +85,55 @@ class NodeMetrics:
 
     def work(self) -> Work:
         """What the node does, for its log."""
-        core = self._core
+        load, counters = self._core.load(), self._core.counters
         return Work(
-            prompt_tokens=core.prompt_tokens,
-            generated_tokens=core.generated_tokens,
-            cache_queries=core.cache_queries,
-            cache_hits=core.cache_hits,
-            running=core.scheduler.running,
-            waiting=core.scheduler.waiting,
+            prompt_tokens=counters.prompt_tokens,
+            generated_tokens=counters.generated_tokens,
+            cache_queries=counters.cache_queries,
+            cache_hits=counters.cache_hits,
+            running=load.running,
+            waiting=load.waiting,
             transfers=int(self.live_transfers._value.get()),
-            kv_usage=kv_usage(core),
+            kv_usage=load.kv_usage,
         )
 
     def load(self) -> pb.Load:
         """What placement needs to know."""
-        scheduler = self._core.scheduler
-        counts = scheduler.pool.counts()
+        load = self._core.load()
         return pb.Load(
-            running=scheduler.running,
-            waiting=scheduler.waiting,
-            free_blocks=counts.available,
-            total_blocks=scheduler.pool.num_blocks,
-            queued_prefill_tokens=scheduler.queued_prefill_tokens,
+            running=load.running,
+            waiting=load.waiting,
+            free_blocks=load.blocks.available,
+            total_blocks=load.num_blocks,
+            queued_prefill_tokens=load.queued_prefill_tokens,
             transfers=int(self.live_transfers._value.get()),
             prefill_tokens_per_second=self._core.prefill_tokens_per_second,
-            reserved_blocks=counts.reserved,
-            cached_blocks=counts.cached,
-            owned_blocks=counts.owned,
+            reserved_blocks=load.blocks.reserved,
+            cached_blocks=load.blocks.cached,
+            owned_blocks=load.blocks.owned,
             links=sum(p.peers for p in self._planes.values()),
             leases=self.count_leases(),
-            block_size=scheduler.pool.block_size,
+            block_size=self._core.block_size,
             link_rates=self.link_rates(),
         )
 
     def prefixes(self, version: int) -> pb.Prefixes | None:
         """What a router that knows ``version`` of the prefix index (0: none) has not been told;
         ``None`` when nothing is kept."""
-        pool = self._core.scheduler.pool
-        if not pool.keeps_prefixes:
+        changes = self._core.prefix_changes(version)
+        if changes is None:
             return None
-        changes = pool.index.published.since(version)
         return pb.Prefixes(
             version=changes.version,
             base=changes.base,
-            block_size=pool.block_size,
+            block_size=self._core.block_size,
             stride=changes.stride,
             added=pack_keys(changes.added),
             removed=pack_keys(changes.removed),
         )
 
     def _refresh(self) -> None:
-        counts = self._core.scheduler.pool.counts()
+        counts = self._core.load().blocks
         for state in ("free", "cached", "owned", "reserved"):
             self._blocks.labels(state).set(getattr(counts, state))
 

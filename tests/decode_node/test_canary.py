@@ -99,10 +99,10 @@ async def test_a_canary_goes_ahead_of_three_hundred_waiting_prompts() -> None:
     for sequence in waiting:
         node.scheduler.enqueue(sequence)
     async with node.running():
-        await until(lambda: node.core.steps > 10)
-        before = node.core.steps
+        await until(lambda: node.core.counters.steps > 10)
+        before = node.core.counters.steps
         await Canary(Receiving(node)).check(Somewhere())  # type: ignore[arg-type]
-        assert node.core.steps - before < 10
+        assert node.core.counters.steps - before < 10
         for sequence in waiting:
             node.core.cancel(sequence)
 

@@ -168,7 +168,7 @@ async def test_nothing_is_reserved_when_nobody_is_worth_trying() -> None:
 
 async def test_a_node_with_a_long_queue_is_passed_over() -> None:
     world = World({"a": None, "b": None}, threshold=None)
-    world.node.core.prefill_tokens_per_second = 1000.0
+    world.node.core._prefill_rate.tokens_per_second = 1000.0
     busy = pb.PrefillCandidate(node_id="a", address="a", queued_prefill_tokens=10_000)
     assert await world.run(busy, B) == Outcome(node="b")
     world.sequence = Sequence(2, list(range(200, 300)), SamplingParams())
@@ -253,7 +253,7 @@ async def waiting_for_blocks(
 
         def give_back() -> None:
             scheduler.pool.release(held)
-            world.node.core.wake()
+            world.node.core._wake()
 
         filling = asyncio.create_task(world.run(A))
         await until(lambda: scheduler.asking)

@@ -34,7 +34,7 @@ def ranks() -> list[psutil.Process]:
 def owned_blocks(engine: Engine) -> int:
     """Blocks that sequences hold, once the step in flight is over."""
     assert engine._host is not None
-    scheduler = engine._host.service.engine.core.scheduler
+    scheduler = engine._host.service.engine.core._scheduler
     for _ in range(500):
         if scheduler.idle and not scheduler.pool.counts().owned:
             break

@@ -151,9 +151,9 @@ async def test_a_rank_answers_pings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 HANGING = """
 import sys, threading
-from tandem.shared.engine import rank
-rank.Rank._step = lambda self, payload: threading.Event().wait()
-rank.main()
+from tandem.shared.engine.rank import process
+process.Rank._step = lambda self, payload: threading.Event().wait()
+process.main()
 """
 
 

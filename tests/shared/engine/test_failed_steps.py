@@ -12,8 +12,7 @@ import pytest
 
 from tandem.shared.engine import core, executor
 from tandem.shared.engine.plan import SamplingParams
-from tandem.shared.engine.scheduler import StepOutput
-from tandem.shared.engine.sequence import FinishReason, Sequence
+from tandem.shared.engine.sequence import FinishReason, Sequence, StepOutput
 from tandem.shared.engine.start import NodeEngine, start_engine
 from tandem.tests.shared.engine.test_executor import CONFIG, IDENTITY, SECONDS
 
@@ -23,7 +22,7 @@ GOOD, POISON = 40, 41
 # by the ranks of ``{ranks}``, before or after the model has run.
 FAILING = """
 import torch
-from tandem.shared.engine import rank, runner
+from tandem.shared.engine.rank import process, runner
 run = runner.ModelRunner._run
 
 def poisoned(self, sequences, on_layer, result):
@@ -35,7 +34,7 @@ def poisoned(self, sequences, on_layer, result):
         raise {error}
 
 runner.ModelRunner._run = poisoned
-rank.main()
+process.main()
 """
 
 Output = asyncio.Queue[StepOutput]
@@ -100,10 +99,10 @@ async def test_a_step_that_raises_ends_the_sequence_that_makes_it(
         assert bad.error.startswith(error.partition("(")[0].removeprefix("torch."))
         assert all(one.finish_reason is FinishReason.LENGTH for one in good)
         assert good[0].outputs == alone.outputs
-        assert engine.core.failed_steps[cause] >= 1
-        assert engine.core.failed_sequences == {cause: 1, "not_finite": 0}
-        engine.core.scheduler.pool.check()
-        assert engine.core.scheduler.pool.counts().owned == 0
+        assert engine.core.counters.failed_steps[cause] >= 1
+        assert engine.core.counters.failed_sequences == {cause: 1, "not_finite": 0}
+        engine.core._scheduler.pool.check()
+        assert engine.core._scheduler.pool.counts().owned == 0
 
 
 @pytest.mark.parametrize(("ranks", "late"), [((0, 1), False), ((0,), True)])

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import pytest
 
+from tandem.shared.engine.counters import PrefillRate
 from tandem.shared.engine.pace import LEAST, MOST_SKIPPED, PROBE_EVERY, Pace
 from tandem.shared.engine.plan import (
     Sampled,
     SamplingParams,
-    SequenceStep,
     StepPlan,
     StepResult,
 )
 from tandem.shared.engine.scheduler import Scheduler
 from tandem.shared.engine.sequence import Phase, Sequence
 from tandem.shared.kv.block_pool import BlockPool
-from tandem.tests.shared.handoff.fake_node import Node as Fake
 
 WEIGHTS, TOKEN, ATTENDED, CONTEXT = 0.05, 2.2e-3, 0.9e-6, 12e-6
 
@@ -188,17 +187,12 @@ def test_a_step_without_prompts_delays_nobody_who_is_alone() -> None:
     assert waiting.phase is Phase.RUNNING and waiting.computed == 512
 
 
-async def test_the_rate_of_prompts_counts_the_steps_that_go_without_them() -> None:
+def test_the_rate_of_prompts_counts_the_steps_that_go_without_them() -> None:
     """It says when a prompt will be done here, and so where it is prefilled."""
-    core = Fake("d", 1).core
-    chunk = StepPlan(1, [SequenceStep(1, [7] * 100, 0, [], True)])
-    decode = StepPlan(2, [SequenceStep(2, [7], 0, [], True)])
-    core._cut = 100
-    core._account(chunk, StepResult(1, [], seconds=0.5), 0.5)
-    assert core.prefill_tokens_per_second == 200
-    core._cut = 0
-    core._account(decode, StepResult(2, [], seconds=0.25), 0.25)
-    core._account(decode, StepResult(2, [], seconds=0.25), 0.25)
-    core._cut = 100
-    core._account(chunk, StepResult(3, [], seconds=0.5), 0.5)
-    assert core.prefill_tokens_per_second == pytest.approx(0.7 * 200 + 0.3 * 100)
+    rate = PrefillRate()
+    rate.measured(100, 0.5, limit=100)
+    assert rate.tokens_per_second == 200
+    for _ in range(2):
+        rate.measured(0, 0.25, limit=0)
+    rate.measured(100, 0.5, limit=100)
+    assert rate.tokens_per_second == pytest.approx(0.7 * 200 + 0.3 * 100)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.shared.engine.plan import Sampled, SamplingParams, StepPlan, StepResult
-from tandem.shared.engine.scheduler import POLICIES, Scheduler, StepOutput
-from tandem.shared.engine.sequence import FinishReason, Phase, Sequence
+from tandem.shared.engine.scheduler import POLICIES, Scheduler
+from tandem.shared.engine.sequence import FinishReason, Phase, Sequence, StepOutput
 from tandem.shared.errors import OverloadedError
 from tandem.shared.kv.block_pool import BlockPool, OutOfBlocksError
 

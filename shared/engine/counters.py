@@ -1,0 +1,60 @@
+"""Counters of the engine's work, and the measured rate of prefill."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from .pace import LEAST
+from .plan import NOT_FINITE, StepResult
+
+# The time of a shorter chunk says more about the step than about its tokens.
+MIN_MEASURED_TOKENS = 64
+# Weight of the newest measurement in the running mean.
+_NEWEST = 0.3
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Totals since the start. ``cache_queries`` are prompt tokens looked up in the prefix index."""
+
+    steps: int = 0
+    step_seconds: float = 0.0
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    cache_queries: int = 0
+    cache_hits: int = 0
+    failed_steps: Counter[str] = field(default_factory=Counter)
+    failed_sequences: Counter[str] = field(default_factory=Counter)
+
+    def step(self, result: StepResult, *, prompt_tokens: int) -> None:
+        self.steps += 1
+        self.step_seconds += result.seconds
+        self.generated_tokens += len(result.sampled)
+        self.prompt_tokens += prompt_tokens
+        self.failed_sequences[NOT_FINITE] += len(result.failed)
+
+    def step_failed(self, cause: str, *, sequences: int) -> None:
+        self.failed_steps[cause] += 1
+        self.failed_sequences[cause] += sequences
+
+
+class PrefillRate:
+    """Prompt tokens per second, as a running mean over chunks."""
+
+    def __init__(self) -> None:
+        self.tokens_per_second = 0.0
+        self._held_up = 0.0  # seconds of steps without prompts since the last chunk
+
+    def measured(self, chunk: int, seconds: float, *, limit: int | None) -> None:
+        """Account for a step that computed ``chunk`` prompt tokens, of ``limit`` at most.
+
+        A limited chunk also takes the time of the steps that had to go without prompts.
+        """
+        if not chunk and limit == 0:
+            self._held_up += seconds
+        if seconds > 0 and (chunk >= MIN_MEASURED_TOKENS or (limit is not None and chunk >= LEAST)):
+            rate, known = chunk / (seconds + self._held_up), self.tokens_per_second
+            self.tokens_per_second = (1 - _NEWEST) * known + _NEWEST * rate if known else rate
+        if chunk:
+            self._held_up = 0.0
