@@ -14,7 +14,7 @@ from ..shared.errors import OverloadedError
 from ..shared.telemetry.logs import add_log_context, logger
 from ..shared.telemetry.tracing import NO_TRACER, Tracer, Value, serving
 from ..shared.version import version
-from .cluster.nodes import NodeTable
+from .cluster.node_table import NodeTable
 from .cluster.registry import Registry
 from .errors import ApiError, DrainingError, internal_error, to_api_error
 from .generation import Delta, Generation, Item

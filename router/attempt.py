@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..proto import tandem_pb2 as pb
 from .choice import Choice
-from .cluster.nodes import Node
+from .cluster.node import Node
 from .echo import PIECE_TOKENS, Echo
 from .errors import NodeError
 from .generation import AdmittedItem, Delta, Generation, Item, PromptScored, Served, Usage

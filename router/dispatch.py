@@ -14,8 +14,9 @@ from ..proto import tandem_pb2 as pb
 from ..shared.errors import OverloadedError, UnavailableError
 from ..shared.telemetry.logs import logger
 from ..shared.telemetry.tracing import step
-from .cluster.inflight import Booking
-from .cluster.nodes import Node, NodeTable
+from .cluster.inflight import InflightPlacement
+from .cluster.node import Node
+from .cluster.node_table import NodeTable
 from .errors import DeadlineError, DrainingError, NodeError
 from .node_call import LATE, GenerationError, node_call
 from .options import RouterOptions
@@ -56,7 +57,7 @@ class Dispatcher:
         prompt = PromptKeys(tokens, request.cache_salt)
         await self._compute_keys(prompt)
         while (placement := self._next(request, prompt)) is not None:
-            node, booking = self._book(placement, prompt)
+            node, inflight = self._begin(placement, prompt)
             started = seen = False
             try:
                 with node_call(self._nodes, node, request, self._options.admission_timeout) as call:
@@ -66,7 +67,7 @@ class Dispatcher:
                             self._deaths += 1
                             continue
                         if kind == "usage":
-                            booking.settle(node.node_id, event.usage.prefill_node)
+                            inflight.end(node.node_id, event.usage.prefill_node)
                         started = True
                         seen = seen or (streamed and kind in OUTPUT)
                         if kind != "admitted" or not admitted:
@@ -84,7 +85,7 @@ class Dispatcher:
                 self._failed |= {node.key}
                 self._deaths += started
             finally:
-                booking.settle()
+                inflight.end()
         raise failure or UnavailableError("No decode node is available; try again soon.")
 
     async def _compute_keys(self, prompt: PromptKeys) -> None:
@@ -128,18 +129,18 @@ class Dispatcher:
         )
         return placement
 
-    def _book(self, placement: Placement, prompt: PromptKeys) -> tuple[Node, Booking]:
+    def _begin(self, placement: Placement, prompt: PromptKeys) -> tuple[Node, InflightPlacement]:
         """The decode node, and the prompt in the in-flight load of both nodes."""
-        booking = Booking()
+        inflight = InflightPlacement()
         held = placement.decode.held_tokens
         for view in placement.prefill[:1]:
             node = self._nodes[view.node_id]
             compute = len(prompt.tokens) - max(held, view.held_tokens)
-            booking.enter(node.node_id, node.ledger, node.placed(prompt, compute))
+            inflight.begin(node.node_id, node.inflight_load, node.inflight_prompt(prompt, compute))
         node = self._nodes[placement.decode.node_id]
         compute = 0 if placement.prefill else len(prompt.tokens) - held
-        booking.enter(node.node_id, node.ledger, node.placed(prompt, compute))
-        return node, booking
+        inflight.begin(node.node_id, node.inflight_load, node.inflight_prompt(prompt, compute))
+        return node, inflight
 
     def _seconds_left(self) -> float:
         left = self._deadline - asyncio.get_running_loop().time()

@@ -12,8 +12,8 @@ from prometheus_client.registry import Collector
 
 from ..shared.telemetry.stats_line import Work
 from ..shared.telemetry.tracing import current
-from .cluster.node_series import NodeCounts, snapshot, text
-from .cluster.nodes import NodeTable
+from .cluster.node_series import NodeCounts, count_nodes, text
+from .cluster.node_table import NodeTable
 from .generation import Delta, Generation, Item, Usage
 from .http.access_log import Access, where_and_why
 
@@ -120,7 +120,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """Everything in Prometheus' text format."""
-        return self._render(*self._standings())
+        return self._render(*self._counts())
 
     async def page(self) -> bytes:
         """The same, rendered in a thread and at most a second old."""
@@ -131,16 +131,16 @@ class Metrics:
 
     async def _new_page(self) -> bytes:
         begun = time.monotonic()
-        page = await asyncio.to_thread(self._render, *self._standings())
+        page = await asyncio.to_thread(self._render, *self._counts())
         done = time.monotonic()
         self._page_until = done + min(MAX_PAGE_SECONDS, PAGE_REUSE * (done - begun))
         return page
 
-    def _standings(self) -> tuple[list[NodeCounts], Counts[tuple[str, str]]]:
-        return snapshot(self._nodes, self._nodes.now()), self._nodes.absent.tally()
+    def _counts(self) -> tuple[list[NodeCounts], Counts[tuple[str, str]]]:
+        return count_nodes(self._nodes, self._nodes.now()), self._nodes.absent.tally()
 
-    def _render(self, standings: Sequence[NodeCounts], absent: Counts[tuple[str, str]]) -> bytes:
-        return generate_latest(self.registry) + text(standings, absent).encode()
+    def _render(self, counts: Sequence[NodeCounts], absent: Counts[tuple[str, str]]) -> bytes:
+        return generate_latest(self.registry) + text(counts, absent).encode()
 
 
 def _total(series: Counter | Gauge) -> float:

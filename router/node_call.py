@@ -14,7 +14,8 @@ from ..proto import tandem_pb2 as pb
 from ..shared.errors import NODE_DRAINING, OverloadedError, RequestError, UnavailableError
 from ..shared.telemetry.logs import logger
 from ..shared.telemetry.tracing import branch, metadata
-from .cluster.nodes import Node, NodeTable
+from .cluster.node import Node
+from .cluster.node_table import NodeTable
 from .errors import DeadlineError, DrainingError, NodeError
 
 log = logger("router")
@@ -47,7 +48,7 @@ def node_call(
         try:
             yield NodeCall(nodes, node, call, patience)
         finally:
-            node.done(call)
+            node.end(call)
 
 
 class NodeCall:

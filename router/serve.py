@@ -16,7 +16,7 @@ from contextlib import aclosing
 
 from ..proto import tandem_pb2 as pb
 from .attempt import NodeAttempt
-from .cluster.nodes import NodeTable
+from .cluster.node_table import NodeTable
 from .dispatch import Dispatcher
 from .errors import NodeError
 from .generation import AdmittedItem, Generation, Item, Restarted, Usage

@@ -24,7 +24,7 @@ from ..shared.telemetry.process_metrics import ProcessMetrics
 from ..shared.telemetry.stats_line import log_rates
 from ..shared.telemetry.tracing import NO_TRACER, Tracer
 from .app import App
-from .cluster.nodes import NodeTable
+from .cluster.node_table import NodeTable
 from .cluster.pinned_model import read_pinned
 from .cluster.registry import Registry
 from .cluster.static_nodes import StaticNodes

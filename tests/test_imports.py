@@ -69,6 +69,16 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("node",),
     ("launch",),
 )
+# What each folder of router/ may import of router/, besides itself. The modules at its root serve
+# requests with all of them.
+ROUTER = {
+    "cluster": ("errors", "options", "placement", "served_model"),
+    "doctor": (),
+    "http": ("errors", "generation", "options", "served_model"),
+    "openai": ("errors", "generation", "http", "options", "served_model"),
+    "placement": (),
+    "web": (),
+}
 WEB = ("fastapi", "uvicorn", "starlette", "grpc", "prometheus_client")
 
 
@@ -120,6 +130,22 @@ def test_nothing_in_shared_imports_upwards() -> None:
         ours = [n for n in imports(module) if within(n, "tandem.shared")]
         wrong += [f"{module}: {n}" for n in ours if tier(n) > tier(own)]
     assert wrong == []
+
+
+@pytest.mark.parametrize("folder", ROUTER)
+def test_folders_of_the_router_import_only_what_they_may(folder: str) -> None:
+    allowed = [f"tandem.router.{name}" for name in (folder, *ROUTER[folder])]
+    wrong = []
+    for module in (m for m in MODULES if m.parts[:2] == ("router", folder)):
+        ours = [n for n in imports(module) if within(n, "tandem.router")]
+        wrong += [f"{module}: {n}" for n in ours if not within(n, *allowed)]
+    assert wrong == []
+
+
+def test_the_router_has_no_other_folders() -> None:
+    assert {m.parts[1] for m in MODULES if m.parts[0] == "router" and len(m.parts) > 2} == set(
+        ROUTER
+    )
 
 
 def test_imports_across_folders_are_relative() -> None:

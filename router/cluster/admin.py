@@ -1,4 +1,4 @@
-"""What an operator asks a router about its nodes, from outside of it."""
+"""An operator's commands to a router about its nodes, as a client of its registry."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ...shared.errors import RequestError, UnavailableError
 from ...shared.security.credentials import INSECURE, Credentials
 
 CALL_SECONDS = 5.0
-# The router has answered that it will not.
+# The router has answered, and refuses.
 _REFUSALS = (
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.UNAUTHENTICATED,
 )
-# Whatever else an error says, somebody has answered.
+# No answer; with any other status the router has answered.
 _SILENCE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 HEADINGS = (
     "NODE", "ROLE", "STATE", "RUNNING", "WAITING", "QUEUED TOKENS", "FREE BLOCKS", "LINKS",
@@ -31,7 +31,7 @@ HEADINGS = (
 
 
 def list_nodes(registry: str, credentials: Credentials = INSECURE) -> list[pb.NodeInfo]:
-    """The nodes of the router behind ``registry``. Raises ``UnavailableError``."""
+    """List the nodes of the router behind ``registry``. Raises ``UnavailableError``."""
     reply: pb.ListReply = _ask(
         registry, credentials, lambda stub: stub.List(pb.ListRequest(), timeout=CALL_SECONDS)
     )
@@ -41,8 +41,8 @@ def list_nodes(registry: str, credentials: Credentials = INSECURE) -> list[pb.No
 def refusal_of(
     registry: str, addresses: Collection[str], credentials: Credentials = INSECURE
 ) -> str:
-    """Why the router behind ``registry`` refuses one of the nodes at ``addresses``; empty when it
-    refuses none. Raises ``UnavailableError``."""
+    """The reason why the router behind ``registry`` refuses one of the nodes at ``addresses``;
+    empty if it refuses none. Raises ``UnavailableError``."""
     reply: pb.ListReply = _ask(
         registry, credentials, lambda stub: stub.List(pb.ListRequest(), timeout=CALL_SECONDS)
     )
@@ -57,11 +57,11 @@ def drain_node(
     *,
     timeout: float | None = None,
 ) -> None:
-    """Have a node take no more work, finish what it has, and end; after ``timeout`` seconds in any
-    case.
+    """Drain a node: it takes no more work, finishes what it has, and exits, after ``timeout``
+    seconds at the latest.
 
-    Raises ``RequestError`` when the router knows no such node or cannot reach it with a command,
-    ``UnavailableError`` when no router answers.
+    Raises ``RequestError`` if the router knows no such node or cannot send it a command,
+    ``UnavailableError`` if no router answers.
     """
     request = pb.DrainRequest(node_id=node_id, timeout_seconds=timeout)
     _ask(registry, credentials, lambda stub: stub.Drain(request, timeout=CALL_SECONDS))
@@ -75,10 +75,10 @@ def set_role(
     *,
     force: bool = False,
 ) -> None:
-    """Have a node finish what it has and go on as a ``role`` node.
+    """Make a node finish what it has, and continue as a ``role`` node.
 
-    ``force`` takes the last decode node too. Raises like ``drain_node``, and ``RequestError`` for a
-    node that has this role or drains.
+    ``force`` permits this for the last decode node. Raises like ``drain_node``, and
+    ``RequestError`` for a node that has this role already or is draining.
     """
     wanted = next(number for number, name in ROLES.items() if name == role)
     request = pb.SetRoleRequest(node_id=node_id, role=wanted, force=force)
@@ -86,7 +86,7 @@ def set_role(
 
 
 def as_table(nodes: Sequence[pb.NodeInfo]) -> str:
-    """One line a node, in columns."""
+    """A table with one line for each node."""
     rows = [HEADINGS, *(_row(node) for node in nodes)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
     return "\n".join(
@@ -96,7 +96,7 @@ def as_table(nodes: Sequence[pb.NodeInfo]) -> str:
 
 
 def as_json(nodes: Sequence[pb.NodeInfo]) -> str:
-    """The same for programs, with every field of the protocol."""
+    """A JSON array of the nodes, with every field of the protocol."""
     listed = [
         MessageToDict(
             node, preserving_proto_field_name=True, always_print_fields_with_no_presence=True

@@ -1,7 +1,7 @@
-"""When a decode node is left alone because calls to it go unanswered.
+"""Ejection of a decode node whose calls get no answer, as in Envoy's outlier detection.
 
-A node may send heartbeats and not be reachable: a wrong --advertise, a firewall, a partition in one
-direction. It looks idle then, so requests would be placed on it, and each would wait for its
+A node may send heartbeats and yet be unreachable: a wrong --advertise, a firewall, a partition in
+one direction. It then looks idle, so requests would be placed on it, and each would wait for its
 timeout.
 """
 
@@ -12,44 +12,44 @@ from typing import Any
 
 from ...shared.process.backoff import PeerBackoff
 
-# A node admits a request or refuses it within milliseconds. While one waits for longer, no further
-# ones are sent after it.
+# A node admits or rejects a request within milliseconds. While a call waits longer, no others are
+# sent after it.
 SLOW_SECONDS = 2.0
 
 
 class Ejection:
-    """The calls to one start of one node that have not been answered yet, and what became of the
-    others."""
+    """The unanswered calls to one start of a node, and the backoff after failed ones."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._unanswered: dict[Any, float] = {}
-        self._avoidance = PeerBackoff(clock)
+        self._backoff = PeerBackoff(clock)
 
     @property
     def ejected(self) -> bool:
-        """Whether requests should go elsewhere. After a pause one of them is let through, and the
-        others wait for what becomes of it."""
-        if self._avoidance.suspected:
-            return bool(self._unanswered) or self._avoidance.left > 0
+        """True if requests should go elsewhere. After a pause one request is let through, and the
+        others wait for its result."""
+        if self._backoff.suspected:
+            return bool(self._unanswered) or self._backoff.left > 0
         if not self._unanswered:
             return False
         return self._clock() - next(iter(self._unanswered.values())) >= SLOW_SECONDS
 
     def asked(self, call: Any) -> None:
+        """Record that a call was sent."""
         self._unanswered[call] = self._clock()
 
     def answered(self, call: Any) -> None:
-        """The node can be reached."""
+        """Record an answer: the node can be reached."""
         self._unanswered.pop(call, None)
-        self._avoidance.end()
+        self._backoff.end()
 
     def failed(self, call: Any) -> float:
-        """The node could not be reached, or did not answer. Returns the pause that begins; 0 when
-        one lasts already."""
+        """Record that the node was not reached, or did not answer. Returns the pause that begins,
+        or 0 during a pause."""
         self._unanswered.pop(call, None)
-        return self._avoidance.begin()
+        return self._backoff.begin()
 
     def ended(self, call: Any) -> None:
-        """The call has ended, and says nothing more of the node."""
+        """Forget a call, which proves nothing if it was not answered."""
         self._unanswered.pop(call, None)

@@ -1,8 +1,8 @@
-"""Which nodes may serve side by side: those of one model, in whatever versions of it.
+"""Nodes that may serve in one cluster: all those of one model, in any versions of it.
 
-Nodes of one fingerprint are a group, and KV passes only within one (``place.py``). While a new
-version is rolled out two groups coexist under the model's name. A router tokenizes before it knows
-which of them a request goes to, so all that concerns text is the same in every group.
+Nodes of one fingerprint are a group, and KV passes only within a group (``place.py``). During the
+rollout of a new version two groups coexist under the model's name. A router tokenizes before it
+knows which group a request goes to, so everything that concerns text must be the same in each.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ TEXT_FIELDS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
 
 
 def conflict(present: Sequence[pb.ModelCard], newcomer: pb.ModelCard) -> str:
-    """Why a node may not join those that are there; empty when it may. When all have gone, any
-    model may come."""
+    """The reason why a node may not join those present; empty if it may. With none present, any
+    model may join."""
     if not present or any(card.fingerprint == newcomer.fingerprint for card in present):
         return ""
     namesakes = [card for card in present if card.name == newcomer.name]
@@ -37,7 +37,7 @@ def conflict(present: Sequence[pb.ModelCard], newcomer: pb.ModelCard) -> str:
 
 
 def text_of(card: pb.ModelCard) -> tuple[str, ...]:
-    """What the router's own work depends on."""
+    """The values of ``TEXT_FIELDS``, on which the router's own work depends."""
     fields = _fields(card.fingerprint)
     return tuple(fields.get(name, "") for name in TEXT_FIELDS)
 
@@ -45,7 +45,8 @@ def text_of(card: pb.ModelCard) -> tuple[str, ...]:
 def difference(
     cluster: pb.ModelCard, node: pb.ModelCard, names: Sequence[str] | None = None
 ) -> str:
-    """The first field in which two fingerprints, ``field=value`` lines, differ; both values."""
+    """The first field in which two fingerprints, ``field=value`` lines, differ, with both
+    values."""
     ours, theirs = _fields(cluster.fingerprint), _fields(node.fingerprint)
     for name in names or sorted(set(ours) | set(theirs)):
         here, there = ours.get(name, "missing"), theirs.get(name, "missing")

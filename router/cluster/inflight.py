@@ -1,9 +1,9 @@
-"""What a router has placed on a node, ahead of what the node reports.
+"""The load that a router has placed on a node, ahead of the node's own reports.
 
-A heartbeat is up to a second old, and a burst that goes by it alone goes to one node. So the router
-counts its own prompts itself, from their placement until the node says that they are computed; a
-report adds what others have queued there. And a prefix is expected where it was placed, until the
-node has had the time to tell what it holds.
+A heartbeat is up to a second old, and by heartbeats alone a burst would go to one node. So the
+router counts its own prompts, from their placement until the node reports them as computed; a
+report adds what other routers have queued there. The keys of a prompt are expected where it was
+placed, until the node has had time to report that it holds them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-# The first report after a prompt was computed may have left the node before it.
+# The first report after a prompt was computed may have been written before that.
 REPORTS = 2
 
 
 @dataclass(slots=True, eq=False)
-class Placed:
-    """One prompt on one node: what it has to compute there, what room it takes, and which keys
-    the node will tell when it has. ``reports`` counts down once it is computed."""
+class InflightPrompt:
+    """One prompt on one node: the tokens to compute there, the room that it takes, and the keys
+    that the node will report. ``reports`` counts down once it is computed."""
 
     compute_tokens: int
     room_tokens: int
@@ -27,13 +27,13 @@ class Placed:
 
 
 class InflightLoad:
-    """The prompts of this router on one node. Each is begun once and ended once."""
+    """This router's prompts on one node. Each is begun once and ended once."""
 
     def __init__(self) -> None:
         self._compute_tokens = 0
         self._others_tokens = 0
         self.room_tokens = 0  # taken since the last report
-        self._settling: list[Placed] = []
+        self._settling: list[InflightPrompt] = []
         self._expected: Counter[int] = Counter()
 
     @property
@@ -42,51 +42,51 @@ class InflightLoad:
         return self._compute_tokens + self._others_tokens
 
     def expects(self, key: int) -> bool:
+        """True if the node will hold this key."""
         return key in self._expected
 
-    def begin(self, placed: Placed) -> None:
-        self._compute_tokens += placed.compute_tokens
-        self.room_tokens += placed.room_tokens
-        self._expected.update(placed.keys)
+    def begin(self, prompt: InflightPrompt) -> None:
+        self._compute_tokens += prompt.compute_tokens
+        self.room_tokens += prompt.room_tokens
+        self._expected.update(prompt.keys)
 
-    def end(self, placed: Placed, *, computed: bool) -> None:
-        """The prompt is computed there, or will never be."""
-        self._compute_tokens -= placed.compute_tokens
+    def end(self, prompt: InflightPrompt, *, computed: bool) -> None:
+        """Count the prompt no longer: it is computed there, or never will be."""
+        self._compute_tokens -= prompt.compute_tokens
         if computed:
-            self._settling.append(placed)
+            self._settling.append(prompt)
         else:
-            self._forget(placed)
+            self._forget(prompt)
 
     def reported(self, queued_tokens: int) -> None:
-        """The node has said how many tokens are queued on it, ours and others'."""
+        """Take over the node's own count of queued tokens, which includes other routers'."""
         self._others_tokens = max(0, queued_tokens - self._compute_tokens)
         self.room_tokens = 0
-        for placed in self._settling:
-            placed.reports -= 1
-            if not placed.reports:
-                self._forget(placed)
-        self._settling = [placed for placed in self._settling if placed.reports]
+        for prompt in self._settling:
+            prompt.reports -= 1
+            if not prompt.reports:
+                self._forget(prompt)
+        self._settling = [prompt for prompt in self._settling if prompt.reports]
 
-    def _forget(self, placed: Placed) -> None:
-        self._expected.subtract(placed.keys)
-        for key in placed.keys:
+    def _forget(self, prompt: InflightPrompt) -> None:
+        self._expected.subtract(prompt.keys)
+        for key in prompt.keys:
             if self._expected[key] <= 0:
                 del self._expected[key]
 
 
-class Booking:
-    """One prompt in the ledgers of all nodes that it was placed on, by their names."""
+class InflightPlacement:
+    """One prompt in the in-flight load of all nodes that it was placed on."""
 
     def __init__(self) -> None:
-        self._entries: list[tuple[str, InflightLoad, Placed]] = []
+        self._entries: list[tuple[str, InflightLoad, InflightPrompt]] = []
 
-    def enter(self, node_id: str, ledger: InflightLoad, placed: Placed) -> None:
-        ledger.begin(placed)
-        self._entries.append((node_id, ledger, placed))
+    def begin(self, node_id: str, load: InflightLoad, prompt: InflightPrompt) -> None:
+        load.begin(prompt)
+        self._entries.append((node_id, load, prompt))
 
-    def settle(self, *computed_on: str) -> None:
-        """The prompt is computed, and these nodes hold it; with none, it was given up. Only the
-        first word counts."""
+    def end(self, *computed_on: str) -> None:
+        """End the prompt on all nodes; those named hold it now. Only the first call counts."""
         entries, self._entries = self._entries, []
-        for node_id, ledger, placed in entries:
-            ledger.end(placed, computed=node_id in computed_on)
+        for node_id, load, prompt in entries:
+            load.end(prompt, computed=node_id in computed_on)

@@ -1,6 +1,6 @@
-"""The few series that a router shows of each node; a node shows the rest itself.
+"""The few series of each node on the router's metrics page; a node's own page has the rest.
 
-Written as text here, because the library takes twenty times as long for a thousand nodes.
+Written as text here, because prometheus_client takes twenty times as long for a thousand nodes.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ...proto.roles import ROLES, role_name
-from .nodes import Node
+from .node import Node
 
 STATES = ("ready", "draining", "lost", "refused")
 
 
 class NodeCounts(NamedTuple):
-    """What the series show of one node, read at one moment."""
+    """The values of all series for one node at one moment."""
 
     node_id: str
     role: str
@@ -24,7 +24,7 @@ class NodeCounts(NamedTuple):
     values: tuple[float, ...]
 
 
-# Name, meaning, and what it is of a node.
+# Name, help text, value of a node.
 SERIES: tuple[tuple[str, str, Callable[[Node], float]], ...] = (
     (
         "tandem_node_running",
@@ -51,13 +51,13 @@ SERIES: tuple[tuple[str, str, Callable[[Node], float]], ...] = (
         "KV blocks of the node.",
         lambda node: node.load.total_blocks,
     ),
-    ("tandem_node_inflight", "Calls of this router on the node.", lambda node: node.inflight),
+    ("tandem_node_inflight", "Calls of this router on the node.", lambda node: node.inflight_calls),
 )
 AGE = "tandem_node_heartbeat_age_seconds"
 
 
-def snapshot(nodes: Iterable[Node], now: float) -> list[NodeCounts]:
-    """The nodes as they are at ``now``, by the clock that their heartbeats are stamped with."""
+def count_nodes(nodes: Iterable[Node], now: float) -> list[NodeCounts]:
+    """The values of all nodes at ``now``, by the clock of ``Node.last_seen``."""
     return [
         NodeCounts(
             node.node_id,
@@ -69,29 +69,29 @@ def snapshot(nodes: Iterable[Node], now: float) -> list[NodeCounts]:
     ]
 
 
-def text(standings: Iterable[NodeCounts], absent: Mapping[tuple[str, str], int]) -> str:
-    """The series in Prometheus' text format. ``absent`` are the nodes that should be there and are
-    not, by role and state."""
-    return "".join(_lines(list(standings), absent))
+def text(counts: Iterable[NodeCounts], absent: Mapping[tuple[str, str], int]) -> str:
+    """The series in Prometheus' text format. ``absent`` has the number of absent nodes by role and
+    state."""
+    return "".join(_lines(list(counts), absent))
 
 
-def _lines(standings: list[NodeCounts], absent: Mapping[tuple[str, str], int]) -> Iterator[str]:
+def _lines(nodes: list[NodeCounts], absent: Mapping[tuple[str, str], int]) -> Iterator[str]:
     yield _head("tandem_nodes", "Nodes by role and state.")
-    counts = Counter((standing.role, standing.state) for standing in standings)
-    counts.update(absent)
+    tally = Counter((node.role, node.state) for node in nodes)
+    tally.update(absent)
     for role in ROLES.values():
         for state in STATES:
-            yield f'tandem_nodes{{role="{role}",state="{state}"}} {counts[role, state]}\n'
-    labels = [f'node="{_escaped(s.node_id)}",role="{s.role}"' for s in standings]
+            yield f'tandem_nodes{{role="{role}",state="{state}"}} {tally[role, state]}\n'
+    labels = [f'node="{_escaped(node.node_id)}",role="{node.role}"' for node in nodes]
     yield _head("tandem_node_up", "1 for each node that this router knows, with its state.")
-    for label, standing in zip(labels, standings, strict=True):
-        yield f'tandem_node_up{{{label},state="{standing.state}"}} 1\n'
-    told = [(name, meaning) for name, meaning, _ in SERIES]
-    told.append((AGE, "Seconds since the last heartbeat."))
-    for number, (name, meaning) in enumerate(told):
+    for label, node in zip(labels, nodes, strict=True):
+        yield f'tandem_node_up{{{label},state="{node.state}"}} 1\n'
+    series = [(name, meaning) for name, meaning, _ in SERIES]
+    series.append((AGE, "Seconds since the last heartbeat."))
+    for number, (name, meaning) in enumerate(series):
         yield _head(name, meaning)
-        for label, standing in zip(labels, standings, strict=True):
-            yield f"{name}{{{label}}} {standing.values[number]}\n"
+        for label, node in zip(labels, nodes, strict=True):
+            yield f"{name}{{{label}}} {node.values[number]}\n"
 
 
 def _head(name: str, meaning: str) -> str:
@@ -99,5 +99,5 @@ def _head(name: str, meaning: str) -> str:
 
 
 def _escaped(name: str) -> str:
-    """As a label's value; a node may have any printable name."""
+    """Escape a label value; a node may have any printable name."""
     return name.replace("\\", r"\\").replace('"', r"\"")

@@ -1,6 +1,6 @@
-"""The model of ``tandem router --model``: known before any node has joined.
+"""The model of ``tandem router --model``, known before any node has joined.
 
-Without it the first node to join decides, which may be a stray one after a restart.
+Without the option the first node to join decides, which may be a stray one after a restart.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from ..options import RouterOptions
 if TYPE_CHECKING:
     from ...shared.text.tokenizer import Tokenizer
 
-# Of a model's folder, in a message.
+# Characters of a model's folder in an error message.
 MAX_PATH = 256
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedModel:
-    """What nodes are compared with, and the tokenizer, of which the router has a copy."""
+    """The model card that nodes are compared with, and the router's own copy of the tokenizer."""
 
     card: pb.ModelCard
     tokenizer: Tokenizer
 
 
 async def read_pinned(options: RouterOptions) -> PinnedModel | None:
-    """The model of ``--model``, if there is one. Raises ``ModelError``."""
+    """Read the model of ``--model``; ``None`` without the option. Raises ``ModelError``."""
     if options.model is None:
         return None
     folder = await asyncio.to_thread(locate_model, options.model, weights=False)
@@ -48,7 +48,8 @@ async def read_pinned(options: RouterOptions) -> PinnedModel | None:
 
 
 async def load_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
-    """Raises ``ModelError`` when it cannot be read or is not this model's."""
+    """Load a model's tokenizer. Raises ``ModelError`` if it cannot be read, or belongs to another
+    model."""
     from ...shared.text.tokenizer import Tokenizer
 
     try:
@@ -57,7 +58,7 @@ async def load_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
     except OSError as error:
         shown = str(folder)[:MAX_PATH]
         raise ModelError(f"{shown!r} cannot be read: {error.strerror}") from None
-    # A few published models have special tokens beyond the embedding; they cannot be sampled.
+    # A few published models have special tokens beyond the embedding, which cannot be sampled.
     if vocab_size and tokenizer.base_vocab_size > vocab_size:
         raise ModelError(
             f"{folder}/tokenizer.json has {tokenizer.base_vocab_size} tokens, the model's "

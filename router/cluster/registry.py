@@ -1,4 +1,4 @@
-"""The Registry service: nodes join, send heartbeats and leave."""
+"""The Registry service: nodes join, send heartbeats and leave; operators list and command them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from ...shared.version import version
 from ..options import RouterOptions
 from ..served_model import ServedModel, sampling_defaults
 from .groups import conflict, difference, text_of
-from .nodes import Node, NodeTable
+from .node import Node
+from .node_table import NodeTable
 from .pinned_model import PinnedModel, load_tokenizer
 
 if TYPE_CHECKING:
@@ -48,26 +49,26 @@ class Registry(RegistryServicer):
         self._entering = asyncio.Lock()
 
     def pin(self, model: PinnedModel | None) -> None:
-        """From now on only nodes of this model may join."""
+        """Let only nodes of this model join; ``None`` lets the first node decide."""
         self._pinned = model
         self._tokenizer = model.tokenizer if model is not None else None
 
     def model(self) -> ServedModel:
-        """What is served now; ``UnavailableError`` before the first decode node has joined."""
+        """The served model. Raises ``UnavailableError`` while no decode node takes work."""
         if self._model is None or not self._nodes.decode_ready():
             raise UnavailableError("No decode node has joined this router yet; try again soon.")
         return self._model
 
     def check_started(self) -> None:
-        """``UnavailableError`` until a decode node has joined for the first time."""
+        """Raise ``UnavailableError`` until a decode node has joined for the first time."""
         if self._model is None:
             raise UnavailableError("No decode node has joined this router yet; try again soon.")
 
     async def enter(self, request: pb.JoinRequest, address: str) -> None:
-        """A node comes, by itself or because the operator named it.
+        """Enter a node that has joined by itself, or that --pd-url names.
 
-        Raises ``RequestError`` for a request that makes no sense, and ``PeerRefusedError`` for a
-        node that does not belong into this cluster.
+        Raises ``RequestError`` for an invalid request, and ``PeerRefusedError`` for a node that
+        does not belong to this cluster.
         """
         problem = self._problem(request)
         if problem:
@@ -95,7 +96,7 @@ class Registry(RegistryServicer):
         self._update_model()
 
     def _note_refusal(self, request: pb.JoinRequest, address: str, reason: str) -> None:
-        """Nodes ask again and again; what has been logged is only remembered."""
+        """Remember a refusal, and log it if it is new: refused nodes try again and again."""
         if self._nodes.absent.reason(request.node_id) != reason:
             log.warning("node %s is refused: %s", request.node_id, reason)
         self._nodes.absent.add(
@@ -150,8 +151,8 @@ class Registry(RegistryServicer):
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainReply:
         node = await self._commanded(request.node_id, context)
         limited = request.HasField("timeout_seconds")
-        if limited and not 0 <= request.timeout_seconds < inf:  # NaN is not, either
-            message = f"a drain's timeout is {request.timeout_seconds}, not a time"
+        if limited and not 0 <= request.timeout_seconds < inf:  # rejects NaN too
+            message = f"a drain's timeout must be seconds, not {request.timeout_seconds}"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
         node.drain(request.timeout_seconds if limited else None)
         return pb.DrainReply()
@@ -165,8 +166,8 @@ class Registry(RegistryServicer):
         return pb.SetRoleReply()
 
     async def _commanded(self, node_id: str, context: Any) -> Node:
-        """The node that an operator means. Aborts the call when there is none, or when it cannot
-        be told anything."""
+        """The node of an operator's command. Aborts the call if there is none, or if the router has
+        no way to pass the command on."""
         node = self._nodes.named(node_id)
         if node is None:
             known = ", ".join(sorted(n.node_id for n in self._nodes)) or "none"
@@ -198,7 +199,7 @@ class Registry(RegistryServicer):
         return ""
 
     async def watch(self) -> None:
-        """Loses silent nodes, for as long as the router runs."""
+        """Lose silent nodes, until cancelled."""
         pause = min(0.25, self._options.node_timeout / 4)
         while True:
             begun = time.monotonic()
@@ -212,7 +213,7 @@ class Registry(RegistryServicer):
     def _problem(self, request: pb.JoinRequest) -> str:
         if not 0 < len(request.node_id) <= MAX_NAME:
             return f"node_id must have 1 to {MAX_NAME} characters"
-        # Both stand in an operator's terminal (``tandem nodes``).
+        # Both are printed to an operator's terminal (``tandem nodes``).
         if not (request.node_id.isprintable() and request.address.isprintable()):
             return "node_id and address must be printable"
         if request.role not in (pb.ROLE_PREFILL, pb.ROLE_DECODE):
@@ -230,9 +231,9 @@ class Registry(RegistryServicer):
     def _conflict(self, card: pb.ModelCard, address: str) -> str:
         named = address in self._options.prefill_addresses
         if not named and self._nodes.serves(card.fingerprint):
-            return ""  # most joins: in a large cluster, comparing with each node takes a while
+            return ""  # the usual case; comparing with each node takes long in a large cluster
         decode = [node.model for node in self._nodes if not node.is_prefill]
-        # A node that the operator named for the decode nodes of today has no other use.
+        # A node of --pd-url is of use only to the present decode nodes.
         if decode and named:
             if all(card.fingerprint != known.fingerprint for known in decode):
                 return (
@@ -244,22 +245,23 @@ class Registry(RegistryServicer):
         return conflict([*pinned, *decode, *(n.model for n in self._nodes if n.is_prefill)], card)
 
     async def _check_name(self, request: pb.JoinRequest, address: str) -> None:
-        """Raise ``PeerRefusedError`` when another process that lives has the name of this one.
+        """Raise ``PeerRefusedError`` if another live process has the name of this one.
 
-        Not so for a restart: it has the address of the one before, or that one has left, or does
-        not answer there any more.
+        A restart is no conflict: it has its predecessor's address, or that one has left or no
+        longer answers.
         """
         known = self._nodes.named(request.node_id)
         if known is None or known.epoch == request.epoch or known.address == address or known.left:
             return
-        if await known.answers():
+        if await known.is_alive():
             raise PeerRefusedError(
                 f"two nodes are called {request.node_id!r}: one at {known.address}, which answers, "
                 f"and one at {address}; give one of them another --node-id, or end the other"
             )
 
     async def _load_tokenizer(self, card: pb.ModelCard) -> None:
-        """Once a model: a second node's folder may lie elsewhere, on its own machine."""
+        """Load the tokenizer once for each model: a second node's folder may be elsewhere, on its
+        own machine."""
         if self._pinned is not None:
             return
         text = text_of(card)
@@ -267,7 +269,7 @@ class Registry(RegistryServicer):
             loading = load_tokenizer(Path(card.path), card.vocab_size)
             self._loading = text, asyncio.create_task(loading)
         try:
-            # A join that runs out of time does not end the work: the next one finds it done.
+            # Shielded from a join that times out, so that the next one finds it done.
             self._tokenizer = await asyncio.shield(self._loading[1])
         except Exception as error:
             self._loading = None  # a folder that cannot be read now may be readable later
@@ -292,13 +294,14 @@ class Registry(RegistryServicer):
 
 
 def _is_address(text: str) -> bool:
-    """Whether a node may announce this: see ``_reachable`` for the wildcards."""
+    """Return whether a node may announce this; see ``_reachable`` for the wildcards."""
     host, _, port = text.rpartition(":")
     return is_host_port(f"localhost:{port}" if host in WILDCARDS else text)
 
 
 def _reachable(address: str, peer: str) -> str:
-    """A node that listens on every interface is reached where its join came from."""
+    """The address to call: a node that listens on all interfaces is called where its join came
+    from."""
     host, _, port = address.rpartition(":")
     if host not in WILDCARDS:
         return address

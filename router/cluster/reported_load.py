@@ -1,4 +1,4 @@
-"""Bounds on what a node reports of its load: no number that it sends may break placement."""
+"""Limits on the load that a node reports, so that no value can break placement."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _COUNTS = (
 )
 
 
-def bound(load: pb.Load) -> None:
-    """Clamp its counts, and set rates that are none to 0, which stands for "not measured"."""
+def clamp_load(load: pb.Load) -> None:
+    """Clamp counts, and set invalid rates to 0, which stands for "not measured"."""
     for name in _COUNTS:
         if getattr(load, name) > MAX_COUNT:
             setattr(load, name, MAX_COUNT)

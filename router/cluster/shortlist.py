@@ -1,25 +1,23 @@
-"""Which nodes placement looks at closely: all of a small cluster, some tens of a large one.
+"""The nodes that placement compares: all of a small cluster, a few tens of a large one.
 
-Those that hold the most of the prompt, and those with the least to do among a part of each kind and
-version of nodes, another part for each prompt. When none of that part has room, all are looked at.
+They are those that hold the most of the prompt, and the least loaded of a window of each kind and
+version of nodes, a different window for each prompt. If no node of the window has room, all nodes
+of that kind are searched.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from ..placement.node_prefixes import PromptKeys
 from ..placement.policies import ASSUMED_TOKENS_PER_SECOND, SEQUENCE_TOKENS
 from ..placement.prefix_table import PrefixTable
+from .node import Node
 
-if TYPE_CHECKING:
-    from .nodes import Node
-
-# Up to so many nodes all are compared.
+# Up to this many nodes, all are compared.
 FEW = 64
-# Of each kind and version, so many are looked at for one prompt, and so many of them are compared.
+# Nodes of each kind and version that are looked at for one prompt, and how many are compared.
 WINDOW = 64
 LIGHTEST = 8
 HOLDING = 12
@@ -29,7 +27,7 @@ Excluded = frozenset[tuple[str, int]]
 
 def shortlist(
     kinds: Iterable[Sequence[Node]],
-    holders: PrefixTable[Node],
+    prefix_table: PrefixTable[Node],
     prompt: PromptKeys,
     turn: int,
     exclude: Excluded,
@@ -37,27 +35,27 @@ def shortlist(
     """The nodes to compare. ``kinds`` has all nodes, those of one role and version together."""
 
     def holds(node: Node, key: int) -> bool:
-        return not node.lost and (key in node.prefixes or node.ledger.expects(key))
+        return not node.lost and (key in node.prefixes or node.inflight_load.expects(key))
 
-    chosen = dict.fromkeys(holders.find(prompt.sample, holds, HOLDING, turn))
+    chosen = dict.fromkeys(prefix_table.find(prompt.sample, holds, HOLDING, turn))
     for nodes in kinds:
         chosen |= dict.fromkeys(_lightest(nodes, len(prompt.tokens), turn, exclude))
     return list(chosen)
 
 
 def _lightest(nodes: Sequence[Node], tokens: int, turn: int, exclude: Excluded) -> list[Node]:
-    """By how soon a prompt that they hold nothing of would be computed, and by how many sequences
-    they have: policies differ in what counts."""
+    """The nodes that would compute an unknown prompt soonest, and those with the fewest sequences,
+    because policies differ in what they compare."""
     few: list[Node] = []
     for part in _parts(nodes, turn):
         usable = [node for node in part if not node.draining and node.key not in exclude]
-        # One that cannot be reached has little to do, and must not be all that is looked at.
+        # An unreachable node has little to do, and must not be the only candidate.
         usable = [node for node in usable if not node.ejection.ejected] or usable
         rates = [node.rate for node in usable if node.rate]
         pace = sum(rates) / len(rates) if rates else ASSUMED_TOKENS_PER_SECOND
 
         def wait(node: Node, pace: float = pace) -> tuple[bool, float]:
-            queued = node.ledger.queued_tokens
+            queued = node.inflight_load.queued_tokens
             if not node.is_prefill:
                 queued += node.sequences * SEQUENCE_TOKENS
             return not node.has_room(tokens), (queued + tokens) / (node.rate or pace)
@@ -74,7 +72,7 @@ def _by_sequences(node: Node) -> int:
 
 
 def _parts(nodes: Sequence[Node], turn: int) -> Iterator[Sequence[Node]]:
-    """A window that moves on with each turn, then everybody."""
+    """A window that moves on with each turn, then all nodes."""
     if len(nodes) > WINDOW:
         start = turn * WINDOW % len(nodes)
         yield [*nodes[start : start + WINDOW], *nodes[: max(0, start + WINDOW - len(nodes))]]

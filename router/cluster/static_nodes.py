@@ -1,7 +1,7 @@
-"""Prefill nodes that do not join by themselves: the router asks them, and enters them in the table.
+"""Prefill nodes that do not join by themselves: the router polls them.
 
-A node behind ``--pd-url`` is polled for its status; each answer counts as a heartbeat, so that it
-appears when it starts and expires when it stops, like any other.
+Each status reply of a node behind ``--pd-url`` counts as a heartbeat, so that the node appears when
+it starts and expires when it stops, like any other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from ...proto.tandem_pb2_grpc import PrefillStub
 from ...shared.errors import PeerRefusedError, RequestError
 from ...shared.security.credentials import Credentials
 from ...shared.telemetry.logs import logger
-from .nodes import CHANNEL_OPTIONS, NodeTable
+from .connection import CHANNEL_OPTIONS
+from .node_table import NodeTable
 from .registry import Registry
 
 log = logger("router")
@@ -40,14 +41,14 @@ class StaticNodes:
         self._credentials = credentials
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Poll all addresses until cancelled."""
         if not self._addresses:
             await asyncio.Event().wait()
         await asyncio.gather(*(self._follow(address) for address in self._addresses))
 
     async def _follow(self, address: str) -> None:
-        """Poll one address. What is wrong with it is logged once, until something changes."""
-        told = ""
+        """Poll one address. A problem is logged once, until it changes."""
+        logged = ""
         version = 0
         while True:
             generation = self._credentials.generation
@@ -57,7 +58,7 @@ class StaticNodes:
                     try:
                         request = pb.StatusRequest(prefix_version=version, without_metrics=True)
                         status = await stub.Status(request, timeout=CALL_SECONDS)
-                        # The decode nodes bring the model that the named ones are compared with.
+                        # Static nodes are compared with the decode nodes' model.
                         if self._nodes.decode_ready():
                             version = await self._enter(address, status)
                         problem = ""
@@ -65,13 +66,14 @@ class StaticNodes:
                         problem = f"does not answer: {self._credentials.explain(error)}"
                     except (PeerRefusedError, RequestError) as error:
                         problem = f"is refused: {error}"
-                    if problem and problem != told:
+                    if problem and problem != logged:
                         log.warning("prefill node %s %s", address, problem)
-                    told = problem
+                    logged = problem
                     await asyncio.sleep(POLL_SECONDS)
 
     async def _enter(self, address: str, status: pb.StatusReply) -> int:
-        """Returns which version of its prefixes is known here."""
+        """Treat a status reply as a heartbeat, or as a join from a new node. Returns the version
+        of the node's prefixes that the router has."""
         beat = pb.HeartbeatRequest(
             node_id=status.node_id,
             epoch=status.epoch,

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.router.cluster.nodes import NodeTable
+from tandem.router.cluster.node_table import NodeTable
 from tandem.router.metrics import Metrics
 from tandem.shared.handoff.stats import DataPlaneStats
 from tandem.shared.security.credentials import INSECURE, Credentials

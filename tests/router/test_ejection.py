@@ -130,5 +130,5 @@ async def test_a_client_that_goes_away_says_nothing_of_the_node(tmp_path: Path) 
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
         (node,) = c.router.nodes
-        await until(lambda: not node.inflight)
+        await until(lambda: not node.inflight_calls)
         assert not node.ejection.ejected

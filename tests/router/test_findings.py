@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.router.cluster.absent import MAX_ABSENT, REMEMBERED_SECONDS, Absent
+from tandem.router.cluster.absent_nodes import MAX_ABSENT, REMEMBERED_SECONDS, AbsentNodes
 from tandem.router.doctor.findings import Finding, findings
 from tandem.router.doctor.report import as_json, as_text
 from tandem.router.doctor.survey import MAX_PAIRS, NodeAnswer, NodeSeen, Survey, plan_pairs
@@ -283,13 +283,13 @@ def test_what_a_node_says_of_itself_is_no_markup() -> None:
 
 def test_absent_nodes_are_few_recent_and_forgotten_when_they_come() -> None:
     now = [0.0]
-    nodes = Absent(lambda: now[0])
+    nodes = AbsentNodes(lambda: now[0])
     for number in range(2 * MAX_ABSENT):
         nodes.add(pb.AbsentNode(node_id=str(number), reason="silent"))
     assert len(nodes.all()) == MAX_ABSENT
     now[0] = 5.0
     nodes.add(pb.AbsentNode(node_id=str(MAX_ABSENT), reason="refused"))
-    nodes.came(str(MAX_ABSENT + 1))
+    nodes.returned(str(MAX_ABSENT + 1))
     *others, newest = nodes.all()
     assert (newest.reason, newest.seconds_ago) == ("refused", 0)
     assert len(others) == MAX_ABSENT - 2 and {node.seconds_ago for node in others} == {5.0}

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.router.cluster.reported_load import MAX_COUNT, bound
+from tandem.router.cluster.reported_load import MAX_COUNT, clamp_load
 from tandem.tests.router.support import Cluster, FakeNode, cluster
 
 REFUSED = grpc.StatusCode.FAILED_PRECONDITION
@@ -134,5 +134,5 @@ def test_what_is_within_bounds_stays_as_it_is() -> None:
         link_rates=[pb.LinkRate(node_id="p", tokens_per_second=2.5)],
     )
     same = pb.Load.FromString(load.SerializeToString())
-    bound(same)
+    clamp_load(same)
     assert same == load

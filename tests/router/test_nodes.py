@@ -7,7 +7,8 @@ import re
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.router.cluster.nodes import Node, NodeTable
+from tandem.router.cluster.node import Node
+from tandem.router.cluster.node_table import NodeTable
 from tandem.router.metrics import Metrics
 from tandem.router.placement.node_prefixes import PromptKeys
 from tandem.shared.security.credentials import INSECURE
@@ -25,7 +26,7 @@ async def test_a_report_from_before_a_call_has_ended_tells_of_no_other_routers_c
     call = node.generate(pb.GenerateRequest(sampling=pb.Sampling(n=2)), 1.0, ())
     assert sequences(running=2) == 2  # ours
     assert sequences(running=3) == 3
-    node.done(call)
+    node.end(call)
     assert sequences(running=2) == 0  # written before it had ended
     assert sequences(running=2) == 2  # so these are of others
     await node.close()

@@ -16,7 +16,7 @@ import pytest
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.tandem_pb2_grpc import PrefillServicer, add_PrefillServicer_to_server
 from tandem.router.cluster import admin
-from tandem.router.cluster.nodes import NodeTable
+from tandem.router.cluster.node_table import NodeTable
 from tandem.router.cluster.registry import Registry, _reachable
 from tandem.router.options import RouterOptions
 from tandem.router.placement.node_prefixes import PromptKeys
@@ -184,7 +184,7 @@ async def test_what_a_node_holds_draws_its_prompts_before_and_after_it_tells(
         await c.complete(text)
         assert len(other.requests) == 1
         await c.complete(text, cache_salt="tenant")  # whose prompts nobody holds
-        assert all(node.ledger.queued_tokens == 0 for node in c.router.nodes)
+        assert all(node.inflight_load.queued_tokens == 0 for node in c.router.nodes)
 
 
 async def test_a_burst_that_no_heartbeat_has_counted_is_spread(tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ async def test_a_drain_may_have_a_limit(tmp_path: Path) -> None:
         registry = f"127.0.0.1:{c.router.registry_port}"
         beat = pb.HeartbeatRequest(node_id=c.node.node_id, epoch=c.node.epoch)
         for wrong in (-1.0, float("nan"), float("inf")):
-            with pytest.raises(RequestError, match="not a time"):
+            with pytest.raises(RequestError, match="timeout must be seconds"):
                 await asyncio.to_thread(admin.drain_node, registry, c.node.node_id, timeout=wrong)
         assert not (await c.registry.Heartbeat(beat)).drain
         await asyncio.to_thread(admin.drain_node, registry, c.node.node_id, timeout=0.0)

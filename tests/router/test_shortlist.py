@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.router.cluster.nodes import NodeTable
+from tandem.router.cluster.node_table import NodeTable
 from tandem.router.cluster.shortlist import FEW, HOLDING, LIGHTEST
 from tandem.router.placement import prefix_table as module
 from tandem.router.placement.node_prefixes import PromptKeys
@@ -101,7 +101,7 @@ def test_a_prompt_is_drawn_to_where_it_was_placed_before_anybody_tells() -> None
     fleet = Fleet()
     node = fleet.table.named("d120")
     assert node is not None
-    node.ledger.begin(node.placed(PromptKeys(PROMPT), 0))
+    node.inflight_load.begin(node.inflight_prompt(PromptKeys(PROMPT), 0))
     for _ in range(3):
         assert fleet.place().decode.node_id == "d120"
 

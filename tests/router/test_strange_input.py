@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.router.cluster.nodes import NodeTable
+from tandem.router.cluster.node_table import NodeTable
 from tandem.router.cluster.registry import Registry
 from tandem.router.errors import ApiError
 from tandem.router.generation import Generation

@@ -1,4 +1,4 @@
-"""Nodes that should be there and are not: refused at the door, or fallen silent."""
+"""Nodes that should be present and are not: refused when they tried to join, or lost."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import prometheus_client
 from ...proto import tandem_pb2 as pb
 from ...proto.roles import ROLES, role_name
 
-# An operator looks soon after something went wrong; what is older may have been put right under
-# another name.
+# Operators look soon after something went wrong; an older entry may have been fixed under another
+# name.
 REMEMBERED_SECONDS = 600.0
 MAX_ABSENT = 64
 
 
-class Absent:
-    """The latest word on each name. Time comes from ``clock``.
+class AbsentNodes:
+    """The latest entry of each name. Time comes from ``clock``.
 
-    ``lost`` and ``refused`` count them by role; whoever has a page of metrics registers them.
+    ``lost`` and ``refused`` count them by role, for a metrics page to register.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,28 +31,28 @@ class Absent:
 
     def add(self, node: pb.AbsentNode) -> None:
         (self.refused if node.refused else self.lost).labels(role_name(node.role)).inc()
-        self.came(node.node_id)
+        self.returned(node.node_id)
         if len(self._nodes) >= MAX_ABSENT:
             del self._nodes[next(iter(self._nodes))]
         self._nodes[node.node_id] = self._clock(), node
 
     def reason(self, node_id: str) -> str:
-        """The latest word on this name; empty without one."""
+        """The reason why this node is absent; empty if it has no entry."""
         at, node = self._nodes.get(node_id, (0.0, pb.AbsentNode()))
         return node.reason if self._clock() - at < REMEMBERED_SECONDS else ""
 
-    def came(self, node_id: str) -> None:
-        """It is here now."""
+    def returned(self, node_id: str) -> None:
+        """Remove the entry of a node that is present again."""
         self._nodes.pop(node_id, None)
 
     def tally(self) -> Counter[tuple[str, str]]:
-        """How many there are by role and state, ``lost`` or ``refused``."""
+        """Number of nodes by role and state, ``lost`` or ``refused``."""
         return Counter(
             (role_name(node.role), "refused" if node.refused else "lost") for node in self.all()
         )
 
     def all(self) -> list[pb.AbsentNode]:
-        """The oldest first, each with its age."""
+        """All entries with their age, the oldest first."""
         now = self._clock()
         recent = [(at, node) for at, node in self._nodes.values() if now - at < REMEMBERED_SECONDS]
         for at, node in recent:
@@ -61,7 +61,8 @@ class Absent:
 
 
 def _counter(name: str, meaning: str) -> prometheus_client.Counter:
-    """With a series for each role from the start, so that the first one is an increase."""
+    """A counter with a series for each role from the start, so that its first event is an
+    increase."""
     made = prometheus_client.Counter(name, meaning, ["role"], registry=None)
     for role in ROLES.values():
         made.labels(role)

@@ -1,0 +1,101 @@
+"""The connection to one node: its gRPC channel, and this router's calls on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from ...proto import tandem_pb2 as pb
+from ...proto.tandem_pb2_grpc import DecodeStub
+from ...shared.security.credentials import Credentials
+from ...shared.telemetry.tracing import Metadata
+
+END_CHOICE_SECONDS = 5.0
+STATUS_SECONDS = 1.0
+
+CHANNEL_OPTIONS = (
+    # A node may send heartbeats and yet be cut off from the router: calls to it must fail within
+    # 3 s. gRPC waits a minute for the answer to a ping, whatever keepalive_timeout_ms says.
+    ("grpc.keepalive_time_ms", 1_000),
+    ("grpc.http2.ping_timeout_ms", 1_500),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    ("grpc.max_send_message_length", 64 * 1024 * 1024),
+    # A node that restarts on its address is a new node here; it must not wait for a backoff.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+
+
+class NodeConnection:
+    """Opens the channel on demand. ``sequences`` counts those of all running calls."""
+
+    def __init__(self, address: str, credentials: Credentials) -> None:
+        self._address = address
+        self._credentials = credentials
+        self._channel: grpc.aio.Channel | None = None
+        self._generation = 0  # of the credentials, when the channel was opened
+        self._calls: dict[Any, int] = {}  # with the sequences of each
+        self._ending: set[Any] = set()  # EndChoice calls
+        self.sequences = 0
+        self._most_sequences = 0
+
+    @property
+    def calls(self) -> int:
+        """Number of calls that run."""
+        return len(self._calls)
+
+    def take_peak(self) -> int:
+        """The largest number of sequences at any time since the last call of this method."""
+        peak, self._most_sequences = self._most_sequences, self.sequences
+        return peak
+
+    def generate(self, request: pb.GenerateRequest, timeout: float, metadata: Metadata) -> Any:
+        """Start a call; ``end`` must follow."""
+        call = self._stub().Generate(request, timeout=timeout, metadata=metadata)
+        self._calls[call] = max(1, request.sampling.n)
+        self.sequences += self._calls[call]
+        self._most_sequences = max(self._most_sequences, self.sequences)
+        return call
+
+    def end(self, call: Any) -> None:
+        """Cancel a call, which does nothing if it has ended, and stop counting it."""
+        call.cancel()
+        self.sequences -= self._calls.pop(call)
+
+    def end_choice(self, call_id: int, index: int) -> None:
+        """End one choice of a call on the node, without waiting for the reply: it may come too
+        late, or from a node too old to know the call, where the choice ends with its call."""
+        if self._channel is not None:
+            stub = self._credentials.stub(DecodeStub, self._channel)
+            request = pb.EndChoiceRequest(call_id=call_id, index=index)
+            call = stub.EndChoice(request, timeout=END_CHOICE_SECONDS)
+            self._ending.add(call)  # gRPC cancels a call without a reference
+            call.add_done_callback(self._ending.discard)
+
+    async def is_alive(self, epoch: int) -> bool:
+        """True unless the address answers as another start of the node, or refuses connections."""
+        try:
+            status = await self._stub().Status(pb.StatusRequest(), timeout=STATUS_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            return error.code() is not grpc.StatusCode.UNAVAILABLE
+        return bool(status.epoch == epoch)
+
+    def cancel(self) -> None:
+        """Cancel all calls; those who read them get ``CancelledError``."""
+        for call in tuple(self._calls):
+            call.cancel()
+
+    async def close(self) -> None:
+        """Close the channel."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close(grace=None)
+
+    def _stub(self) -> Any:
+        if self._channel is None or self._generation != self._credentials.generation:
+            # A channel opened with older credentials is closed when its last call ends.
+            self._generation = self._credentials.generation
+            self._channel = self._credentials.channel(self._address, CHANNEL_OPTIONS)
+        return self._credentials.stub(DecodeStub, self._channel)

@@ -1,0 +1,264 @@
+"""The table of all nodes that the router knows; owns the nodes and with them their channels."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prometheus_client import Counter
+
+from ...proto import tandem_pb2 as pb
+from ...proto.roles import role_name
+from ...shared.security.credentials import INSECURE, Credentials
+from ...shared.telemetry.logs import logger
+from ..placement.node_prefixes import PromptKeys
+from ..placement.place import NodeView
+from ..placement.prefix_table import PrefixTable
+from .absent_nodes import AbsentNodes
+from .node import Node
+from .retained_prefixes import RetainedPrefixes
+from .shortlist import FEW, Excluded, shortlist
+
+log = logger("router")
+
+# When as many nodes fall silent at once, and more than this part of all, the nodes are hardly the
+# cause. They are lost only after PATIENCE times the usual timeout; calls to nodes that are gone
+# fail sooner anyway.
+MANY_SILENT = 16
+PART_SILENT = 0.2
+PATIENCE = 3.0
+
+
+class NodeTable:
+    """All nodes by id. Time comes from ``clock``, so that tests need not wait."""
+
+    def __init__(
+        self,
+        timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+        credentials: Credentials = INSECURE,
+    ) -> None:
+        self._timeout = timeout
+        self._clock = clock
+        self._credentials = credentials
+        self._nodes: dict[str, Node] = {}
+        self._kinds: dict[tuple[bool, str], list[Node]] = {}
+        self._prefix_table: PrefixTable[Node] = PrefixTable()
+        self._retained = RetainedPrefixes(clock)
+        self._lost: list[Node] = []
+        self._many_silent = False
+        self._turns = 0
+        self.absent = AbsentNodes(clock)
+        self.ejections = Counter(
+            "tandem_decode_nodes_ejected",
+            "Times that a decode node was left alone because it could not be reached, by reason.",
+            ["reason"],
+            registry=None,
+        )
+
+    # -- lookup ------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(tuple(self._nodes.values()))
+
+    def __getitem__(self, node_id: str) -> Node:
+        """A node of the last snapshot: nothing changes the table between the two."""
+        return self._nodes[node_id]
+
+    def get(self, node_id: str, epoch: int) -> Node | None:
+        """The node, if this start of it is the present one."""
+        node = self._nodes.get(node_id)
+        return node if node is not None and node.epoch == epoch else None
+
+    def named(self, node_id: str) -> Node | None:
+        """The node of this name, with any epoch."""
+        return self._nodes.get(node_id)
+
+    def serves(self, group: str) -> bool:
+        """True if a prefill or decode node of this group is present."""
+        return any((prefill, group) in self._kinds for prefill in (False, True))
+
+    def decode_ready(self) -> bool:
+        """True if a decode node takes work."""
+        return any(n.role == pb.ROLE_DECODE and not n.draining for n in self._nodes.values())
+
+    def infos(self) -> list[pb.NodeInfo]:
+        """All nodes as operators see them, decode nodes last, by name."""
+        nodes = sorted(self._nodes.values(), key=lambda node: (node.role, node.node_id))
+        return [node.info(self._clock()) for node in nodes]
+
+    def prefix_version(self, node_id: str, epoch: int) -> int:
+        """The version of this node's prefixes that the router has; 0 if it has none."""
+        node = self.get(node_id, epoch)
+        return node.prefixes.version if node is not None else 0
+
+    def now(self) -> float:
+        """The time by the clock of ``Node.last_seen``."""
+        return self._clock()
+
+    # -- placement ---------------------------------------------------------------------------
+
+    def views(
+        self,
+        prompt: PromptKeys,
+        turn: int = 0,
+        exclude: Excluded = frozenset(),
+        *,
+        every: bool = False,
+    ) -> list[NodeView]:
+        """The candidates for a prompt: ``every`` node, or a shortlist if there are very many."""
+        if every or len(self._nodes) <= FEW:
+            return [node.view(prompt) for node in self._nodes.values()]
+        few = shortlist(self._kinds.values(), self._prefix_table, prompt, turn, exclude)
+        return [node.view(prompt) for node in few]
+
+    def take_turn(self) -> int:
+        """The number of placements before this one."""
+        self._turns += 1
+        return self._turns - 1
+
+    def unreachable(self, node: Node, call: Any, reason: str) -> None:
+        """Back off from a node after a call to it failed on the way or got no answer."""
+        pause = node.ejection.failed(call)
+        if pause:
+            self.ejections.labels(reason).inc()
+            log.warning(
+                "node %s gets requests last for %g s, although its heartbeats come: %s",
+                node.node_id,
+                pause,
+                reason,
+            )
+
+    # -- membership --------------------------------------------------------------------------
+
+    def join(self, request: pb.JoinRequest, address: str) -> Node:
+        """Enter a node. One that joins again with the same epoch keeps its calls."""
+        node = self.get(request.node_id, request.epoch)
+        if node is not None and node.address == address and node.role == request.role:
+            node.report(request.load, request.prefixes)
+            node.last_seen = self._clock()
+            node.left = False
+            node.draining = node.taken_out
+            return node
+        before = self._nodes.get(request.node_id)
+        if before is not None and before.epoch != request.epoch and not before.draining:
+            self.absent.lost.labels(role_name(before.role)).inc()
+            self._remove(request.node_id, "died, and has been started again", logging.WARNING)
+        reason = "was replaced by a new start, or role, of it"
+        self._remove(request.node_id, reason, keep=node is not None)
+        return self._add(request, address)
+
+    def _add(self, request: pb.JoinRequest, address: str) -> Node:
+        node = Node(request, address, self._clock(), self._credentials, self._clock)
+        self._nodes[request.node_id] = node
+        retained = self._retained.take(node.key)
+        if retained is not None:
+            node.prefixes = retained
+            retained.hand_to(node)
+        else:
+            node.prefixes.show_in(self._prefix_table.column(node))
+        self._kinds.setdefault((node.is_prefill, node.group), []).append(node)
+        node.report(request.load, request.prefixes)
+        log.info("%s node %s joined from %s", role_name(node.role), node.node_id, address)
+        self.absent.returned(node.node_id)
+        return node
+
+    def heartbeat(self, request: pb.HeartbeatRequest) -> Node | None:
+        """Take over a node's report; ``None`` if the table has no such node."""
+        node = self.get(request.node_id, request.epoch)
+        if node is None:
+            return None
+        node.last_seen = self._clock()
+        node.report(request.load, request.prefixes)
+        node.draining = request.draining or node.left or node.taken_out
+        return node
+
+    def leave(self, node_id: str, epoch: int) -> None:
+        """Place nothing more on a node, which finishes what it has."""
+        node = self.get(node_id, epoch)
+        if node is not None:
+            log.info("node %s is leaving", node_id)
+            node.draining = node.left = True
+
+    def expire(self, held_up: float = 0.0) -> None:
+        """Lose the nodes whose heartbeats have stopped.
+
+        ``held_up`` is how many seconds the router itself just stood still. Messages that arrived
+        meanwhile are still unread, so this time never counts as silence of a node.
+        """
+        now = self._clock()
+        for node in self._nodes.values():
+            node.last_seen = min(now, node.last_seen + held_up)
+        self._retained.expire()
+        patience = self._patience(now)
+        for node in self._silent(now - patience):
+            reason = "has left" if node.draining else f"was silent for {patience:g} s"
+            level = logging.INFO if node.draining else logging.WARNING
+            self._remove(node.node_id, reason, level, keep=not node.draining)
+            if not node.draining:
+                self.absent.add(
+                    pb.AbsentNode(
+                        node_id=node.node_id, role=node.role, address=node.address, reason=reason
+                    )
+                )
+
+    def _patience(self, now: float) -> float:
+        """Seconds of silence after which a node is lost."""
+        count = len(self._silent(now - self._timeout))
+        many = count >= MANY_SILENT and count > PART_SILENT * len(self._nodes)
+        patience = self._timeout * (PATIENCE if many else 1.0)
+        if many and not self._many_silent:
+            log.warning(
+                "%d of %d nodes are silent at once: their heartbeats may be held up here or on the "
+                "way, so they are waited for %g s",
+                count,
+                len(self._nodes),
+                patience,
+            )
+        self._many_silent = many
+        return patience
+
+    def _silent(self, horizon: float) -> list[Node]:
+        return [
+            node
+            for node in self._nodes.values()
+            # A node that has left sends no heartbeats while it finishes; gRPC's pings watch it.
+            if node.last_seen < horizon and not (node.left and node.inflight_calls)
+        ]
+
+    def _remove(
+        self, node_id: str, reason: str, level: int = logging.INFO, *, keep: bool = False
+    ) -> None:
+        """Lose a node if it is present. ``keep`` its prefixes if the same start may return."""
+        node = self._nodes.pop(node_id, None)
+        if node is None:
+            return
+        log.log(level, "%s node %s %s", role_name(node.role), node_id, reason)
+        node.lose()
+        self._lost.append(node)
+        kind = self._kinds[node.is_prefill, node.group]
+        kind.remove(node)
+        if not kind:
+            del self._kinds[node.is_prefill, node.group]
+        if keep:
+            self._retained.retain(node.key, node.prefixes)
+        else:
+            node.prefixes.hide()
+
+    # -- closing -----------------------------------------------------------------------------
+
+    async def close_lost(self) -> None:
+        """Close the connections of lost nodes, whose calls have been cancelled."""
+        lost, self._lost = self._lost, []
+        for node in lost:
+            await node.close()
+
+    async def close(self) -> None:
+        for node_id in tuple(self._nodes):
+            self._remove(node_id, "was dropped: the router stops")
+        await self.close_lost()
