@@ -5,14 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import sys
-import time
 from collections.abc import Callable
-from dataclasses import fields, replace
-from math import inf
-from pathlib import Path
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,31 +22,23 @@ from .shared.config import (
     SecurityConfig,
     ServeConfig,
     TelemetryConfig,
-    prefill_addresses,
 )
-from .shared.config.command_line import check_unknown, command_options, fill, to_arguments
+from .shared.config.command_line import check_unknown, command_options, fill
 from .shared.config.fields import split_addresses
 from .shared.errors import (
-    PeerRefusedError,
-    StartupError,
     TandemError,
-    UnavailableError,
     UsageError,
 )
 from .shared.process.open_files import allow_many_files
-from .shared.unix_sockets import folder_of, reserved_folder
 
 if TYPE_CHECKING:
-    from .shared.launch.cluster import Cluster, ProcessSpec
     from .shared.node.role_switch import NodeRole
     from .shared.security.credentials import Credentials
     from .shared.telemetry.tracing import Tracer
 
 Values = dict[str, Any]
 
-# Where --pd-server listens and --pd-client looks, when neither says where.
-SAME_HOST = "127.0.0.1:8100"
-# Of the router's and the launcher's options, those that a prefill node has too.
+# Options of the router and the launcher that a prefill node has too.
 USED_BY_PD_SERVER = {
     "pd_server",
     "pd_url",
@@ -61,12 +49,6 @@ USED_BY_PD_SERVER = {
     "insecure",
     "stats_interval",
 }
-# How long --pd-client waits for a prefill node, when everything else serves.
-PREFILL_SECONDS = 5.0
-# How long nodes that listen have to join their router.
-JOIN_SECONDS = 300.0
-# How often tandem serve asks its router whether it refuses one of the nodes.
-REFUSAL_SECONDS = 1.0
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -75,15 +57,15 @@ def cli() -> None:
     """Serve large language models with prefill and decode apart."""
     from .shared.process.lifeline import LIFELINE_FD, READY_FD
 
-    known = {*_variables(), LIFELINE_FD, READY_FD}
+    known = {*option_variables(), LIFELINE_FD, READY_FD}
     for name in sorted(os.environ):
         if name.startswith("TANDEM_") and not name.startswith("TANDEM_TEST_") and name not in known:
             check_unknown("environment", name, known)
 
 
 class _PartCommand(click.Command):
-    """``--model``, ``--m``, ``--w`` and ``--f`` are one option, of which click would take the last
-    and drop the others silently. Raises ``UsageError`` instead."""
+    """A command that rejects several models: of ``--model``, ``--m``, ``--w`` and ``--f``, which
+    are one option, click would use the last silently."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
@@ -122,7 +104,7 @@ def command(name: str, *configs: type, model: bool = True) -> Callable[[Any], cl
 
 
 def _telemetry(values: Values, role: str, node_id: str) -> Tracer:
-    """Logs as they were asked for; the tracer is to be closed last."""
+    """Configure logging; returns the tracer, which the caller closes last."""
     from .shared.telemetry.logs import LogSettings, setup_logging
     from .shared.telemetry.tracing import start_tracer
 
@@ -164,7 +146,7 @@ def router(values: Values) -> None:
 def _run_node(
     kind: str, values: Values, on_ready: Callable[[str], None] = lambda address: None
 ) -> None:
-    """A node that begins as a prefill or a decode node, and may be told to be the other."""
+    """Run a node that starts as a prefill or a decode node and may switch roles."""
     from .decode_node.role import DecodeRole
     from .prefill_node.role import PrefillRole
     from .shared.node.process import named, run_node, with_host
@@ -211,15 +193,21 @@ def serve(values: Values) -> None:
     if config.pd_server and config.pd_client:
         raise UsageError("--pd-server and --pd-client are two roles; start one process for each")
     if config.pd_server:
-        _refuse_unused()
-        _serve_prefill(values)
-    else:
-        _serve_cluster(config, values)
+        from .shared.launch.pd_server import serve_prefill
+
+        _reject_unused()
+        serve_prefill(values, lambda values, ready: _run_node("prefill", values, ready))
+        return
+    from .router.cluster import admin
+    from .shared.launch.serve import RegistryClient, serve_cluster
+
+    registry = RegistryClient(check=admin.list_nodes, refusal_of=admin.refusal_of)
+    serve_cluster(config, values, environment_of_parts(), registry)
 
 
-def _refuse_unused() -> None:
-    """What --pd-server does not use may come from a file or an environment that is meant for both
-    sides, but not from its command line."""
+def _reject_unused() -> None:
+    """Raise ``UsageError`` for options on the command line that --pd-server does not use. Files and
+    environments may contain them, because both sides can share one."""
     context = click.get_current_context()
     other = {item.name for config in (ServeConfig, RouterConfig) for item in fields(config)}
     for parameter in context.command.params:
@@ -227,244 +215,22 @@ def _refuse_unused() -> None:
         given = source is click.core.ParameterSource.COMMANDLINE
         if given and parameter.name in other - USED_BY_PD_SERVER:
             raise UsageError(
-                f"{parameter.opts[0]} is of no use with --pd-server, which starts one prefill node "
+                f"{parameter.opts[0]} is not used with --pd-server, which starts one prefill node "
                 f"and no router; --pd-url is where it listens"
             )
 
 
-def _serve_prefill(values: Values) -> None:
-    """``--pd-server``: one prefill node, in this process."""
-    url = values["pd_url"] or SAME_HOST
-    addresses = prefill_addresses(url)
-    if len(addresses) != 1:
-        raise UsageError(f"--pd-url {url!r}: a prefill node listens on one address")
-    host, port = addresses[0], "0"
-    if not folder_of(host):
-        host, _, port = host.rpartition(":")
-    shared = {name: values[name] for name in ("drain_timeout", "stats_interval")}
-    node = NodeConfig(host=host, port=int(port), **shared)
-    with reserved_folder(host):
-        _keep_prefill(values | vars(node))
-
-
-def _keep_prefill(values: Values) -> None:
-    """Start the node again, at its address, when it has lost its ranks."""
-    from .shared.launch.cluster import Restarts
-
-    restarts, served_at = Restarts(), ""
-    while True:
-        begun = inf
-
-        def ready(address: str) -> None:
-            nonlocal begun, served_at
-            begun, served_at = time.monotonic(), address
-
-        try:
-            _run_node("prefill", values, ready)
-            return
-        except StartupError as error:
-            if not served_at:
-                raise
-            pause = restarts.pause(time.monotonic() - begun)
-            click.echo(f"tandem: {error}; {restarts.outlook(pause)}", err=True)
-            if pause is None:
-                raise
-        if not folder_of(served_at):
-            values = values | {"port": int(served_at.rpartition(":")[2])}
-        time.sleep(pause)
-
-
-def _serve_cluster(config: ServeConfig, values: Values) -> None:
-    from .router.cluster import admin
-    from .router.options import RouterOptions
-    from .shared.launch.cluster import Cluster
-    from .shared.security.credentials import is_loopback, read_credentials
-    from .shared.security.local_token import left_token, make_token
-
-    if config.pd_client:
-        values = values | {"pd_url": values["pd_url"] or SAME_HOST}
-    front = fill(RouterOptions, values)
-    if values["kv_advertise"] is not None:
-        raise UsageError("--kv-advertise is for one prefill node; it needs --pd-server")
-    credentials = read_credentials(fill(SecurityConfig, values))
-    own = not credentials.tokens and is_loopback(front.registry_host)
-    if own:
-        values = values | {"cluster_token": make_token()}
-        credentials = read_credentials(fill(SecurityConfig, values))
-    if front.prefill_addresses and not config.pd_client:
-        raise UsageError("--pd-url needs --pd-client or --pd-server")
-    # A script starts its background processes with SIGINT ignored; the parts would be left running.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _interrupt)
-    start_seconds = config.start_timeout or fill(EngineConfig, values).start_timeout
-    cluster = Cluster(
-        Path(config.log_dir),
-        _plain_environment(),
-        front.shutdown_delay + front.drain_timeout,
-        start_seconds=start_seconds,
-        tell=lambda line: click.echo(f"tandem: {line}", err=True),
-    )
-    with contextlib.ExitStack() as until_end:
-        try:
-            deadline = time.monotonic() + start_seconds
-            router, address, registry = _start_router(cluster, values, credentials, deadline)
-            if own:
-                _leave(until_end, left_token(registry, credentials.token))
-            started = _start_nodes(cluster, config, values, registry, deadline)
-
-            def refusal() -> str:
-                try:
-                    return admin.refusal_of(registry, started, credentials)
-                except UnavailableError:  # a machine that is busy; it is asked again
-                    return ""
-
-            _await_ready(cluster, address, min(deadline, time.monotonic() + JOIN_SECONDS), refusal)
-            _introduce(front.prefill_addresses, registry, credentials)
-            _greet(address, registry, config, with_key=front.asks_for_keys)
-            cluster.keep(router, lambda: _is_ready(address))
-        except KeyboardInterrupt:
-            click.echo("stopping ...", err=True)
-        finally:
-            cluster.stop()
-
-
-def _leave(until_end: contextlib.ExitStack, token: contextlib.AbstractContextManager[None]) -> None:
-    """For this user's other commands; the cluster serves without them too."""
-    try:
-        until_end.enter_context(token)
-    except (StartupError, OSError) as error:
-        click.echo(f"tandem: other commands need --cluster-token-file: {error}", err=True)
-
-
-def _start_router(
-    cluster: Cluster, values: Values, credentials: Credentials, deadline: float
-) -> tuple[ProcessSpec, str, str]:
-    """Returns the router and its addresses, of HTTP and registry, once both listen."""
-    front = fill(RouterConfig, values)
-    keys = {"TANDEM_API_KEY": front.api_key} if front.api_key else {}
-    locked, secret = _locked(values)
-    told = to_arguments(fill(TelemetryConfig, values))
-    arguments = ["router", *to_arguments(replace(front, api_key=None)), *locked, *told]
-    part = cluster.start("router", arguments, **secret, **keys)
-    ports = cluster.wait_ready(part, deadline)
-    registry = f"{_visible(front.registry_host)}:{ports['registry']}"
-    if credentials.encrypted:
-        from .router.cluster import admin
-
-        admin.list_nodes(registry, credentials)  # a certificate for other names is known at once
-    return part, f"http://{_visible(front.host)}:{ports['http']}", registry
-
-
-def _locked(values: Values) -> tuple[list[str], dict[str, str]]:
-    """The credentials of all parts, as flags and as an environment that other users cannot see."""
-    locking = fill(SecurityConfig, values)
-    token = locking.cluster_token
-    secret = {"TANDEM_CLUSTER_TOKEN": token} if token else {}
-    return to_arguments(replace(locking, cluster_token=None)), secret
-
-
-def _start_nodes(
-    cluster: Cluster, config: ServeConfig, values: Values, registry: str, deadline: float
-) -> set[str]:
-    """Returns the nodes' addresses when every node listens."""
-    from .shared.launch.gpus import engines_of, gpus_by_node, usable_gpus
-    from .shared.process.cores import share_of_cores
-
-    kinds = ["prefill-node"] * config.prefill_nodes + ["decode-node"] * config.decode_nodes
-    names = [f"{kind}-{number}" for number, kind in enumerate(kinds)]
-    engine, handoff = fill(EngineConfig, values), fill(HandoffConfig, values)
-    # Nodes that all took every core would wait for each other's threads.
-    threads = engine.threads or share_of_cores(len(kinds) * engine.world_size)
-    engines = engines_of(replace(engine, threads=threads), len(kinds), usable_gpus(engine))
-    for line in gpus_by_node(names, engines):
-        click.echo(line, err=True)
-    locked, secret = _locked(values)
-    shared = [
-        *to_arguments(fill(TelemetryConfig, values)),
-        *locked,
-        f"--join={registry}",
-        f"--drain-timeout={values['drain_timeout']}",
-        f"--stats-interval={values['stats_interval']}",
-    ]
-    parts = []
-    for number, (kind, name) in enumerate(zip(kinds, names, strict=True)):
-        own = replace(handoff, kv_port=handoff.kv_port_of(number * engine.world_size))
-        arguments = [kind, *shared, *to_arguments(engines[number]), *to_arguments(own)]
-        parts.append(cluster.start(name, arguments, **secret))
-    return {cluster.wait_ready(part, deadline).get("address", "") for part in parts}
-
-
-def _plain_environment() -> dict[str, str]:
-    """Ours without the options: the parts get theirs as flags, and must not read ours again."""
-    options = _variables()
+def environment_of_parts() -> dict[str, str]:
+    """This process's environment without Tandem's options, which the parts get as flags."""
+    options = option_variables()
     return {name: value for name, value in os.environ.items() if name not in options}
 
 
-def _variables() -> set[str]:
+def option_variables() -> set[str]:
     """The environment variables of all options."""
     given = [item.envvar for made in cli.commands.values() for item in made.params]
     lists = [[names] if isinstance(names, str) else names or () for names in given]
     return {name for names in lists for name in names}
-
-
-def _visible(host: str) -> str:
-    """Where this machine reaches what listens on ``host``, as a URL has it."""
-    own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{own}]" if ":" in own else own
-
-
-def _await_ready(
-    cluster: Cluster, address: str, deadline: float, refusal: Callable[[], str]
-) -> None:
-    """Until the router knows a decode node: nodes join a moment after they listen. Raises
-    ``StartupError`` when it refuses one of ours, whose own log would say so for ever."""
-    ask_at = time.monotonic() + REFUSAL_SECONDS
-    while time.monotonic() < deadline:
-        cluster.check()
-        if _is_ready(address):
-            return
-        if time.monotonic() >= ask_at:
-            if reason := refusal():
-                raise StartupError(f"the router refuses a node: {reason}")
-            ask_at = time.monotonic() + REFUSAL_SECONDS
-        time.sleep(0.05)
-    raise StartupError(
-        f"all parts listen, but {address}/ready did not answer in time: no decode node has joined; "
-        "see the nodes' logs"
-    )
-
-
-def _is_ready(address: str) -> bool:
-    """Whether a decode node takes requests from the router at ``address``."""
-    from .shared.security.credentials import open_url
-
-    try:
-        with open_url(f"{address}/ready", seconds=2):
-            return True
-    except OSError:  # that it is not ready is one as well
-        return False
-
-
-def _introduce(addresses: tuple[str, ...], registry: str, credentials: Credentials) -> None:
-    """``--pd-client``: the prefill nodes that were named must be there, at least one of them."""
-    from .shared.node.announce import announce_to_router
-
-    deadline = time.monotonic() + PREFILL_SECONDS
-    missing = []
-    for address in addresses:
-        try:
-            announce_to_router(address, registry, deadline, credentials)
-        except UnavailableError as error:
-            missing.append(str(error))
-        except PeerRefusedError as error:
-            raise StartupError(f"--pd-url {error}") from None
-    if missing and len(missing) == len(addresses):
-        raise StartupError(
-            f"--pd-url: {'; '.join(missing)}. Start it first (tandem serve MODEL --pd-server), or "
-            "correct the address"
-        )
-    for problem in missing:
-        click.echo(f"tandem: {problem}; it is used when it does", err=True)
 
 
 @cli.group("nodes", invoke_without_command=True, params=command_options(SecurityConfig))
@@ -562,24 +328,6 @@ def doctor(url: str, registry: str | None, as_json: bool, **values: Any) -> None
     click.echo(report.as_json(seen, found) if as_json else report.as_text(seen, found))
     if any(finding.wrong for finding in found):
         sys.exit(1)
-
-
-def _greet(address: str, registry: str, config: ServeConfig, *, with_key: bool) -> None:
-    click.echo(f"Tandem is ready: {address}  (chat page, and OpenAI's API under /v1)")
-    body = '{"messages": [{"role": "user", "content": "Hello! Who are you?"}]}'
-    key = " -H 'authorization: Bearer KEY'" if with_key else ""  # which is not for a screen
-    click.echo(
-        f"Try: curl {address}/v1/chat/completions{key} -H 'content-type: application/json' "
-        f"-d '{body}'"
-    )
-    click.echo(f"Logs: {Path(config.log_dir).resolve()}. Ctrl-C ends everything.")
-    click.echo(f"Parts: tandem nodes --router {registry}")
-    click.echo(f"Check: tandem doctor {address} --router {registry}")
-    click.echo(f"Other nodes join at {registry} (--registry-port fixes the port)")
-
-
-def _interrupt(number: int, frame: Any) -> None:
-    raise KeyboardInterrupt
 
 
 def main() -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..shared.config import RouterConfig, prefill_addresses
+from ..shared.config import RouterConfig
 from ..shared.config.fields import split_names
-from ..shared.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,27 +26,10 @@ class RouterOptions(RouterConfig):
     send_timeout: float = 30.0
     retry_after: int = 1
 
-    def __post_init__(self) -> None:
-        """A wrong flag is refused before anything starts. Raises ``UsageError``."""
-        prefill_addresses(self.pd_url)
-        if not all(self.api_keys):
-            raise UsageError("--api-key has an empty key, which would let everybody in")
-        if self.metrics_host is not None and self.metrics_port is None:
-            raise UsageError("--metrics-host needs --metrics-port")
-
     @property
     def heartbeat_period(self) -> float:
         """What nodes are told: two heartbeats may be lost before a node is."""
         return min(self.heartbeat_seconds, self.node_timeout / 3)
-
-    @property
-    def api_keys(self) -> tuple[str, ...]:
-        """Those of --api-key."""
-        return () if self.api_key is None else tuple(k.strip() for k in self.api_key.split(","))
-
-    @property
-    def asks_for_keys(self) -> bool:
-        return bool(self.api_keys) or self.api_key_file is not None
 
     @property
     def allowed_host_names(self) -> frozenset[str]:
@@ -59,8 +41,3 @@ class RouterOptions(RouterConfig):
     def ignored_config_keys(self) -> frozenset[str]:
         """The keys named by ``--ignore-config-keys``."""
         return split_names(self.ignore_config_keys)
-
-    @property
-    def prefill_addresses(self) -> tuple[str, ...]:
-        """Prefill nodes that do not join by themselves."""
-        return prefill_addresses(self.pd_url)

@@ -1,4 +1,4 @@
-"""Why an attempt at a transfer ended badly: the words that metrics and traces may use."""
+"""Causes of failed attempts at transfers, for metrics and traces."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from enum import StrEnum
 
 
 class Cause(StrEnum):
-    """A closed set, so that it can label a metric. Whoever raises or reports a failure picks one;
-    the sentence for people stands beside it."""
+    """A closed set, because it labels metrics. The code that raises a failure picks the cause; the
+    message for people goes with it."""
 
     TIMEOUT_GREET = "timeout_greet"  # the ranks did not reach each other
     TIMEOUT_OPEN = "timeout_open"  # the prefill node did not answer
-    TIMEOUT_PROGRESS = "timeout_progress"  # nothing moved
-    TIMEOUT_TRANSFER = "timeout_transfer"  # the request's own time was over
+    TIMEOUT_PROGRESS = "timeout_progress"  # no progress
+    TIMEOUT_TRANSFER = "timeout_transfer"  # the request's deadline passed
     LEASE = "lease"  # not renewed in time
-    PEER_LOST = "peer_lost"  # process or connection is gone
-    DIED = "died"  # the other process ended while it computed this prompt
-    PEER_FAILED = "peer_failed"  # the other side gave it up
-    ABSENT = "absent"  # it cost a request seconds lately, and is not asked for a while
-    REFUSED = "refused"  # the two must not hand over, or the peer will not take this request
-    BUSY = "busy"  # no room there now
-    NO_PLACE = "no_place"  # as many peers as --max-peers allows are connected there
-    CANARY = "canary"  # the peer's canary is not through, or differs
+    PEER_LOST = "peer_lost"  # its process or connection ended
+    DIED = "died"  # the peer's process ended while it computed this prompt
+    PEER_FAILED = "peer_failed"  # the peer gave up
+    ABSENT = "absent"  # backed off after costing a request seconds
+    REFUSED = "refused"  # incompatible, or the peer rejects this request
+    BUSY = "busy"  # the peer has no room now
+    NO_PLACE = "no_place"  # the peer has --max-peers connections
+    CANARY = "canary"  # the peer's canary has not passed
     CHECKSUM = "checksum"
-    FRAME = "frame"  # what came was wrong in itself
-    INCOMPLETE = "incomplete"  # the two sides count differently
+    FRAME = "frame"  # malformed
+    INCOMPLETE = "incomplete"  # byte counts differ
     COMPUTE = "compute"  # the prompt could not be computed
     NO_BLOCKS = "no_blocks"
-    SUPERSEDED = "superseded"  # a newer attempt took its place
-    STOPPING = "stopping"  # this process is ending
+    SUPERSEDED = "superseded"  # replaced by a newer attempt
+    STOPPING = "stopping"  # this process is shutting down
     CANCELLED = "cancelled"
     OTHER = "other"
 
     @classmethod
     def _missing_(cls, value: object) -> Cause:
-        """Another version's word must not become a label here."""
+        """Map causes of other versions to ``OTHER``, so that labels stay a closed set."""
         return cls.OTHER

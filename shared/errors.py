@@ -1,25 +1,25 @@
-"""One tree for everything that can go wrong on purpose.
+"""The exceptions that Tandem raises on purpose.
 
 ::
 
     TandemError
-    ├── UsageError             the command line or a config file is wrong        exit code 2
+    ├── UsageError             invalid command line or config file               exit code 2
     ├── StartupError           a process cannot start                            exit code 1
     │   └── ModelError         the model folder is missing, broken, unsupported
-    ├── RequestError           the request is wrong                              HTTP 400
-    ├── OverloadedError        no room now, try again later                      HTTP 503
+    ├── RequestError           the request is invalid                            HTTP 400
+    ├── OverloadedError        no room now; retry later                          HTTP 503
     ├── UnavailableError       no node can serve it                              HTTP 503
     └── TransferError          one attempt at a transfer failed
         └── PeerRefusedError   the two sides must never hand over (other model)
 
-Messages say what was wrong, with the value, the limit and the remedy.
+Messages name the problem, the value, the limit and the remedy.
 """
 
 from __future__ import annotations
 
 from .causes import Cause
 
-# How the details of a status begin with which a node refuses or ends a request as planned.
+# Prefix of the status details with which a draining node rejects or ends a request.
 NODE_DRAINING = "this node is draining"
 
 
@@ -28,7 +28,7 @@ class TandemError(Exception):
 
 
 class UsageError(TandemError):
-    """The command line, the environment or a config file asks for something that cannot be."""
+    """An invalid command line, environment variable or config file."""
 
 
 class StartupError(TandemError):
@@ -40,7 +40,7 @@ class ModelError(StartupError):
 
 
 class RequestError(TandemError):
-    """The request is wrong; the same request will never succeed.
+    """The request is invalid; the same request will never succeed.
 
     ``param`` names the field, as OpenAI's error body has it; ``code`` is a short machine-readable
     word such as ``context_length_exceeded``.
@@ -63,8 +63,8 @@ class UnavailableError(TandemError):
 class TransferError(TandemError):
     """One attempt at a transfer failed; another node, or local prefill, may still succeed.
 
-    ``cause`` is for metrics; a kind of error has its own unless the raiser knows better.
-    ``computing``: the other side had the prompt in its hands.
+    ``cause`` labels metrics; each subclass has a default. ``computing`` is true if the peer was
+    computing the prompt.
     """
 
     cause = Cause.OTHER

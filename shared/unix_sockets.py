@@ -1,8 +1,8 @@
-"""A folder in which nodes on one host meet, instead of ports: ``--pd-url file:///run/tandem``.
+"""Unix sockets in a shared folder instead of ports: ``--pd-url file:///run/tandem``.
 
-Two containers that share no network can share a volume. Both planes of a prefill node then listen
-on Unix sockets in that folder, and whoever may open the folder may call. Each side names the folder
-as it sees it, so what a node tells of its sockets is only their names.
+Containers that share no network can share a volume. Both planes of a prefill node then listen on
+Unix sockets in that folder, and its permissions decide who may connect. Each side may mount the
+folder elsewhere, so only the names of the sockets are announced.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from urllib.parse import unquote, urlsplit
 from .errors import StartupError, UsageError
 
 SCHEME = "file://"
-# What gRPC calls the address of a Unix socket.
+# gRPC's prefix for Unix sockets.
 UNIX = "unix:"
 _CONTROL = "control.sock"
 _LOCK = "prefill.lock"
 _KV_NAME = re.compile(r"kv-\d{1,4}-(bulk|control)\.sock")
-# gRPC reads a query and a fragment behind ? and #, and % as an escape.
+# gRPC parses ? and # as query and fragment, % as an escape.
 _ADDRESS = re.compile(rf"{UNIX}/[^?#%\0]*{re.escape(_CONTROL)}")
-# A Unix socket's path has 108 bytes with its end.
+# A Unix socket's path has at most 108 bytes, with the terminator.
 _LONGEST_NAME = "kv-9999-control.sock"
 _MAX_PATH = 107
 
 
 def socket_address(flag: str, url: str) -> str:
-    """Where the control plane of the node in this folder listens. Raises ``UsageError``."""
+    """The control-plane address of the node in this folder. Raises ``UsageError``."""
     parts = urlsplit(url)
     folder = unquote(parts.path)
     if parts.netloc or not folder.startswith("/"):
-        raise UsageError(f"{flag} {url!r} is no file:///folder, such as file:///run/tandem")
+        raise UsageError(f"{flag} {url!r} is not file:///folder, such as file:///run/tandem")
     folder = folder.rstrip("/") or "/"
     if len(os.fsencode(f"{folder}/{_LONGEST_NAME}")) > _MAX_PATH:
         raise UsageError(f"{flag} {url!r}: too long for Unix sockets; choose a shorter folder")
@@ -43,7 +43,7 @@ def socket_address(flag: str, url: str) -> str:
 
 
 def is_socket_address(address: str) -> bool:
-    """Whether gRPC would call the control socket of a meeting folder, and nothing else."""
+    """True if gRPC would dial the control socket of a shared folder and nothing else."""
     return len(address) <= _MAX_PATH + len(UNIX) and bool(_ADDRESS.fullmatch(address))
 
 
@@ -53,26 +53,25 @@ def folder_of(address: str) -> str:
 
 
 def kv_endpoint(folder: str, rank: int, name: str) -> str:
-    """Where a rank listens for KV in this folder; ``name`` is bulk or control."""
+    """A rank's data-plane endpoint in this folder; ``name`` is bulk or control."""
     return f"ipc://{folder}/kv-{rank}-{name}.sock"
 
 
-def kv_endpoint_of(told: str, folder: str) -> str:
-    """A rank's endpoint as its node told it, in our own name for the folder. Raises ``ValueError``
-    for what is not a socket of this folder."""
-    name = told.rpartition("/")[2]
-    if not told.startswith("ipc://") or not _KV_NAME.fullmatch(name):
-        raise ValueError(f"{told[:100]!r} is no socket for KV")
+def kv_endpoint_of(announced: str, folder: str) -> str:
+    """A rank's announced endpoint, with this side's path of the folder. Raises ``ValueError`` for
+    anything but a data-plane socket."""
+    name = announced.rpartition("/")[2]
+    if not announced.startswith("ipc://") or not _KV_NAME.fullmatch(name):
+        raise ValueError(f"{announced[:100]!r} is not a data-plane socket")
     return f"ipc://{folder}/{name}"
 
 
 @contextlib.contextmanager
 def reserved_folder(address: str) -> Iterator[None]:
-    """The folder of an address is this process's to listen in, and its sockets are gone at the end.
+    """Lock the folder of an address for this process, and remove its sockets at the end.
 
-    Raises ``StartupError``: sockets of a process that was killed are in nobody's way, those of one
-    that lives would be taken away from it.
-    """
+    Sockets of a killed process are replaced. Raises ``StartupError`` if a live one holds the
+    folder."""
     folder = folder_of(address)
     if not folder:
         yield
@@ -81,8 +80,8 @@ def reserved_folder(address: str) -> Iterator[None]:
         held = os.open(f"{folder}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StartupError(
-            f"cannot meet in {folder}: {error.strerror}; it must be a folder that this user may "
-            f"write to"
+            f"cannot listen in {folder}: {error.strerror}; this user must be able to write to the "
+            f"folder"
         ) from None
     try:
         try:

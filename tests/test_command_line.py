@@ -23,12 +23,12 @@ import click
 import psutil
 import pytest
 
-from tandem import __main__ as launcher
-from tandem.__main__ import _plain_environment, cli
+from tandem.__main__ import cli, environment_of_parts
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.config import EngineConfig, NodeConfig, ServeConfig
 from tandem.shared.config.command_line import command_options, fill
 from tandem.shared.errors import StartupError, UsageError
+from tandem.shared.launch import serve
 from tandem.shared.security.credentials import INSECURE
 from tandem.shared.security.local_token import left_token
 from tandem.tests.certificates import issue
@@ -340,7 +340,7 @@ def test_the_parts_do_not_read_the_launchers_environment_again(monkeypatch) -> N
     for name in ("TANDEM_CONFIG", "TANDEM_HOST", "TANDEM_API_KEY"):
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv("TANDEM_TEST_MARK", "kept")
-    inherited = _plain_environment()
+    inherited = environment_of_parts()
     assert [n for n in inherited if n.startswith("TANDEM_")] == ["TANDEM_TEST_MARK"]
     assert inherited["PATH"] == os.environ["PATH"]
 
@@ -364,8 +364,8 @@ def test_the_launchers_lock_reaches_every_part_and_its_token_no_argument() -> No
     flags = ["--cluster-token=secret", "--tls-cert=c.pem", "--tls-key=k.pem", "--prefill-nodes=1"]
     values = cli.commands["serve"].make_context("serve", flags).params
     started: Any = Started()
-    launcher._start_router(started, values, INSECURE, 0.0)
-    launcher._start_nodes(started, fill(ServeConfig, values), values, "127.0.0.1:2", 0.0)
+    serve.start_router(started, values, INSECURE, 0.0)
+    serve.start_nodes(started, fill(ServeConfig, values), values, "127.0.0.1:2", 0.0)
     assert [arguments[0] for arguments in started.arguments] == [
         "router",
         "prefill-node",
@@ -381,8 +381,8 @@ def test_the_registry_of_serve_is_where_it_was_asked_to_be() -> None:
     flags = ["--registry-host=10.0.0.1", "--registry-port=8123", "--insecure"]
     values = cli.commands["serve"].make_context("serve", flags).params
     started: Any = Started()
-    _, _, registry = launcher._start_router(started, values, INSECURE, 0.0)
-    launcher._start_nodes(started, fill(ServeConfig, values), values, registry, 0.0)
+    _, _, registry = serve.start_router(started, values, INSECURE, 0.0)
+    serve.start_nodes(started, fill(ServeConfig, values), values, registry, 0.0)
     router, node = started.arguments
     assert {"--registry-host=10.0.0.1", "--registry-port=8123"} <= set(router)
     assert registry == "10.0.0.1:2" and f"--join={registry}" in node
@@ -401,12 +401,12 @@ def test_serve_waits_for_a_load_as_long_as_the_node_does(
 ) -> None:
     made = MagicMock()
     made.return_value.wait_ready.side_effect = StartupError("enough is known")
-    monkeypatch.setattr("tandem.shared.launch.cluster.Cluster", made)
-    monkeypatch.setattr(launcher.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(launcher.time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(serve, "Cluster", made)
+    monkeypatch.setattr(serve.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(serve.time, "monotonic", lambda: 100.0)
     values = cli.commands["serve"].make_context("serve", flags).params
     with pytest.raises(StartupError, match="enough is known"):
-        launcher._serve_cluster(fill(ServeConfig, values), values)
+        serve.serve_cluster(fill(ServeConfig, values), values, {}, MagicMock())
     (_, deadline) = made.return_value.wait_ready.call_args.args
     assert deadline == 100.0 + seconds
     assert made.call_args.kwargs["start_seconds"] == seconds
@@ -415,12 +415,12 @@ def test_serve_waits_for_a_load_as_long_as_the_node_does(
 
 
 def test_serve_ends_when_its_router_refuses_one_of_its_nodes(monkeypatch) -> None:
-    monkeypatch.setattr(launcher, "_is_ready", lambda address: False)
-    monkeypatch.setattr(launcher, "REFUSAL_SECONDS", 0.0)
+    monkeypatch.setattr(serve, "is_ready", lambda address: False)
+    monkeypatch.setattr(serve, "REFUSAL_SECONDS", 0.0)
     answers = iter(["", "two nodes are called 'd'"])
     cluster: Any = MagicMock()
-    with pytest.raises(StartupError, match="the router refuses a node: two nodes are called 'd'"):
-        launcher._await_ready(cluster, "http://h:1", time.monotonic() + 60, lambda: next(answers))
+    with pytest.raises(StartupError, match="the router rejects a node: two nodes are called 'd'"):
+        serve.await_ready(cluster, "http://h:1", time.monotonic() + 60, lambda: next(answers))
     assert cluster.check.call_count == 2
 
 
@@ -430,7 +430,7 @@ def test_a_cluster_whose_token_cannot_be_left_for_others_serves_all_the_same(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "none"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
     with contextlib.ExitStack() as stack:
-        launcher._leave(stack, left_token("127.0.0.1:8001", "t"))
+        serve.publish_token(stack, left_token("127.0.0.1:8001", "t"))
     told = capsys.readouterr().err
     assert "other commands need --cluster-token-file" in told and "XDG_RUNTIME_DIR" in told
 
@@ -439,12 +439,11 @@ def test_a_cluster_whose_token_cannot_be_left_for_others_serves_all_the_same(
 def test_serve_tells_each_node_its_gpu_and_who_shares_it(
     monkeypatch, capsys, gpus: int, devices: tuple[str | None, ...]
 ) -> None:
-    monkeypatch.setattr(launcher, "_await_ready", lambda *_: None)
     monkeypatch.setattr("tandem.shared.launch.gpus.device_count", lambda: gpus)
     monkeypatch.setattr("tandem.shared.launch.gpus._torch_has_cuda", lambda: True)
     values = cli.commands["serve"].make_context("serve", ["--prefill-nodes=1"]).params
     started: Any = Started()
-    launcher._start_nodes(started, fill(ServeConfig, values), values, "r:1", 0.0)
+    serve.start_nodes(started, fill(ServeConfig, values), values, "r:1", 0.0)
     nodes = [fill(EngineConfig, parse_node(arguments)) for arguments in started.arguments]
     assert tuple(node.devices for node in nodes) == devices
     assert {node.nodes_per_device for node in nodes} == {1 if gpus == 2 else 2}
@@ -457,7 +456,7 @@ def parse_node(arguments: list[str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("with_key", [True, False])
 def test_the_greetings_curl_line_asks_for_a_key_where_one_is_needed(capsys, with_key: bool) -> None:
-    launcher._greet("http://127.0.0.1:1", "127.0.0.1:2", ServeConfig(), with_key=with_key)
+    serve.greet("http://127.0.0.1:1", "127.0.0.1:2", ServeConfig(), with_key=with_key)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "curl" in line]
     assert ("-H 'authorization: Bearer KEY'" in line) == with_key
     assert shlex.split(line)[-1].startswith('{"messages"')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..errors import UsageError
 from ..unix_sockets import SCHEME, socket_address
 from . import fields
 from .fields import option, split_addresses
@@ -163,6 +164,28 @@ class RouterConfig:
     access_log: bool = option(
         True, "--access-log", "One line of the log for each request, at level info."
     )
+
+    def __post_init__(self) -> None:
+        """Reject invalid flags before anything starts. Raises ``UsageError``."""
+        prefill_addresses(self.pd_url)
+        if not all(self.api_keys):
+            raise UsageError("--api-key has an empty key, which would admit everybody")
+        if self.metrics_host is not None and self.metrics_port is None:
+            raise UsageError("--metrics-host needs --metrics-port")
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        """Those of --api-key."""
+        return () if self.api_key is None else tuple(k.strip() for k in self.api_key.split(","))
+
+    @property
+    def asks_for_keys(self) -> bool:
+        return bool(self.api_keys) or self.api_key_file is not None
+
+    @property
+    def prefill_addresses(self) -> tuple[str, ...]:
+        """Prefill nodes that do not join by themselves."""
+        return prefill_addresses(self.pd_url)
 
 
 def prefill_addresses(value: str | None) -> tuple[str, ...]:

@@ -1,11 +1,10 @@
-"""Starts a whole cluster on one machine, waits until it serves, keeps it serving, and ends it.
+"""The processes of a cluster on one machine: started, kept serving, and ended by one launcher.
 
-Each part is a process of its own (``python -m tandem router ...``) that holds the read end of a
-pipe; when the launcher ends, however it ends, the pipe closes and every part ends too.
+Each part is a process (``python -m tandem router ...``) that holds the read end of a pipe; when the
+launcher dies, however it dies, the pipe closes and every part ends.
 
-Until all serve, a part that ends is an error. After that a node that ends by itself does not touch
-the others: with status 0 it has drained and is not missed, with any other it is started again.
-"""
+While the cluster starts, a part that exits is an error. Later, a node that exits does not affect
+the others: with status 0 it has drained and stays away, with any other it is restarted."""
 
 from __future__ import annotations
 
@@ -26,25 +25,25 @@ from ..errors import StartupError, UsageError
 from ..process.backoff import Backoff
 from ..process.lifeline import LIFELINE_FD, READY_FD
 
-# What parts may take to end beyond their --drain-timeout.
+# Time that parts may take to end beyond their --drain-timeout.
 STOP_SECONDS = 10.0
 POLL_SECONDS = 0.2
-# What the command line exits with when an option is wrong.
+# Exit status of the command line for an invalid option.
 USAGE_STATUS = 2
-# A node that dies is started again after a pause, at most MAX_RESTARTS times in a row; one that has
-# served for GOOD_SECONDS begins to count anew.
+# A node that dies is restarted after a pause, at most MAX_RESTARTS times in a row; serving for
+# GOOD_SECONDS resets the count.
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 MAX_RESTARTS = 5
 GOOD_SECONDS = 60.0
-# Without a decode node of ours, another one may have joined or be about to.
+# When this cluster has no decode node of its own left, one started elsewhere may still join.
 UNSERVED_SECONDS = 5.0
 DECODE_NODE = "decode-node"
 
 
 @dataclass(slots=True)
 class ProcessSpec:
-    """One started process, its log, and the pipe on which it says that it is ready."""
+    """A process of the cluster, its log, and the pipe that announces its readiness."""
 
     name: str
     arguments: list[str]
@@ -55,15 +54,15 @@ class ProcessSpec:
 
 
 class Restarts:
-    """How often one node has died, and whether it is started again."""
+    """The restart policy of one node."""
 
     def __init__(self) -> None:
         self._count = 0
         self._backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
 
     def pause(self, served: float) -> float | None:
-        """Seconds before the next start of a node that died after it had ``served`` for so many;
-        ``None`` when it has died too often."""
+        """Seconds to wait before restarting a node that died after serving for ``served`` seconds;
+        ``None`` if it has died too often."""
         if served >= GOOD_SECONDS:
             self._count = 0
             self._backoff.reset()
@@ -73,14 +72,14 @@ class Restarts:
         return self._backoff.pause()
 
     def outlook(self, pause: float | None) -> str:
-        """What an operator is told of this pause."""
+        """The consequence, for the operator's log."""
         if pause is None:
-            return "it died too often and is given up"
-        return f"it is started again in {pause:.1f} s (restart {self._count} of {MAX_RESTARTS})"
+            return "it died too often and is not restarted"
+        return f"it is restarted in {pause:.1f} s (restart {self._count} of {MAX_RESTARTS})"
 
 
 class _Watched:
-    """A node while the cluster serves, and when it is to be started again."""
+    """A node of a serving cluster, and the time of its next start."""
 
     def __init__(self, part: ProcessSpec, now: float) -> None:
         self.part = part
@@ -91,7 +90,7 @@ class _Watched:
         self._restarts = Restarts()
 
     def died(self, now: float) -> str:
-        """Returns what becomes of it, for the operator."""
+        """Schedule the restart; returns the consequence, for the operator's log."""
         since, self.serving_since = self.serving_since, None
         pause = self._restarts.pause(0.0 if since is None else now - since)
         self.gone = pause is None
@@ -100,7 +99,7 @@ class _Watched:
 
 
 class Cluster:
-    """The processes that one launcher owns, and the environment that they share."""
+    """The processes of one launcher, and their common environment."""
 
     def __init__(
         self,
@@ -111,9 +110,9 @@ class Cluster:
         start_seconds: float = 600.0,
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """``drain_seconds``: how long a part that is told to end may go on with its requests;
-        ``start_seconds``: how long one that is started again may take to be ready; ``tell`` is
-        given a line whenever a node comes or goes."""
+        """``drain_seconds`` is how long a part may finish its requests after SIGTERM,
+        ``start_seconds`` how long a restarted node may take to be ready. ``tell`` receives a line
+        whenever a node comes or goes."""
         self._start_seconds = start_seconds
         self._tell = tell
         self._log_dir = log_dir
@@ -125,7 +124,8 @@ class Cluster:
     def start(self, name: str, arguments: list[str], **environment: str) -> ProcessSpec:
         """Start ``tandem ARGUMENTS`` with its output in ``NAME.log``.
 
-        Further ``environment`` is for what other users must not see among its arguments.
+        ``environment`` is added to the common one; it holds secrets, which other users could read
+        among the arguments.
         """
         log = self._log_dir / f"{name}.log"
         process, ready = self._launch(log, "wb", arguments, environment)
@@ -158,15 +158,15 @@ class Cluster:
                     LIFELINE_FD: str(self._lifeline_read),
                     "PYTHONSAFEPATH": "1",
                 },
-                # Ctrl-C is for the launcher, which ends the parts in order.
+                # Ctrl-C must reach the launcher alone, which ends the parts in order.
                 start_new_session=True,
             )
         os.close(ready_write)
         return process, ready_read
 
     def wait_ready(self, part: ProcessSpec, deadline: float) -> dict[str, Any]:
-        """What the part announced. Raises ``StartupError`` with the last words of any part that
-        died, and when ``deadline`` (monotonic) has passed."""
+        """The part's announcement. Raises ``StartupError`` with the last log line of any part that
+        died, or when ``deadline`` (monotonic) has passed."""
         while not select.select([part.ready], [], [], POLL_SECONDS)[0]:
             self.check()
             if time.monotonic() > deadline:
@@ -181,10 +181,13 @@ class Cluster:
         with contextlib.suppress(subprocess.TimeoutExpired):
             part.process.wait(5)
         self.check()
-        raise StartupError(f"{part.name} closed its pipe without a word; see its log {part.log}")
+        raise StartupError(
+            f"{part.name} closed its pipe without an announcement; see its log {part.log}"
+        )
 
     def check(self) -> None:
-        """Raises when a part has ended by itself: ``UsageError`` when an option was wrong."""
+        """Raise if a part has exited: ``UsageError`` for an invalid option, else
+        ``StartupError``."""
         for part in self._parts:
             status = part.process.poll()
             if status is not None:
@@ -192,11 +195,11 @@ class Cluster:
                 raise kind(_death_notice(part, status))
 
     def keep(self, router: ProcessSpec, serves: Callable[[], bool]) -> None:
-        """Until a signal, or until nothing is left that could serve: no decode node of ours, and
-        ``serves`` says that the router has no other.
+        """Restart nodes that die, until no decode node is left: none of this cluster, and by
+        ``serves`` none that joined the router from elsewhere.
 
-        A node that dies is started again. Raises ``StartupError`` when the router ends, or the last
-        decode node is given up; returns when the last one has drained.
+        Raises ``StartupError`` when the router exits or the last decode node died too often;
+        returns when the last one has drained.
         """
         now = time.monotonic()
         nodes = [_Watched(part, now) for part in self._parts if part is not router]
@@ -221,7 +224,7 @@ class Cluster:
             time.sleep(POLL_SECONDS)
 
     def _look_after(self, node: _Watched, now: float) -> None:
-        """Start a node again that has died, when it is time to."""
+        """Notice a node's exit, and restart it when its pause is over."""
         part = node.part
         if node.gone:
             return
@@ -235,7 +238,7 @@ class Cluster:
                 self._look_at_start(node, now)
         elif status == 0:
             node.gone = True
-            self._tell(f"{part.name} has drained and left; the others go on")
+            self._tell(f"{part.name} has drained and left; the other nodes keep serving")
         else:
             self._tell(f"{_death_notice(part, status)}; {node.died(now)}")
 
@@ -252,16 +255,16 @@ class Cluster:
 
     def _look_at_start(self, node: _Watched, now: float) -> None:
         if select.select([node.part.ready], [], [], 0)[0]:
-            if os.read(node.part.ready, 65536):  # nothing, when it has just died
+            if os.read(node.part.ready, 65536):  # empty if it has just died
                 node.serving_since = now
                 self._tell(f"{node.part.name} serves again")
         elif now - node.begun > self._start_seconds:
-            node.part.process.kill()  # which counts as a death
+            node.part.process.kill()  # counted as a death at the next look
 
     def stop(self) -> None:
-        """End every part, the first started first: the router drains while nodes still serve.
+        """End every part in the order of starting: the router drains while nodes still serve.
 
-        Whoever does not want to wait for that interrupts it, which cuts off what still runs.
+        ``KeyboardInterrupt`` kills the parts that are left.
         """
         try:
             self._drain()
@@ -292,9 +295,9 @@ def _death_notice(part: ProcessSpec, status: int) -> str:
 
 
 def _log_tail(log: Path) -> str:
-    """The last line of a log: a part that cannot start says why in one line."""
+    """The last line of a log: a part that cannot start gives its reason there."""
     try:
         lines = log.read_text(errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    return lines[-1].removeprefix("tandem: ") if lines else "it said nothing"
+    return lines[-1].removeprefix("tandem: ") if lines else "its log is empty"

@@ -1,8 +1,7 @@
-"""Which GPUs the nodes that one command starts get, and how many nodes share each.
+"""Assigns GPUs to the nodes that one command starts.
 
-Nobody here loads torch, and no node is kept from seeing the others' GPUs: CUDA opens memory only of
-GPUs that a process may see, so ``CUDA_VISIBLE_DEVICES`` for each would rule out CUDA IPC.
-"""
+torch is not loaded here. Nodes get ``--d`` instead of ``CUDA_VISIBLE_DEVICES``: CUDA opens memory
+of visible GPUs only, so hiding the others' GPUs would rule out CUDA IPC."""
 
 from __future__ import annotations
 
@@ -22,14 +21,14 @@ log = logging.getLogger("tandem.node")
 
 
 def usable_gpus(config: EngineConfig) -> int:
-    """GPUs to choose from; 0 where the options or torch leave no choice."""
+    """Number of GPUs to assign; 0 if the options or a CPU build of torch leave no choice."""
     if config.device == CPU or config.devices is not None:
         return 0
     count = device_count()
     if count and not _torch_has_cuda():
         log.warning(
             "torch is installed without CUDA, so the %d GPUs here are not used; install a build "
-            "that has it (make serve TORCH_INDEX=), or say --device cpu",
+            "with CUDA (make serve TORCH_INDEX=), or add --device cpu",
             count,
         )
         return 0
@@ -37,8 +36,8 @@ def usable_gpus(config: EngineConfig) -> int:
 
 
 def _torch_has_cuda() -> bool:
-    """Its version says so in a file of its own; to import torch takes longer than all else that a
-    launcher does."""
+    """True if torch's version file names a CUDA version. Importing torch would take longer than
+    everything else that a launcher does."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return False
@@ -47,17 +46,16 @@ def _torch_has_cuda() -> bool:
 
 
 def engines_of(config: EngineConfig, nodes: int, gpus: int) -> list[EngineConfig]:
-    """What each node is told: its GPUs, in turn, and how many nodes plan for parts of them.
+    """The configuration of each node: its GPUs, assigned in turn, and how many nodes share them.
 
-    Options that are given stay as they are. Raises ``UsageError`` when a node would need more GPUs
-    than there are.
+    Explicit options are kept. Raises ``UsageError`` if a node needs more GPUs than there are.
     """
     size = config.world_size
     if gpus == 0:
         return [_shared(config, nodes)] * nodes
     if size > gpus:
         raise UsageError(
-            f"--tensor-parallel-size {size} needs {size} GPUs for a node, and {gpus} can be used "
+            f"--tensor-parallel-size {size} needs {size} GPUs per node, and {gpus} are usable "
             f"here; lower it, or add --device cpu"
         )
     groups = gpus // size
@@ -75,9 +73,9 @@ def _shared(config: EngineConfig, nodes: int) -> EngineConfig:
 
 
 def gpus_by_node(names: Sequence[str], engines: Sequence[EngineConfig]) -> Iterator[str]:
-    """A line for each node that was given GPUs."""
+    """One line for each node with GPUs."""
     for name, engine in zip(names, engines, strict=True):
         if engine.devices is not None:
             shared = engine.nodes_per_device or 1
-            beside = f", which {shared} nodes share" if shared > 1 else ""
+            beside = f", shared by {shared} nodes" if shared > 1 else ""
             yield f"{name}: GPU {engine.devices}{beside}"

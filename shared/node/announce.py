@@ -1,4 +1,4 @@
-"""Introduces a prefill node that does not join by itself to a router, when both have started."""
+"""Registers a prefill node that does not join by itself with a router."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ RETRY_SECONDS = 0.2
 def announce_to_router(
     address: str, registry: str, deadline: float, credentials: Credentials
 ) -> None:
-    """Ask the node behind ``address`` what it is, and the router behind ``registry`` to take it.
+    """Query the node at ``address`` and join it to the router at ``registry`` on its behalf.
 
-    Asks until ``deadline``, by the monotonic clock. Raises ``UnavailableError`` when no prefill
-    node answers there, ``PeerRefusedError`` when it runs another model than the router's nodes, or
-    refuses the cluster token.
+    Retries until ``deadline`` (monotonic). Raises ``UnavailableError`` if no prefill node answers,
+    ``PeerRefusedError`` if the router rejects its model or the node rejects the cluster token.
     """
     status = _await_status(address, deadline, credentials)
     request = pb.JoinRequest(
@@ -38,7 +37,9 @@ def announce_to_router(
         try:
             credentials.stub(RegistryStub, channel).Join(request, timeout=CALL_SECONDS)
         except grpc.RpcError as error:
-            raise PeerRefusedError(f"{address} is refused: {credentials.explain(error)}") from None
+            raise PeerRefusedError(
+                f"the router rejects {address}: {credentials.explain(error)}"
+            ) from None
 
 
 def _await_status(address: str, deadline: float, credentials: Credentials) -> pb.StatusReply:
@@ -49,7 +50,9 @@ def _await_status(address: str, deadline: float, credentials: Credentials) -> pb
                 return stub.Status(pb.StatusRequest(), timeout=CALL_SECONDS)
             except grpc.RpcError as error:
                 if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                    raise PeerRefusedError(f"{address} refuses: {error.details()}") from None
+                    raise PeerRefusedError(
+                        f"{address} rejects this command: {error.details()}"
+                    ) from None
                 if time.monotonic() >= deadline:
                     why = credentials.explain(error)
                     raise UnavailableError(f"no prefill node answers at {address}: {why}") from None

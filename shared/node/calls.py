@@ -1,4 +1,4 @@
-"""Whose request a call from another part is: its id for the logs, its place in the trace."""
+"""Context of calls from other parts: the request id for logs, the parent span for traces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def serving_call(
     context: grpc.aio.ServicerContext[Any, Any],
     **attributes: Value,
 ) -> AbstractContextManager[Span]:
-    """The span of one RPC; gRPC runs each in a task of its own, which works for it alone."""
+    """The span of one RPC, which gRPC runs in a task of its own."""
     given = {key: value for key, value in context.invocation_metadata() or () if _is_text(value)}
     request_id = checked_request_id(str(given.get(REQUEST_ID_HEADER, "")))
     add_log_context(request_id=request_id)

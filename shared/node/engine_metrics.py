@@ -1,4 +1,4 @@
-"""The engine's work in Prometheus' terms, also by the names that vLLM gives the same."""
+"""Engine metrics, also under vLLM's names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..engine.core import EngineCore
 from ..engine.plan import COMPUTATION, NOT_FINITE, OUT_OF_MEMORY
 
 QUEUE_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-# Dashboards and autoscalers that were made for vLLM look for these.
+# For dashboards and autoscalers made for vLLM.
 _ALIASES = {
     "tandem_sequences_running": "vllm:num_requests_running",
     "tandem_sequences_waiting": "vllm:num_requests_waiting",
@@ -24,7 +24,7 @@ _Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
 
 
 class EngineCollector(Collector):
-    """Reads the engine when it is asked."""
+    """Reads the engine at each scrape."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core

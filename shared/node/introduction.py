@@ -1,4 +1,4 @@
-"""What two nodes must agree on before KV passes between them."""
+"""The introduction of one node to another, and what both must agree on to exchange KV."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from ..engine.start import NodeEngine, NodeIdentity
 from ..handoff.wire import kv_formats as formats
 
 PROTOCOL_VERSION = 1
-# Bits that both sides must know to use. WINDOWS: sends no more of a layer than its window shows.
-# GUARDED: the ports of an open data plane want the process's epoch as a password.
+# Features that both sides must support to use. WINDOWS: of a layer with a window, only the KV in
+# the window is sent. GUARDED: the ports of an open data plane require the epoch as a password.
 CAPABILITY_WINDOWS = 1
 CAPABILITY_GUARDED = 2
 CAPABILITIES = CAPABILITY_WINDOWS | CAPABILITY_GUARDED
 
 
 def introduction(engine: NodeEngine, identity: NodeIdentity) -> pb.Introduction:
-    """What this node tells a peer of itself."""
+    """This node's introduction to a peer."""
     return pb.Introduction(
         protocol_version=PROTOCOL_VERSION,
         capabilities=CAPABILITIES,
@@ -31,25 +31,26 @@ def introduction(engine: NodeEngine, identity: NodeIdentity) -> pb.Introduction:
 
 
 def refusal(decode: pb.Introduction, prefill: pb.Introduction) -> str:
-    """Why the two may not hand over, naming the field and both values; empty when they may.
+    """The reason why the two nodes are incompatible, with the field and both values; empty if they
+    are compatible.
 
-    What a fingerprint covers must be equal. Block sizes, numbers of ranks and formats of KV and of
-    weights may differ: each side adapts, or the canary finds that they differ too much.
+    Fingerprints must be equal. Block sizes, numbers of ranks, and dtypes of KV and weights may
+    differ: each side adapts, or the canary detects too large a difference.
     """
     if decode.protocol_version != prefill.protocol_version:
-        return _differ("protocol version", decode.protocol_version, prefill.protocol_version)
+        return _mismatch("protocol version", decode.protocol_version, prefill.protocol_version)
     for name in sorted(set(decode.fingerprint) | set(prefill.fingerprint)):
         ours = decode.fingerprint.get(name, "missing")
         theirs = prefill.fingerprint.get(name, "missing")
         if ours != theirs:
-            return _differ(name, ours, theirs)
+            return _mismatch(name, ours, theirs)
     unknown = [name for name in (decode.kv_dtype, prefill.kv_dtype) if name not in formats.BYTES]
     if unknown:
-        return _differ("KV dtype", decode.kv_dtype, prefill.kv_dtype)
+        return _mismatch("KV dtype", decode.kv_dtype, prefill.kv_dtype)
     return ""
 
 
-def _differ(field: str, decode: object, prefill: object) -> str:
+def _mismatch(field: str, decode: object, prefill: object) -> str:
     return (
         f"different models: {field} is {decode!r} on the decode node and {prefill!r} on the "
         f"prefill node; start both with the same model and options"

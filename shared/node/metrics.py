@@ -1,6 +1,6 @@
-"""A node's own counters, for whoever scrapes its health port.
+"""A node's metrics, served at its health port.
 
-One registry a node, never the library's global one: two nodes may live in one test process.
+Each node has its own registry, not the library's global one: a test process may hold two nodes.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .transfer_metrics import TransferMetrics
 
 
 class NodeMetrics:
-    """What operators watch on the node ``node_id``. ``planes`` is what its ranks last reported;
-    ``count_leases`` is set by a role that gives leases, ``link_rates`` by one that measures links.
+    """Metrics of the node ``node_id``. ``planes`` are its ranks' last reports. A role that grants
+    leases sets ``count_leases``, one that measures links ``link_rates``.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class NodeMetrics:
         self.registry.register(EngineCollector(core))
         queued = Histogram(
             "tandem_queue_seconds",
-            "From the time a sequence could run to its first step.",
+            "Time from a sequence's arrival in the queue to its first step.",
             registry=self.registry,
             buckets=QUEUE_SECONDS,
         )
@@ -67,14 +67,14 @@ class NodeMetrics:
         )
 
     def text(self) -> bytes:
-        """Everything in Prometheus' text format, each series with the label ``node``."""
+        """All series in Prometheus' text format, each with the label ``node``."""
         self._refresh()
         page = CollectorRegistry()
-        page.register(_Named(self.registry, self._node_id))
+        page.register(_WithNodeLabel(self.registry, self._node_id))
         return generate_latest(page)
 
     def samples(self) -> list[pb.Metric]:
-        """Everything as messages, for the doctor."""
+        """All series as messages, for the doctor."""
         self._refresh()
         return [
             pb.Metric(name=sample.name, labels=sample.labels, value=sample.value)
@@ -84,7 +84,7 @@ class NodeMetrics:
         ]
 
     def work(self) -> Work:
-        """What the node does, for its log."""
+        """The node's work, for the periodic log line."""
         load, counters = self._core.load(), self._core.counters
         return Work(
             prompt_tokens=counters.prompt_tokens,
@@ -98,7 +98,7 @@ class NodeMetrics:
         )
 
     def load(self) -> pb.Load:
-        """What placement needs to know."""
+        """The load report, for placement."""
         load = self._core.load()
         return pb.Load(
             running=load.running,
@@ -118,8 +118,8 @@ class NodeMetrics:
         )
 
     def prefixes(self, version: int) -> pb.Prefixes | None:
-        """What a router that knows ``version`` of the prefix index (0: none) has not been told;
-        ``None`` when nothing is kept."""
+        """Changes of the prefix index since ``version`` (0: everything); ``None`` without a prefix
+        index."""
         changes = self._core.prefix_changes(version)
         if changes is None:
             return None
@@ -138,15 +138,15 @@ class NodeMetrics:
             self._blocks.labels(state).set(getattr(counts, state))
 
 
-class _Named(Collector):
-    """The series of a registry with the node's name, by which they are joined with the router's."""
+class _WithNodeLabel(Collector):
+    """The series of a registry with the label ``node``, for joins with the router's series."""
 
     def __init__(self, registry: CollectorRegistry, node_id: str) -> None:
         self._registry = registry
         self._label = {"node": node_id}
 
     def describe(self) -> tuple[Metric, ...]:
-        """Nothing, so that registering it collects nothing."""
+        """Empty, so that registering does not collect."""
         return ()
 
     def collect(self) -> Iterator[Metric]:

@@ -1,4 +1,4 @@
-"""The data planes' own counters in Prometheus' terms, one series a rank."""
+"""Data-plane metrics, one series per rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from ..handoff.stats import DataPlaneStats
 
-# name: (help, label beside the rank if any, its values and where they stand in the statistics)
+# name: (help, label besides the rank if any, the field of the statistics for each of its values)
 _Series = dict[str, tuple[str, str, dict[str, str]]]
 
 _COUNTERS: _Series = {
@@ -24,7 +24,7 @@ _COUNTERS: _Series = {
         {"sent": "frames_sent", "received": "frames_received"},
     ),
     "tandem_data_plane_frames_dropped": (
-        "Frames that were not taken: of a stale or unknown attempt, or wrong in themselves.",
+        "Dropped frames: of a stale or unknown attempt, or malformed.",
         "reason",
         {"stale": "frames_stale", "refused": "frames_refused"},
     ),
@@ -39,19 +39,19 @@ _COUNTERS: _Series = {
         {"": "peers_lost"},
     ),
     "tandem_data_plane_strangers": (
-        "Connections that were accepted and never became a peer's.",
+        "Accepted connections that never greeted as a peer.",
         "",
         {"": "strangers"},
     ),
     "tandem_data_plane_keys_refused": (
-        "Handshakes with a key or an epoch that the control plane has not announced.",
+        "Handshakes with a key or password that the control plane has not announced.",
         "",
         {"": "keys_refused"},
     ),
 }
 _GAUGES: _Series = {
     "tandem_data_plane_credit_bytes": (
-        "What receivers granted to the transfers under way here: used, and still free.",
+        "Bytes that receivers have granted to current transfers: used, and still free.",
         "state",
         {"in_flight": "credit_in_flight", "free": "credit_free"},
     ),
@@ -79,7 +79,7 @@ _GAUGES: _Series = {
 
 
 class PlaneCollector(Collector):
-    """Reads what each rank last reported, which is at most a second old."""
+    """Reads the ranks' last reports, which are at most a second old."""
 
     def __init__(self, stats: Mapping[int, DataPlaneStats]) -> None:
         self._stats = stats

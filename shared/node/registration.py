@@ -1,7 +1,7 @@
-"""Keeps a node known to a router: join, heartbeat, join again after its restart, leave.
+"""A node's registration with a router: join, heartbeats, rejoin after the router's restart, leave.
 
-At rest a heartbeat has a few hundred bytes. A node that has joined goes on with heartbeats when the
-router does not answer in time: joining again is for a router that says that it does not know it.
+An idle node's heartbeat is a few hundred bytes. When the router does not answer in time, the node
+continues with heartbeats; it joins again only if the router answers that it does not know it.
 """
 
 from __future__ import annotations
@@ -24,37 +24,36 @@ log = logging.getLogger("tandem.node")
 
 CALL_SECONDS = 2.0
 FIRST_RETRY_SECONDS = 0.2
-# A router that restarts has its nodes back after at most this; an operator who corrects the cause
-# of a refusal waits a little longer.
+# Longest pauses: a restarted router has its nodes back after the first, an operator who has removed
+# the cause of a rejection waits for the second.
 LONGEST_AWAY_SECONDS = 3.0
 LONGEST_REFUSED_SECONDS = 15.0
-# A fleet that started together does not send its heartbeats together.
+# Spreads the heartbeats of nodes that started together.
 JITTER = 0.1
-# A link's rate is told again when it is this much faster or slower, a few with each heartbeat.
+# A link's rate is reported again if it has changed by this share, a few with each heartbeat.
 RATE_CHANGE = 0.2
 MAX_RATES = 8
-# The router has answered that it does not take this node as it is.
+# Codes with which a router rejects a node.
 _REFUSALS = (
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNAUTHENTICATED,
 )
-# A router that comes back after an hour must not wait for a backoff that has grown meanwhile.
+# Bounded, so that a router that returns after an hour is reached at once.
 _CHANNEL = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1000))
 
 
 class Registration:
-    """One node's standing with one router.
+    """The registration of one node with one router.
 
-    It is retried for ever: neither a refusal nor an error ends the node, which may serve other
-    routers and has streams that need no registration. ``joined`` tells whether the router has the
-    node, ``refusal`` why it does not take it.
+    It is retried forever: neither a rejection nor an error ends the node, which may serve other
+    routers and whose streams need no registration. ``joined`` is true while the router has the
+    node, ``refusal`` is the reason if it rejects it.
 
-    ``describe`` gives a fresh ``JoinRequest``; ``prefixes`` what has changed in the prefix index
-    since a version of it, if there is one.
-    ``on_drain`` is called when an operator has told the router that this node is to end, with the
-    seconds that running requests have for that (``None``: no limit), ``on_role`` when it is to take
-    on another role.
+    ``describe`` returns a fresh ``JoinRequest``, ``prefixes`` the changes of the prefix index since
+    a version, if there is an index. ``on_drain`` is called when an operator drains the node through
+    the router, with the seconds left for running requests (``None``: no limit), ``on_role`` when
+    the node is to change its role.
     """
 
     def __init__(
@@ -76,14 +75,14 @@ class Registration:
         self.draining = False
         self.joined = False
         self.refusal = ""
-        self._trouble = ""
-        self._standing: _RouterLink | None = None
-        self._limit: tuple[float | None] | None = None  # of the drain that was asked for
+        self._problem = ""
+        self._link: _RouterLink | None = None
+        self._limit: tuple[float | None] | None = None  # of the requested drain
         self._away = Backoff(FIRST_RETRY_SECONDS, LONGEST_AWAY_SECONDS)
         self._refused = Backoff(FIRST_RETRY_SECONDS, LONGEST_REFUSED_SECONDS)
 
     async def run(self) -> None:
-        """Until cancelled; then the router is told that the node leaves."""
+        """Keep the node registered until cancelled; then leave the router."""
         while True:
             generation = self._credentials.generation
             async with self._credentials.channel(self.router, _CHANNEL) as channel:
@@ -97,52 +96,54 @@ class Registration:
                     raise
 
     async def _call(self, stub: RegistryStub) -> float:
-        """One call to the router, answered or not; returns the pause until the next."""
+        """One call to the router; returns the pause until the next."""
         try:
-            return await self._introduce_or_beat(stub)
+            return await self._join_or_beat(stub)
         except grpc.aio.AioRpcError as error:
             return self._failed(error)
         except Exception:
-            self.joined, self._standing = False, None
+            self.joined, self._link = False, None
             log.exception("the registration with router %s failed", self.router)
             return self._refused.pause()
 
     def _failed(self, error: grpc.aio.AioRpcError) -> float:
-        """Log trouble that is new; returns the pause until the next attempt."""
+        """Log a problem once; returns the pause until the next attempt."""
         refused = error.code() in _REFUSALS
-        trouble = str(error.details()) if refused else self._credentials.explain(error)
-        if self.joined or trouble != self._trouble:
-            what = "refuses this node, which asks again" if refused else "does not answer"
-            log.warning("router %s %s: %s", self.router, what, trouble)
-        self.joined, self._trouble = False, trouble
-        self.refusal = trouble if refused else ""
+        problem = str(error.details()) if refused else self._credentials.explain(error)
+        if self.joined or problem != self._problem:
+            what = "rejects this node, which will retry" if refused else "does not answer"
+            log.warning("router %s %s: %s", self.router, what, problem)
+        self.joined, self._problem = False, problem
+        self.refusal = problem if refused else ""
         pause = (self._refused if refused else self._away).pause()
         if refused:
-            self._standing = None
-        # While the router may still know this node, it must hear of it before it gives it up.
-        return min(pause, self._standing.period) if self._standing is not None else pause
+            self._link = None
+        # While the router may still know this node, its next heartbeat must arrive before the
+        # timeout.
+        return min(pause, self._link.period) if self._link is not None else pause
 
     def _has_joined(self, message: str) -> None:
         log.info(message, self.router)
-        self.joined, self.refusal, self._trouble = True, "", ""
+        self.joined, self.refusal, self._problem = True, "", ""
 
-    async def _introduce_or_beat(self, stub: RegistryStub) -> float:
+    async def _join_or_beat(self, stub: RegistryStub) -> float:
         me = self._describe()
-        if self._standing is None or self._standing.role != me.role:
+        if self._link is None or self._link.role != me.role:
             return await self._join(stub, me)
-        return await self._beat(stub, me, self._standing)
+        return await self._beat(stub, me, self._link)
 
     async def _join(self, stub: RegistryStub, me: pb.JoinRequest) -> float:
-        self._standing = None
+        self._link = None
         reply = await stub.Join(me, timeout=CALL_SECONDS)
         self._has_joined("joined router %s")
-        self._standing = _RouterLink(me.role, reply.heartbeat_seconds, reply.prefix_version)
-        self._standing.rates_told(me.load.link_rates)
-        # A join says neither which prefixes are held here nor that the node drains.
+        self._link = _RouterLink(me.role, reply.heartbeat_seconds, reply.prefix_version)
+        self._link.rates_reported(me.load.link_rates)
+        # The first heartbeat follows at once: a join carries neither prefixes nor the draining
+        # flag.
         return 0.0
 
-    async def _beat(self, stub: RegistryStub, me: pb.JoinRequest, standing: _RouterLink) -> float:
-        rates = standing.new_rates(me.load.link_rates)
+    async def _beat(self, stub: RegistryStub, me: pb.JoinRequest, link: _RouterLink) -> float:
+        rates = link.new_rates(me.load.link_rates)
         del me.load.link_rates[:]
         me.load.link_rates.extend(rates)
         answer = await stub.Heartbeat(
@@ -151,24 +152,25 @@ class Registration:
                 epoch=me.epoch,
                 load=me.load,
                 draining=self.draining,
-                prefixes=self._prefixes(standing.prefix_version),
+                prefixes=self._prefixes(link.prefix_version),
             ),
             timeout=CALL_SECONDS,
         )
         if not answer.known:
-            self._standing = None
+            self._link = None
             return self._away.pause()
         if not self.joined:
-            self._has_joined("router %s answers again, and has kept this node")
+            self._has_joined("router %s answers again and still knows this node")
         self._away.reset()
         self._refused.reset()
-        standing.rates_told(rates)
-        standing.prefix_version = answer.prefix_version
+        link.rates_reported(rates)
+        link.prefix_version = answer.prefix_version
         self._obey(answer, me.role)
-        return standing.period * random.uniform(1 - JITTER, 1)
+        return link.period * random.uniform(1 - JITTER, 1)
 
     def _obey(self, answer: pb.HeartbeatReply, role: pb.Role) -> None:
-        """What an operator has told the router; once is enough, unless it is told another limit."""
+        """Obey an operator's command that the router passes on; a repeated one only if its limit
+        has changed."""
         if answer.drain:
             seconds = answer.drain_seconds if answer.HasField("drain_seconds") else None
             if self._limit == (seconds,):
@@ -189,7 +191,7 @@ class Registration:
 
 
 class _RouterLink:
-    """What a router that this node has joined knows of it."""
+    """The state of this node as a router that it has joined knows it."""
 
     def __init__(self, role: pb.Role, period: float, prefix_version: int) -> None:
         self.role = role
@@ -198,8 +200,8 @@ class _RouterLink:
         self._rates: dict[str, float] = {}
 
     def new_rates(self, rates: Iterable[pb.LinkRate]) -> list[pb.LinkRate]:
-        """At most ``MAX_RATES`` of those that the router does not know like this: new ones first,
-        then those that it was told of the longest ago."""
+        """At most ``MAX_RATES`` rates that differ from those reported: new ones first, then those
+        reported longest ago."""
         measured = {rate.node_id: rate.tokens_per_second for rate in rates}
         names = [*(name for name in measured if name not in self._rates), *self._rates]
         changed = (name for name in names if self._differs(name, measured.get(name, 0.0)))
@@ -209,11 +211,11 @@ class _RouterLink:
         ]
 
     def _differs(self, name: str, rate: float) -> bool:
-        told = self._rates.get(name, 0.0)
-        return abs(rate - told) > RATE_CHANGE * max(rate, told)
+        reported = self._rates.get(name, 0.0)
+        return abs(rate - reported) > RATE_CHANGE * max(rate, reported)
 
-    def rates_told(self, rates: Iterable[pb.LinkRate]) -> None:
-        """The router has got these."""
+    def rates_reported(self, rates: Iterable[pb.LinkRate]) -> None:
+        """Note that the router has received these."""
         for rate in rates:
             self._rates.pop(rate.node_id, None)
             if rate.tokens_per_second:

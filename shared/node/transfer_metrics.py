@@ -1,5 +1,5 @@
-"""What is counted of each attempt at a transfer, on the node that receives and on the one that
-sends. A canary is no transfer."""
+"""Metrics of attempts at transfers, on the receiving and the sending node. Canaries do not
+count."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..handoff.connections import NONE
 from ..telemetry.tracing import current
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-# The third attempt and those after it share a label.
+# The third and later attempts share a label.
 MAX_NUMBER = 3
 
 FAILED, REFUSED, CANCELLED = "failed", "refused", "cancelled"
@@ -25,7 +25,7 @@ FAILED, REFUSED, CANCELLED = "failed", "refused", "cancelled"
 
 @dataclass(slots=True)
 class AttemptRecord:
-    """One attempt while it is under way. It has failed unless somebody says otherwise."""
+    """A running attempt. It counts as failed unless ``succeeded`` is called."""
 
     number: int  # from 0
     outcome: str = FAILED
@@ -36,7 +36,7 @@ class AttemptRecord:
     begun: float = field(default_factory=time.monotonic)
 
     def succeeded(self, outcome: str, count: int, exposed_seconds: float | None) -> None:
-        """``exposed_seconds`` is ``None`` when the sender has not told."""
+        """Record success. ``exposed_seconds`` is ``None`` if the sender did not report it."""
         self.outcome, self.cause = outcome, ""
         self.bytes, self.exposed_seconds = count, exposed_seconds
 

@@ -1,17 +1,18 @@
-"""Pauses between attempts: each about twice as long as the one before, up to a limit."""
+"""Exponential backoff: each pause is about twice as long as the last, up to a limit."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 
-# What has failed once may work at once again; what fails for long must not cost a request often.
+# A single failure may be over at once; a lasting one must not cost many requests.
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 
 
 class Backoff:
-    """Exponential, with jitter: processes that failed together do not come back together."""
+    """Exponential backoff with jitter, so that processes that failed together spread their
+    retries."""
 
     def __init__(self, first: float, longest: float) -> None:
         self._first = first
@@ -19,20 +20,20 @@ class Backoff:
         self._failures = 0
 
     def pause(self) -> float:
-        """Seconds to wait after one more failure: half to all of the doubled pause."""
-        # The exponent is bounded: a float that overflows is an error.
+        """Count one more failure; seconds to wait: half to all of the doubled pause."""
+        # Bounded, because a float overflow raises.
         longest = min(self._first * 2.0 ** min(self._failures, 64), self._longest)
         self._failures += 1
         return random.uniform(longest / 2, longest)
 
     def reset(self) -> None:
-        """Something worked; the next pause is short again."""
+        """Return to the shortest pause after a success."""
         self._failures = 0
 
 
 class PeerBackoff:
-    """Whether something that failed is left alone for now. Each pause is twice as long as the one
-    before, until it works. No jitter: one owner leaves one thing alone."""
+    """Backoff from one peer. Each pause is twice as long as the last, until a success. No jitter,
+    because a single owner backs off."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -40,8 +41,8 @@ class PeerBackoff:
         self._until = float("-inf")
 
     def begin(self) -> float:
-        """It failed. Returns the pause that begins; 0 when one lasts already: all who waited
-        together come back together."""
+        """Record a failure. Returns the pause that begins, or 0 during a pause, so that callers
+        that failed together resume together."""
         if self.left > 0:
             return 0.0
         self._pause = min(2 * self._pause or FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
@@ -49,16 +50,16 @@ class PeerBackoff:
         return self._pause
 
     def end(self) -> None:
-        """It works; idempotent."""
+        """Record a success. Idempotent."""
         self._pause = 0.0
         self._until = float("-inf")
 
     @property
     def left(self) -> float:
-        """Seconds of the pause that are left; 0 without one."""
+        """Remaining seconds of the pause; 0 without one."""
         return max(0.0, self._until - self._clock())
 
     @property
     def suspected(self) -> bool:
-        """It has failed, and not worked since; a pause may have ended."""
+        """True from a failure to the next success, also after the pause."""
         return self._pause > 0

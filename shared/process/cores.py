@@ -1,4 +1,4 @@
-"""How many CPU cores each rank gets."""
+"""CPU cores of each rank."""
 
 from __future__ import annotations
 

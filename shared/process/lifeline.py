@@ -1,4 +1,4 @@
-"""How a process that a launcher started tells it that it is ready, and ends when it is gone."""
+"""The pipes between a process and its launcher: one announces readiness, one guards its life."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GRACE_SECONDS = 5.0
 
 
 def announce_ready(details: dict[str, Any]) -> None:
-    """Tell the launcher, if there is one, that this process serves and where."""
+    """Report to the launcher, if there is one, that this process serves, with its addresses."""
     number = os.environ.pop(READY_FD, None)
     if number is not None:
         with os.fdopen(int(number), "w") as pipe:
@@ -23,13 +23,13 @@ def announce_ready(details: dict[str, Any]) -> None:
 
 
 def end_with_launcher() -> None:
-    """End like after SIGTERM when the launcher is gone, however it went."""
+    """Send SIGTERM to this process when its launcher dies, however it dies."""
     number = os.environ.pop(LIFELINE_FD, None)
     if number is None:
         return
 
     def watch() -> None:
-        os.read(int(number), 1)  # nothing is ever written: this returns at the launcher's end
+        os.read(int(number), 1)  # nothing is ever written: returns at the launcher's death
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(GRACE_SECONDS)
         os._exit(1)

@@ -1,7 +1,7 @@
 """``/health``, ``/ready`` and ``/metrics``, for kubelets and Prometheus.
 
-A node has no other HTTP, and a router's is for its clients, so this is a few lines on asyncio's own
-server rather than a framework: one GET a connection, bounded in size and time.
+A node has no other HTTP, and a router's HTTP port is for its clients, so this is a few lines on
+asyncio's server instead of a framework: one GET per connection, bounded in size and time.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _SECONDS = 5.0
 
 
 class ProbeServer:
-    """Serves the probes of one process, which is alive before it has anything to show. ``flag`` is
-    the option that sets the port."""
+    """Serves the probes of one process, and answers ``/health`` before there are metrics to show.
+    ``flag`` is the option that sets the port."""
 
     def __init__(self, flag: str = "--health-port") -> None:
         self._flag = flag
@@ -29,12 +29,12 @@ class ProbeServer:
         self._server: asyncio.Server | None = None
 
     def show(self, ready: Callable[[], bool], metrics: Callable[[], Page]) -> None:
-        """From now on ask these, at each request."""
+        """Answer ``/ready`` and ``/metrics`` by these from now on."""
         self._ready = ready
         self._metrics = metrics
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; returns the port. Raises ``StartupError`` when it is taken."""
+        """Listen, and return the port. Raises ``StartupError`` if it is taken."""
         try:
             self._server = await asyncio.start_server(self._answer, host, port, limit=_LIMIT)
         except OSError as error:
@@ -54,7 +54,7 @@ class ProbeServer:
         ):
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _SECONDS)
             method, _, rest = head.partition(b" ")
-            # HEAD is answered as GET would be, up to the body: some probes send nothing else.
+            # Some probes send HEAD: they get the response to GET without its body.
             line = b"GET " + rest if method == b"HEAD" else head
             status, kind, body = await self._route(line)
             writer.write(

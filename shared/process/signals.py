@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT of a process that drains."""
+"""SIGTERM and SIGINT: the first drains, the second ends the process."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ log = logging.getLogger("tandem")
 
 
 def catch_signals(stop: Callable[[], None]) -> None:
-    """The first signal calls ``stop``; the second ends the process at once, whatever it is doing,
-    with the status that a shell gives to a process that died of it.
+    """Call ``stop`` at the first signal; at the second, exit at once with the status that a shell
+    reports for a process killed by it.
 
-    What the process started ends with it: ranks follow their head's channel, parts their launcher's
-    pipe.
+    Child processes end too: ranks when their head's channel closes, parts of a cluster when their
+    launcher's pipe does.
     """
     loop = asyncio.get_running_loop()
     caught: list[int] = []
@@ -24,7 +24,7 @@ def catch_signals(stop: Callable[[], None]) -> None:
     def catch(number: int) -> None:
         caught.append(number)
         if len(caught) > 1:
-            log.warning("told to end a second time: what still runs is cut off")
+            log.warning("second signal: exiting at once, running requests are cut off")
             os._exit(128 + number)
         stop()
 

@@ -1,4 +1,4 @@
-"""Blocking work beside an event loop."""
+"""Blocking work off the event loop."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ Result = TypeVar("Result")
 
 
 async def in_thread(work: Callable[[], Result]) -> Result:
-    """What ``work`` returns or raises. Cancelled, this returns at once and the work is abandoned.
+    """Run ``work`` in a thread, and return or raise as it does. Cancellation abandons the work.
 
-    Unlike ``asyncio.to_thread`` the thread is a daemon's: a process that is told to end does not
-    wait for a download.
-    """
+    Unlike that of ``asyncio.to_thread``, the thread is a daemon, so an exiting process does not
+    wait for a download."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Result] = loop.create_future()
 
@@ -35,7 +34,7 @@ async def in_thread(work: Callable[[], Result]) -> Result:
             result = work()
         except BaseException as raised:
             error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller waits
             loop.call_soon_threadsafe(finish, result, error)
 
     threading.Thread(target=run, daemon=True).start()

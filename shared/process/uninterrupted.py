@@ -1,4 +1,4 @@
-"""Work that must reach its end before its caller goes on, whoever cancels the caller."""
+"""Cleanup that a cancellation of its caller must not interrupt."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 
 
 async def uninterrupted(work: Coroutine[Any, Any, None]) -> None:
-    """Wait for ``work`` to end; only then pass on a cancellation that came meanwhile.
+    """Wait until ``work`` ends, then re-raise a cancellation that arrived meanwhile.
 
-    For giving back blocks: they may be freed when no rank touches them any more, and not before.
-    ``work`` must have a deadline of its own.
-    """
+    Used for releasing blocks, which may be freed only when no rank accesses them. ``work`` must
+    have its own deadline."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

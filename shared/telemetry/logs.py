@@ -1,8 +1,7 @@
-"""Logging for every process: one line an event on stderr, with what it is about.
+"""Logging of every process: one line per event on stderr, with its context.
 
-What a task works on (a request, an attempt at a transfer) is noted once, by ``add_log_context`` or
-``log_context``, and stands in every line that the task and the tasks that it starts log.
-"""
+The context of a task (its request, its attempt at a transfer) is set once, by ``add_log_context``
+or ``log_context``, and appears in every line that the task and its child tasks log."""
 
 from __future__ import annotations
 
@@ -23,18 +22,18 @@ from typing import Any, TextIO
 FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s %(message)s"
 TEXT, JSON = "text", "json"
 LEVELS = ("debug", "info", "warning", "error")
-# How long after a line of ``RateLimitedFilter`` there is no other one like it.
+# ``RateLimitedFilter`` passes one line of a kind in this time.
 QUIET_SECONDS = 10.0
 
-# In HTTP headers, and in the metadata of calls between the parts.
+# In HTTP headers and gRPC metadata.
 REQUEST_ID_HEADER = "x-request-id"
-# It stands in logs and in other programs' headers, so it has no quotes, spaces or line ends.
+# It appears in logs and in headers of other programs: no quotes, spaces or line ends.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@=+-]{0,127}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogContext:
-    """What is being worked on; empty fields are not known here."""
+    """The context of a log line; unknown fields are empty."""
 
     request_id: str = ""
     transfer_id: str = ""
@@ -46,40 +45,40 @@ class LogContext:
         return {name: value for name, value in named if value}
 
 
-_NOTHING = LogContext()
-_subject: ContextVar[LogContext] = ContextVar("subject", default=_NOTHING)
+_EMPTY = LogContext()
+_context: ContextVar[LogContext] = ContextVar("log_context", default=_EMPTY)
 
 
 def current_log_context() -> LogContext:
-    """What the running task works on."""
-    return _subject.get()
+    """The context of the running task."""
+    return _context.get()
 
 
 def add_log_context(**known: str) -> None:
-    """From here to the end of a task that belongs to one request."""
-    _subject.set(replace(_subject.get(), **known))
+    """Extend the context until the task ends; for tasks that serve one request."""
+    _context.set(replace(_context.get(), **known))
 
 
 @contextmanager
 def log_context(**known: str) -> Iterator[None]:
-    """For a part of a task. Not around a ``yield`` of an async generator, which may be closed by
-    another task."""
-    token = _subject.set(replace(_subject.get(), **known))
+    """Extend the context for a part of a task. Not for use around the ``yield`` of an async
+    generator, which another task may close."""
+    token = _context.set(replace(_context.get(), **known))
     try:
         yield
     finally:
-        _subject.reset(token)
+        _context.reset(token)
 
 
 def checked_request_id(given: str) -> str:
-    """``given``, or nothing when it cannot be an id: it comes from outside."""
+    """``given`` if it is a valid request id, else empty: it comes from clients."""
     return given if _REQUEST_ID.fullmatch(given) else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """What a process logs, how, and what every line of it says about the process. ``rank`` is
-    empty for a head."""
+    """Format and level of a process's log, and its name in every line. ``rank`` is empty for a
+    head."""
 
     form: str = TEXT
     level: str = "info"
@@ -89,7 +88,7 @@ class LogSettings:
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """The process's one handler; it remembers its settings, for the processes that it starts."""
+    """The only handler of a process; keeps its settings for child processes."""
 
     def __init__(self, settings: LogSettings) -> None:
         super().__init__(sys.stderr)
@@ -98,16 +97,16 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 
 def setup_logging(settings: LogSettings) -> None:
-    """Call once, in a process's main."""
+    """Configure the root logger. Called once, in a process's main."""
     root = logging.getLogger()
     root.handlers[:] = [_Handler(settings)]
     level = logging.getLevelNamesMapping()[settings.level.upper()]
     logging.getLogger("tandem").setLevel(level)
-    root.setLevel(max(level, logging.INFO))  # the libraries' debugging is not ours
+    root.setLevel(max(level, logging.INFO))  # no debug lines of libraries
 
 
 def log_settings() -> LogSettings:
-    """The settings of this process; the defaults when a program that embeds Tandem logs itself."""
+    """This process's settings; defaults if a program that embeds Tandem configures logging."""
     ours = (h.settings for h in logging.getLogger().handlers if isinstance(h, _Handler))
     return next(ours, LogSettings())
 
@@ -118,35 +117,34 @@ def logger(part: str) -> logging.Logger:
 
 
 class RateLimitedFilter(logging.Filter):
-    """Of each kind of warning one line in ``QUIET_SECONDS``, and in the next one how many were left
-    out: what strangers can cause must not fill a log. A kind is a place in the code."""
+    """Passes one warning per code location in ``QUIET_SECONDS`` and counts the suppressed ones in
+    the next: strangers must not be able to fill a log."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._told: dict[tuple[str, int], float] = {}
+        self._logged_at: dict[tuple[str, int], float] = {}
         self._left_out: Counter[tuple[str, int]] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno != logging.WARNING:
             return True
         kind, now = (record.pathname, record.lineno), self._clock()
-        if now - self._told.get(kind, -inf) < QUIET_SECONDS:
+        if now - self._logged_at.get(kind, -inf) < QUIET_SECONDS:
             self._left_out[kind] += 1
             return False
-        self._told[kind] = now
+        self._logged_at[kind] = now
         if left_out := self._left_out.pop(kind, 0):
-            record.msg = f"{record.getMessage()} ({left_out} more were left out)"
+            record.msg = f"{record.getMessage()} ({left_out} more suppressed)"
             record.args = None
         return True
 
 
 class _TextLines(logging.Formatter):
-    """For people: a record's ``words`` stand behind its message, and the subject in brackets.
+    """Text for people: message, the record's ``words``, and the context in brackets.
 
-    Names and reasons come from other processes too: what would begin a line of its own, or move the
-    cursor of a terminal, is written out. The lines of a traceback are indented, so that a record is
-    everything up to the next line that begins with a date.
+    Messages contain names and reasons from other processes, so line ends and control characters are
+    escaped. Traceback lines are indented: a record ends where the next line begins with a date.
     """
 
     def __init__(self, settings: LogSettings) -> None:
@@ -177,8 +175,7 @@ def _printable(line: str) -> str:
 
 
 class _JsonLines(logging.Formatter):
-    """For programs: one object a line, whatever a message has in it. A record's ``fields`` stand
-    beside its message."""
+    """JSON for programs: one object per line, with the record's ``fields``."""
 
     def __init__(self, settings: LogSettings) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Spans that are exported to an OpenTelemetry collector, over HTTP. Needs the extra ``otel``.
+"""Export of spans to an OpenTelemetry collector over HTTP. Needs the extra ``otel``.
 
-Exporting happens on a thread of the library, from a bounded queue that drops what does not fit: a
-collector that is slow or gone costs spans, and nothing else.
+A thread of the library exports from a bounded queue that drops the excess: a slow or missing
+collector costs spans and nothing else.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ log = logging.getLogger("tandem.tracing")
 
 TRACES_PATH = "/v1/traces"
 EXPORT_SECONDS = 5.0
-# A trace is worth looking at while it happens, and a process that ends must not wait long.
+# Short, so that traces are visible soon and a process exits quickly.
 BATCH_SECONDS = 1.0
 FLUSH_SECONDS = 2.0
 MAX_QUEUED = 4096
 MAX_BATCH = 512
-COMPLAIN_SECONDS = 60.0
+LOG_SECONDS = 60.0
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class OtlpTracer:
-    """See ``Tracer``. ``endpoint`` is the collector's base address, as OpenTelemetry has it."""
+    """See ``Tracer``. ``endpoint`` is the collector's base address, as OpenTelemetry defines it."""
 
     def __init__(self, endpoint: str, role: str, node_id: str) -> None:
-        # The library's own words, once a batch, are replaced by ``_Reporting``'s.
+        # The library logs once per batch; ``_RateLimitedExporter`` logs instead.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         base = endpoint.rstrip("/").removesuffix(TRACES_PATH)
-        self._exporter = _Reporting(
+        self._exporter = _RateLimitedExporter(
             OTLPSpanExporter(endpoint=base + TRACES_PATH, timeout=EXPORT_SECONDS), base
         )
         processor = BatchSpanProcessor(
@@ -64,17 +64,17 @@ class OtlpTracer:
         return _begin(self._begins, name, context, SpanKind.SERVER, attributes)
 
     def close(self) -> None:
-        """The library would wait for half a minute, and for each batch again."""
+        """Flush with a deadline: the library would wait half a minute for each batch."""
         flushing = threading.Thread(target=self._provider.shutdown, daemon=True)
         flushing.start()
         flushing.join(FLUSH_SECONDS)
         if flushing.is_alive():
-            self._exporter.shutdown()  # ends what it is trying, and whatever it would try next
+            self._exporter.shutdown()  # aborts this export and any further one
             flushing.join(FLUSH_SECONDS)
 
 
 class _OtlpSpan:
-    """See ``Span``. The library's spans take no notice of anything after their end."""
+    """See ``Span``. The library's spans ignore everything after their end."""
 
     def __init__(self, begins: Begins, span: OtelSpan) -> None:
         self._begins = begins
@@ -91,10 +91,10 @@ class _OtlpSpan:
         return _begin(self._begins, name, context, SpanKind.INTERNAL, attributes)
 
     def event(self, name: str, **attributes: Value) -> None:
-        self._span.add_event(name, _named(attributes))
+        self._span.add_event(name, _prefixed(attributes))
 
     def set(self, **attributes: Value) -> None:
-        self._span.set_attributes(_named(attributes))
+        self._span.set_attributes(_prefixed(attributes))
 
     def end(self, failure: str = "") -> None:
         if not self._span.is_recording():
@@ -104,8 +104,8 @@ class _OtlpSpan:
         self._span.end()
 
 
-class _Reporting(SpanExporter):
-    """Says now and then that nobody takes the spans, rather than each time."""
+class _RateLimitedExporter(SpanExporter):
+    """Logs failed exports at most once a minute."""
 
     def __init__(
         self, inner: SpanExporter, address: str, clock: Callable[[], float] = time.monotonic
@@ -114,16 +114,16 @@ class _Reporting(SpanExporter):
         self._address = address
         self._clock = clock
         self._lost = 0
-        self._told_at = float("-inf")
+        self._logged_at = float("-inf")
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         result = self._inner.export(spans)
         if result is not SpanExportResult.SUCCESS:
             self._lost += len(spans)
-            if self._clock() - self._told_at >= COMPLAIN_SECONDS:
-                self._told_at = self._clock()
+            if self._clock() - self._logged_at >= LOG_SECONDS:
+                self._logged_at = self._clock()
                 log.warning(
-                    "%s takes no traces (%d spans lost so far); see --otlp-endpoint",
+                    "%s does not accept traces (%d spans lost so far); see --otlp-endpoint",
                     self._address,
                     self._lost,
                 )
@@ -139,11 +139,11 @@ class _Reporting(SpanExporter):
 def _begin(
     begins: Begins, name: str, context: Context, kind: SpanKind, attributes: dict[str, Value]
 ) -> Span:
-    span = begins.start_span(name, context=context, kind=kind, attributes=_named(attributes))
+    span = begins.start_span(name, context=context, kind=kind, attributes=_prefixed(attributes))
     return _OtlpSpan(begins, span)
 
 
-def _named(attributes: dict[str, Value]) -> dict[str, Value]:
+def _prefixed(attributes: dict[str, Value]) -> dict[str, Value]:
     return {f"tandem.{name}": value for name, value in attributes.items()}
 
 

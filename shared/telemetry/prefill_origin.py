@@ -1,4 +1,4 @@
-"""Where a prompt was prefilled and why there: the closed set of words that metrics and logs use."""
+"""Labels of where and why a prompt was prefilled: a closed set, for metrics and logs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REMOTE, LOCAL = "remote", "local"
 
 
 class LocalReason(StrEnum):
-    """Why a decode node prefilled a prompt itself without trying a prefill node."""
+    """Reasons for local prefill without trying a prefill node."""
 
     NO_NODE = "no prefill node"
     REFUSED = "all prefill nodes refused"
@@ -26,12 +26,13 @@ _FAILED = "failed: "
 
 
 def failed(cause: Cause) -> str:
-    """The reason when every prefill node was tried in vain; the cause is the last attempt's."""
+    """The reason if every prefill node failed, with the cause of the last attempt."""
     return f"{_FAILED}{cause}"
 
 
 def known_reason(given: str) -> str:
-    """``given`` if it is one of these reasons: another version's words must not become labels."""
+    """``given`` if it is a known reason, else ``OTHER``: labels stay a closed set across
+    versions."""
     if given.startswith(_FAILED):
         return failed(Cause(given.removeprefix(_FAILED)))
     return given if given in set(LocalReason) else LocalReason.OTHER

@@ -1,4 +1,4 @@
-"""What every process shows of itself: build, resources, event loop, certificates."""
+"""Metrics of any process: build, resources, event loop lag, certificate expiry."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ log = logging.getLogger("tandem.process")
 
 LAG_SECONDS = (0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0, 3.0, 10.0)
 DAY = 86400.0
-# An authority that renews by itself has done so by then.
+# Automatic renewal has happened by then.
 SOON_SECONDS = 14 * DAY
 EXPIRY = "tandem_certificate_expiry_timestamp_seconds"
-# How often the lag is measured: a loop that stands still is seen however short the pause is.
+# Interval of lag measurements.
 PAUSE_SECONDS = 0.25
 
 
 class ProcessMetrics:
-    """Adds its series to ``registry``; ``watch`` measures the loop that runs it."""
+    """Adds its series to ``registry``; ``watch`` measures the running event loop."""
 
     def __init__(self, registry: CollectorRegistry, credentials: Credentials = INSECURE) -> None:
         self._credentials = credentials
@@ -38,20 +38,20 @@ class ProcessMetrics:
         registry.register(_Certificates(credentials))
         build = Gauge(
             "tandem_build_info",
-            "1, with what runs as labels.",
+            "Always 1; the labels identify the build.",
             ("version", "python", "torch"),
             registry=registry,
         )
         build.labels(version(), platform.python_version(), _installed("torch")).set(1)
         self._lag = Histogram(
             "tandem_event_loop_lag_seconds",
-            "How late the event loop ran what was due.",
+            "Delay of callbacks that were due on the event loop.",
             buckets=LAG_SECONDS,
             registry=registry,
         )
 
     async def watch(self) -> None:
-        """Runs for ever; also warns each day of certificates that end soon."""
+        """Measure until cancelled; also warn once a day about certificates that expire soon."""
         warned_at = -math.inf
         while True:
             due = time.monotonic() + PAUSE_SECONDS
@@ -64,8 +64,8 @@ class ProcessMetrics:
     def _warn(self, now: float) -> None:
         for flag, ends in self._credentials.expiries().items():
             if ends - now < SOON_SECONDS:
-                told = datetime.fromtimestamp(ends, UTC).isoformat(timespec="minutes")
-                log.warning("a certificate of %s ends at %s; replace the file", flag, told)
+                expiry = datetime.fromtimestamp(ends, UTC).isoformat(timespec="minutes")
+                log.warning("a certificate of %s expires at %s; replace the file", flag, expiry)
 
 
 class _Certificates(Collector):
@@ -75,7 +75,7 @@ class _Certificates(Collector):
     def collect(self) -> Iterator[Metric]:
         family = GaugeMetricFamily(
             EXPIRY,
-            "When the first certificate of a file ends, as Unix time.",
+            "Expiry of the first certificate of a file to expire, as Unix time.",
             labels=["file"],
         )
         for flag, ends in self._credentials.expiries().items():
@@ -84,7 +84,7 @@ class _Certificates(Collector):
 
 
 def _installed(package: str) -> str:
-    """Its version, without importing it."""
+    """The version of a package, without importing it."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

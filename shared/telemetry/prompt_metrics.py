@@ -1,4 +1,4 @@
-"""Where a decode node's prompts were prefilled: since the start, and lately."""
+"""Counts of a decode node's prompts by where they were prefilled: in total, and recently."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from prometheus_client.registry import Collector
 
 RECENT = "tandem_prompts_recent"
 RECENT_SECONDS = 300.0
-# The window moves in steps of this.
+# The window of recent prompts advances in steps of this.
 STEP_SECONDS = 30.0
 
 _Key = tuple[str, str]
 
 
 class PromptMetrics(Collector):
-    """Both series, by the words of ``shared/telemetry/prefill_origin.py``."""
+    """Both series, with the labels of ``prefill_origin.py``."""
 
     def __init__(
         self, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic
@@ -36,7 +36,7 @@ class PromptMetrics(Collector):
         registry.register(self)
 
     def count(self, where: str, reason: str = "") -> None:
-        """One prompt, once it is known where it is prefilled."""
+        """Count one prompt."""
         self._all.labels(where, reason).inc()
         now = self._clock()
         if not self._steps or now - self._steps[-1][0] >= STEP_SECONDS:
@@ -60,5 +60,5 @@ class PromptMetrics(Collector):
             self._steps.popleft()
 
     def _family(self) -> GaugeMetricFamily:
-        meaning = f"The same, of the last {RECENT_SECONDS:.0f} s."
+        meaning = f"The same for the last {RECENT_SECONDS:.0f} s."
         return GaugeMetricFamily(RECENT, meaning, labels=["where", "reason"])

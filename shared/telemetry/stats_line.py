@@ -1,4 +1,4 @@
-"""The line that a process logs about its work now and then, while there is any."""
+"""The periodic log line about throughput, logged while there is work."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a process has done so far (tokens) and what it is doing now."""
+    """Cumulative token counts of a process, and its current load."""
 
     prompt_tokens: float
     generated_tokens: float
-    cache_queries: float  # prompt tokens that were looked up
+    cache_queries: float  # prompt tokens looked up in the prefix index
     cache_hits: float
     running: int
     waiting: int
@@ -29,7 +29,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """The work between two moments; percentages are 0 to 100."""
+    """Throughput between two readings; percentages are 0 to 100."""
 
     prompt_tokens_per_second: float
     generated_tokens_per_second: float
@@ -37,7 +37,7 @@ class Rates:
     waiting: int
     transfers: int
     kv_usage_percent: float
-    prefix_hit_percent: float | None  # None: nothing was looked up
+    prefix_hit_percent: float | None  # None without lookups
 
     def __str__(self) -> str:
         hits = self.prefix_hit_percent
@@ -54,7 +54,7 @@ class Rates:
 
 
 def rates(before: Work, now: Work, seconds: float) -> Rates | None:
-    """``None`` when nothing happened, and nothing is under way."""
+    """The rates between two readings; ``None`` if the process was idle."""
     prompt = now.prompt_tokens - before.prompt_tokens
     generated = now.generated_tokens - before.generated_tokens
     if not (prompt or generated or now.under_way):
@@ -73,7 +73,7 @@ def rates(before: Work, now: Work, seconds: float) -> Rates | None:
 
 
 async def log_rates(interval: float, read: Callable[[], Work], log: logging.Logger) -> None:
-    """Runs for ever; an ``interval`` of 0 seconds logs nothing."""
+    """Log every ``interval`` seconds until cancelled; 0 logs nothing."""
     if not interval:
         await asyncio.Event().wait()
     before, since = read(), time.monotonic()

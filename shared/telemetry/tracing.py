@@ -1,8 +1,7 @@
-"""Spans of a request, on its way through the parts.
+"""Spans of a request on its way through the parts, independent of a tracing library.
 
-Nothing here knows a tracing library: spans begin at a ``Tracer``, and everything below a span
-begins at the span. Without ``--otlp-endpoint`` they are ``_Untraced``, which records nothing, but
-still hands on the trace that a client has begun. ``otlp.py`` has those that are exported.
+A ``Tracer`` begins root spans, a span begins its children. Without ``--otlp-endpoint`` spans are
+``_Untraced``: they record nothing but still propagate a client's trace. ``otlp.py`` exports spans.
 """
 
 from __future__ import annotations
@@ -27,37 +26,37 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 class Span(Protocol):
-    """Something that takes time. Safe to use after its end, when it records nothing any more."""
+    """A timed operation. Using it after its end is safe and records nothing."""
 
     @property
     def traceparent(self) -> str:
-        """Names this span to another process; empty when there is nothing to name."""
+        """Identifies this span to another process; empty if there is none."""
 
     def child(self, name: str, **attributes: Value) -> Span:
-        """Begin a span below this one; whoever begins it ends it."""
+        """Begin a child span; the caller ends it."""
 
     def event(self, name: str, **attributes: Value) -> None:
-        """Something happened now."""
+        """Record an event at the current time."""
 
     def set(self, **attributes: Value) -> None:
-        """What is known only later."""
+        """Add attributes."""
 
     def end(self, failure: str = "") -> None:
-        """Idempotent."""
+        """End the span. Idempotent."""
 
 
 class Tracer(Protocol):
-    """Begins the spans of one process, and gets them out."""
+    """Begins and exports the spans of one process."""
 
     def begin(self, name: str, traceparent: str, **attributes: Value) -> Span:
-        """A span below another process's, or a new trace when ``traceparent`` is empty."""
+        """Begin a child of another process's span, or a new trace if ``traceparent`` is empty."""
 
     def close(self) -> None:
-        """Export what has ended, within a deadline."""
+        """Export ended spans, within a deadline."""
 
 
 class _Untraced:
-    """Below it nothing is recorded either."""
+    """Records nothing, nor do its children."""
 
     def __init__(self, traceparent: str = "") -> None:
         self.traceparent = traceparent
@@ -86,7 +85,7 @@ _current: ContextVar[Span] = ContextVar("span", default=NO_SPAN)
 
 
 def start_tracer(endpoint: str | None, role: str, node_id: str) -> Tracer:
-    """The tracer of this process. Raises ``UsageError`` when it cannot be had."""
+    """The tracer of this process. Raises ``UsageError`` for a bad endpoint or a missing library."""
     if endpoint is None:
         return NO_TRACER
     if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).hostname:
@@ -105,14 +104,14 @@ def start_tracer(endpoint: str | None, role: str, node_id: str) -> Tracer:
 
 
 def current() -> Span:
-    """The span that the running task works on."""
+    """The span of the running task."""
     return _current.get()
 
 
 @contextmanager
 def serving(tracer: Tracer, name: str, traceparent: str, **attributes: Value) -> Iterator[Span]:
-    """The span of a whole request, in a task that belongs to it alone: nothing is put back, so it
-    may stand around the ``yield`` of a handler that streams."""
+    """The span of a whole request, in a task of its own. The previous span is not restored, so this
+    may enclose the ``yield`` of a streaming handler."""
     valid = _TRACEPARENT.fullmatch(traceparent) is not None
     span = tracer.begin(name, traceparent if valid else "", **attributes)
     _current.set(span)
@@ -123,8 +122,8 @@ def serving(tracer: Tracer, name: str, traceparent: str, **attributes: Value) ->
 
 @contextmanager
 def step(name: str, **attributes: Value) -> Iterator[Span]:
-    """A span below the current one, and current itself. Not around the ``yield`` of a generator:
-    see ``branch``."""
+    """A child of the current span that becomes the current one. Not for use around the ``yield`` of
+    a generator: see ``branch``."""
     span = current().child(name, **attributes)
     token = _current.set(span)
     try:
@@ -136,14 +135,14 @@ def step(name: str, **attributes: Value) -> Iterator[Span]:
 
 @contextmanager
 def branch(name: str, **attributes: Value) -> Iterator[Span]:
-    """A span below the current one, for generators: it does not become the current one."""
+    """A child of the current span for generators: it does not become the current one."""
     span = current().child(name, **attributes)
     with _ending(span):
         yield span
 
 
 def metadata(span: Span) -> Metadata:
-    """What a call to another part carries, so that its spans and logs say whose they are."""
+    """gRPC metadata that carries the request id and the trace to another part."""
     carried = (
         (REQUEST_ID_HEADER, current_log_context().request_id),
         (TRACEPARENT, span.traceparent),
@@ -156,7 +155,7 @@ def _ending(span: Span) -> Iterator[None]:
     try:
         yield
     except GeneratorExit:
-        span.end()  # whoever reads has all that it wanted
+        span.end()  # the reader has finished early
         raise
     except BaseException as error:
         span.end(_failure(error))
@@ -165,7 +164,7 @@ def _ending(span: Span) -> Iterator[None]:
 
 
 def _failure(error: BaseException) -> str:
-    """What a trace may say of an error; messages about requests may quote the client."""
+    """The description of an error in a trace. Other messages may quote the client's prompt."""
     if isinstance(error, TransferError):
         return str(error)
     if isinstance(error, asyncio.CancelledError):

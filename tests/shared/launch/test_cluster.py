@@ -87,7 +87,7 @@ def test_a_part_announces_itself_and_ends_when_told(cluster: Cluster, tmp_path: 
     [
         ("fails", StartupError, "one ended with exit status 1: no memory; buy some .*one.log"),
         ("misled", UsageError, "one ended with exit status 2: --colour is not an option"),
-        ("speechless", StartupError, "one ended with exit status 3: it said nothing"),
+        ("speechless", StartupError, "one ended with exit status 3: its log is empty"),
     ],
 )
 def test_a_part_that_cannot_start_has_the_last_word(
@@ -176,7 +176,7 @@ def test_a_node_that_dies_is_started_again_with_its_arguments(keeping: Keeping) 
 def test_a_node_that_drains_has_left_and_is_not_missed(keeping: Keeping) -> None:
     kept = keeping(["decode-node"], ["decode-node"])
     kept.nodes[0].process.terminate()
-    kept.until_told("node-0 has drained and left; the others go on")
+    kept.until_told("node-0 has drained and left; the other nodes keep serving")
     assert not kept.kept.done() and kept.nodes[1].process.poll() is None
     # It ends with the last one, as an end that was asked for.
     kept.nodes[1].process.terminate()
@@ -191,7 +191,7 @@ def test_a_decode_node_that_dies_too_often_is_given_up_and_ends_it_if_it_was_the
     kept.another = True
     kept.nodes[0].arguments.append("hopeless")
     kept.nodes[0].process.kill()
-    kept.until_told("given up")
+    kept.until_told("is not restarted")
     assert [
         f"restart {n} of 5" in line
         for n, line in enumerate((line for line in kept.told if "ended with" in line), 1)

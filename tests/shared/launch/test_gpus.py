@@ -49,9 +49,9 @@ def test_a_node_that_needs_more_gpus_than_there_are_is_refused() -> None:
 def test_each_node_that_was_given_gpus_has_a_line() -> None:
     names = ["prefill-node-0", "prefill-node-1", "decode-node-2"]
     assert list(gpus_by_node(names, engines_of(EngineConfig(), 3, 2))) == [
-        "prefill-node-0: GPU 0, which 2 nodes share",
+        "prefill-node-0: GPU 0, shared by 2 nodes",
         "prefill-node-1: GPU 1",
-        "decode-node-2: GPU 0, which 2 nodes share",
+        "decode-node-2: GPU 0, shared by 2 nodes",
     ]
     assert list(gpus_by_node(names, engines_of(EngineConfig(), 3, 0))) == []
 

@@ -283,9 +283,9 @@ async def test_a_router_that_is_not_there_yet_or_restarts_is_found() -> None:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (grpc.StatusCode.FAILED_PRECONDITION, "refuses this node, which asks again: layers is 2"),
-        (grpc.StatusCode.INVALID_ARGUMENT, "refuses this node, which asks again: layers is 2"),
-        (grpc.StatusCode.UNAUTHENTICATED, "refuses this node, which asks again: layers is 2"),
+        (grpc.StatusCode.FAILED_PRECONDITION, "rejects this node, which will retry: layers is 2"),
+        (grpc.StatusCode.INVALID_ARGUMENT, "rejects this node, which will retry: layers is 2"),
+        (grpc.StatusCode.UNAUTHENTICATED, "rejects this node, which will retry: layers is 2"),
         (grpc.StatusCode.UNAVAILABLE, "does not answer: layers is 2"),
     ],
 )

@@ -163,5 +163,5 @@ def test_of_warnings_that_come_all_the_time_few_lines_are_left(caplog) -> None:
     finally:
         log.removeFilter(seldom)
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert told == ["refused a", "refused a (2 more were left out)", "of another kind"]
+    assert told == ["refused a", "refused a (2 more suppressed)", "of another kind"]
     assert len(caplog.records) == len(told) + 5

@@ -68,7 +68,7 @@ def test_lost_spans_are_told_of_now_and_then(caplog: pytest.LogCaptureFixture) -
             return SpanExportResult.FAILURE
 
     now = [0.0]
-    exporter = otlp._Reporting(Refusing(), "http://collector", lambda: now[0])
+    exporter = otlp._RateLimitedExporter(Refusing(), "http://collector", lambda: now[0])
     with caplog.at_level(logging.WARNING, "tandem.tracing"):
         for _ in range(5):
             exporter.export([None] * 10)  # type: ignore[list-item]

@@ -1,0 +1,262 @@
+"""``tandem serve``: a cluster on one machine, from the options of one command."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..config import (
+    EngineConfig,
+    HandoffConfig,
+    RouterConfig,
+    SecurityConfig,
+    ServeConfig,
+    TelemetryConfig,
+)
+from ..config.command_line import fill, to_arguments
+from ..errors import PeerRefusedError, StartupError, UnavailableError, UsageError
+from ..node.announce import announce_to_router
+from ..process.cores import share_of_cores
+from ..security.credentials import Credentials, is_loopback, open_url, read_credentials
+from ..security.local_token import left_token, make_token
+from .cluster import Cluster, ProcessSpec
+from .gpus import engines_of, gpus_by_node, usable_gpus
+
+Values = dict[str, Any]
+
+# Address of --pd-server and --pd-client when neither names one.
+SAME_HOST = "127.0.0.1:8100"
+# Time for a prefill node of --pd-client to answer once everything else serves.
+PREFILL_SECONDS = 5.0
+# Time for nodes that listen to join their router.
+JOIN_SECONDS = 300.0
+# Interval at which the router is asked whether it rejects one of the nodes.
+REFUSAL_SECONDS = 1.0
+READY_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryClient:
+    """Queries to a router's registry. They belong to the router's package, which this one must not
+    import."""
+
+    check: Callable[[str, Credentials], object]
+    refusal_of: Callable[[str, set[str], Credentials], str]
+
+
+def serve_cluster(
+    config: ServeConfig, values: Values, environment: Mapping[str, str], registry: RegistryClient
+) -> None:
+    """Start the parts, wait until they are ready, and keep them serving until a signal.
+
+    ``values`` are the parsed options of every part. ``environment`` is that of the parts, without
+    Tandem's own variables. Raises ``UsageError`` or ``StartupError``.
+    """
+    values = _with_defaults(config, values)
+    credentials = read_credentials(fill(SecurityConfig, values))
+    front = fill(RouterConfig, values)
+    own_token = not credentials.tokens and is_loopback(front.registry_host)
+    if own_token:
+        values = values | {"cluster_token": make_token()}
+        credentials = read_credentials(fill(SecurityConfig, values))
+    # Scripts start background processes with SIGINT ignored, and the parts would outlive them.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupt)
+    start_seconds = config.start_timeout or fill(EngineConfig, values).start_timeout
+    cluster = Cluster(
+        Path(config.log_dir),
+        environment,
+        front.shutdown_delay + front.drain_timeout,
+        start_seconds=start_seconds,
+        tell=lambda line: click.echo(f"tandem: {line}", err=True),
+    )
+    with contextlib.ExitStack() as until_end:
+        try:
+            deadline = time.monotonic() + start_seconds
+            router, address, joins_at = start_router(cluster, values, credentials, deadline)
+            if credentials.encrypted:
+                # Reports a certificate for another name before any node starts.
+                registry.check(joins_at, credentials)
+            if own_token:
+                publish_token(until_end, left_token(joins_at, credentials.token))
+            started = start_nodes(cluster, config, values, joins_at, deadline)
+
+            def refusal() -> str:
+                try:
+                    return registry.refusal_of(joins_at, started, credentials)
+                except UnavailableError:  # a busy machine: the next query decides
+                    return ""
+
+            join_deadline = min(deadline, time.monotonic() + JOIN_SECONDS)
+            await_ready(cluster, address, join_deadline, refusal)
+            _announce_prefill_nodes(front.prefill_addresses, joins_at, credentials)
+            greet(address, joins_at, config, with_key=front.asks_for_keys)
+            cluster.keep(router, lambda: is_ready(address))
+        except KeyboardInterrupt:
+            click.echo("stopping ...", err=True)
+        finally:
+            cluster.stop()
+
+
+def _with_defaults(config: ServeConfig, values: Values) -> Values:
+    """The options, with the address of ``--pd-client``. Raises ``UsageError`` for options that
+    need another role."""
+    if config.pd_client:
+        values = values | {"pd_url": values["pd_url"] or SAME_HOST}
+    if values["kv_advertise"] is not None:
+        raise UsageError("--kv-advertise is for one prefill node; it needs --pd-server")
+    if fill(RouterConfig, values).prefill_addresses and not config.pd_client:
+        raise UsageError("--pd-url needs --pd-client or --pd-server")
+    return values
+
+
+def publish_token(
+    until_end: contextlib.ExitStack, token: contextlib.AbstractContextManager[None]
+) -> None:
+    """Make the token available to this user's other commands; without it the cluster still
+    serves."""
+    try:
+        until_end.enter_context(token)
+    except (StartupError, OSError) as error:
+        click.echo(f"tandem: other commands need --cluster-token-file: {error}", err=True)
+
+
+def start_router(
+    cluster: Cluster, values: Values, credentials: Credentials, deadline: float
+) -> tuple[ProcessSpec, str, str]:
+    """Start the router, and wait until it listens. Returns it with its HTTP URL and the address of
+    its registry."""
+    front = fill(RouterConfig, values)
+    keys = {"TANDEM_API_KEY": front.api_key} if front.api_key else {}
+    security, secrets = _security_of_parts(values)
+    telemetry = to_arguments(fill(TelemetryConfig, values))
+    arguments = ["router", *to_arguments(replace(front, api_key=None)), *security, *telemetry]
+    part = cluster.start("router", arguments, **secrets, **keys)
+    ports = cluster.wait_ready(part, deadline)
+    url = f"http://{_reachable(front.host)}:{ports['http']}"
+    return part, url, f"{_reachable(front.registry_host)}:{ports['registry']}"
+
+
+def start_nodes(
+    cluster: Cluster, config: ServeConfig, values: Values, registry: str, deadline: float
+) -> set[str]:
+    """Start the nodes, and wait until they listen. Returns their addresses."""
+    kinds = ["prefill-node"] * config.prefill_nodes + ["decode-node"] * config.decode_nodes
+    names = [f"{kind}-{number}" for number, kind in enumerate(kinds)]
+    engine, handoff = fill(EngineConfig, values), fill(HandoffConfig, values)
+    # If every node used every core, they would wait for each other's threads.
+    threads = engine.threads or share_of_cores(len(kinds) * engine.world_size)
+    engines = engines_of(replace(engine, threads=threads), len(kinds), usable_gpus(engine))
+    for line in gpus_by_node(names, engines):
+        click.echo(line, err=True)
+    security, secrets = _security_of_parts(values)
+    common = [
+        *to_arguments(fill(TelemetryConfig, values)),
+        *security,
+        f"--join={registry}",
+        f"--drain-timeout={values['drain_timeout']}",
+        f"--stats-interval={values['stats_interval']}",
+    ]
+    parts = []
+    for number, (kind, name) in enumerate(zip(kinds, names, strict=True)):
+        own = replace(handoff, kv_port=handoff.kv_port_of(number * engine.world_size))
+        arguments = [kind, *common, *to_arguments(engines[number]), *to_arguments(own)]
+        parts.append(cluster.start(name, arguments, **secrets))
+    return {cluster.wait_ready(part, deadline).get("address", "") for part in parts}
+
+
+def _security_of_parts(values: Values) -> tuple[list[str], dict[str, str]]:
+    """The credentials of all parts, as flags and as an environment that other users cannot see."""
+    security = fill(SecurityConfig, values)
+    token = security.cluster_token
+    secrets = {"TANDEM_CLUSTER_TOKEN": token} if token else {}
+    return to_arguments(replace(security, cluster_token=None)), secrets
+
+
+def _reachable(host: str) -> str:
+    """The host, as a URL has it, at which this machine reaches a server that listens on
+    ``host``."""
+    own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{own}]" if ":" in own else own
+
+
+def await_ready(
+    cluster: Cluster, address: str, deadline: float, refusal: Callable[[], str]
+) -> None:
+    """Wait until the router knows a decode node: nodes join a moment after they listen.
+
+    Raises ``StartupError`` if a part exits, if the router rejects one of the nodes, or at
+    ``deadline`` (monotonic).
+    """
+    ask_at = time.monotonic() + REFUSAL_SECONDS
+    while time.monotonic() < deadline:
+        cluster.check()
+        if is_ready(address):
+            return
+        if time.monotonic() >= ask_at:
+            if reason := refusal():
+                raise StartupError(f"the router rejects a node: {reason}")
+            ask_at = time.monotonic() + REFUSAL_SECONDS
+        time.sleep(READY_POLL_SECONDS)
+    raise StartupError(
+        f"all parts listen, but {address}/ready did not answer in time: no decode node has joined; "
+        "see the nodes' logs"
+    )
+
+
+def is_ready(address: str) -> bool:
+    """True if a decode node accepts requests from the router at ``address``."""
+    try:
+        with open_url(f"{address}/ready", seconds=2):
+            return True
+    except OSError:  # includes a status of 503
+        return False
+
+
+def _announce_prefill_nodes(
+    addresses: tuple[str, ...], registry: str, credentials: Credentials
+) -> None:
+    """Join the prefill nodes of ``--pd-url`` to the router. Raises ``StartupError`` if none
+    answers."""
+    deadline = time.monotonic() + PREFILL_SECONDS
+    missing = []
+    for address in addresses:
+        try:
+            announce_to_router(address, registry, deadline, credentials)
+        except UnavailableError as error:
+            missing.append(str(error))
+        except PeerRefusedError as error:
+            raise StartupError(f"--pd-url {error}") from None
+    if missing and len(missing) == len(addresses):
+        raise StartupError(
+            f"--pd-url: {'; '.join(missing)}. Start it first (tandem serve MODEL --pd-server), or "
+            "correct the address"
+        )
+    for problem in missing:
+        click.echo(f"tandem: {problem}; it will be used once it answers", err=True)
+
+
+def greet(address: str, registry: str, config: ServeConfig, *, with_key: bool) -> None:
+    """Print where the cluster serves, and what to try."""
+    click.echo(f"Tandem is ready: {address}  (chat page, and OpenAI's API under /v1)")
+    body = '{"messages": [{"role": "user", "content": "Hello! Who are you?"}]}'
+    key = " -H 'authorization: Bearer KEY'" if with_key else ""  # never the key itself
+    click.echo(
+        f"Try: curl {address}/v1/chat/completions{key} -H 'content-type: application/json' "
+        f"-d '{body}'"
+    )
+    click.echo(f"Logs: {Path(config.log_dir).resolve()}. Ctrl-C ends everything.")
+    click.echo(f"Parts: tandem nodes --router {registry}")
+    click.echo(f"Check: tandem doctor {address} --router {registry}")
+    click.echo(f"Other nodes join at {registry} (--registry-port fixes the port)")
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
