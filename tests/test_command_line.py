@@ -246,8 +246,8 @@ def test_names_that_another_release_or_command_may_have_are_ignored(
     with pytest.raises(click.UsageError), context:
         cli.invoke(cli.make_context("tandem", ["router", "--config", str(file), "--port=x"]))
     told = capsys.readouterr().err
-    assert "environment: TANDEM_SPECULATIVE_DEPTH is an option of no command; it is ignored" in told
-    assert "tandem.yaml: speculative_depth is an option of no command; it is ignored" in told
+    assert "environment: TANDEM_SPECULATIVE_DEPTH is not an option of any command and is ignored" in told
+    assert "tandem.yaml: speculative_depth is not an option of any command and is ignored" in told
     assert "prefill-threshold" not in told
 
 

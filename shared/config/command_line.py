@@ -1,7 +1,7 @@
-"""Turns configuration dataclasses into command-line options, and parsed options back into them.
+"""Conversion of configuration dataclasses to command-line options, and back.
 
-Precedence: command line, then environment (``TANDEM_`` and the flag's name), then the YAML file of
-``--config``, then the field's default.
+Precedence: command line, environment (``TANDEM_`` and the flag's name), YAML file of ``--config``,
+default.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from ..errors import UsageError
 
 T = TypeVar("T")
 
-# How alike two names are of which one is probably the other misspelt.
+# Similarity from which a name is probably another one misspelt.
 CLOSE = 0.87
 SECRET = re.compile("token|key|tls|secret|password", re.IGNORECASE)
 
 
 def command_options(*configs: type) -> list[click.Parameter]:
-    """One option a field, and ``--config``. Earlier classes win where names meet."""
+    """One option per field, and ``--config``. If names collide, the earlier class takes
+    precedence."""
     seen: dict[str, click.Parameter] = {}
     for config in configs:
         hints = typing.get_type_hints(config)
@@ -55,14 +56,14 @@ def command_options(*configs: type) -> list[click.Parameter]:
 
 
 def fill(config: type[T], values: dict[str, Any]) -> T:
-    """The dataclass from parsed options."""
+    """Build the dataclass from parsed options."""
     assert dataclasses.is_dataclass(config)
     names = [item.name for item in dataclasses.fields(config)]
     return config(**{name: values[name] for name in names if name in values})
 
 
 def to_arguments(config: Any) -> list[str]:
-    """The flags that give another process the same configuration; defaults are left out."""
+    """The flags that reproduce a configuration in another process, without defaults."""
     arguments: list[str] = []
     for item in dataclasses.fields(config):
         value, flag = getattr(config, item.name), item.metadata["flags"][0]
@@ -76,28 +77,29 @@ def to_arguments(config: Any) -> list[str]:
 
 
 def check_unknown(where: str, name: str, known: Collection[str]) -> None:
-    """Warn of an option that no command has: a newer release may have it, and share its
-    configuration with this one.
+    """Warn about an option that no command has; a newer release may share its configuration.
 
-    Raises ``UsageError`` when it is close to an option's name, so probably meant to be that one, or
-    may have been meant as a secret, without which a door would be open.
+    Raises ``UsageError`` if the name resembles an option, or looks like a secret, which must not be
+    ignored silently.
     """
     near = difflib.get_close_matches(name, known, 1, CLOSE)
     if near:
-        raise UsageError(f"{where}: {name} is an option of no command; did you mean {near[0]}?")
+        raise UsageError(
+            f"{where}: {name} is not an option of any command; did you mean {near[0]}?"
+        )
     if SECRET.search(name):
         raise UsageError(
-            f"{where}: {name} is an option of no command, but looks like a secret; correct its "
-            f"name or remove it"
+            f"{where}: {name} is not an option of any command, but looks like a secret; correct "
+            "its name or remove it"
         )
-    click.echo(f"tandem: {where}: {name} is an option of no command; it is ignored", err=True)
+    click.echo(f"tandem: {where}: {name} is not an option of any command and is ignored", err=True)
 
 
 def read_yaml(
     path: Path, known: dict[str, set[str]], of_all: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Options from a YAML file; those that only other commands have (``of_all``) are skipped.
-    Raises ``UsageError`` naming the file and the key that is wrong."""
+    """Options from a YAML file, without those of other commands (``of_all``). Raises ``UsageError``
+    with the file and the invalid key."""
     import yaml
 
     try:
@@ -129,7 +131,7 @@ def read_yaml(
 
 
 def _options_of_all(context: click.Context) -> set[str]:
-    """The names, as YAML files have them, of the options of every command."""
+    """The YAML names of the options of every command."""
     group = context.find_root().command
     commands = group.commands.values() if isinstance(group, click.Group) else ()
     parameters = (parameter for command in commands for parameter in command.params)
@@ -137,8 +139,8 @@ def _options_of_all(context: click.Context) -> set[str]:
 
 
 class _Secret(click.Option):
-    """An empty variable is one that somebody meant to fill: taken for none, as click does with
-    others, it would open what it was to lock."""
+    """An option whose empty variable is kept and rejected later. click treats empty as missing,
+    which would leave open what the secret was meant to protect."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         empty = os.environ.get(str(self.envvar)) == ""
@@ -146,7 +148,7 @@ class _Secret(click.Option):
 
 
 def _is_plain_option(parameter: click.Parameter) -> bool:
-    """Whether a file may have it; --config itself it may not."""
+    """True for options that a file may contain; not for ``--config`` itself."""
     return isinstance(parameter, click.Option) and parameter.expose_value
 
 
@@ -193,7 +195,7 @@ def _type(kind: type, meta: Any) -> Any:
 
 
 def _plain(hint: Any) -> type:
-    """``int | None`` is an int that may be left out."""
+    """The type of an optional field: ``int`` for ``int | None``."""
     if isinstance(hint, types.UnionType):
         (kind,) = [part for part in typing.get_args(hint) if part is not type(None)]
         return typing.cast(type, kind)

@@ -10,13 +10,13 @@ from . import fields
 from .fields import check_option, option, split_names
 from .kv_dtypes import AUTO, SPELLINGS
 
-# What a model may take to be downloaded, before ranks are started.
+# Time allowed for downloading a model, before ranks start.
 DOWNLOAD_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """What one engine runs and how much it may use."""
+    """Options of one engine: its model, and the resources that it may use."""
 
     model: str = option(
         "builtin",
@@ -28,24 +28,29 @@ class EngineConfig:
     dtype: str = option(
         "auto",
         "--dtype",
-        "Weights and activations. auto: as the checkpoint says (float16 becomes bfloat16 on CPUs).",
+        "Data type of weights and activations. auto: that of the checkpoint (on CPUs float16 "
+        "becomes bfloat16).",
         choices=("auto", "float32", "float16", "bfloat16"),
     )
     kv_cache_dtype: str = option(
         "auto",
         "--kv-cache-dtype",
-        "KV cache. auto: as the weights; fp8 (e4m3) takes half the memory of bfloat16 and holds no "
-        "value above 448.",
+        "Data type of the KV cache. auto: that of the weights; fp8 (e4m3) needs half the memory of "
+        "bfloat16 and is limited to values up to 448.",
         choices=(AUTO, *SPELLINGS),
     )
-    device: str = option("auto", "--device", "Where ranks run.", choices=("auto", "cpu", "cuda"))
+    device: str = option(
+        "auto", "--device", "Device of the ranks.", choices=("auto", "cpu", "cuda")
+    )
     devices: str | None = option(
-        None, "--d --devices", "CUDA devices of the ranks, such as 0,1; sets the number of ranks."
+        None,
+        "--d --devices",
+        "CUDA devices of the ranks, such as 0,1; also sets the number of ranks.",
     )
     tensor_parallel_size: int | None = option(
         None,
         "--tensor-parallel-size --tp",
-        "Ranks that share one model (default: as many as devices, else 1).",
+        "Number of ranks that split the model (default: the number of devices, else 1).",
         minimum=1,
         maximum=64,
     )
@@ -59,104 +64,114 @@ class EngineConfig:
     load_timeout: float = option(
         1800.0,
         "--load-timeout",
-        "Seconds that a rank may take to open its device, to load its weights, or to allocate its "
-        "cache: each of the three.",
+        "Seconds that a rank may take for each of: opening its device, loading its weights, "
+        "allocating its cache.",
         minimum=0.01,
     )
-    block_size: int = option(
-        16, "--block-size", "Token slots of a KV block.", minimum=1, maximum=1024
-    )
+    block_size: int = option(16, "--block-size", "Tokens per KV block.", minimum=1, maximum=1024)
     max_model_len: int | None = option(
-        None, "--max-model-len", "Longest prompt plus output, in tokens.", minimum=2
+        None,
+        "--max-model-len",
+        "Maximum length of prompt and output together, in tokens (default: the model's context, or "
+        "what fits in the KV cache).",
+        minimum=2,
     )
     max_num_seqs: int = option(
-        64, "--max-num-seqs", "Sequences that may run at once.", minimum=1, maximum=65536
+        64,
+        "--max-num-seqs",
+        "Maximum number of sequences that run at once.",
+        minimum=1,
+        maximum=65536,
     )
     max_num_batched_tokens: int | None = option(
         None,
         "--max-num-batched-tokens",
-        "Tokens of one step, so also the longest prompt chunk (default: 512 on CPUs, 2048 on "
-        "GPUs).",
+        "Maximum number of tokens in a step, and so of a prompt chunk (default: 512 on CPUs, 2048 "
+        "on GPUs).",
         minimum=1,
     )
     itl_target: float | None = option(
         None,
         "--itl-target",
-        "Milliseconds that a step may take on average while streams decode: prompts are cut to fit "
-        "(default: 3 times a step without prompts; 0: chunks are never cut for it).",
+        "Target inter-token latency in milliseconds: while streams decode, prompts are split so "
+        "that steps take this long on average (default: 3 times a step without prompts; 0: never "
+        "split).",
         minimum=0.0,
     )
     max_waiting: int = option(
-        1024, "--max-waiting", "Sequences that may wait; beyond it requests get 503.", minimum=1
+        1024,
+        "--max-waiting",
+        "Maximum number of waiting sequences; further requests get 503.",
+        minimum=1,
     )
     kv_fraction: float | None = option(
         None,
         "--kv-fraction",
-        "Share for the KV cache of the memory that is free once the weights are loaded (default: "
-        "what max-model-len x max-num-seqs needs, at most 0.3 on CPUs and 0.9 on GPUs).",
+        "Share of the memory left after loading the weights that the KV cache gets (default: what "
+        "max-model-len x max-num-seqs needs, at most 0.3 on CPUs and 0.9 on GPUs).",
         minimum=0.0,
         maximum=1.0,
     )
     gpu_memory_utilization: float | None = option(
         None,
         "--gpu-memory-utilization",
-        "Share of each GPU's whole memory that this node may use for weights, steps and KV cache "
-        "together; the cache gets what is left of it. Instead of --kv-fraction; not used on CPUs.",
+        "Share of each GPU's total memory that this node may use for weights, activations and KV "
+        "cache together; the cache gets the remainder. Alternative to --kv-fraction; ignored on "
+        "CPUs.",
         minimum=0.0,
         maximum=1.0,
     )
     nodes_per_device: int | None = option(
         None,
         "--nodes-per-device",
-        "Nodes that share the memory of each device of this one, and plan for equal parts of it "
-        "(default: as many as one command starts there).",
+        "Number of nodes that share each device's memory in equal parts (default: as many as the "
+        "command starts on it).",
         minimum=1,
         maximum=64,
     )
     num_blocks: int | None = option(
         None,
         "--num-gpu-blocks-override",
-        "Blocks of the KV cache, instead of planning them from memory.",
+        "Number of KV blocks, instead of planning it from memory.",
         minimum=1,
     )
     scheduling_policy: str = option(
         "fcfs",
         "--scheduling-policy",
-        "Which waiting sequence runs first; a request's 'priority' counts only with priority.",
+        "Order of waiting sequences; a request's 'priority' has an effect with priority only.",
         choices=("fcfs", "priority", "shortest-first"),
     )
     enable_prefix_caching: bool = option(
-        True, "--enable-prefix-caching", "Reuse the KV of prompts that start alike."
+        True, "--enable-prefix-caching", "Reuse the KV of common prompt prefixes."
     )
     prefix_cache_max_tokens: int | None = option(
         None,
         "--prefix-cache-max-tokens",
-        "Tokens of unreferenced prefixes to keep (default: as long as nobody needs the blocks).",
+        "Maximum number of tokens of unreferenced prefixes to keep (default: as many as fit).",
         minimum=0,
     )
-    seed: int = option(0, "--seed", "Seed of the weights of --load-format dummy.")
+    seed: int = option(0, "--seed", "Seed of the random weights of --load-format dummy.")
     threads: int | None = option(
-        None, "--threads", "CPU threads of a rank (default: cores divided by ranks).", minimum=1
+        None, "--threads", "CPU threads per rank (default: cores divided by ranks).", minimum=1
     )
     cpu_kernels: str = option(
         "torch",
         "--cpu-kernels",
-        "What a CPU computes with: torch's operators, or kernels compiled by numba, which are "
-        "faster (pip install 'tandem-llm[cpu]'; the first start takes some seconds longer).",
+        "Kernels on CPUs: torch's operators, or faster ones compiled by numba (pip install "
+        "'tandem-llm[cpu]'; the first start takes some seconds longer).",
         choices=("torch", "compiled"),
     )
     decode_kernel: str = option(
         "auto",
         "--decode-kernel",
-        "What decodes on a GPU: triton, all sequences of a step at once, or torch, one after the "
-        "other, which takes many times as long in large batches. auto: triton; where it cannot "
-        "run, an error with --device cuda, else torch and a warning.",
+        "Attention of decoding sequences on GPUs: triton computes all sequences of a step at once, "
+        "torch one after the other, which is much slower in large batches. auto: triton; if it "
+        "cannot run, an error with --device cuda, otherwise torch and a warning.",
         choices=("auto", "triton", "torch"),
     )
 
     def __post_init__(self) -> None:
-        """Python may give any value: the same are refused as on the command line. Raises
-        ``UsageError``."""
+        """Check values given from Python as the command line does. Raises ``UsageError``."""
         for item in dataclasses.fields(self):
             check_option(item.metadata, getattr(self, item.name))
         if self.kv_fraction is not None and self.gpu_memory_utilization is not None:
@@ -167,7 +182,7 @@ class EngineConfig:
 
     @property
     def device_ids(self) -> tuple[int, ...]:
-        """The CUDA devices named by ``--d``. Raises ``UsageError`` for anything but numbers."""
+        """The CUDA devices of ``--d``. Raises ``UsageError`` for anything but numbers."""
         if self.devices is None:
             return ()
         try:
@@ -182,18 +197,18 @@ class EngineConfig:
 
     @property
     def ignored_config_keys(self) -> frozenset[str]:
-        """The keys named by ``--ignore-config-keys``."""
+        """The keys of ``--ignore-config-keys``."""
         return split_names(self.ignore_config_keys)
 
     @property
     def start_timeout(self) -> float:
-        """Seconds that an engine may take to start by its own limits. Whoever waits for one waits
-        as long, or ends a load that is only slow."""
+        """Seconds that an engine may take to start by its own limits. Anything that waits for it
+        must wait as long, or it ends a load that is merely slow."""
         return DOWNLOAD_SECONDS + 3 * self.load_timeout
 
     @property
     def world_size(self) -> int:
-        """Number of ranks. Raises ``UsageError`` when two options contradict each other."""
+        """The number of ranks. Raises ``UsageError`` for contradicting options."""
         ids = self.device_ids
         size = self.tensor_parallel_size
         if ids and size is not None and len(ids) != size:

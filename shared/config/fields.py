@@ -21,11 +21,10 @@ def option(
     environment: tuple[str, ...] = (),
     secret: bool = False,
 ) -> Any:
-    """A dataclass field that is also a flag; of ``flags``, the first is its name.
+    """A dataclass field that is also a flag; the first of ``flags`` is its name.
 
-    ``environment`` are variables beside ``TANDEM_...``, which goes first. An empty variable of a
-    ``secret`` is not the same as none.
-    """
+    ``environment`` lists variables besides ``TANDEM_...``, which takes precedence. For a
+    ``secret``, an empty variable differs from a missing one."""
     metadata = {
         "flags": flags.split(),
         "help": help,
@@ -39,7 +38,7 @@ def option(
 
 
 def check_option(about: Mapping[str, Any], value: Any) -> None:
-    """Raise ``UsageError`` for a value that an option does not take; ``about`` is its metadata."""
+    """Raise ``UsageError`` for an invalid value; ``about`` is the option's metadata."""
     flag, choices = about["flags"][0], about["choices"]
     if choices and value not in choices:
         raise UsageError(f"{flag} {value!r} is not supported; use {' or '.join(choices)}")
@@ -50,44 +49,46 @@ def check_option(about: Mapping[str, Any], value: Any) -> None:
 
 
 def served_model_name() -> Any:
-    """Nodes announce the name, and a router may insist on one: the same flag for both."""
+    """For nodes, which announce the name, and routers, which may require one."""
     return option(
-        None, "--served-model-name", "Name that clients use; the model's own if not given."
+        None,
+        "--served-model-name",
+        "Name of the model in requests and responses (default: the model's own).",
     )
 
 
 def ignore_config_keys() -> Any:
-    """Nodes read the model's configuration, and so does a router that was told its model."""
+    """For nodes, and for routers with ``--model``: both read the model's configuration."""
     return option(
         None,
         "--ignore-config-keys",
-        "Keys of the model's config.json to treat as if they were not there, separated by commas: "
-        "for keys that are refused as unknown although they do not change what the model computes.",
+        "Keys of the model's config.json to ignore, separated by commas: for keys that are "
+        "rejected as unknown although they do not affect what the model computes.",
     )
 
 
 def insecure() -> Any:
-    """Nodes and routers listen for each other: the same flag for both."""
+    """For nodes and routers."""
     return option(
         False,
         "--insecure",
-        "Listen for other machines without TLS and a cluster token: the network is trusted.",
+        "Allow other machines to connect without TLS and a cluster token, on a trusted network.",
     )
 
 
 def stats_interval() -> Any:
-    """Nodes and routers log the same line."""
+    """For nodes and routers."""
     return option(
         10.0,
         "--stats-interval",
-        "Seconds between two lines of the log about throughput, queues and KV usage, while there "
-        "is work (0: none).",
+        "Seconds between two log lines about throughput, queues and KV usage, while there is work "
+        "(0: none).",
         minimum=0.0,
     )
 
 
 def split_names(value: str | None) -> frozenset[str]:
-    """The names of a list with commas."""
+    """The names in a comma-separated list."""
     return frozenset(name.strip() for name in (value or "").split(",") if name.strip())
 
 

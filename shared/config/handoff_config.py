@@ -12,46 +12,45 @@ from .limits import MAX_PEERS, MOST_PEERS
 
 @dataclass(frozen=True, kw_only=True)
 class HandoffConfig:
-    """How KV moves, and when it does not."""
+    """Options of the handoff."""
 
     kv_host: str = option(
-        "127.0.0.1", "--kv-host", "Address that the data plane of a prefill node listens on."
+        "127.0.0.1", "--kv-host", "Address on which the data plane of a prefill node listens."
     )
     kv_port: int = option(
         0,
         "--kv-port",
-        "First port of a prefill node's data plane, of which each rank takes two (0: any free "
-        "ones).",
+        "First port of a prefill node's data plane; each rank uses two (0: any free ports).",
         minimum=0,
         maximum=65000,
     )
     kv_advertise: str | None = option(
         None,
         "--kv-advertise",
-        "host:port that decode nodes reach the first port of a prefill node's data plane at, if "
-        "not where it listens; the others follow it.",
+        "host:port at which decode nodes reach the first port of a prefill node's data plane, if "
+        "it differs from where it listens; further ports follow it.",
     )
     carrier: str = option(
         "auto",
         "--carrier",
-        "What moves KV between ranks (auto: on one host CUDA IPC between GPUs, else shared memory; "
-        "TCP otherwise). nixl, over RDMA where the network has it, is for both sides to ask for.",
+        "How KV moves between ranks. auto: on one host CUDA IPC between GPUs or shared memory, "
+        "otherwise TCP. nixl (RDMA where available) must be set on both sides.",
         choices=("auto", "cuda_ipc", "shared_memory", "tcp", "nixl"),
     )
     insecure: bool = fields.insecure()
     staging_bytes: int = option(
-        32 << 20, "--staging-bytes", "Staging memory of a rank.", minimum=1 << 20
+        32 << 20, "--staging-bytes", "Staging memory per rank, in bytes.", minimum=1 << 20
     )
     window_bytes: int | None = option(
         None,
         "--window-bytes",
-        "Bytes of one transfer that may be on the way (default: 8 MiB; 64 MiB from GPU to GPU).",
+        "Bytes of one transfer in flight (default: 8 MiB; 64 MiB from GPU to GPU).",
         minimum=1 << 16,
     )
     prefill_threshold: int | None = option(
         None,
         "--prefill-threshold",
-        "Prompts with fewer uncached tokens are prefilled locally, all others are not (default: "
+        "Prefill prompts with fewer uncached tokens locally, and all others remotely (default: "
         "estimated for each prompt from measured rates; 64 until they are known).",
         minimum=1,
     )
@@ -83,11 +82,11 @@ class HandoffConfig:
     )
 
     def kv_port_of(self, rank: int) -> int:
-        """The first of the two ports, bulk and control, of a rank; 0: any."""
+        """The first of a rank's two ports, bulk and control; 0: any."""
         return self.kv_port and self.kv_port + 2 * rank
 
     def kv_advertised(self, rank: int) -> tuple[str, str] | None:
-        """Where others reach the two ports of a rank; ``None``: where it listens.
+        """The announced endpoints of a rank's two ports; ``None``: where it listens.
 
         Raises ``UsageError``.
         """

@@ -11,24 +11,24 @@ from .fields import option, split_addresses
 
 @dataclass(frozen=True, kw_only=True)
 class TelemetryConfig:
-    """What a process tells of its work, beside its metrics."""
+    """Options of logs and traces."""
 
     log_format: str = option(
         "text",
         "--log-format",
-        "Lines of the log: for people, or for programs.",
+        "Log format: text for people, or JSON for programs.",
         choices=("text", "json"),
     )
     log_level: str = option(
         "info",
         "--log-level",
-        "The least important lines of the log that are written.",
+        "Minimum level of logged lines.",
         choices=("debug", "info", "warning", "error"),
     )
     otlp_endpoint: str | None = option(
         None,
         "--otlp-endpoint",
-        "OpenTelemetry collector that gets a trace of each request, such as "
+        "OpenTelemetry collector that receives a trace of each request, such as "
         "http://127.0.0.1:4318 (default: none). Needs the extra 'otel'.",
         environment=("OTEL_EXPORTER_OTLP_ENDPOINT",),
     )
@@ -36,24 +36,29 @@ class TelemetryConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeConfig:
-    """One head process: where it listens, and which routers it joins."""
+    """Options of a node's head process: where it listens, and which routers it joins."""
 
-    host: str = option("127.0.0.1", "--host", "Address to listen on.")
+    host: str = option("127.0.0.1", "--host", "Address on which the control plane listens.")
     port: int = option(
-        0, "--port", "Port of the control plane (0: any free one).", minimum=0, maximum=65535
+        0, "--port", "Port of the control plane (0: any free port).", minimum=0, maximum=65535
     )
     health_port: int = option(
         0, "--health-port", "Port of /health, /ready and /metrics.", minimum=0, maximum=65535
     )
     join: str | None = option(
-        None, "--join", "Registries of the routers to join, host:port, separated by commas."
+        None, "--join", "Registries of the routers to join, as host:port, separated by commas."
     )
-    node_id: str | None = option(None, "--node-id", "Name of this node (default: made up).")
+    node_id: str | None = option(None, "--node-id", "Name of this node (default: generated).")
     advertise: str | None = option(
-        None, "--advertise", "host:port that others reach this node at, if not what it listens on."
+        None,
+        "--advertise",
+        "host:port at which others reach this node, if it differs from where it listens.",
     )
     drain_timeout: float = option(
-        30.0, "--drain-timeout", "Seconds that SIGTERM leaves running requests.", minimum=0.0
+        30.0,
+        "--drain-timeout",
+        "Seconds for running requests to finish after SIGTERM.",
+        minimum=0.0,
     )
     stats_interval: float = fields.stats_interval()
 
@@ -63,7 +68,7 @@ class NodeConfig:
 
     @property
     def advertised(self) -> str:
-        """Where others reach this node; empty: where it listens. Raises ``UsageError``."""
+        """The announced address of this node; empty: where it listens. Raises ``UsageError``."""
         addresses = split_addresses("--advertise", self.advertise)
         if len(addresses) > 1:
             raise UsageError(f"--advertise {self.advertise!r}: a node has one address")

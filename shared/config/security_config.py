@@ -15,36 +15,36 @@ class SecurityConfig:
     tls_cert: str | None = option(
         None,
         "--tls-cert",
-        "PEM file with this process's certificate, and those between it and the authority: the "
-        "control plane uses TLS, and the data plane CURVE.",
+        "PEM file with this process's certificate and any intermediate ones: the control plane "
+        "then uses TLS, the data plane CURVE.",
     )
     tls_key: str | None = option(
-        None, "--tls-key", "PEM file with the private key of --tls-cert, not encrypted."
+        None, "--tls-key", "PEM file with the unencrypted private key of --tls-cert."
     )
     tls_ca: str | None = option(
         None,
         "--tls-ca",
-        "PEM file with the cluster's authorities: both ends of a connection must show one of their "
-        "certificates (default: servers must, by a public authority; clients need none).",
+        "PEM file with the cluster's authorities: both ends of a connection must present a "
+        "certificate of theirs (default: servers one of a public authority, clients none).",
     )
     tls_name: str | None = option(
         None,
         "--tls-name",
-        "Name that the certificates of others must have (default: the host that is called).",
+        "Name in the certificates of other parts (default: the dialled host).",
     )
     cluster_token: str | None = option(
         None,
         "--cluster-token",
-        "Secret that parts of this cluster show each other; arguments are visible to other users, "
-        "so give it in the environment or as a file (default: on loopback tandem serve makes one, "
-        "which other commands of its user find).",
+        "Secret shared by the parts of this cluster. Arguments are visible to other users, so "
+        "pass it in the environment or as a file (default: on loopback tandem serve generates "
+        "one, which other commands of the same user find).",
         secret=True,
     )
     cluster_token_file: str | None = option(
         None,
         "--cluster-token-file",
-        "File with the cluster token; further lines are tokens that are accepted too. It is read "
-        "again when it changes, as are the files of --tls-cert, --tls-key and --tls-ca.",
+        "File with the cluster token; tokens on further lines are accepted too. It is read again "
+        "when it changes, as are the files of --tls-cert, --tls-key and --tls-ca.",
         secret=True,
     )
 
@@ -58,4 +58,4 @@ class SecurityConfig:
         if self.cluster_token is not None and self.cluster_token_file is not None:
             raise UsageError("--cluster-token and --cluster-token-file: give one of them")
         if self.cluster_token == "":
-            raise UsageError("--cluster-token is empty, which would let everybody in")
+            raise UsageError("--cluster-token is empty, which would admit everybody")

@@ -9,36 +9,43 @@ from .fields import option
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
-    """Which processes ``tandem serve`` starts."""
+    """Options of ``tandem serve``: the processes to start."""
 
     pd_server: bool = option(
-        False, "--pd-server", "Start a prefill node only; --pd-url is where it listens."
+        False, "--pd-server", "Start a prefill node only, which listens at --pd-url."
     )
     pd_client: bool = option(
         False,
         "--pd-client",
-        "Start a router and a decode node that use the prefill nodes of --pd-url.",
+        "Start a router and a decode node that use the prefill nodes at --pd-url.",
     )
     prefill_nodes: int = option(
-        0, "--prefill-nodes", "Prefill nodes to start on this machine.", minimum=0, maximum=64
+        0,
+        "--prefill-nodes",
+        "Number of prefill nodes to start on this machine.",
+        minimum=0,
+        maximum=64,
     )
     decode_nodes: int = option(
-        1, "--decode-nodes", "Decode nodes to start on this machine.", minimum=1, maximum=64
+        1,
+        "--decode-nodes",
+        "Number of decode nodes to start on this machine.",
+        minimum=1,
+        maximum=64,
     )
-    # Its own parts are told the port, so two clusters on one machine need not agree on them.
+    # Any free port by default: its own nodes are told the port.
     registry_port: int = option(
         0,
         "--registry-port",
-        "Port that nodes of other commands join at (0: any free one, which the greeting shows).",
+        "Port at which nodes of other commands join (0: any free port, shown at the start).",
         minimum=0,
         maximum=65535,
     )
-    log_dir: str = option("logs", "--log-dir", "Folder for one log file a process.")
+    log_dir: str = option("logs", "--log-dir", "Folder of the log files, one per process.")
     start_timeout: float | None = option(
         None,
         "--start-timeout",
-        "Seconds that all processes may take to be ready, and a node that is started again "
-        "(default: three times --load-timeout and an hour for a download, so that only a node's "
-        "own limits end its load).",
+        "Seconds until all processes, or a restarted node, must be ready (default: three times "
+        "--load-timeout plus an hour for a download, so that a node's own limits apply).",
         minimum=1.0,
     )
