@@ -175,7 +175,7 @@ def _left_running(mark: str) -> list[str]:
         (["serve", "--pd-server", "--pd-client"], ["--pd-server", "--pd-client"]),
         (["serve", "--pd-server", "--pd-url", "file://run"], ["file:///folder"]),
         (["router", "--pd-url", "file:///" + "d" * 100], ["too long for Unix sockets"]),
-        (["serve", "--pd-server", "--port", "9000"], ["--port", "no use with --pd-server"]),
+        (["serve", "--pd-server", "--port", "9000"], ["--port", "not used with --pd-server"]),
         (["serve", "--pd-server", "--prefill-nodes", "2"], ["--prefill-nodes", "--pd-server"]),
         (["serve", "--pd-client", "--pd-url", "host"], ["--pd-url", "'host'", "host:port"]),
         (["serve", "--pd-server", "--pd-url", "host:99999"], ["host:99999"]),
@@ -228,11 +228,11 @@ def test_a_variable_that_is_misspelt_or_may_be_a_secret_is_refused(
 ) -> None:
     monkeypatch.setenv("TANDEM_JOIN", "127.0.0.1:8001")  # another command's
     monkeypatch.setenv(name, "1")
-    fail(["router"], tmp_path, 2, name, "no command", words)
+    fail(["router"], tmp_path, 2, name, "of any command", words)
     monkeypatch.delenv(name)
     file = tmp_path / "tandem.yaml"
     file.write_text(f"{name.removeprefix('TANDEM_').lower()}: 1\n")
-    fail(["router", "--config", str(file)], tmp_path, 2, "tandem.yaml", "no command")
+    fail(["router", "--config", str(file)], tmp_path, 2, "tandem.yaml", "of any command")
 
 
 def test_names_that_another_release_or_command_may_have_are_ignored(
@@ -246,7 +246,10 @@ def test_names_that_another_release_or_command_may_have_are_ignored(
     with pytest.raises(click.UsageError), context:
         cli.invoke(cli.make_context("tandem", ["router", "--config", str(file), "--port=x"]))
     told = capsys.readouterr().err
-    assert "environment: TANDEM_SPECULATIVE_DEPTH is not an option of any command and is ignored" in told
+    assert (
+        "environment: TANDEM_SPECULATIVE_DEPTH is not an option of any command and is ignored"
+        in told
+    )
     assert "tandem.yaml: speculative_depth is not an option of any command and is ignored" in told
     assert "prefill-threshold" not in told
 
@@ -270,7 +273,7 @@ def test_an_empty_variable_of_a_secret_opens_nothing(
     tmp_path: Path, monkeypatch, variable: str, arguments: list[str], flag: str
 ) -> None:
     monkeypatch.setenv(variable, "")
-    fail(arguments, tmp_path, 2, flag, "empty", "let everybody in")
+    fail(arguments, tmp_path, 2, flag, "empty", "admit everybody")
 
 
 def broken_model(folder: Path, **changes: Any) -> Path:

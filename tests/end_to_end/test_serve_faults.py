@@ -154,7 +154,7 @@ def test_a_node_that_dies_under_load_is_started_again_and_no_request_is_lost(
 
     served.under_load(die)
     served.wait_nodes(3)
-    assert re.search(rf"tandem: {kind}-. ended with exit status .* started again", served.told())
+    assert re.search(rf"tandem: {kind}-. ended with exit status .* it is restarted", served.told())
     assert not head.is_running()
 
 

@@ -62,7 +62,10 @@ def test_a_folder_has_one_listener_and_is_left_clean(tmp_path: Path) -> None:
     with reserved_folder(address):
         assert {entry.name for entry in tmp_path.iterdir()} == {"a file of others", "prefill.lock"}
     nowhere = reserved_folder("unix:/nowhere/at/all/control.sock")
-    with pytest.raises(StartupError, match="a folder that this user may write to"), nowhere:
+    with (
+        pytest.raises(StartupError, match="this user must be able to write to the folder"),
+        nowhere,
+    ):
         pass
     with reserved_folder("127.0.0.1:8100"):
         pass

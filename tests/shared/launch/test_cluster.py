@@ -22,8 +22,8 @@ from tandem.tests.end_to_end.cluster import until
 # What the parts run instead of tandem: the first argument picks one.
 FAKE = """
 import os, signal, sys, time
-from tandem.shared.node import lifeline
-from tandem.shared.process.lifeline import announce, follow_launcher
+from tandem.shared.process import lifeline
+from tandem.shared.process.lifeline import announce_ready, end_with_launcher
 what = sys.argv[1]
 if what == "fails":
     sys.exit("tandem: no memory; buy some")
@@ -40,8 +40,8 @@ if what == "stubborn":
     lifeline.GRACE_SECONDS = 0.1
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if what != "slow" and "late" not in sys.argv:
-    follow_launcher()
-    announce({"address": "a:1", "key": os.environ.get("SECRET")})
+    end_with_launcher()
+    announce_ready({"address": "a:1", "key": os.environ.get("SECRET")})
 if what == "brief":
     sys.exit("tandem: it was too much")
 if "hopeless" in sys.argv:
@@ -170,7 +170,7 @@ def test_a_node_that_dies_is_started_again_with_its_arguments(keeping: Keeping) 
     assert psutil.Process(again.pid).cmdline()[-2:] == ["prefill-node", "--flag"]
     assert other.poll() is None and not kept.kept.done()
     assert "node-0 ended with exit status -9" in kept.told[0]
-    assert "started again" in kept.told[0] and "(restart 1 of 5)" in kept.told[0]
+    assert "it is restarted" in kept.told[0] and "(restart 1 of 5)" in kept.told[0]
 
 
 def test_a_node_that_drains_has_left_and_is_not_missed(keeping: Keeping) -> None:

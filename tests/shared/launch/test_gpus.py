@@ -42,7 +42,7 @@ def test_what_was_given_stays() -> None:
 
 
 def test_a_node_that_needs_more_gpus_than_there_are_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"--tensor-parallel-size 4 needs 4 GPUs .* 2 can be used"):
+    with pytest.raises(UsageError, match="needs 4 GPUs per node, and 2 are usable"):
         engines_of(EngineConfig(tensor_parallel_size=4), 1, 2)
 
 

@@ -72,7 +72,7 @@ def test_lost_spans_are_told_of_now_and_then(caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.WARNING, "tandem.tracing"):
         for _ in range(5):
             exporter.export([None] * 10)  # type: ignore[list-item]
-        now[0] = otlp.COMPLAIN_SECONDS
+        now[0] = otlp.LOG_SECONDS
         exporter.export([])
     assert [record.message.split("(")[1].split()[0] for record in caplog.records] == ["10", "50"]
 
