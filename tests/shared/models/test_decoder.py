@@ -65,7 +65,7 @@ def test_a_split_that_does_not_divide_is_refused(model_root: Path) -> None:
 def test_model_code_names_no_family() -> None:
     folder = Path(__file__).parents[3] / "shared" / "models"
     names = ("decoder", "attention", "mla", "ffn", "moe", "norm", "rope", "linear", "batch", "spec")
-    for name in (*names, "config", "memory", "parallel"):
+    for name in (*names, "config", "load", "parallel"):
         text = (folder / f"{name}.py").read_text().lower()
         for family in ("qwen", "mistral", "deepseek"):
             assert family not in text, (name, family)
