@@ -1,6 +1,7 @@
-"""The life of a node's head process: load, listen, join, serve, drain, exit.
+"""A node's head process: load, listen, join, serve, drain, exit.
 
-Both kinds of node are a ``NodeRole`` put into this frame, which may be changed while it runs.
+The process is the same for both kinds of node; a ``NodeRole`` makes the difference, and can be
+switched while the process runs.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ from .role_switch import POLL_SECONDS, NodeRole, RoleSwitch
 log = logging.getLogger("tandem.node")
 
 _SERVER_OPTIONS = [
-    # Without this a second process could share the port and take half of the calls.
+    # Otherwise a second process could share the port and receive half of the calls.
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", 16 << 20),
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.keepalive_permit_without_calls", 1),
-    # A client that is cut off without a word must not hold its request to the last token.
+    # A request must not outlive a client whose connection has died silently.
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.http2.ping_timeout_ms", 1500),
     ("grpc.http2.max_pings_without_data", 0),
@@ -58,7 +59,7 @@ _SERVER_OPTIONS = [
 
 @dataclass(frozen=True, slots=True)
 class NodeProcess:
-    """What a role is given to work with."""
+    """The parts of a head process that a role works with."""
 
     engine: NodeEngine
     identity: NodeIdentity
@@ -71,7 +72,7 @@ class NodeProcess:
 
 
 async def run_node(
-    roles: Sequence[NodeRole],
+    playable: Sequence[NodeRole],
     engine_config: EngineConfig,
     handoff: HandoffConfig,
     node: NodeConfig,
@@ -80,60 +81,62 @@ async def run_node(
     on_ready: Callable[[str], None] = lambda address: None,
     tracer: Tracer = NO_TRACER,
 ) -> None:
-    """Run until SIGTERM or SIGINT, in the first of ``roles`` until a router asks for another.
+    """Run until SIGTERM or SIGINT, in the first of the ``playable`` roles until a router requests
+    another.
 
-    Raises ``StartupError`` when it cannot start, or when the ranks are lost: a supervisor starts
-    the node again.
+    Raises ``StartupError`` if the node cannot start or loses its ranks, so that a supervisor
+    restarts it.
     """
     check_carrier(handoff)
-    # A wrong address is refused before anything starts.
+    # Invalid addresses are rejected before anything starts.
     routers, _ = node.routers, node.advertised
     handoff.kv_advertised(engine_config.world_size - 1)
-    cast = RoleSwitch(roles if routers else roles[:1])
-    listens = {"--host": node.host} | ({"--kv-host": handoff.kv_host} if cast.listens else {})
+    roles = RoleSwitch(playable if routers else playable[:1])
+    listens = {"--host": node.host} | ({"--kv-host": handoff.kv_host} if roles.listens else {})
     check_exposure(credentials, handoff.insecure, listens)
-    identity = NodeIdentity(named(node, role_name(cast.role)).node_id or "", new_epoch())
-    life = _Shutdown()
-    catch_signals(lambda: life.drain(node.drain_timeout))
-    # A taken port is known before the model is loaded, and the probes answer meanwhile.
-    gate = TokenInterceptor(credentials, "tandem_calls_refused")
-    server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=(gate,))
+    identity = NodeIdentity(named(node, role_name(roles.role)).node_id or "", new_epoch())
+    shutdown = _Shutdown()
+    catch_signals(lambda: shutdown.drain(node.drain_timeout))
+    # Ports are bound first, so that a taken one is reported at once and probes answer during the
+    # load.
+    interceptor = TokenInterceptor(credentials, "tandem_calls_refused")
+    server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=(interceptor,))
     port = credentials.bind(server, node.host, node.port, "the control plane")
-    meets = folder_of(node.host)
-    address = node.host if meets else f"{_visible(node.host)}:{port}"
+    folder = folder_of(node.host)
+    address = node.host if folder else f"{_visible(node.host)}:{port}"
     probe = ProbeServer()
-    health = await probe.start("127.0.0.1" if meets else node.host, node.health_port)
+    health = await probe.start("127.0.0.1" if folder else node.host, node.health_port)
     try:
-        async with _engine(engine_config, handoff, identity, cast, life, credentials) as (
+        async with _engine(engine_config, handoff, identity, roles, shutdown, credentials) as (
             engine,
             inbox,
         ):
             metrics = NodeMetrics(engine.core, inbox.stats, identity.node_id)
-            metrics.registry.register(gate.refused)
-            described = _Description(cast, engine, identity, metrics, address, node)
-            frame = NodeProcess(
-                engine, identity, inbox, metrics, handoff, described.status, tracer, credentials
+            metrics.registry.register(interceptor.refused)
+            description = _Description(roles, engine, identity, metrics, address, node)
+            process = NodeProcess(
+                engine, identity, inbox, metrics, handoff, description.status, tracer, credentials
             )
-            cast.register(server, frame)
+            roles.register(server, process)
             await server.start()
-            registrations = _registrations(routers, described, metrics, life, credentials)
-            described.registrations = registrations
-            loops = [engine.core.run(), *cast.background(), *(r.run() for r in registrations)]
-            loops.append(_change_roles(life, cast, described, registrations))
+            registrations = _registrations(routers, description, metrics, shutdown, credentials)
+            description.registrations = registrations
+            loops = [engine.core.run(), *roles.background(), *(r.run() for r in registrations)]
+            loops.append(_change_roles(shutdown, roles, description, registrations))
             loops.append(ProcessMetrics(metrics.registry, credentials).watch())
             loops.append(log_rates(node.stats_interval, metrics.work, log))
             tasks = [asyncio.create_task(loop) for loop in loops]
-            described.ready = True
-            probe.show(lambda: described.has_work_to_come, metrics.text)
+            description.ready = True
+            probe.show(lambda: description.can_serve, metrics.text)
             log.info("%s is ready on %s, probes on port %d", identity.node_id, address, health)
             on_ready(address)
             try:
-                await _until(life.stop, tasks)
-                described.ready, described.draining = False, True
-                await _drain(cast, registrations, life)
+                await _until(shutdown.stop, tasks)
+                description.ready, description.draining = False, True
+                await _drain(roles, registrations, shutdown)
             finally:
                 await server.stop(grace=0.5)
-                await cast.close()
+                await roles.close()
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
@@ -142,33 +145,32 @@ async def run_node(
     finally:
         await server.stop(grace=None)
         await probe.stop()
-    if life.lost:
-        raise StartupError(life.lost)
+    if shutdown.lost:
+        raise StartupError(shutdown.lost)
 
 
 def _registrations(
     routers: Sequence[str],
-    described: _Description,
+    description: _Description,
     metrics: NodeMetrics,
-    life: _Shutdown,
+    shutdown: _Shutdown,
     credentials: Credentials,
 ) -> list[Registration]:
     return [
         Registration(
             router,
-            described.join,
-            life.drain,
+            description.join,
+            shutdown.drain,
             credentials,
             prefixes=metrics.prefixes,
-            on_role=life.play,
+            on_role=shutdown.play,
         )
         for router in routers
     ]
 
 
 class _Shutdown:
-    """When the node is to end, and why if not because it was told to; and which role it is to
-    play until then."""
+    """The requested end of the node, with the reason if it has failed, and the requested role."""
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
@@ -178,38 +180,38 @@ class _Shutdown:
         self.role: pb.Role = pb.ROLE_UNSPECIFIED
 
     def drain(self, seconds: float | None) -> None:
-        """End once running requests have ended, or after ``seconds``; ``None``: no limit. Of
-        several limits, the earliest counts."""
+        """End when running requests have ended, or after ``seconds`` (``None``: no limit). The
+        earliest of several limits applies."""
         if seconds is not None:
             self._deadline = min(self._deadline, time.monotonic() + seconds)
         self.stop.set()
 
     def end(self, reason: str) -> None:
-        """End at once, with an error: the ranks are lost. The first reason counts."""
+        """End at once with an error, because the ranks are lost. The first reason is kept."""
         self.lost = self.lost or reason
         self.drain(0.0)
 
     @property
     def expired(self) -> bool:
-        """Running requests have no time left."""
+        """True once running requests have no time left."""
         return time.monotonic() >= self._deadline
 
     def play(self, role: pb.Role) -> None:
-        """A router's operator asks for this role."""
+        """Request a role, on behalf of a router's operator."""
         self.role = role
         self.role_asked.set()
 
 
 class _StoppedError(Exception):
-    """A signal came before the node could serve."""
+    """A signal arrived before the node could serve."""
 
 
 class _Description:
-    """What this node says of itself, to a router that it joins and to whoever asks."""
+    """This node's description of itself, for routers and for status calls."""
 
     def __init__(
         self,
-        cast: RoleSwitch,
+        roles: RoleSwitch,
         engine: NodeEngine,
         identity: NodeIdentity,
         metrics: NodeMetrics,
@@ -219,7 +221,7 @@ class _Description:
         self.ready = False
         self.draining = False
         self.registrations: list[Registration] = []
-        self._cast = cast
+        self._roles = roles
         self._identity = identity
         self._metrics = metrics
         self._address = node.advertised or address
@@ -233,8 +235,9 @@ class _Description:
         )
 
     @property
-    def has_work_to_come(self) -> bool:
-        """It takes work, and a router that gives some has it; without --join, others ask it."""
+    def can_serve(self) -> bool:
+        """True if the node accepts requests and a router that sends them has it, or without
+        ``--join``."""
         joined = not self.registrations or any(each.joined for each in self.registrations)
         return self.ready and joined
 
@@ -242,7 +245,7 @@ class _Description:
         return pb.JoinRequest(
             node_id=self._identity.node_id,
             epoch=self._identity.epoch,
-            role=self._cast.role,
+            role=self._roles.role,
             address=self._address,
             model=self._card,
             load=self._metrics.load(),
@@ -253,7 +256,7 @@ class _Description:
         return pb.StatusReply(
             node_id=self._identity.node_id,
             epoch=self._identity.epoch,
-            role=self._cast.role,
+            role=self._roles.role,
             ready=self.ready,
             draining=self.draining,
             load=self._metrics.load(),
@@ -267,29 +270,29 @@ async def _engine(
     config: EngineConfig,
     handoff: HandoffConfig,
     identity: NodeIdentity,
-    cast: RoleSwitch,
-    life: _Shutdown,
+    roles: RoleSwitch,
+    shutdown: _Shutdown,
     credentials: Credentials,
 ) -> AsyncIterator[tuple[NodeEngine, Inbox]]:
-    """The engine and its inbox, which need each other. Raises ``_StoppedError``."""
-    # The inbox comes first: a rank's data plane reports as soon as it runs, and is told something
-    # only once the engine is here.
+    """The engine and its inbox, which depend on each other. Raises ``_StoppedError``."""
+    # The inbox is created first: data planes report as soon as they run, while commands to them are
+    # sent only once the engine exists.
     engines: list[NodeEngine] = []
     inbox = Inbox(
         lambda rank, data: engines[0].ranks.send_data(rank, data),
-        life.end,
+        shutdown.end,
         max_peers=handoff.max_peers,
     )
     engine = await _unless(
-        life.stop,
+        shutdown.stop,
         start_engine(
             config,
             identity,
             handoff=handoff,
-            listen=cast.listens,
+            listen=roles.listens,
             curve=credentials.encrypted,
             on_event=inbox.on_event,
-            on_lost=life.end,
+            on_lost=shutdown.end,
         ),
     )
     engines.append(engine)
@@ -300,7 +303,7 @@ async def _engine(
 
 
 async def _unless(stop: asyncio.Event, start: Coroutine[Any, Any, NodeEngine]) -> NodeEngine:
-    """What ``start`` gives; when ``stop`` is set before, it is cancelled and has cleaned up."""
+    """Await ``start``; cancel it, with its cleanup, if ``stop`` is set first."""
     starting = asyncio.create_task(start)
     stopped = asyncio.create_task(stop.wait())
     try:
@@ -315,7 +318,7 @@ async def _unless(stop: asyncio.Event, start: Coroutine[Any, Any, NodeEngine]) -
 
 
 async def _until(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
-    """Wait for a signal; a loop that ends with an error is a bug, and ends the node loudly."""
+    """Wait for a signal. An error in a background loop is a bug and ends the node."""
     stopped = asyncio.create_task(stop.wait())
     watched: set[asyncio.Task[Any]] = {stopped, *tasks}
     try:
@@ -328,45 +331,48 @@ async def _until(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
 
 
 async def _change_roles(
-    life: _Shutdown, cast: RoleSwitch, described: _Description, registrations: list[Registration]
+    shutdown: _Shutdown,
+    roles: RoleSwitch,
+    description: _Description,
+    registrations: list[Registration],
 ) -> None:
-    """Until the node is to end: play the role that it is asked to."""
-    while not life.stop.is_set():
-        await life.role_asked.wait()
-        life.role_asked.clear()
-        wanted = life.role
-        if wanted == cast.role or not cast.can_play(wanted):
+    """Switch roles on request, until the node ends."""
+    while not shutdown.stop.is_set():
+        await shutdown.role_asked.wait()
+        shutdown.role_asked.clear()
+        wanted = shutdown.role
+        if wanted == roles.role or not roles.can_play(wanted):
             continue
-        log.info("this node finishes what it has, to go on as a %s node", role_name(wanted))
-        described.ready, described.draining = False, True
+        log.info("this node finishes its requests, then becomes a %s node", role_name(wanted))
+        description.ready, description.draining = False, True
         for registration in registrations:
             registration.draining = True
-        await cast.change(wanted)
-        if not life.stop.is_set():
+        await roles.change(wanted)
+        if not shutdown.stop.is_set():
             for registration in registrations:
                 registration.draining = False
-            described.ready, described.draining = True, False
-            log.info("this is a %s node now", role_name(wanted))
+            description.ready, description.draining = True, False
+            log.info("this node is now a %s node", role_name(wanted))
 
 
-async def _drain(cast: RoleSwitch, registrations: list[Registration], life: _Shutdown) -> None:
-    """Refuse new work and let the old finish, as long as ``life`` allows."""
-    cast.drain()
+async def _drain(roles: RoleSwitch, registrations: list[Registration], shutdown: _Shutdown) -> None:
+    """Reject new requests, and let running ones finish within the limit."""
+    roles.drain()
     for registration in registrations:
         registration.draining = True
     begun = time.monotonic()
-    while cast.busy and not life.expired:  # noqa: ASYNC110 - requests end in many places
+    while roles.busy and not shutdown.expired:  # noqa: ASYNC110 - requests end in many places
         await asyncio.sleep(POLL_SECONDS)
     seconds = time.monotonic() - begun
-    if cast.busy and not life.lost:
-        log.warning("drained for %.1f s; what still runs is cut off", seconds)
-        cast.cut_off()
-    elif not life.lost:
+    if roles.busy and not shutdown.lost:
+        log.warning("drained for %.1f s; the requests that still run are cut off", seconds)
+        roles.cut_off()
+    elif not shutdown.lost:
         log.info("drained in %.1f s", seconds)
 
 
 def check_carrier(handoff: HandoffConfig) -> None:
-    """Raise before a model is loaded for a carrier that cannot be."""
+    """Raise for a carrier that is impossible here, before a model is loaded."""
     if handoff.carrier != NIXL:
         return
     if not handoff.insecure:
@@ -378,19 +384,20 @@ def check_carrier(handoff: HandoffConfig) -> None:
 
 
 def _visible(host: str) -> str:
-    """What others call a node that listens on ``host``, unless --advertise says it."""
+    """The host under which others reach a node that listens on ``host``, without --advertise."""
     visible = socket.gethostname() if host in ("0.0.0.0", "::") else host
     return f"[{visible}]" if ":" in visible else visible
 
 
 def named(node: NodeConfig, kind: str) -> NodeConfig:
-    """The same with a name, if it had none."""
-    made_up = f"{kind}-{socket.gethostname()}-{secrets.token_hex(3)}"
-    return replace(node, node_id=node.node_id or made_up)
+    """The configuration with a generated name, if it had none."""
+    generated = f"{kind}-{socket.gethostname()}-{secrets.token_hex(3)}"
+    return replace(node, node_id=node.node_id or generated)
 
 
 def with_host(handoff: HandoffConfig, host: str) -> HandoffConfig:
-    """The data plane listens where the control plane does, unless it was told otherwise."""
+    """The configuration whose data plane listens where the control plane does, unless set
+    explicitly."""
     if folder_of(host):
         return replace(handoff, kv_host=f"{UNIX}{folder_of(host)}")
     if is_loopback(handoff.kv_host) and not is_loopback(host):

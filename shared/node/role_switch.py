@@ -1,8 +1,8 @@
-"""The roles that a node can play, and the change from one to the other while it runs.
+"""The roles of a node, and switching between them while it runs.
 
-Model, cache and ports belong to neither role: the services of both are registered from the start,
-and the one whose turn it is not refuses. So a change takes as long as the running requests do, no
-weights are loaded again, and what the prefix index holds is of use in the new role too.
+Model, cache and ports belong to neither role. The services of both are registered from the start,
+and the inactive one rejects requests. So a switch takes as long as the running requests, loads no
+weights, and keeps the prefix index.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ POLL_SECONDS = 0.05
 
 
 class NodeRole(Protocol):
-    """What makes a head process a prefill node or a decode node."""
+    """The part of a head process that makes it a prefill node or a decode node."""
 
     role: pb.Role
-    listens: bool  # its ranks accept data-plane connections
+    listens: bool  # whether its ranks accept data-plane connections
 
-    def register(self, server: grpc.aio.Server, frame: NodeProcess) -> None:
-        """Add the services, and remember the frame."""
+    def register(self, server: grpc.aio.Server, process: NodeProcess) -> None:
+        """Add the services, and keep the process."""
 
     def background(self) -> list[Coroutine[Any, Any, None]]:
-        """Loops that run as long as the node."""
+        """Coroutines that run as long as the node."""
 
     def admit(self) -> None:
-        """Take new work again."""
+        """Accept new requests again."""
 
     def drain(self) -> None:
-        """Refuse new work."""
+        """Reject new requests."""
 
     @property
     def busy(self) -> bool:
-        """Work is left that a drain waits for."""
+        """True while a drain must wait for requests."""
 
     def cut_off(self) -> None:
-        """End the work that is left, and say that the drain is over."""
+        """End the running requests with an error that names the drain."""
 
     async def close(self) -> None:
-        """Give back connections; it may have to open them again."""
+        """Close connections; the role may be played again later."""
 
 
 class RoleSwitch:
-    """All roles of one node, of which the first is played first."""
+    """All roles of one node; the first is played first."""
 
     def __init__(self, roles: Sequence[NodeRole]) -> None:
         self._roles = {role.role: role for role in roles}
@@ -60,7 +60,7 @@ class RoleSwitch:
 
     @property
     def role(self) -> pb.Role:
-        """The one that is played now."""
+        """The current role."""
         return self._played.role
 
     @property
@@ -74,9 +74,9 @@ class RoleSwitch:
     def can_play(self, role: pb.Role) -> bool:
         return role in self._roles
 
-    def register(self, server: grpc.aio.Server, frame: NodeProcess) -> None:
+    def register(self, server: grpc.aio.Server, process: NodeProcess) -> None:
         for role in self._roles.values():
-            role.register(server, frame)
+            role.register(server, process)
             if role is not self._played:
                 role.drain()
 
@@ -84,20 +84,20 @@ class RoleSwitch:
         return [loop for role in self._roles.values() for loop in role.background()]
 
     def drain(self) -> None:
-        """Refuse new work in every role, for good."""
+        """Reject new requests in every role, for good."""
         self._ending = True
         for role in self._roles.values():
             role.drain()
 
     def cut_off(self) -> None:
-        """End the work that is left, in every role."""
+        """End the running requests of every role."""
         for role in self._roles.values():
             role.cut_off()
 
     async def change(self, role: pb.Role) -> None:
-        """Refuse new work, finish what runs, and take work in the other role.
+        """Reject new requests, finish the running ones, and accept requests in the new role.
 
-        There is no deadline, because no request may be lost: each of them has its own.
+        There is no deadline, because no request may be lost: each has its own.
         """
         self._played.drain()
         while self._played.busy:  # noqa: ASYNC110 - requests end in many places, changes are rare

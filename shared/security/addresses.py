@@ -1,6 +1,6 @@
-"""Which texts are addresses of a node: host:port, and nothing else that gRPC would resolve.
+"""The accepted shapes of node addresses: host:port, and nothing else that gRPC would resolve.
 
-gRPC also takes ``unix:``, ``dns:``, ``vsock:`` and other schemes. An address that a node announces
+gRPC also accepts ``unix:``, ``dns:``, ``vsock:`` and other schemes. An address that a node announces
 must not make the router or a decode node connect to a local socket, so the shape is allow-listed.
 """
 
@@ -17,13 +17,13 @@ _PORT = re.compile(r"[0-9]{1,5}")
 
 
 def is_host_port(text: str) -> bool:
-    """Whether this is a host name, an IPv4 address or an IPv6 address in brackets, and a port."""
+    """True for a port after a host name, an IPv4 address, or an IPv6 address in brackets."""
     host, _, port = text.rpartition(":")
     return _is_port(port) and (_is_name(host) or _is_bracketed(host))
 
 
 def is_candidate(text: str) -> bool:
-    """The same, or the socket in the folder where the nodes of ``--pd-url file://`` meet."""
+    """As ``is_host_port``, or the control socket in a folder of ``--pd-url file://``."""
     return is_host_port(text) or is_socket_address(text)
 
 

@@ -1,10 +1,9 @@
-"""The token of a cluster that nobody gave one, and how its user's other commands find it.
+"""The generated token of a local cluster, and how other commands of its user find it.
 
-Every user of a machine reaches its loopback. So ``tandem serve`` makes a token for its own parts,
-and leaves it in a file that its user alone can read, named after the address of the registry. The
-launcher holds the file's lock as long as it lives: what a killed one left is nobody's token, and is
-never shown to whoever listens at that address since.
-"""
+Every user of a machine can connect to its loopback. So ``tandem serve`` generates a token for its
+parts and leaves it in a file that only its user can read, named after the registry's address. The
+launcher holds a lock on the file as long as it lives: the token of a killed launcher is invalid,
+and is never sent to another process that listens at that address since."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from ..config import SecurityConfig
 from ..errors import StartupError, UsageError
 from .credentials import Credentials, read_credentials
 
-# How the name of a file begins that is still being written, and may not be locked yet.
+# Prefix of files that are still being written and may not be locked yet.
 _UNFINISHED = "."
 _MAX_TOKEN = 4096
 
@@ -36,7 +35,7 @@ def find_credentials(config: SecurityConfig, routers: Sequence[str]) -> Credenti
     """The configured credentials; if they have no token, with the one that was left for
     ``routers``, host:port of their registries.
 
-    Raises ``UsageError`` when they have different ones: a node shows all of them the same.
+    Raises ``UsageError`` if they have different ones: a node sends the same token to all.
     """
     credentials = read_credentials(config)
     if credentials.tokens or not routers:
@@ -51,8 +50,8 @@ def find_credentials(config: SecurityConfig, routers: Sequence[str]) -> Credenti
 
 
 def find_token(address: str) -> str:
-    """What a launcher of this user that lives has left for the registry at ``address``; empty: none
-    has."""
+    """The token that a live launcher of this user has left for the registry at ``address``; empty
+    if there is none."""
     name = _name(address)
     for folder in _folders() if name else ():
         if _ours(folder):
@@ -65,18 +64,18 @@ def find_token(address: str) -> str:
 def find_router(fallback: str) -> str:
     """The registry of the one ``tandem serve`` that this user runs here, else ``fallback``.
 
-    Raises ``UsageError`` when several run and none of them is ``fallback``.
+    Raises ``UsageError`` if several run and none of them is ``fallback``.
     """
     found = [address for address in sorted(_addresses()) if find_token(address)]
     if not found or fallback in found:
         return fallback
     if len(found) > 1:
-        raise UsageError(f"several routers run here; say which with --router: {', '.join(found)}")
+        raise UsageError(f"several routers run here; choose one with --router: {', '.join(found)}")
     return found[0]
 
 
 def _addresses() -> set[str]:
-    """Of all registries for which a token lies here, whether its launcher lives or not."""
+    """The registries with a token file, whether the launcher lives or not."""
     names: set[str] = set()
     for folder in _folders():
         if _ours(folder):
@@ -91,9 +90,9 @@ def _bracketed(name: str) -> str:
 
 @contextlib.contextmanager
 def left_token(address: str, token: str) -> Iterator[None]:
-    """Commands of this user find ``token`` by ``address`` until the block ends.
+    """Make ``token`` available to this user's commands under ``address`` until the block ends.
 
-    Raises ``StartupError`` when there is no folder that only this user can read, or ``OSError``.
+    Raises ``StartupError`` if there is no folder that only this user can read, or ``OSError``.
     """
     folder = _make_folder()
     _sweep(folder)
@@ -103,7 +102,7 @@ def left_token(address: str, token: str) -> Iterator[None]:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.write(file, token.encode())
-        # In one step: nobody finds half a token, or one that no lock vouches for.
+        # Atomic: a reader never finds half a token, or an unlocked one.
         unfinished.rename(name)
         yield
     finally:
@@ -113,8 +112,8 @@ def left_token(address: str, token: str) -> Iterator[None]:
 
 
 def _name(address: str) -> str:
-    """The file of a registry; empty for one on another machine, which is never shown a token that
-    nobody gave."""
+    """The file name of a registry; empty for one on another machine, which never gets a generated
+    token."""
     host, _, port = address.rpartition(":")
     try:
         parsed = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
@@ -124,7 +123,7 @@ def _name(address: str) -> str:
 
 
 def _folders() -> Iterator[Path]:
-    """Where tokens may lie, the best first: a session has a folder that a service has not."""
+    """Folders for tokens, best first: a login session has one that a service lacks."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if os.path.isabs(runtime):
         yield Path(runtime) / "tandem"
@@ -138,12 +137,12 @@ def _make_folder() -> Path:
         if _ours(folder) and os.access(folder, os.W_OK):
             return folder
     raise StartupError(
-        f"{folder} is no folder that this user alone can read; set XDG_RUNTIME_DIR to one"
+        f"{folder} is not a folder that only this user can read; set XDG_RUNTIME_DIR to one"
     )
 
 
 def _ours(folder: Path) -> bool:
-    """Not so for a link, or for what another user has put there before us."""
+    """True for a real folder that only this user can access; not for links or folders of others."""
     try:
         found = folder.lstat()
     except OSError:
@@ -153,7 +152,7 @@ def _ours(folder: Path) -> bool:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed launchers have left."""
+    """Remove the files of killed launchers."""
     for entry in folder.iterdir():
         if not entry.name.startswith(_UNFINISHED):
             with contextlib.suppress(OSError), _opened(entry) as file:
@@ -162,7 +161,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _remove(name: Path, file: int) -> None:
-    """Unless somebody has put another file there since ``file`` was opened."""
+    """Remove the file, unless another one has replaced it since ``file`` was opened."""
     with contextlib.suppress(OSError):
         if os.path.samestat(os.stat(name), os.fstat(file)):
             name.unlink()
@@ -178,7 +177,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def _held(file: int) -> bool:
-    """A launcher that lives holds the lock of this file."""
+    """True if a live launcher holds the lock of this file."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -109,22 +109,22 @@ async def test_a_node_that_lost_its_ranks_has_nothing_to_wait_for() -> None:
     assert life.lost == "rank 0 ended"
 
 
-def test_a_node_has_work_to_come_once_one_of_its_routers_has_it() -> None:
+def test_a_node_can_serve_once_one_of_its_routers_has_it() -> None:
     engine = MagicMock(fingerprint={}, folder="/model")
     engine.name, engine.resolved.max_model_len = "m", 8
     engine.spec.vocab_size, engine.spec.eos_token_ids = 9, [0]
     described = _Description(
         RoleSwitch([Role()]), engine, NodeIdentity("n", 1), MagicMock(), "a:1", NodeConfig()
     )
-    assert not described.has_work_to_come
+    assert not described.can_serve
     described.ready = True
-    assert described.has_work_to_come, "without --join others ask it"
+    assert described.can_serve, "without --join others ask it"
     first, second = described.registrations = [registration(), registration()]
-    assert not described.has_work_to_come
+    assert not described.can_serve
     second.joined = True
-    assert described.has_work_to_come
+    assert described.can_serve
     second.joined = False
-    assert not described.has_work_to_come and not first.joined
+    assert not described.can_serve and not first.joined
 
 
 async def test_a_node_runs_until_it_is_stopped_even_when_a_loop_has_ended_well() -> None:
