@@ -1,8 +1,8 @@
 """The accepted shapes of node addresses: host:port, and nothing else that gRPC would resolve.
 
-gRPC also accepts ``unix:``, ``dns:``, ``vsock:`` and other schemes. An address that a node announces
-must not make the router or a decode node connect to a local socket, so the shape is allow-listed.
-"""
+gRPC also accepts ``unix:``, ``dns:``, ``vsock:`` and other schemes. An address that a node
+announces must not make the router or a decode node connect to a local socket, so the shape is
+allow-listed."""
 
 from __future__ import annotations
 
