@@ -1,1 +1,4 @@
-"""Compute kernels, each beside its plain torch reference. Nothing here imports the package."""
+"""Compute kernels behind one boundary, ``operators.py``: plain torch, CPU and GPU side by side.
+
+Nothing here imports the rest of the package.
+"""

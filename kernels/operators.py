@@ -1,102 +1,124 @@
-"""What the models compute with, and torch's own operators as the first that do."""
+"""Operators: the boundary between the models and the kernels that compute them.
+
+Shapes: T rows of a step, C hidden width, H query heads, K KV heads, G = H / K query heads of a KV
+head, R = H + K heads that are rotated, X = H + 2 K heads of a row, D head dimension, N slots of the
+cache, L tokens of context, E experts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable
+from typing import Literal, Protocol
 
 import torch
 
-from . import decode_rows
-from .decode_rows import DecodeKernel, DecodeRows, DecodeShape, PagedAttention
-from .reference import attention as reference
-from .reference import linear
-from .reference.attention import SequenceContext
-from .reference.linear import Product
+from .attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
+
+Activation = Literal["silu", "gelu_tanh"]
+# x -> x @ weight.T + bias, for a weight that was prepared once.
+Linear = Callable[[torch.Tensor], torch.Tensor]
+# cos and sin of a step, fp32 [T, 1, rotated dimensions]; sin is negated in its first half.
+CosSin = tuple[torch.Tensor, torch.Tensor]
+# A layer's part of the KV cache, a tensor for each component: keys and values, or latents.
+LayerKV = tuple[torch.Tensor, ...]
+
+
+class Experts(Protocol):
+    """The feed-forwards of a layer's experts, prepared once."""
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        chosen: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Add to ``out`` [T, C] the chosen experts' results for each row of ``x``, weighted.
+
+        ``weights`` and ``chosen``, the indices of experts, are [T, chosen experts].
+        """
 
 
 class Operators(Protocol):
-    """Shapes as in ``reference/attention.py``, which says what each of them is."""
+    """All that models compute with. ``reference/`` implements each operator in plain torch; other
+    backends inherit what they do not replace."""
 
     def activation_dtype(self, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-        """What to keep activations in, with weights of ``dtype``."""
+        """The dtype of activations for weights of ``dtype``."""
 
-    def product(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-        """``x @ weight.T + bias``, prepared once for this weight."""
+    def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """``x @ weight.T + bias``, packed once for this weight."""
+
+    def prepare_experts(
+        self, gate_up: list[torch.Tensor], down: list[torch.Tensor], activation: Activation
+    ) -> Experts:
+        """Gated feed-forwards, one for each pair of weights. Empties both lists, so that plain and
+        packed weights of a layer are never all in memory at once."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Over the last dimension."""
+        """Normalise over the last dimension."""
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sum of both, normed, and the sum itself."""
+        """Return the normalised sum of both, and the sum."""
 
-    def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
-        """``silu(gate) * up`` of [T, gate | up]."""
+    def act_and_mul(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """``activation(gate) * up`` of [T, gate | up]."""
 
-    def turn_and_cache(
+    def rope_and_cache_kv(
         self,
         qkv_TXD: torch.Tensor,
-        gains: torch.Tensor | None,
+        norm_weight_RD: torch.Tensor | None,
         eps: float,
-        angles: tuple[torch.Tensor, torch.Tensor],
-        cache: tuple[torch.Tensor, ...],
+        cos_sin: CosSin,
+        cache: LayerKV,
         slots_T: torch.Tensor,
     ) -> torch.Tensor:
-        """Queries [T, H, D]; keys and values go to the cache."""
+        """Normalise the query and key heads if there is a weight, rotate them, and write keys and
+        values to the cache. Returns the queries [T, H, D].
 
-    def attends_together(self, shape: DecodeShape) -> bool:
-        """Whether ``paged_attention`` of this kind wants ``decodes``. Asked before the first step:
-        what is to be compiled or tried for it is done here."""
+        Only as many leading dimensions of a head are rotated as cos and sin are wide.
+        """
+
+    def rope_and_cache_latent(
+        self,
+        q_THD: torch.Tensor,
+        kv_TC: torch.Tensor,
+        norm_weight: torch.Tensor,
+        eps: float,
+        cos_sin: CosSin,
+        cache: LayerKV,
+        slots_T: torch.Tensor,
+    ) -> torch.Tensor:
+        """Normalise the latent of ``kv`` (latent | rotated dimensions), rotate the rest of it and
+        the last dimensions of each query, and write it to the cache. Returns the queries, which may
+        be rotated in place."""
+
+    def prepare_batched_decode(self, config: AttentionConfig) -> bool:
+        """Return whether ``paged_attention`` of this kind takes ``AttentionMetadata.decodes``.
+
+        Called before the first step: kernels are compiled and tried here.
+        """
 
     def paged_attention(
         self,
         q_THD: torch.Tensor,
         keys_KND: torch.Tensor,
         values_KND: torch.Tensor,
-        contexts: Sequence[SequenceContext],
-        window: int | None,
-        decodes: DecodeRows | None = None,
+        metadata: AttentionMetadata,
+        params: AttentionParams,
     ) -> torch.Tensor:
-        """Each row attends to its own sequence, up to itself, those of ``decodes`` together;
-        [T, H, D]."""
+        """Each row attends to its own sequence up to itself; [T, H, D]."""
 
-
-class TorchOperators:
-    """On any device; on a GPU decoding rows attend in one launch, where Triton is there.
-
-    ``decode``: "triton" raises ``UnusableError`` where it is not, "torch" never uses it, "auto" is
-    content with either.
-    """
-
-    def __init__(self, decode: str = "auto") -> None:
-        self._decode = decode
-
-    activation_dtype = staticmethod(linear.activation_dtype)
-    product = staticmethod(linear.product)
-    rms_norm = staticmethod(reference.rms_norm)
-    add_rms_norm = staticmethod(reference.add_rms_norm)
-    silu_and_mul = staticmethod(reference.silu_and_mul)
-    turn_and_cache = staticmethod(reference.turn_and_cache)
-    decode_kernel: DecodeKernel = staticmethod(decode_rows.triton_kernel)
-    other_rows: PagedAttention = staticmethod(reference.paged_attention)
-
-    def attends_together(self, shape: DecodeShape) -> bool:
-        """See ``Operators``."""
-        if self._decode == "torch":
-            return False
-        return decode_rows.works(shape, required=self._decode == "triton")
-
-    def paged_attention(
+    def latent_attention(
         self,
         q_THD: torch.Tensor,
-        keys_KND: torch.Tensor,
-        values_KND: torch.Tensor,
-        contexts: Sequence[SequenceContext],
-        window: int | None,
-        decodes: DecodeRows | None = None,
+        latents: torch.Tensor,
+        k_up_HNC: torch.Tensor,
+        v_up_HVC: torch.Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
     ) -> torch.Tensor:
-        """See ``Operators``."""
-        told = q_THD, keys_KND, values_KND, contexts, window, decodes
-        return decode_rows.paged_attention(*told, self.decode_kernel, self.other_rows)
+        """As ``paged_attention``, over latents whose keys and values are products with ``k_up`` and
+        ``v_up``; [T, H, V]."""

@@ -1,17 +1,17 @@
-"""Sums over bytes in a GPU's memory, from which a checksum is made without moving the bytes.
+"""Row sums over bytes in GPU memory, for a checksum that does not move the bytes.
 
-The bytes are little-endian 32-bit words, in rows of ``COLUMNS``; the last row is filled up with
-zeros. A row's sum is that of its words, as signed numbers, times the keys of their columns, modulo
-2**64 (multilinear hashing: Carter and Wegman 1979; Lemire and Kaser, "Strongly universal string
+The bytes are little-endian 32-bit words, in rows of ``COLUMNS``; the last row is padded with zeros.
+A row's sum is that of its words, as signed numbers, times the keys of their columns, modulo 2**64
+(multilinear hashing: Carter and Wegman 1979; Lemire and Kaser, "Strongly universal string
 hashing is fast", 2014). The keys are splitmix64 of 1, 2, 3 and so on, made odd.
 
-What it finds: a change within one word always, since an odd key times less than 2**32 is never 0
-modulo 2**64. Any other change of a row, two words that changed places among them, escapes with a
-chance of about 2**-32, and has to escape in every row that it touches. Rows that changed places
-have changed places among the sums. Zeros that are missing at the end are not found: whoever
-compares compares lengths as well. The keys are no secret, so this finds accidents, as xxh3 does.
+A change within one word is always detected, since an odd key times less than 2**32 is never 0
+modulo 2**64. Any other change of a row, such as two swapped words, escapes with a probability of
+about 2**-32, and must escape in every row that it touches. Swapped rows swap their sums. Missing
+zeros at the end are not detected: callers must compare lengths too. The keys are public, so this
+detects accidents and not attacks, as xxh3 does.
 
-Integers wrap around and their sums have no order, so CPUs and GPUs agree in every bit.
+Integer sums wrap around and do not depend on their order, so CPUs and GPUs agree in every bit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _2_64 = (1 << 64) - 1
 
 
 def row_sums(payload: torch.Tensor) -> torch.Tensor:
-    """``payload``: bytes [N] that begin at a multiple of four. Sums: int64 [ceil(N / 16384)]."""
+    """Sum ``payload``, bytes [N] at a multiple of four, to int64 [ceil(N / 16384)]."""
     assert payload.dtype == torch.uint8 and payload.dim() == 1, (payload.dtype, payload.shape)
     whole = payload.numel() // _ROW_BYTES * _ROW_BYTES
     sums = _sums(payload[:whole])
@@ -51,7 +51,7 @@ def _keys(device: torch.device) -> torch.Tensor:
 
 
 def splitmix64(number: int) -> int:
-    """The number'th of Vigna's splitmix64 with the seed 0."""
+    """Element ``number`` of Vigna's splitmix64 sequence with seed 0."""
     z = number * 0x9E3779B97F4A7C15 & _2_64
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _2_64
     z = (z ^ z >> 27) * 0x94D049BB133111EB & _2_64

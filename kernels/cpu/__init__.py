@@ -1,1 +1,1 @@
-"""Kernels for CPUs, compiled by numba. Where numba may be missing, import ``jit`` alone."""
+"""Kernels for CPUs, compiled by numba. Only ``jit`` can be imported without numba."""

@@ -1,4 +1,4 @@
-"""``exp`` in fp32, inlined and vectorised, where a call would stand in the innermost loop."""
+"""``exp`` in fp32, inlined and vectorised in innermost loops, where a call would not be."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What lies between the products. For few rows a call of one of torch's operators takes longer than
-its work, and each of these would be five to twenty calls; for many they would go over memory as
-often.
+"""Norms, activations, and rotary embedding with the write to the cache.
 
-Shapes as in ``reference/attention.py``; activations of one type, the cache of another. Sums are
-fp32.
+For few rows a call of one of torch's operators takes longer than its work, and each of these would
+be five to twenty calls; for many rows they would read memory as often.
+
+Shapes as in ``operators.py``; activations have one dtype, the cache another. Sums are fp32.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from .exponential import exp
 from .jit import kernel
 from .vector import narrow, widen
 
-# Up to so many rows, to divide them among threads takes longer than their work.
+# Dividing this many rows or fewer among threads takes longer than their work.
 _FEW = 4
 
 
 @kernel(parallel=True)
 def rms_norm(x_TC: np.ndarray, weight: np.ndarray, eps: float, out: np.ndarray) -> None:
-    """Each row by itself."""
+    """Normalise each row."""
     if len(x_TC) <= _FEW:
         for t in range(len(x_TC)):
             _norm_row(x_TC[t], weight, eps, out[t])
@@ -39,7 +39,7 @@ def add_rms_norm(
     out: np.ndarray,
     total: np.ndarray,
 ) -> None:
-    """The sum of both, and that normed."""
+    """``total = x + residual``, and ``out``, the normalised total."""
     if len(x_TC) <= _FEW:
         for t in range(len(x_TC)):
             _add_norm_row(x_TC[t], residual[t], weight, eps, out[t], total[t])
@@ -94,9 +94,9 @@ def _silu_row(x: np.ndarray, out: np.ndarray) -> None:
 
 
 @kernel(parallel=True)
-def turn_and_cache(
+def rope_and_cache_kv(
     qkv_TXD: np.ndarray,
-    gains_RD: np.ndarray,
+    norm_weight_RD: np.ndarray,
     eps: float,
     cos: np.ndarray,
     sin: np.ndarray,
@@ -105,21 +105,21 @@ def turn_and_cache(
     slots_T: np.ndarray,
     q_THD: np.ndarray,
 ) -> None:
-    """``reference.turn_and_cache``; there are no gains if the array is empty."""
+    """As ``Operators.rope_and_cache_kv``; an empty ``norm_weight`` means no norm."""
     if len(q_THD) <= _FEW:
         for t in range(len(q_THD)):
             keys, values = keys_KND[:, slots_T[t]], values_KND[:, slots_T[t]]
-            _turn_row(qkv_TXD[t], gains_RD, eps, cos[t, 0], sin[t, 0], keys, values, q_THD[t])
+            _rope_row(qkv_TXD[t], norm_weight_RD, eps, cos[t, 0], sin[t, 0], keys, values, q_THD[t])
     else:
         for t in prange(len(q_THD)):
             keys, values = keys_KND[:, slots_T[t]], values_KND[:, slots_T[t]]
-            _turn_row(qkv_TXD[t], gains_RD, eps, cos[t, 0], sin[t, 0], keys, values, q_THD[t])
+            _rope_row(qkv_TXD[t], norm_weight_RD, eps, cos[t, 0], sin[t, 0], keys, values, q_THD[t])
 
 
 @kernel()
-def _turn_row(
+def _rope_row(
     x_XD: np.ndarray,
-    gains_RD: np.ndarray,
+    norm_weight_RD: np.ndarray,
     eps: float,
     cos: np.ndarray,
     sin: np.ndarray,
@@ -131,15 +131,15 @@ def _turn_row(
     kv_heads = len(keys_KD)
     wide = np.empty(dim, np.float32)
     for h in range(heads + kv_heads):
-        if len(gains_RD):
-            _norm_row(x_XD[h], gains_RD[h], eps, wide)
+        if len(norm_weight_RD):
+            _norm_row(x_XD[h], norm_weight_RD[h], eps, wide)
         else:
             for d in range(dim):
                 wide[d] = widen(x_XD[h, d])
         if h < heads:
-            _turn(wide, cos, sin, q_HD[h])
+            _rotate(wide, cos, sin, q_HD[h])
         else:
-            _turn(wide, cos, sin, keys_KD[h - heads])
+            _rotate(wide, cos, sin, keys_KD[h - heads])
     for k in range(kv_heads):
         source, into = x_XD[heads + kv_heads + k], values_KD[k]
         for d in range(dim):
@@ -147,9 +147,12 @@ def _turn_row(
 
 
 @kernel()
-def _turn(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, out: np.ndarray) -> None:
-    half = len(x) // 2
+def _rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, out: np.ndarray) -> None:
+    dim = len(cos)
+    half = dim // 2
     for d in range(half):
         first, second = x[d], x[half + d]
         out[d] = narrow(first * cos[d] + second * sin[d], out[d])
         out[half + d] = narrow(second * cos[half + d] + first * sin[half + d], out[half + d])
+    for d in range(dim, len(x)):
+        out[d] = narrow(x[d], out[d])

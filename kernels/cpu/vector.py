@@ -1,4 +1,4 @@
-"""What the kernels need of LLVM that numba's Python has no words for: half types and tiles."""
+"""LLVM intrinsics that numba lacks: conversions of half types, and tiles of products."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-# Outputs whose weights lie side by side: one register of AVX-512, two of AVX2, four of NEON.
+# Outputs whose weights are neighbours: one register of AVX-512, two of AVX2, four of NEON.
 LANES = 16
 
-# Inputs of a turn of the innermost loop.
+# Inputs of one iteration of the innermost loop.
 _UNROLLED = 4
 
 _FLOAT, _WORD, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
@@ -39,7 +39,7 @@ def narrow(typing: Any, value: Any, like: Any) -> Any:
 
 
 def _widened(builder: Any, bits: Any, kind: Any) -> Any:
-    """A scalar or a vector of ``kind`` in fp32; ``jit.array`` says what the kinds stand for."""
+    """A scalar or a vector of ``kind`` in fp32; see ``jit.array`` for the integer kinds."""
     if kind == types.float32:
         return bits
     if kind == types.int16:
@@ -65,7 +65,7 @@ def _narrowed(builder: Any, value: Any, kind: Any) -> Any:
 
 
 def _like(value: Any, scalar: Any) -> Any:
-    """The type of as many scalars as ``value`` has."""
+    """A scalar type, or its vector type if ``value`` is a vector."""
     return ir.VectorType(scalar, LANES) if isinstance(value.type, ir.VectorType) else scalar
 
 
@@ -93,7 +93,7 @@ def multiply_tile(
 
     panels [*, inputs, LANES], x [*, inputs] fp32, out [*, panels * LANES] fp32. If ``packed``, a
     literal too, x has the rows of one tile after the other, each tile as [inputs, rows]. A tile of
-    the first inputs is not added to but written. The sums stay in registers, and each is taken in
+    the first inputs is overwritten. The sums stay in registers, and each is taken in
     the order of its inputs, whatever the tile: a row's product does not depend on its neighbours.
     """
     if not all(isinstance(kind, types.IntegerLiteral) for kind in (rows, width, packed)):
@@ -137,14 +137,14 @@ class _Tile:
     def __init__(self, builder: Any, kind: Any, x_step: int) -> None:
         self.builder = builder
         self.kind = kind
-        # How far an input is from the next one in x: with the rows of a tile side by side, as many.
+        # The distance between inputs in x: the rows of a tile, if these are neighbours.
         self.x_step = x_step
         self.fma = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(_LANES, [_LANES] * 3), f"llvm.fma.v{LANES}f32"
         )
 
     def x_start(self, row: Any, r: int, inputs: Any, first: Any) -> Any:
-        """Where the r-th row after ``row``, the tile's first, has its input ``first``."""
+        """The offset in x of input ``first`` of the r-th row after ``row``, the tile's first."""
         builder = self.builder
         if self.x_step == 1:
             return builder.add(builder.mul(builder.add(row, _LONG(r)), inputs), first)
@@ -159,7 +159,7 @@ class _Tile:
         stored.align = 4
 
     def sum(self, weights: list[Any], x_rows: list[Any], count: Any, started: list[Any]) -> list:
-        """All sums in registers: row by row, a panel after the other."""
+        """All sums in registers: row by row, panel by panel."""
         builder = self.builder
         bulk = builder.and_(count, _LONG(-_UNROLLED))
         sums = self._loop(weights, x_rows, _LONG(0), bulk, _UNROLLED, started)
@@ -194,7 +194,7 @@ class _Tile:
         return sums
 
     def _add(self, weights: list[Any], x_rows: list[Any], at: Any, sums: list[Any]) -> list:
-        """What one input adds to each sum."""
+        """Add the products of one input to each sum."""
         builder, column = self.builder, self.builder.mul(at, _LONG(LANES))
         wide = [_widened(builder, self._load(builder.gep(w, [column])), self.kind) for w in weights]
         x_at = builder.mul(at, _LONG(self.x_step))

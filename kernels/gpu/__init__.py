@@ -1,1 +1,1 @@
-"""Kernels in Triton."""
+"""GPU operators and their Triton kernels."""

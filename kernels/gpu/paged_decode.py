@@ -1,14 +1,14 @@
-"""Attention of the rows that each end a sequence, all of a step's in one launch.
+"""Triton decode attention over the paged cache, all decoding rows of a step in one launch.
 
-    q [T, H, D]   keys, values [K, N, D]   ->   out [T, H, D], of which those rows are filled
+    q [T, H, D]   keys, values [K, N, D]   ->   out [T, H, D], whose decoding rows are filled
 
 A program takes a part of the tokens of one sequence and one KV head, for all query heads that share
-it; a second kernel weighs the parts. Where a sequence is cut depends on its own length alone,
-so a row's result is the same in any batch. Scores, sums and parts are float32; products are taken
-in the cache's type, or in q's where the cache is fp8.
+it; a second kernel combines the parts. The parts of a sequence depend on its own length only, so a
+row's result is the same in any batch. Scores, sums and parts are fp32; products are taken in the
+cache's dtype, or in q's where the cache is fp8.
 
-T rows of a step, R of them decode, H query heads, K KV heads, G = H / K, D numbers of a head, N
-slots of the cache, S parts.
+T rows of a step, R of them decode, H query heads, K KV heads, G = H / K, D head dimension, N slots
+of the cache, S parts.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ import torch
 import triton
 import triton.language as tl
 
-from ..decode_rows import DecodeRows
+from ..attention_metadata import AttentionParams, DecodeMetadata
 from ..fp8 import FP8, indexable
 
-# Tokens of a program, unless that made more parts of a sequence than a GPU needs to be busy: parts
-# take memory. Fewer tokens leave more to weigh, more leave a GPU idle in small batches.
+# Tokens of a program, unless a sequence has more parts then than a GPU needs to be busy: parts take
+# memory. Fewer tokens make more parts to combine, more leave a GPU idle in small batches.
 SPLIT = 512
 MOST_PARTS = 64
-# Parts that are weighed at a time.
+# Parts that are combined at a time.
 _PARTS = 16
 # A tensor core multiplies no fewer rows or columns.
 _LEAST = 16
-# What a tile of keys may take, so that two stages of keys and values fit every GPU's shared memory.
+# Bytes of a tile of keys, so that two stages of keys and values fit every GPU's shared memory.
 # float32 is multiplied without tensor cores, from registers: larger tiles would spill them.
 _TILE_BYTES = {2: 16 << 10, 4: 8 << 10}
 _LOG2_E = 1.4426950408889634
-# How the kernels are compiled.
+# Options of compilation.
 ATTEND_OPTIONS = {"num_warps": 4, "num_stages": 2}
-WEIGH_OPTIONS = {"num_warps": 4}
+COMBINE_OPTIONS = {"num_warps": 4}
 
 
 def constants(
@@ -48,7 +48,7 @@ def constants(
     window: int | None,
     block_size: int,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What ``_attend`` and ``_weigh`` are compiled for, queries being of ``q_dtype``."""
+    """Compile-time constants of ``_attend`` and ``_combine``."""
     wide = max(_LEAST, triton.next_power_of_2(dim))
     group = heads // kv_heads
     shape = {"WINDOW": window or 0, "LEAST": SPLIT, "MOST": MOST_PARTS, "DIM": dim, "WIDE": wide}
@@ -66,23 +66,24 @@ def paged_decode(
     q_THD: torch.Tensor,
     keys_KND: torch.Tensor,
     values_KND: torch.Tensor,
-    decodes: DecodeRows,
-    window: int | None,
+    decodes: DecodeMetadata,
+    params: AttentionParams,
     out_THD: torch.Tensor,
 ) -> None:
-    """Fills the decoding rows of ``out``."""
+    """Fill the decoding rows of ``out``."""
     heads, dim = q_THD.shape[1:]
-    kv_heads = keys_KND.shape[0]
+    kv_heads, window = keys_KND.shape[0], params.window
     assert keys_KND.shape == values_KND.shape and keys_KND.stride() == values_KND.stride()
     assert keys_KND.shape[2] == dim and heads % kv_heads == 0, (q_THD.shape, keys_KND.shape)
     assert out_THD.shape == q_THD.shape and q_THD.stride(2) == out_THD.stride(2) == 1
     assert keys_KND.stride(2) == 1 and decodes.table.dtype == torch.int32
     q_THD = q_THD if keys_KND.dtype == FP8 else q_THD.to(keys_KND.dtype)
-    count, visible = decodes.table.shape[0], min(decodes.longest, window or decodes.longest)
+    count, visible = decodes.table.shape[0], decodes.max_seq_len
+    visible = min(visible, window or visible)
     splits = min(MOST_PARTS, triton.cdiv(visible, SPLIT))
     parts = q_THD.new_empty(count, heads, splits, dim, dtype=torch.float32)
     weights = q_THD.new_empty(count, heads, splits, dtype=torch.float32)
-    attend, weigh = constants(
+    attend, combine = constants(
         q_THD.dtype, keys_KND.dtype, heads, kv_heads, dim, window, decodes.block_size
     )
     _attend[(count, kv_heads, splits)](
@@ -92,7 +93,7 @@ def paged_decode(
         decodes.table,
         parts,
         weights,
-        dim**-0.5 * _LOG2_E,
+        params.scale * _LOG2_E,
         splits,
         decodes.table.stride(0),
         *q_THD.stride()[:2],
@@ -100,7 +101,7 @@ def paged_decode(
         **attend,
         **ATTEND_OPTIONS,
     )
-    _weigh[(count, heads)](
+    _combine[(count, heads)](
         parts,
         weights,
         decodes.table,
@@ -108,14 +109,14 @@ def paged_decode(
         splits,
         decodes.table.stride(0),
         *out_THD.stride()[:2],
-        **weigh,
-        **WEIGH_OPTIONS,
+        **combine,
+        **COMBINE_OPTIONS,
     )
 
 
 @triton.jit
 def _widened(code: tl.tensor) -> tl.tensor:
-    """e4m3, which not every GPU converts: the bits of a float16 that is 256 times smaller."""
+    """Widen e4m3, which not every GPU converts, through the bits of a float16 256 times smaller."""
     code = code.to(tl.uint16)
     half = ((code & 0x80) << 8) | ((code & 0x7F) << 7)
     wide = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
@@ -124,7 +125,7 @@ def _widened(code: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _size(visible: tl.tensor, LEAST: tl.constexpr, MOST: tl.constexpr) -> tl.tensor:
-    """Tokens of a part of a sequence of which so many are visible."""
+    """Tokens of a part of a sequence with so many visible tokens."""
     return tl.maximum(tl.cdiv(visible, MOST), LEAST)
 
 
@@ -154,7 +155,7 @@ def _attend(
     TILE: tl.constexpr,
     PACKED: tl.constexpr,
 ) -> None:
-    """One split of one sequence, for the query heads of one KV head."""
+    """Attend to one part of one sequence, for the query heads of one KV head."""
     number, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     mine = table + number.to(tl.int64) * table_stride
     row, length = tl.load(mine).to(tl.int64), tl.load(mine + 1)
@@ -200,7 +201,7 @@ def _attend(
 
 
 @triton.jit(do_not_specialize=["splits", "table_stride"])
-def _weigh(
+def _combine(
     parts_RHSD: tl.tensor,
     weights_RHS: tl.tensor,
     table: tl.tensor,
@@ -216,7 +217,7 @@ def _weigh(
     WIDE: tl.constexpr,
     PARTS: tl.constexpr,
 ) -> None:
-    """The parts of one head of one sequence, each by the sum of its exponentials."""
+    """Combine the parts of one head of one sequence, weighted by their sums of exponentials."""
     number, head = tl.program_id(0), tl.program_id(1)
     mine = table + number.to(tl.int64) * table_stride
     row, length = tl.load(mine).to(tl.int64), tl.load(mine + 1)

@@ -1,1 +1,1 @@
-"""Every operator in plain torch: the oracle of the kernels' tests, and what runs anywhere."""
+"""Every operator in plain torch: the oracle of kernel tests, and the fallback on any device."""

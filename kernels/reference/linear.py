@@ -2,16 +2,16 @@
 
     x [rows, in]   w [out, in]   b [out]   ->   [rows, out], in x's dtype
 
-On a GPU a product is torch's own. On a CPU it is, by the weight's dtype:
+On a GPU this is torch's own linear. On a CPU it depends on the weight's dtype:
 
-- bf16 where the CPU multiplies bf16, and fp32: oneDNN's blocked layout. Two Zen 4 cores in bf16: 25
+- bf16 on a CPU that multiplies bf16, and fp32: oneDNN's blocked layout. Two Zen 4 cores in bf16: 25
   instead of 17 GB/s of weights at one row, 440 instead of 400 GFLOP/s at 512. Two Zen 3 cores in
   fp32: 22 instead of 13 GB/s at one row, 55 instead of 21 GFLOP/s at eight.
-- bf16 where it does not, and fp16: FBGEMM's fp16 layout with fp32 sums. Two Zen 3 cores: 20 instead
+- bf16 on other CPUs, and fp16: FBGEMM's fp16 layout with fp32 sums. Two Zen 3 cores: 20 instead
   of torch's 11 GB/s at one row, 145 instead of 19 GFLOP/s at 32.
 
-These ops are what inductor's freezing and dynamic quantisation emit, and private to torch. So each
-is tried on a small product before it is relied on, and done without where it is missing or wrong.
+These ops are emitted by inductor's freezing and dynamic quantisation, and private to torch. So each
+is tried on a small product before it is relied on, and not used where it is missing or wrong.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-Product = Callable[[torch.Tensor], torch.Tensor]
-Packer = Callable[[torch.Tensor, torch.Tensor | None], Product]
+from ..operators import Linear
 
-# Rows that oneDNN's layout is laid out for; any other number works with the same packing.
+Packer = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+
+# The number of rows that oneDNN's layout is optimised for; others work with the same packing.
 _PACKED_FOR_ROWS = 32
 # A weight whose largest magnitude lies between these loses nothing that bf16 had when it becomes
 # fp16: below 2^-14 fp16 has steps of 2^-24, which is under a thousandth of bf16's step at 2^-6.
@@ -33,8 +34,8 @@ _HALF_RANGE = (2.0**-6, 65504.0)
 _UPCAST_BLOCK = 512
 
 
-def product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-    """The product with this weight. When it packs, it keeps the packed copy only."""
+def prepare_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    """Pack the weight for this device; only the packed copy is kept."""
     if weight.device.type != "cpu":
         return lambda x: F.linear(x, weight, bias)
     if multiplies(weight.dtype):
@@ -47,21 +48,21 @@ def product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
 
 
 def activation_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """What to keep activations in, with weights of ``dtype``: float32 on a CPU that would convert
-    them around every product and every norm anyway."""
+    """The dtype of activations for weights of ``dtype``: float32 on a CPU that would convert them
+    around every product and every norm anyway."""
     if device.type != "cpu" or multiplies(dtype):
         return dtype
     return torch.float32
 
 
 def multiplies(dtype: torch.dtype) -> bool:
-    """Whether this CPU takes products of this type as they are, in oneDNN's layout."""
+    """Return whether this CPU multiplies this dtype natively, in oneDNN's layout."""
     return dtype in (torch.bfloat16, torch.float32) and works(_blocked, dtype)
 
 
 @cache
 def works(packer: Packer, dtype: torch.dtype) -> bool:
-    """Whether this build of torch and this CPU have the packed product, and it is right."""
+    """Return whether the packed product exists in this torch and is correct on this CPU."""
     weight = torch.arange(64 * 32, dtype=torch.float32).view(64, 32).sin().to(dtype)
     bias = torch.arange(64, dtype=torch.float32).cos().to(dtype)
     rows = torch.arange(3 * 32, dtype=torch.float32).view(3, 32).cos().to(dtype)
@@ -74,14 +75,14 @@ def works(packer: Packer, dtype: torch.dtype) -> bool:
     )
 
 
-def _blocked(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+def _blocked(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     with torch.no_grad():
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR_ROWS)
     run = torch.ops.mkldnn._linear_pointwise.default
     return lambda x: run(x, packed, bias, "none", [], "")
 
 
-def _half(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+def _half(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     wide_bias = None if bias is None else bias.float()
     packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), wide_bias)
     run = torch.ops.quantized.linear_dynamic_fp16.default
@@ -95,9 +96,9 @@ def _fits_half(weight: torch.Tensor) -> bool:
     return least <= weight.abs().max().item() <= most
 
 
-def _upcast(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-    """The weight is converted on the way, a block that fits the cache at a time: for many rows
-    several times faster than torch's own product in a type that the CPU does not multiply."""
+def _upcast(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    """Convert the weight during the product, a block that fits the cache at a time: for many rows
+    several times faster than torch's own product in a dtype that the CPU does not multiply."""
     wide_bias = None if bias is None else bias.float()
 
     def run(x: torch.Tensor) -> torch.Tensor:

@@ -1,14 +1,13 @@
-"""The built-in model: a few million weights in the package, so that a fresh install can talk.
+"""The built-in model: a few million weights in the package, so that a fresh install can chat.
 
-It needs no download and no GPU, it answers in whole sentences about a small world, and it
-recalls facts from long prompts, so that demos and tests of handing over a KV cache can tell a
-right answer from a wrong one. How it is made: `corpus.py` and `train.py`; what it can do:
-README.md beside this file.
+It needs no download and no GPU, answers in whole sentences about a small world, and recalls facts
+from long prompts, so that demos and tests of the KV handoff can tell a correct answer from a wrong
+one. `corpus.py` and `train.py` make it; README.md in this folder lists its abilities.
 """
 
 from pathlib import Path
 
 
 def builtin_model_path() -> Path:
-    """The folder with the weights, in Hugging Face's layout; a path only, nothing is loaded."""
+    """Path of the folder with the weights, in Hugging Face's layout."""
     return Path(__file__).resolve().parent / "weights"

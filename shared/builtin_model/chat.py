@@ -1,4 +1,4 @@
-"""Small talk and small knowledge: each function makes one exchange, what is said and the answer."""
+"""Small talk and simple knowledge: each function makes one question and its answer."""
 
 import json
 from collections.abc import Callable
@@ -200,7 +200,7 @@ LARGEST_OPERAND = 20
 
 
 def reckoning(rng: Random) -> Exchange:
-    """A sum or a difference in any wording, its numbers in digits or in words."""
+    """Make a sum or a difference in any wording, its numbers in digits or in words."""
     a, b = rng.randint(0, LARGEST_OPERAND), rng.randint(0, LARGEST_OPERAND)
     if rng.random() < 0.5:
         a, b = max(a, b), min(a, b)
@@ -289,7 +289,7 @@ OPENERS = ("Hello!", "Hi!", "Hello,", "Hi,", "Hey,", "Hello.", "Good morning!", 
 
 
 def exchange(rng: Random, course: int = 1) -> Exchange:
-    """One exchange of any kind, as often as the course has it."""
+    """Make an exchange of a random kind, with the frequencies of the course."""
     makers, *shares = zip(*MAKERS, strict=True)
     question, answer = rng.choices(makers, shares[course - 1])[0](rng)
     if rng.random() < 0.15:

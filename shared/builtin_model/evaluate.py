@@ -1,4 +1,4 @@
-"""How well a built-in model talks, adds and recalls.
+"""Evaluate a built-in model: chat, arithmetic and recall.
 
     python -m tandem.shared.builtin_model.evaluate
 
@@ -39,7 +39,7 @@ CHATS = (
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt with one fact to be asked for, and the sentence that answers it."""
+    """A prompt that asks for one fact, and the sentence that answers it."""
 
     prompt: str
     answer: str
@@ -84,7 +84,7 @@ def answer(model: Any, tokenizer: Any, prompt: str, limit: int = 160) -> tuple[s
 
 
 def recall_score(model: Any, tokenizer: Any, options: argparse.Namespace) -> int:
-    """Right answers among `options.cases`; prints the wrong ones."""
+    """Count the right answers among `options.cases`; print the wrong ones."""
     rng = Random(options.seed)
     right = 0
     for _ in range(options.cases):
@@ -98,7 +98,7 @@ def recall_score(model: Any, tokenizer: Any, options: argparse.Namespace) -> int
 
 
 def arithmetic_score(model: Any, tokenizer: Any, options: argparse.Namespace) -> int:
-    """Right answers among `options.cases` sums and differences; prints the wrong ones."""
+    """Count the right answers among `options.cases` sums and differences; print the wrong ones."""
     rng = Random(options.seed)
     right = 0
     for _ in range(options.cases):

@@ -1,4 +1,4 @@
-"""Facts, the filler they hide in, and the questions that dig them out again.
+"""Facts, the filler text around them, and the questions that ask for them.
 
 A fact's key is two words, many facts share one of them, and the answer repeats the whole key: so
 the model must match the pair, and what it says can be checked with one string comparison.
@@ -39,12 +39,12 @@ class Fact:
 
 
 def pseudo_word(rng: Random) -> str:
-    """A word that no table has: two or three syllables, so several tokens."""
+    """Make up a word of two or three syllables, so several tokens."""
     return "".join(rng.choice(w.SYLLABLES) for _ in range(rng.choice((2, 2, 3))))
 
 
 def make_fact(rng: Random, taken: set[tuple[str, str]], three_digits: float = 1.0) -> Fact:
-    """A fact whose attribute and key are not in `taken` yet; adds them.
+    """Make a fact whose attribute and key are not in `taken`, and add them.
 
     `three_digits` is the share of numbers with that many; the others have two, four or five.
     """
@@ -64,7 +64,7 @@ def make_fact(rng: Random, taken: set[tuple[str, str]], three_digits: float = 1.
 
 
 def filler_sentence(rng: Random) -> str:
-    """One sentence about nothing that anyone will ask for."""
+    """Make a sentence without facts."""
     pick = rng.choice
     thing, place, animal = pick(w.THINGS), pick(w.PLACES), pick(w.ANIMALS)
     adjective, name, other = pick(w.ADJECTIVES), pick(w.NAMES), pick(w.ADJECTIVES)
@@ -85,7 +85,7 @@ def filler_sentence(rng: Random) -> str:
 
 
 def noise_sentence(rng: Random) -> str:
-    """Words in no order, some of them unknown: text from outside the small world looks so."""
+    """Random words, some of them made up: an imitation of text from outside the small world."""
     tables = (w.ADJECTIVES, w.PLACES, w.THINGS, w.VERBS, w.FOODS, w.NAMES, w.NUMBERS)
     words = [
         pseudo_word(rng) if rng.random() < 0.3 else rng.choice(rng.choice(tables))
@@ -95,7 +95,7 @@ def noise_sentence(rng: Random) -> str:
 
 
 def passage(rng: Random, facts: list[Fact], sentences: int) -> str:
-    """The facts, in order, at random places among `sentences` sentences of filler."""
+    """Place the facts, in order, at random among `sentences` sentences of filler."""
     make = noise_sentence if rng.random() < 0.15 else filler_sentence
     total = sentences + len(facts)
     places = set(rng.sample(range(total), len(facts)))

@@ -1,4 +1,4 @@
-"""The built-in model's tokenizer: byte-level BPE over its own corpus, each digit a token.
+"""Tokenizer of the built-in model: byte-level BPE over its own corpus, each digit a token.
 
 Every byte is in the vocabulary and nothing is normalised, so any text comes back as it went in.
 """
@@ -48,7 +48,7 @@ def train_tokenizer(seed: int) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
-    """Write it as transformers reads it."""
+    """Write the tokenizer in transformers' layout."""
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

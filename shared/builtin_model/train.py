@@ -30,7 +30,7 @@ DIGIT_WEIGHT = 3.0
 
 @dataclass(frozen=True)
 class Stage:
-    """So many steps with rows of one length; long rows come last, because they cost most."""
+    """Steps with rows of one length; long rows come last, because they cost most."""
 
     length: int
     rows: int
@@ -40,13 +40,13 @@ class Stage:
 
 @dataclass(frozen=True)
 class Course:
-    """Stages under one learning rate, which rises, and falls as a cosine to a fiftieth."""
+    """Stages with one learning rate, which rises, then falls as a cosine to a fiftieth."""
 
     number: int
     stages: tuple[Stage, ...]
     seed: int
     peak_rate: float
-    rehearsals: int = 3  # one step in so many is small talk where rows are long
+    rehearsals: int = 3  # with long rows, one step in this many is small talk
 
     def steps(self, scale: float) -> int:
         return sum(round(stage.steps * scale) for stage in self.stages)
@@ -82,7 +82,7 @@ REHEARSE_FROM = 512
 
 
 def make_model(vocabulary: int) -> Any:
-    """A Qwen3 decoder of 2.3 M parameters, as transformers builds it."""
+    """Build a Qwen3 decoder of 2.3 M parameters with transformers."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     end, padding = SPECIAL.index("<|im_end|>"), SPECIAL.index("<|endoftext|>")
@@ -113,7 +113,7 @@ def make_model(vocabulary: int) -> Any:
 
 
 def render(turns: list[Turn], tokenizer: Any) -> tuple[list[int], list[float]]:
-    """The tokens of a dialogue in the chat template, and how much each counts as a lesson.
+    """The tokens of a dialogue in the chat template, and their weights in the loss.
 
     Only what the model says counts, and digits count most: they are the few tokens of an answer
     that cannot be guessed from the question.
@@ -150,7 +150,7 @@ def batches(
 
 
 def answer_loss(model: Any, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Weighted cross entropy where the model speaks; elsewhere no logits are computed at all."""
+    """Weighted cross entropy of the assistant's tokens; no logits are computed elsewhere."""
     hidden = model.model(input_ids=rows[:, :-1], use_cache=False).last_hidden_state
     wanted, weight = rows[:, 1:], weights[:, 1:]
     spoken = weight > 0
@@ -160,7 +160,7 @@ def answer_loss(model: Any, rows: torch.Tensor, weights: torch.Tensor) -> torch.
 
 
 def rate(step: int, total: int, peak: float) -> float:
-    """Warm-up, then a cosine down to a fiftieth."""
+    """The learning rate: warm-up, then a cosine down to a fiftieth."""
     if step < WARM_UP:
         return peak * (step + 1) / WARM_UP
     done = (step - WARM_UP) / max(1, total - WARM_UP)
@@ -183,14 +183,14 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 def load(folder: Path) -> Any:
-    """The model that `save` wrote, in float32 again."""
+    """Load the model that `save` wrote, in float32."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 def optimizer_for(model: Any, peak: float) -> torch.optim.AdamW:
-    """Decay for matrices only: a norm's gain must be free to grow."""
+    """Build an optimizer with decay for matrices only: norm weights must be free to grow."""
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
@@ -198,8 +198,8 @@ def optimizer_for(model: Any, peak: float) -> torch.optim.AdamW:
 
 
 def train(out: Path, device: str, scale: float, first: int) -> None:
-    """All courses from number ``first`` on; those after the first go on with the model in ``out``,
-    which is usable after each stage."""
+    """Run all courses from number ``first`` on; those after the first continue with the model in
+    ``out``, which is usable after each stage."""
     torch.manual_seed(SEED)
     tokenizer = train_tokenizer(SEED)
     if first == 1:
@@ -209,7 +209,7 @@ def train(out: Path, device: str, scale: float, first: int) -> None:
 
 
 def take(course: Course, model: Any, tokenizer: Any, out: Path, device: str, scale: float) -> None:
-    """All stages of a course in order."""
+    """Run all stages of a course in order."""
     model.train()
     optimizer = optimizer_for(model, course.peak_rate)
     total = course.steps(scale)

@@ -1,4 +1,4 @@
-"""The small world that the built-in model knows: tables of plain words, no logic.
+"""Tables of the small world that the built-in model knows.
 
 Few words on purpose: each becomes one token, so that a training step sees many sentences.
 """

@@ -1,1 +1,1 @@
-"""The KV cache: block pool, prefix index, cache tensors and the wire layout."""
+"""The KV cache: planning, block pool, prefix index, cache tensors and the wire layout."""

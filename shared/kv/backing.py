@@ -1,14 +1,14 @@
-"""Memory for the cache before it is written, so that no decode step has to wait for it.
+"""Prefaulting of the cache's memory, so that no decode step has to wait for it.
 
-On a CPU the cache's tensors are address space at first: the kernel finds and clears a page when it
-is first written. They lie on huge pages, and each head of each layer on pages of its own, so the
-first token behind a boundary costs hundreds of pages of 2 MiB at once: 0.2 to 1 s in which no
-stream goes on. A thread does that ahead of the blocks that are in use; the pool hands out blocks
-that were never used in order.
+On a CPU the cache's tensors are only address space at first: the kernel allocates and clears a page
+on the first write. They are on huge pages, and each head of each layer on pages of its own, so the
+first token after a page boundary costs hundreds of pages of 2 MiB at once: 0.2 to 1 s in which all
+streams stall. A thread does that ahead of the blocks in use; the pool allocates unused blocks in
+order.
 
-The thread rests between two pages, so that the steps beside it keep their core. It must not have a
-low priority instead: it holds the lock of the process's address space while a page is cleared, and
-where other processes want the core, all threads would wait for the one that gets no time.
+The thread pauses between pages, so that concurrent steps keep their core. A low priority would not
+do: it holds the lock of the process's address space while a page is cleared, and with other
+processes competing for the core, all threads would wait for the one that gets no time.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ import torch
 log = logging.getLogger(__name__)
 
 HUGE_PAGE = 2 << 20
-# Linux 5.14: as if each page had been written, without changing what it holds.
+# Linux 5.14: populates pages without changing their contents.
 _MADV_POPULATE_WRITE = 23
-# As many times as long as a range has taken.
+# The pause after a range, as a multiple of the time that it took.
 _REST = 3.0
 
 Populate = Callable[[int, int], None]
 
 
 class Backing:
-    """Keeps a stretch of unused blocks in memory, ahead of those that are in use.
+    """Keeps a stretch of unused blocks populated, ahead of those in use.
 
-    ``sides`` are tensors of [heads, slots, dim], whose slots are blocks of ``block_size``.
-    ``populate(address, bytes)`` gives a range its memory; it raises ``OSError`` where that is not
-    possible, after which memory comes when it is written.
+    ``components`` are tensors of [heads, slots, dim], whose slots are blocks of ``block_size``.
+    ``populate(address, bytes)`` allocates a range; it raises ``OSError`` where that is not
+    possible, after which memory is allocated on the first write.
     """
 
     def __init__(
         self,
-        sides: Iterable[torch.Tensor],
+        components: Iterable[torch.Tensor],
         block_size: int,
         populate: Populate | None = None,
     ) -> None:
-        self._runs = [run for side in sides for run in _runs(side, block_size)]
+        self._runs = [run for component in components for run in _runs(component, block_size)]
         self._populate = _populate_write if populate is None else populate
         self._blocks = max((run.blocks for run in self._runs), default=0)
         # A stretch is as many blocks as the smallest run has on one huge page.
@@ -61,14 +61,14 @@ class Backing:
         self._changed = threading.Condition()
 
     def start(self) -> None:
-        """Work from now on, for as long as the process lives."""
+        """Start the thread, which runs until the process ends."""
         threading.Thread(target=self._run, name="backing", daemon=True).start()
 
     def reach(self, block: int) -> None:
-        """Blocks up to this one are in use, or are about to be. Takes no time.
+        """Note that blocks up to this one are, or will soon be, in use. Never blocks.
 
-        The next stretch is wanted when half of one is used, so that a node that serves little
-        takes no more memory than it writes.
+        The next stretch is requested when half of one is used, so that an idle node takes hardly
+        more memory than it writes.
         """
         ahead = block + self._stretch // 2
         wanted = min(self._blocks, (ahead // self._stretch + 1) * self._stretch)
@@ -78,12 +78,11 @@ class Backing:
                 self._changed.notify()
 
     def reach_all(self, tables: Iterable[Sequence[int]]) -> None:
-        """Block tables of which the newest blocks come last."""
+        """``reach`` the last block of each block table."""
         self.reach(max((table[-1] for table in tables if table), default=0))
 
     def back(self, rest: Callable[[float], None] = lambda seconds: None) -> None:
-        """Give memory to all blocks that are wanted and have none yet, with a rest after each
-        range. Raises ``OSError``."""
+        """Populate all requested blocks, with a pause after each range. Raises ``OSError``."""
         while self._backed < self._wanted:
             end = min(self._wanted, self._backed + self._stretch)
             for run in self._runs:
@@ -99,31 +98,31 @@ class Backing:
                     self._changed.wait_for(lambda: self._backed < self._wanted)
                 self.back(time.sleep)
         except OSError as error:
-            log.info("the KV cache gets its memory when it is first written: %s", error)
+            log.info("the KV cache is allocated on the first write: %s", error)
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One head's slots, which lie side by side in memory."""
+    """One head's slots, contiguous in memory."""
 
     address: int
     block_bytes: int
     blocks: int
 
     def pages(self, first: int, end: int) -> tuple[int, int]:
-        """Address and bytes of the whole pages that hold blocks first to end."""
+        """Address and size of the pages that hold blocks first to end."""
         begin = self.address + first * self.block_bytes
         begin -= begin % mmap.PAGESIZE
         stop = self.address + min(end, self.blocks) * self.block_bytes
         return begin, stop - begin
 
 
-def _runs(side: torch.Tensor, block_size: int) -> Iterable[_Run]:
-    heads, slots, dim = side.shape
-    head_bytes = side.stride(0) * side.element_size()
-    block_bytes = block_size * dim * side.element_size()
+def _runs(component: torch.Tensor, block_size: int) -> Iterable[_Run]:
+    heads, slots, dim = component.shape
+    head_bytes = component.stride(0) * component.element_size()
+    block_bytes = block_size * dim * component.element_size()
     for head in range(heads):
-        yield _Run(side.data_ptr() + head * head_bytes, block_bytes, slots // block_size)
+        yield _Run(component.data_ptr() + head * head_bytes, block_bytes, slots // block_size)
 
 
 def _populate_write(address: int, size: int) -> None:

@@ -1,13 +1,13 @@
-"""Who holds which block of the KV cache.
+"""Block pool: the state of every block of the KV cache.
 
-Every block is in exactly one of four states, and ``check`` holds the sum::
+Every block is in exactly one of four states; ``check`` verifies that they add up::
 
-    free      nobody's, content meaningless
-    cached    nobody's, but its content is a known prefix: reusable until evicted
+    free      unreferenced, content undefined
+    cached    unreferenced, but its content is a known prefix: reusable until evicted
     owned     referenced by one or more sequences
-    reserved  waiting to be filled by one transfer
+    reserved  to be filled by one transfer
 
-The pool knows no torch and no sequence: callers hold plain block ids and give them back.
+The pool knows no torch and no sequence: callers hold plain block ids and return them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .prefix_index import PrefixIndex
 
 
 class OutOfBlocksError(Exception):
-    """Fewer blocks are free or evictable than were asked for; nothing was taken."""
+    """Not enough blocks are free or evictable; none was taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """How many blocks are in each state."""
+    """The number of blocks in each state."""
 
     free: int
     cached: int
@@ -34,14 +34,14 @@ class PoolCounts:
 
     @property
     def available(self) -> int:
-        """Blocks that an allocation could take now."""
+        """Blocks available for allocation."""
         return self.free + self.cached
 
 
 class BlockPool:
-    """Hands out blocks, counts references, and keeps finished prefixes for reuse.
+    """Allocates blocks, counts references, and keeps finished prefixes for reuse.
 
-    ``prefix_cache_max_blocks`` bounds how many unreferenced blocks stay cached (``None``: all).
+    At most ``prefix_cache_max_blocks`` unreferenced blocks stay cached (``None``: no limit).
     """
 
     def __init__(
@@ -53,7 +53,9 @@ class BlockPool:
         prefix_cache_max_blocks: int | None = None,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
-            raise ValueError(f"a pool needs blocks: num_blocks={num_blocks}, {block_size=}")
+            raise ValueError(
+                f"num_blocks and block_size must be positive: {num_blocks=}, {block_size=}"
+            )
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.index = PrefixIndex()
@@ -65,7 +67,7 @@ class BlockPool:
 
     @property
     def keeps_prefixes(self) -> bool:
-        """Whether a finished prefix may be found again."""
+        """True if finished prefixes are cached."""
         return self._enabled
 
     def counts(self) -> PoolCounts:
@@ -74,7 +76,7 @@ class BlockPool:
         )
 
     def check(self) -> None:
-        """Raise when a block is in no state or in two. Called when idle and after every test."""
+        """Raise if a block is in no state or in two. Called when idle and after every test."""
         counts = self.counts()
         total = counts.free + counts.cached + counts.owned + counts.reserved
         owned = self._references.keys()
@@ -83,12 +85,12 @@ class BlockPool:
         assert total == self.num_blocks and not overlap, (
             f"{counts} do not add up to {self.num_blocks}, or overlap: {sorted(overlap)}"
         )
-        assert all(n > 0 for n in self._references.values()), "a block is owned by nobody"
+        assert all(n > 0 for n in self._references.values()), "an owned block has no reference"
 
     def allocate(self, count: int, after: int | None = None) -> list[int]:
-        """Take ``count`` blocks for one sequence, evicting cached prefixes when it must.
+        """Allocate ``count`` blocks for one sequence, evicting cached prefixes if necessary.
 
-        ``after`` is the sequence's last block: the pool tries to go on right behind it, because
+        ``after`` is the sequence's last block: the pool tries to continue right after it, because
         attention over consecutive blocks needs no gather.
         """
         blocks = self._take(count, after)
@@ -97,19 +99,19 @@ class BlockPool:
         return blocks
 
     def reserve(self, count: int, after: int | None = None) -> list[int]:
-        """Take ``count`` blocks for one transfer to fill."""
+        """Reserve ``count`` blocks for one transfer to fill."""
         blocks = self._take(count, after)
         self._reserved.update(blocks)
         return blocks
 
     def commit(self, blocks: Iterable[int]) -> None:
-        """A transfer filled these reserved blocks: one sequence owns them now."""
+        """Turn reserved blocks, which a transfer has filled, into one sequence's own."""
         for block in blocks:
             self._reserved.remove(block)
             self._references[block] = 1
 
     def cancel_reservation(self, blocks: Iterable[int]) -> None:
-        """A transfer will not fill these blocks, and nobody can write them any more."""
+        """Free reserved blocks that the transfer can no longer write to."""
         for block in blocks:
             self._reserved.remove(block)
             self._free.add(block)
@@ -128,14 +130,14 @@ class BlockPool:
         return blocks
 
     def peek(self, keys: Sequence[bytes]) -> int:
-        """How many leading ``keys`` are cached; takes nothing."""
+        """Count the leading ``keys`` that are cached, without a reference."""
         count = 0
         while self._enabled and count < len(keys) and self.index.find(keys[count]) is not None:
             count += 1
         return count
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more sequence holds each of these owned or cached blocks."""
+        """Add a reference to each of these owned or cached blocks."""
         for block in blocks:
             count = self._references.get(block, 0)
             if count == 0:
@@ -143,19 +145,19 @@ class BlockPool:
             self._references[block] = count + 1
 
     def publish(self, block: int, key: bytes) -> None:
-        """An owned block is full and computed: sequences with the same prefix may share it."""
+        """Index an owned block, full and computed, for sequences with the same prefix."""
         if block not in self._references:
-            raise ValueError(f"block {block} is not owned, so its content is not known")
+            raise ValueError(f"block {block} is not owned, so its content is undefined")
         if self._enabled:
             self.index.insert(key, block)
 
     def unpublish(self, blocks: Iterable[int]) -> None:
-        """Nobody may share these owned blocks any more; who does already goes on."""
+        """Stop sharing these owned blocks with further sequences; existing references stay."""
         for block in blocks:
             self.index.forget(block)
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Give back one reference on each block, the last block of a sequence first.
+        """Release one reference on each block, the last block of a sequence first.
 
         That order makes the tail of a prefix the first to be evicted: a tail without its head can
         never be matched again.
@@ -184,7 +186,7 @@ class BlockPool:
     def _take(self, count: int, after: int | None) -> list[int]:
         if count > len(self._free) + self.index.idle:
             raise OutOfBlocksError(
-                f"{count} blocks asked for, {len(self._free)} free, {self.index.idle} evictable"
+                f"{count} blocks requested, {len(self._free)} free, {self.index.idle} evictable"
             )
         # All evictions first: blocks evicted together were often neighbours.
         while len(self._free) < count:

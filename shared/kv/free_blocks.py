@@ -1,9 +1,9 @@
-"""The free blocks of a pool, handed out so that a sequence's blocks lie side by side.
+"""Free blocks of a pool, allocated such that a sequence's blocks are consecutive.
 
 Attention on a CPU reads consecutive blocks in place and must gather others first, which at long
-contexts takes as long as the attention. So a sequence goes on right behind its last block while
-that is free, and one that starts, or is cut off, begins a stretch that is wholly free, so that it
-has room to grow.
+contexts takes as long as the attention. So a sequence continues right after its last block while
+that is free, and a new or interrupted one starts a wholly free stretch, so that it has room to
+grow.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ class FreeBlocks:
     """A set of block ids. Every operation takes constant time."""
 
     def __init__(self, num_blocks: int) -> None:
-        # In order of coming free. The newest is taken first: the blocks of one sequence come free
-        # from its tail to its head, and so are taken from head to tail.
+        # In order of being freed. The newest is taken first: a sequence's blocks are freed from its
+        # tail to its head, and so are taken from head to tail.
         self._free = dict.fromkeys(reversed(range(num_blocks)))
         self._held = [0] * -(-num_blocks // _STRETCH)
         self._whole = dict.fromkeys(reversed(range(len(self._held))))
@@ -28,7 +28,7 @@ class FreeBlocks:
         return block in self._free
 
     def add(self, block: int) -> None:
-        """A block has come free."""
+        """Add a freed block."""
         self._free[block] = None
         stretch = block // _STRETCH
         self._held[stretch] -= 1
@@ -36,7 +36,7 @@ class FreeBlocks:
             self._whole[stretch] = None
 
     def take(self, after: int | None) -> int:
-        """A block for the sequence whose last block is ``after``. There must be one."""
+        """Take a block for the sequence whose last block is ``after``. There must be a free one."""
         block = self._choose(after)
         stretch = block // _STRETCH
         self._held[stretch] += 1
@@ -47,7 +47,7 @@ class FreeBlocks:
         if after is not None and after + 1 in self._free:
             block = after + 1
         elif self._whole:
-            # popitem, because finding a dict's last key again and again walks over deleted ones.
+            # popitem, because looking up a dict's last key repeatedly walks over deleted ones.
             block = self._whole.popitem()[0] * _STRETCH
         else:
             return self._free.popitem()[0]

@@ -1,7 +1,7 @@
-"""Planning of the KV cache: what ranks run on, as they report it, and how many blocks fit there.
+"""Planning of the KV cache: the devices that ranks report, and how many blocks fit there.
 
-A head never loads torch, so it cannot know whether ``--device auto`` will be a GPU. It asks its
-ranks before it plans anything; options that are given win over what is said here.
+A head never loads torch, so it cannot know whether ``--device auto`` is a GPU. It asks its ranks
+before it plans anything; explicit options win over the defaults here.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ..models.spec import DecoderSpec
 CPU = "cpu"
 CUDA = "cuda"
 
-# What CUDA and its libraries take of a GPU for each process, and NCCL beside them where ranks talk
-# to each other: torch counts neither.
+# GPU memory that CUDA and its libraries take for each process, and NCCL with several ranks: torch
+# counts neither.
 _CONTEXT_BYTES = 512 << 20
 _NCCL_BYTES = 1 << 30
-# What a step needs beside weights and cache: a chunk's activations, and sampling from a vocabulary.
+# Memory of a step besides weights and cache: a chunk's activations, and sampling.
 _STEP_BYTES = 3 << 29
 
 
 @dataclass(frozen=True, slots=True)
 class RankDevice:
-    """Where a rank computes, before anything is loaded. ``kind`` is torch's word."""
+    """A rank's device before anything is loaded. ``kind`` is torch's device type."""
 
     kind: str
     name: str
@@ -41,8 +41,8 @@ class RankDevice:
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """A rank's memory once its weights are loaded. ``free_bytes`` are what the device has left;
-    ``taken_bytes`` is what the rank itself has or will have, beside the cache."""
+    """A rank's memory once its weights are loaded. ``free_bytes`` is free on the device;
+    ``taken_bytes`` is used by the rank itself, now or later, besides the cache."""
 
     free_bytes: int
     taken_bytes: int
@@ -51,7 +51,7 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True)
 class NodeDevice:
-    """What the ranks of a node run on, which is of one kind. ``nodes`` share each device."""
+    """The devices of a node's ranks, all of one kind. ``nodes`` nodes share each device."""
 
     ranks: tuple[RankDevice, ...]
     nodes: int = 1
@@ -62,20 +62,20 @@ class NodeDevice:
 
     @property
     def token_budget(self) -> int:
-        """Tokens of one step. More of them keep a GPU busy, and make a CPU's streams wait."""
+        """Tokens of one step. More keep a GPU busy, and delay a CPU's streams."""
         return 512 if self.on_cpu else 2048
 
     @property
     def cache_fraction(self) -> float:
-        """How much of what the nodes may share goes to their caches."""
-        # A CPU's memory is the whole machine's, which does other things too.
+        """The fraction of the shared memory that goes to caches."""
+        # A CPU's memory is the whole machine's, which has other uses too.
         return min(0.3 * self.nodes, 0.6) if self.on_cpu else 0.9
 
     def cache_bytes(self, memory: Sequence[RankMemory], utilization: float | None = None) -> int:
-        """What a cache may take at most, on the rank that has the least.
+        """The maximum size of a cache, on the rank with the least memory.
 
-        ``utilization`` is the share of each GPU that the node may use for everything; without it,
-        nodes on one device have equal parts.
+        ``utilization`` is the fraction of each GPU that the node may use in all; without it, nodes
+        on one device get equal parts.
         """
         free = min(each.free_bytes for each in memory)
         if self.on_cpu:
@@ -87,8 +87,8 @@ class NodeDevice:
         return max(0, min(free, *parts))
 
     def _part(self, device: RankDevice, memory: RankMemory, utilization: float | None) -> int:
-        """What this node's part of a GPU leaves for the cache. It does not depend on how far other
-        nodes have come, which start at the same time."""
+        """The cache's share of this node's part of a GPU. It does not depend on the progress of
+        other nodes that start at the same time."""
         libraries = _CONTEXT_BYTES + (_NCCL_BYTES if len(self.ranks) > 1 else 0)
         taken = memory.taken_bytes + libraries
         if utilization is None:
@@ -99,20 +99,20 @@ class NodeDevice:
 def bytes_per_block(
     spec: DecoderSpec, block_size: int, dtype: object, tp_size: int = 1, tp_rank: int = 0
 ) -> int:
-    """Bytes that one block takes on one rank, over all that every layer keeps.
+    """Bytes of one block on one rank, over all layers.
 
     ``dtype`` is a torch dtype or its name.
     """
     per_token = 0
     for layer in spec.layers:
         kv = layer.attention.kv
-        per_token += len(kv.sides) * len(kv.heads_of(tp_rank, tp_size)) * kv.dim
+        per_token += len(kv.components) * len(kv.heads_of(tp_rank, tp_size)) * kv.dim
     return per_token * block_size * BYTES[str(dtype).removeprefix("torch.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedEngine:
-    """An ``EngineConfig`` in which nothing is left open."""
+    """An ``EngineConfig`` with every default resolved."""
 
     num_blocks: int
     block_size: int
@@ -138,7 +138,7 @@ def resolve_engine(
     """
     if config.max_model_len is not None and config.max_model_len > context:
         raise StartupError(
-            f"--max-model-len {config.max_model_len} is over the model's context of {context} "
+            f"--max-model-len {config.max_model_len} exceeds the model's context of {context} "
             f"tokens; lower it"
         )
     length = config.max_model_len or context
@@ -182,7 +182,7 @@ def resolve_engine(
 
 
 def _cache_share(config: EngineConfig, device: NodeDevice) -> tuple[float, bool]:
-    """How much of what the cache may take it is to take, and whether the user has said so."""
+    """The fraction of the available memory to use, and whether the user set it."""
     if config.kv_fraction is not None:
         return config.kv_fraction, True
     if config.gpu_memory_utilization is not None and not device.on_cpu:

@@ -1,4 +1,4 @@
-"""Which full blocks hold the KV of which token prefix, by the keys of ``prefix_keys.py``."""
+"""Prefix index: from the key of a token prefix to the full block that holds its KV."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .published import PrefixDigest
 
 
 class PrefixIndex:
-    """Maps keys to blocks, and orders the blocks that nobody references by last use."""
+    """Maps keys to blocks, and orders unreferenced blocks by last use."""
 
     def __init__(self) -> None:
         self._blocks: dict[bytes, int] = {}
@@ -18,7 +18,7 @@ class PrefixIndex:
 
     @property
     def idle(self) -> int:
-        """How many blocks are cached and unreferenced, so that eviction may take them."""
+        """The number of cached, unreferenced blocks, which may be evicted."""
         return len(self._idle)
 
     def find(self, key: bytes) -> int | None:
@@ -28,18 +28,18 @@ class PrefixIndex:
         return block in self._keys
 
     def insert(self, key: bytes, block: int) -> None:
-        """Remember an owned block. The first block of a key stays: a twin is simply not indexed."""
+        """Index an owned block. The first block of a key stays; a duplicate is not indexed."""
         if key not in self._blocks and block not in self._keys:
             self._blocks[key] = block
             self._keys[block] = key
             self.published.add(key)
 
     def claim(self, block: int) -> None:
-        """A sequence references an idle block again."""
+        """Mark an idle block as referenced again."""
         del self._idle[block]
 
     def idle_block(self, block: int) -> None:
-        """The last reference on a remembered block went: it is the most recently used one."""
+        """Mark an indexed block as unreferenced, and most recently used."""
         self._idle[block] = None
 
     def evict(self) -> int:
@@ -49,7 +49,7 @@ class PrefixIndex:
         return block
 
     def forget(self, block: int) -> None:
-        """Find this block, which is not idle, no longer; one that is not here is no error."""
+        """Remove a block that is not idle from the index, if it is indexed."""
         key = self._keys.pop(block, None)
         if key is not None:
             del self._blocks[key]

@@ -1,9 +1,9 @@
-"""The chained keys of token prefixes: in full for a node, short for routers.
+"""Chained keys of token prefixes: full keys for a node, short ones for routers.
 
 A block's key chains over all tokens before it, ``key(i) = H(key(i-1), tokens of block i)``, so that
 equal keys mean equal prefixes; the chain starts from a salt, so that tenants who must not learn
 each other's prompts from timing never share. The hash is cryptographic (BLAKE2b, 16 bytes): a
-collision would hand one user another's context. Every process comes to the same keys.
+collision would leak one user's context to another. Keys are equal in every process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SHORT_BYTES = 8
 def chain(
     tokens: Sequence[int], block_size: int, salt: str = "", known: Sequence[bytes] = ()
 ) -> Iterator[bytes]:
-    """Keys of the full blocks of ``tokens`` after the leading ``known`` ones, one by one."""
+    """Generate the keys of the full blocks of ``tokens`` after the leading ``known`` ones."""
     parent = known[-1] if known else blake2b(salt.encode(), digest_size=KEY_BYTES).digest()
     content = array("q", tokens[len(known) * block_size :])
     size = block_size * content.itemsize
@@ -37,19 +37,19 @@ def chain_keys(
 
 
 def short_key(key: bytes) -> int:
-    """What a router is told of a key. Two that fall together send a request to the wrong node,
-    which costs time; the node itself compares whole keys."""
+    """The part of a key that routers get. A collision sends a request to the wrong node, which
+    costs time; the node itself compares full keys."""
     return int.from_bytes(key[:SHORT_BYTES], "little")
 
 
 def pack_keys(keys: Iterable[int]) -> bytes:
-    """Short keys as messages carry them: eight bytes each, little-endian, as every machine is that
-    Tandem runs on."""
+    """Encode short keys for a message: eight bytes each, in the byte order of every machine that
+    Tandem runs on, little-endian."""
     return array("Q", keys).tobytes()
 
 
 def unpack_keys(packed: bytes) -> array[int]:
-    """Trailing bytes that make no whole key are left out."""
+    """Decode short keys; an incomplete one at the end is dropped."""
     keys = array("Q")
     keys.frombytes(packed[: len(packed) - len(packed) % keys.itemsize])
     return keys

@@ -1,9 +1,9 @@
-"""What routers are told of a prefix index: a bounded set of short keys, and how it changes.
+"""Digest of a prefix index for routers: a bounded set of short keys, and its changes.
 
 The set holds every key of the index that ``stride`` divides. The keys are hashes, so this is an
-even sample, and a router that computes the keys of a prompt knows which of them it could have been
-told. ``stride`` is 1 until the set is full; then it doubles and half of the set goes. It never
-falls again: a pool that was once that full will be so again.
+even sample, and a router that computes the keys of a prompt knows which of them the digest could
+hold. ``stride`` is 1 until the set is full; then it doubles and half of the set is dropped. It
+never decreases: a pool that was that full once will be again.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from itertools import islice
 
 from .prefix_keys import short_key
 
-# 128 KiB for a router that knows nothing, 32 KiB for one that knows a little less than all.
+# 128 KiB for a new router, at most 32 KiB for an update.
 MAX_KEYS = 16384
 MAX_CHANGES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """From version ``base`` to ``version``; with base 0 ``added`` is the whole set."""
+    """Changes from version ``base`` to ``version``; with base 0, ``added`` is the whole set."""
 
     version: int
     base: int
@@ -32,7 +32,7 @@ class Changes:
 
 
 class PrefixDigest:
-    """The sample, and which of it has changed lately. Its first version is 1."""
+    """The sample and its recent changes. Its first version is 1."""
 
     def __init__(self, max_keys: int = MAX_KEYS, max_changes: int = MAX_CHANGES) -> None:
         self.stride = 1
@@ -64,11 +64,11 @@ class PrefixDigest:
             self._note(short)
 
     def since(self, version: int) -> Changes:
-        """What somebody who knows ``version`` lacks. Applying it twice, or to a version between
-        the two, gives the same set."""
+        """The changes after ``version``. Applying them twice, or to a version between the two,
+        gives the same set."""
         missed = self._version - version
         if not 0 <= missed <= len(self._changed):
-            # In order, so that a router, which has many nodes, need not sort them.
+            # Sorted here, so that a router with many nodes need not.
             return Changes(self._version, 0, self.stride, sorted(self._keys), [])
         changed = set(islice(self._changed, len(self._changed) - missed, None))
         added = [key for key in changed if key in self._keys]

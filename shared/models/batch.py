@@ -1,4 +1,4 @@
-"""One forward pass's worth of rows."""
+"""The rows of one forward pass."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Protocol
 
 import torch
 
-from ...kernels.decode_rows import DecodeRows, decode_rows
-from ...kernels.reference.attention import SequenceContext
+from ...kernels.attention_metadata import AttentionMetadata, SequenceMetadata, decode_metadata
 
 
-class Rows(Protocol):
-    """What one sequence brings to a step; ``plan.SequenceStep`` is one."""
+class SequenceRows(Protocol):
+    """One sequence's tokens in a step; ``plan.SequenceStep`` is one."""
 
     @property
     def tokens(self) -> list[int]:
@@ -32,34 +31,31 @@ class Rows(Protocol):
 class ForwardBatch:
     """The tokens of several sequences, flattened to T rows.
 
-    ``output_rows`` are the rows whose hidden state is wanted. Unless ``needs_logits``, the model
-    stops after the last layer's KV, and the hidden state is what that layer began with.
-    ``decodes`` are those of ``contexts`` that are attended together.
+    ``output_rows`` are the rows whose hidden state is returned. Unless ``needs_logits``, the model
+    stops after the last layer's KV, and the hidden state is that layer's input.
     """
 
     tokens: torch.Tensor
     positions: torch.Tensor
-    slots: torch.Tensor
-    contexts: list[SequenceContext]
+    attention: AttentionMetadata
     output_rows: torch.Tensor
-    decodes: DecodeRows | None = None
     needs_logits: bool = True
 
 
 def build_batch(
-    sequences: Iterable[Rows],
+    sequences: Iterable[SequenceRows],
     block_size: int,
     device: torch.device,
     output_rows: Sequence[int] | None = None,
     *,
-    decodes_together: bool = False,
+    batched_decode: bool = False,
     needs_logits: bool = True,
 ) -> ForwardBatch:
-    """Flatten; without ``output_rows``, the last row of each sequence."""
+    """Flatten the sequences; ``output_rows`` defaults to the last row of each."""
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
-    contexts: list[SequenceContext] = []
+    listed: list[SequenceMetadata] = []
     for sequence in sequences:
         table, start = sequence.block_table, sequence.start
         first, count = len(tokens), len(sequence.tokens)
@@ -67,15 +63,17 @@ def build_batch(
         span = range(start, start + count)
         positions += span
         slots += [table[p // block_size] * block_size + p % block_size for p in span]
-        contexts.append(SequenceContext(slice(first, first + count), start, table, block_size))
+        listed.append(SequenceMetadata(slice(first, first + count), start, table, block_size))
     if output_rows is None:
-        output_rows = [context.rows.stop - 1 for context in contexts]
+        output_rows = [each.rows.stop - 1 for each in listed]
     return ForwardBatch(
         torch.tensor(tokens, dtype=torch.int64, device=device),
         torch.tensor(positions, dtype=torch.int64, device=device),
-        torch.tensor(slots, dtype=torch.int64, device=device),
-        contexts,
+        AttentionMetadata(
+            listed,
+            torch.tensor(slots, dtype=torch.int64, device=device),
+            decode_metadata(listed, device) if batched_decode else None,
+        ),
         torch.tensor(output_rows, dtype=torch.int64, device=device),
-        decode_rows(contexts, device) if decodes_together else None,
         needs_logits,
     )

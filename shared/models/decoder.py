@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
-from ...kernels.reference.linear import Product
+from ...kernels.operators import CosSin, LayerKV, Linear
 from ..errors import StartupError
-from .attention import Angles, Attention, LayerKV
+from .attention import Attention
 from .batch import ForwardBatch
 from .ffn import DenseMLP
 from .mla import LatentAttention
@@ -31,21 +31,21 @@ OnLayer = Callable[[int], None]
 
 
 class VocabParallel:
-    """A [vocabulary, hidden] table, each rank holding a range of the rows: embedding and head."""
+    """A [vocabulary, hidden] table whose rows are split over ranks: embedding, head, or both."""
 
     def __init__(self, place: WeightPlacement, vocab: int, hidden: int) -> None:
         self.tp = place.tp
         self.operators = place.operators
         self.activations = place.activations
         self.vocab = vocab
-        self.mine = place.tp.share(vocab)
+        self.mine = place.tp.shard(vocab)
         # Ranks gather equal shapes, so the last ones' tables are padded with rows of zeros.
         self.weight = place.empty(-(-vocab // place.tp.size), hidden)
         self.weight[len(self.mine) :].zero_()
-        self._product: Product | None = None
+        self._linear: Linear | None = None
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The rows of these tokens."""
+        """Look up the rows of tokens."""
         if self.tp.size == 1:
             return F.embedding(tokens, self.weight).to(self.activations)
         local = tokens - self.mine.start
@@ -55,24 +55,24 @@ class VocabParallel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """[rows, vocabulary] in fp32 on rank 0, nothing on the others."""
-        assert self._product is not None, "finish() comes first"
-        parts = self.tp.gather(self._product(hidden))
+        assert self._linear is not None, "finish_loading() comes first"
+        parts = self.tp.gather(self._linear(hidden))
         if not parts:
             return None
         full = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         return full[:, : self.vocab].float()
 
-    def slot(self) -> WeightSlot:
+    def weight_slot(self) -> WeightSlot:
         """The parameter, for the loader."""
         target = self.weight[: len(self.mine)]
         return WeightSlot(
             target, (self.vocab, self.weight.shape[1]), 0, self.mine.start, self.mine.stop
         )
 
-    def finish(self, keep_table: bool) -> None:
-        """Called once filled, on a table used as head; one that also embeds keeps its plain rows,
-        because rows cannot be read from the packed copy."""
-        self._product = self.operators.product(self.weight, None)
+    def finish_loading(self, keep_table: bool) -> None:
+        """Pack a table that is used as head, once it is loaded. One that also embeds keeps its
+        plain rows, because rows cannot be read from the packed copy."""
+        self._linear = self.operators.prepare_linear(self.weight, None)
         if not keep_table:
             del self.weight
 
@@ -86,26 +86,26 @@ class Layer:
         self.mlp_norm = RMSNorm(place, hidden, eps)
         self.mlp = _feed_forward(place, spec.mlp, hidden)
 
-    def write(
-        self, x: torch.Tensor, batch: ForwardBatch, angles: Angles, cache: LayerKV
+    def write_kv(
+        self, x: torch.Tensor, batch: ForwardBatch, cos_sin: CosSin, cache: LayerKV
     ) -> torch.Tensor:
-        """The first half: what is kept goes to the cache; returns the queries."""
-        return self.attention.project(self.attention_norm(x), batch, angles, cache)
+        """Write the rows' KV to the cache; return their queries."""
+        return self.attention.project(self.attention_norm(x), batch, cos_sin, cache)
 
-    def rest(
+    def complete(
         self, x: torch.Tensor, q: torch.Tensor, batch: ForwardBatch, cache: LayerKV
     ) -> torch.Tensor:
-        """The second half: attention and feed-forward."""
+        """Attention and feed-forward."""
         normed, x = self.mlp_norm.add(self.attention.attend(q, batch, cache), x)
         return x + self.mlp(normed)
 
-    def slots(self, prefix: str) -> dict[str, WeightSlot]:
+    def weight_slots(self, prefix: str) -> dict[str, WeightSlot]:
         """The parameters by name, for the loader."""
         return {
-            **self.attention_norm.slots(f"{prefix}.attention_norm"),
-            **self.attention.slots(f"{prefix}.attention"),
-            **self.mlp_norm.slots(f"{prefix}.mlp_norm"),
-            **self.mlp.slots(f"{prefix}.mlp"),
+            **self.attention_norm.weight_slots(f"{prefix}.attention_norm"),
+            **self.attention.weight_slots(f"{prefix}.attention"),
+            **self.mlp_norm.weight_slots(f"{prefix}.mlp_norm"),
+            **self.mlp.weight_slots(f"{prefix}.mlp"),
         }
 
 
@@ -128,8 +128,8 @@ def _feed_forward(place: WeightPlacement, spec: DenseSpec | MoESpec, hidden: int
 
 
 class Decoder:
-    """A rank's part of the model. Parameters are unfilled until the loader has been over
-    ``slots()`` and has called ``finish()``."""
+    """A rank's part of the model. Its parameters are undefined until the loader has filled
+    ``weight_slots()`` and called ``finish_loading()``."""
 
     def __init__(self, spec: DecoderSpec, place: WeightPlacement) -> None:
         problem = tensor_parallel_problem(spec, place.tp.size)
@@ -150,48 +150,49 @@ class Decoder:
     def forward(
         self, batch: ForwardBatch, cache: Sequence[LayerKV], on_layer: OnLayer | None = None
     ) -> torch.Tensor:
-        """The normed hidden state of ``batch.output_rows``.
+        """Return the normalised hidden state of ``batch.output_rows``.
 
         ``on_layer(i)`` is called as soon as the step's KV of layer i is in the cache.
         """
         x = self.embed.embed(batch.tokens)
-        angles = self.rope.angles(batch.positions)
+        cos_sin = self.rope.cos_sin(batch.positions)
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
-            q = layer.write(x, batch, angles, cache[index])
+            q = layer.write_kv(x, batch, cos_sin, cache[index])
             if on_layer is not None:
                 on_layer(index)
             if index == last and not batch.needs_logits:
                 break
-            x = layer.rest(x, q, batch, cache[index])
+            x = layer.complete(x, q, batch, cache[index])
         return self.norm(x.index_select(0, batch.output_rows))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """[rows, vocabulary] in fp32 on rank 0, nothing on the others."""
         return self.head.logits(hidden)
 
-    def decodes_together(self, cache: Sequence[LayerKV], block_size: int) -> bool:
-        """Whether every layer can attend with all decoding rows at once; latents cannot."""
-        kinds = {
-            layer.attention.decode_shape(kept, block_size)
-            for layer, kept in zip(self.layers, cache, strict=True)
+    def prepare_batched_decode(self, cache: Sequence[LayerKV], block_size: int) -> bool:
+        """Compile the kernels that attend for all decoding rows at once. Return whether every layer
+        has one; latent attention does without."""
+        configs = {
+            layer.attention.config(layer_kv, block_size)
+            for layer, layer_kv in zip(self.layers, cache, strict=True)
             if isinstance(layer.attention, Attention)
         }
-        together = self.place.operators.attends_together
-        return bool(kinds) and all(together(kind) for kind in kinds)
+        prepare = self.place.operators.prepare_batched_decode
+        return bool(configs) and all(prepare(config) for config in configs)
 
-    def slots(self) -> dict[str, WeightSlot]:
-        """Every parameter of this rank by name: what the loader must fill."""
-        slots = {"embed.weight": self.embed.slot(), **self.norm.slots("norm")}
+    def weight_slots(self) -> dict[str, WeightSlot]:
+        """Every parameter of this rank by name, for the loader."""
+        slots = {"embed.weight": self.embed.weight_slot(), **self.norm.weight_slots("norm")}
         if self.head is not self.embed:
-            slots["head.weight"] = self.head.slot()
+            slots["head.weight"] = self.head.weight_slot()
         for index, layer in enumerate(self.layers):
-            slots |= layer.slots(f"layers.{index}")
+            slots |= layer.weight_slots(f"layers.{index}")
         return slots
 
-    def finish(self) -> None:
-        """Called once the parameters are filled: packs the weights where that pays."""
+    def finish_loading(self) -> None:
+        """Pack the weights, once they are loaded."""
         for layer in self.layers:
-            layer.attention.finish()
-            layer.mlp.finish()
-        self.head.finish(keep_table=self.head is self.embed)
+            layer.attention.finish_loading()
+            layer.mlp.finish_loading()
+        self.head.finish_loading(keep_table=self.head is self.embed)

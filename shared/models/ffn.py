@@ -1,4 +1,4 @@
-"""The gated feed-forward."""
+"""Dense feed-forward."""
 
 from __future__ import annotations
 
@@ -10,28 +10,31 @@ from .spec import DenseSpec
 
 
 class DenseMLP:
-    """``down(silu(gate(x)) * up(x))``, the width split over ranks."""
+    """``down(activation(gate(x)) * up(x))``, its width split over ranks."""
 
     def __init__(self, place: WeightPlacement, spec: DenseSpec, hidden: int) -> None:
-        assert spec.activation == "silu", "families refuse others"
-        mine = place.tp.share(spec.intermediate)
-        part = (spec.intermediate, mine)
+        mine = place.tp.shard(spec.intermediate)
+        shard = (spec.intermediate, mine)
         self.operators = place.operators
-        self.gate_up = ColumnParallel(place, hidden, {"gate": part, "up": part}, spec.bias)
+        self.activation = spec.activation
+        self.gate_up = ColumnParallel(place, hidden, {"gate": shard, "up": shard}, spec.bias)
         self.down = RowParallel(place, "down", spec.intermediate, mine, hidden, spec.bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.operators.silu_and_mul(self.gate_up(x)))
+        return self.down(self._hidden(x))
 
     def partial(self, x: torch.Tensor) -> torch.Tensor:
-        """This rank's summand; there must be no bias."""
-        return self.down.partial(self.operators.silu_and_mul(self.gate_up(x)))
+        """This rank's summand, without a bias."""
+        return self.down.partial(self._hidden(x))
 
-    def slots(self, prefix: str) -> dict[str, WeightSlot]:
+    def _hidden(self, x: torch.Tensor) -> torch.Tensor:
+        return self.operators.act_and_mul(self.gate_up(x), self.activation)
+
+    def weight_slots(self, prefix: str) -> dict[str, WeightSlot]:
         """The parameters by name, for the loader."""
-        return self.gate_up.slots(prefix) | self.down.slots(prefix)
+        return self.gate_up.weight_slots(prefix) | self.down.weight_slots(prefix)
 
-    def finish(self) -> None:
-        """Called once the parameters are filled."""
-        self.gate_up.finish()
-        self.down.finish()
+    def finish_loading(self) -> None:
+        """Pack the weights, once they are loaded."""
+        self.gate_up.finish_loading()
+        self.down.finish_loading()

@@ -1,4 +1,5 @@
-"""Filling a rank's parameters: each exactly once, and no tensor of the checkpoint overlooked."""
+"""Loading of a rank's weights: every parameter filled once, every tensor of the checkpoint used or
+listed as ignored."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from ...kernels.operators import Operators, TorchOperators
+from ...kernels.operators import Operators
+from ...kernels.reference.operators import ReferenceOperators
 from ..errors import ModelError
 from ..weights.checkpoint import Checkpoint
 from .decoder import Decoder
@@ -17,13 +19,13 @@ from .registry import Family, family_of, read_json, read_spec
 from .spec import DecoderSpec
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-# By safetensors' names.
+# dtypes of checkpoints, by safetensors' names.
 _SAVED_IN = ("BF16", "F16", "F32", "F64")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 
 
 def resolve_dtype(name: str, spec: DecoderSpec, device: torch.device) -> torch.dtype:
-    """``DecoderSpec.dtype_for`` as torch has it. Raises ``ModelError`` for an unknown name."""
+    """``DecoderSpec.dtype_for`` as torch's dtype. Raises ``ModelError`` for an unknown name."""
     wanted = spec.dtype_for(name, on_cpu=device.type == "cpu")
     if wanted not in DTYPES:
         raise ModelError(f"dtype {wanted!r} is not supported; use auto or {', '.join(DTYPES)}")
@@ -41,7 +43,7 @@ def load_model(
     seed: int = 0,
     operators: Operators | None = None,
 ) -> Decoder:
-    """The model of a folder, this rank's part of it. ``dummy`` needs ``config.json`` alone.
+    """Load this rank's part of the model in a folder. ``dummy`` needs ``config.json`` only.
 
     ``ignored_keys``: see ``read_spec``.
     """
@@ -51,7 +53,7 @@ def load_model(
         resolve_dtype(dtype, spec, device),
         device,
         tp or TensorParallel(),
-        operators or TorchOperators(),
+        operators or ReferenceOperators(),
     )
     model = Decoder(spec, place)
     if load_format == "dummy":
@@ -61,13 +63,13 @@ def load_model(
             fill(model, checkpoint, family_of(read_json(Path(folder) / "config.json")))
     else:
         raise ModelError(f"load format {load_format!r}; supported: {', '.join(LOAD_FORMATS)}")
-    model.finish()
+    model.finish_loading()
     return model
 
 
 def fill(model: Decoder, checkpoint: Checkpoint, family: Family) -> None:
-    """Copy the checkpoint's tensors into the model, checking both ways."""
-    slots = model.slots()
+    """Copy the checkpoint's tensors to the model; reject missing and unknown ones."""
+    slots = model.weight_slots()
     for theirs in checkpoint.names():
         if family.more_layers and _layer_of(theirs) >= len(model.spec.layers):
             continue
@@ -86,11 +88,11 @@ def fill(model: Decoder, checkpoint: Checkpoint, family: Family) -> None:
 
 
 def _check(checkpoint: Checkpoint, theirs: str, slot: WeightSlot) -> None:
-    """Refuse a tensor of another shape, or one whose numbers mean nothing without their scales."""
+    """Reject a tensor of another shape, or in a dtype that needs scales."""
     shape, dtype = checkpoint.shape(theirs), checkpoint.dtype(theirs)
     if shape != slot.shape:
         raise ModelError(
-            f"{checkpoint.folder}: {theirs} is {list(shape)}, and config.json makes it "
+            f"{checkpoint.folder}: {theirs} has shape {list(shape)}, but config.json implies "
             f"{list(slot.shape)}: {_REMEDY}"
         )
     if dtype not in _SAVED_IN:
@@ -100,43 +102,41 @@ def _check(checkpoint: Checkpoint, theirs: str, slot: WeightSlot) -> None:
         )
 
 
-# A part of a tensor's name that is a number.
+# A component of a tensor's name that is a number.
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-_REMEDY = "config.json and the weights do not belong together, download both again"
+_REMEDY = "config.json and the weights do not belong together; download both again"
 
 
 def _our_name(theirs: str, names: dict[str, str | None], folder: Path) -> str | None:
-    """Our name for a tensor; the numbers in it, if any, are the layer's and the expert's."""
+    """Our name for a tensor; numbers in it are those of the layer and the expert."""
     numbers = _NUMBER.findall(theirs)
     letters = iter("ij")
     pattern = _NUMBER.sub(lambda number: f"{{{next(letters, '')}}}", theirs)
     if pattern not in names:
-        raise ModelError(
-            f"{folder}: tensor {theirs} is not known for this model, and it may matter"
-        )
+        raise ModelError(f"{folder}: tensor {theirs} is unknown for this model, and it may matter")
     ours = names[pattern]
     return None if ours is None else ours.format(**dict(zip("ij", numbers, strict=False)))
 
 
 def _layer_of(theirs: str) -> int:
-    """The layer that a tensor belongs to, -1 if to none."""
+    """The layer that a tensor belongs to, -1 if none."""
     number = _NUMBER.search(theirs)
     return -1 if number is None else int(number[0])
 
 
 # Random weights repeat with this (prime) period, so that rows differ and filling is a copy.
 _PERIOD = 1_000_003
-# Numbers of a weight that are made at a time.
+# Elements of a weight that are generated at a time.
 _PIECE = 1 << 24
 
 
 def fill_random(model: Decoder, seed: int) -> None:
-    """Seeded weights, the same for every tensor-parallel size: norms one, the rest such that the
-    hidden state keeps its scale."""
+    """Fill with seeded weights, equal for every tensor-parallel size: norms are one, the rest is
+    scaled such that the hidden state keeps its magnitude."""
     generator = torch.Generator().manual_seed(seed)
-    # Drawn on the host, so that all devices have the same numbers, and spread on the device.
+    # Drawn on the host, so that all devices have the same numbers, and repeated on the device.
     pool = torch.randn(_PERIOD, generator=generator).to(model.place.device)
-    for name, slot in model.slots().items():
+    for name, slot in model.weight_slots().items():
         if len(slot.shape) == 1:
             slot.target.fill_(0.0 if name.endswith("bias") else 1.0)
         else:
@@ -144,7 +144,7 @@ def fill_random(model: Decoder, seed: int) -> None:
 
 
 def _fill_random_part(name: str, slot: WeightSlot, pool: torch.Tensor) -> None:
-    """A piece of some rows at a time: as float32 a large weight takes twice its own memory."""
+    """Fill some rows at a time: in float32 a large weight takes twice its own memory."""
     rows, columns = slot.shape
     scale = 1.0 if name == "embed.weight" else columns**-0.5
     first_row, last_row = (slot.first, slot.end) if slot.dim == 0 else (0, rows)

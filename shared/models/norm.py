@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from .parallel import WeightPlacement, WeightSlot, whole
+from .parallel import WeightPlacement, WeightSlot, replicated
 
 
 class RMSNorm:
-    """Over the last dimension."""
+    """Norm over the last dimension."""
 
     def __init__(self, place: WeightPlacement, size: int, eps: float) -> None:
-        self.weight = place.gain(size)
+        self.weight = place.empty_norm(size)
         self.operators = place.operators
         self.eps = eps
 
@@ -19,34 +19,37 @@ class RMSNorm:
         return self.operators.rms_norm(x, self.weight, self.eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The normed sum, and the sum."""
+        """Return the normalised sum, and the sum."""
         return self.operators.add_rms_norm(x, residual, self.weight, self.eps)
 
-    def slots(self, prefix: str) -> dict[str, WeightSlot]:
+    def weight_slots(self, prefix: str) -> dict[str, WeightSlot]:
         """The parameters by name, for the loader."""
-        return {f"{prefix}.weight": whole(self.weight)}
+        return {f"{prefix}.weight": replicated(self.weight)}
 
 
 class HeadNorm:
-    """The gains of a norm over each query and key head: queries have one, keys another."""
+    """Weights of a norm over each query and key head: one for queries, one for keys."""
 
     def __init__(self, place: WeightPlacement, heads: int, kv_heads: int, dim: int) -> None:
-        self.q = place.gain(dim)
-        self.k = place.gain(dim)
+        self.q = place.empty_norm(dim)
+        self.k = place.empty_norm(dim)
         self.heads = heads
         self.kv_heads = kv_heads
-        self._gains: torch.Tensor | None = None
+        self._weight: torch.Tensor | None = None
 
     @property
-    def gains(self) -> torch.Tensor:
+    def weight(self) -> torch.Tensor:
         """[query and key heads, head dimension]."""
-        assert self._gains is not None, "finish() comes first"
-        return self._gains
+        assert self._weight is not None, "finish_loading() comes first"
+        return self._weight
 
-    def slots(self, prefix: str) -> dict[str, WeightSlot]:
+    def weight_slots(self, prefix: str) -> dict[str, WeightSlot]:
         """The parameters by name, for the loader."""
-        return {f"{prefix}.q_norm.weight": whole(self.q), f"{prefix}.k_norm.weight": whole(self.k)}
+        return {
+            f"{prefix}.q_norm.weight": replicated(self.q),
+            f"{prefix}.k_norm.weight": replicated(self.k),
+        }
 
-    def finish(self) -> None:
-        """Called once the parameters are filled."""
-        self._gains = torch.stack([self.q] * self.heads + [self.k] * self.kv_heads)
+    def finish_loading(self) -> None:
+        """Repeat the weights for each head, once they are loaded."""
+        self._weight = torch.stack([self.q] * self.heads + [self.k] * self.kv_heads)

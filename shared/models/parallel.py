@@ -1,4 +1,4 @@
-"""Tensor parallelism as the model sees it: who it is, a sum over ranks, a gather to the first."""
+"""Tensor parallelism: a rank's shards, and the collectives of the model."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Any
 
 import torch
 
-from ...kernels.operators import Operators, TorchOperators
+from ...kernels.operators import Operators
+from ...kernels.reference.operators import ReferenceOperators
 
 
 @dataclass(slots=True)
 class Collectives:
-    """How many collectives a rank has begun and ended."""
+    """Counts of the collectives that a rank has begun and ended."""
 
     begun: int = 0
     ended: int = 0
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Around each of them: one that raises never ends."""
+        """Count one collective; one that raises never ends."""
         self.begun += 1
         yield
         self.ended += 1
@@ -53,41 +54,39 @@ class TensorParallel:
             torch.distributed.gather(x, parts, group=self.group, group_dst=0)
         return parts or []
 
-    def share(self, total: int) -> range:
-        """This rank's part of ``total`` rows; the last ranks' may be shorter, or empty."""
+    def shard(self, total: int) -> range:
+        """This rank's range of ``total`` rows; the last ranks' may be shorter, or empty."""
         each = -(-total // self.size)
         return range(min(self.rank * each, total), min((self.rank + 1) * each, total))
 
 
 @dataclass(frozen=True)
 class WeightPlacement:
-    """Where parameters live, in which type, which part of them, and what computes with them."""
+    """The device, dtype and rank of parameters, and the operators that compute with them."""
 
     dtype: torch.dtype
     device: torch.device
     tp: TensorParallel
-    operators: Operators = field(default_factory=TorchOperators)
+    operators: Operators = field(default_factory=ReferenceOperators)
 
     @property
     def activations(self) -> torch.dtype:
-        """The type of what flows between the products."""
+        """The dtype of activations."""
         return self.operators.activation_dtype(self.dtype, self.device)
 
     def empty(self, *shape: int) -> torch.Tensor:
-        """An unfilled weight."""
+        """An uninitialised weight."""
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
-    def gain(self, size: int) -> torch.Tensor:
-        """An unfilled gain of a norm."""
+    def empty_norm(self, size: int) -> torch.Tensor:
+        """An uninitialised weight of a norm, in the activations' dtype."""
         return torch.empty(size, dtype=self.activations, device=self.device)
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSlot:
-    """Where one tensor of a checkpoint goes: ``target`` receives ``full[first:end]`` along ``dim``.
-
-    ``shape`` is the full tensor's.
-    """
+    """The destination of one tensor of a checkpoint: ``target`` receives ``full[first:end]`` along
+    ``dim``. ``shape`` is the full tensor's."""
 
     target: torch.Tensor
     shape: tuple[int, ...]
@@ -96,6 +95,6 @@ class WeightSlot:
     end: int
 
 
-def whole(target: torch.Tensor) -> WeightSlot:
-    """A parameter that every rank holds in full."""
+def replicated(target: torch.Tensor) -> WeightSlot:
+    """The slot of a parameter that every rank holds in full."""
     return WeightSlot(target, tuple(target.shape), 0, 0, target.shape[0])

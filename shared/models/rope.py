@@ -1,4 +1,4 @@
-"""Rotary position embedding: the frequencies of a spec, and the angles of a step."""
+"""Rotary position embedding: the frequencies of a spec, and cos and sin of a step."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from ...kernels.operators import CosSin
 from .spec import LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
 
 
@@ -25,7 +26,7 @@ def inverse_frequencies(spec: RopeSpec) -> torch.Tensor:
 
 
 def _llama3(frequencies: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
-    """Wavelengths longer than the ramp are stretched, shorter ones kept."""
+    """Stretch wavelengths longer than the ramp, keep shorter ones."""
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     turns = scaling.original_max_position * frequencies / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
@@ -33,9 +34,9 @@ def _llama3(frequencies: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
 
 
 def _yarn(frequencies: torch.Tensor, spec: RopeSpec, scaling: YarnScaling) -> torch.Tensor:
-    """A frequency's number says how often it turns, so the ramp is one over these numbers."""
-    low = _number_that_turns(scaling.beta_fast, spec, scaling)
-    high = _number_that_turns(scaling.beta_slow, spec, scaling)
+    """Ramp over the indices of the frequencies, as an index determines the number of turns."""
+    low = _index_that_turns(scaling.beta_fast, spec, scaling)
+    high = _index_that_turns(scaling.beta_slow, spec, scaling)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, spec.head_dim - 1)
@@ -44,24 +45,26 @@ def _yarn(frequencies: torch.Tensor, spec: RopeSpec, scaling: YarnScaling) -> to
     return (1 - stretched) * frequencies + stretched * frequencies / scaling.factor
 
 
-def _number_that_turns(times: float, spec: RopeSpec, scaling: YarnScaling) -> float:
-    """Which frequency, counted from the fastest, turns so many times in the original context."""
+def _index_that_turns(times: float, spec: RopeSpec, scaling: YarnScaling) -> float:
+    """The index of the frequency that turns so many times in the original context."""
     longest = scaling.original_max_position / (2 * math.pi * times)
     return spec.head_dim * math.log(longest) / (2 * math.log(spec.theta))
 
 
 class Rope:
-    """Angles are computed once a step and serve all layers: no table as long as the context."""
+    """Computes cos and sin once a step, instead of keeping a table as long as the context."""
 
     def __init__(self, spec: RopeSpec, device: torch.device) -> None:
         self.frequencies = inverse_frequencies(spec).to(device)
         scaling = spec.scaling
-        self.gain = scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
+        self.attention_factor = (
+            scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
+        )
 
-    def angles(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin, [T, 1, head_dim] in fp32, as ``rotary`` takes them."""
+    def cos_sin(self, positions_T: torch.Tensor) -> CosSin:
+        """cos and sin, [T, 1, head_dim] in fp32, as the operators take them."""
         angles = (positions_T.float()[:, None] * self.frequencies)[:, None]
         cos, sin = angles.cos(), angles.sin()
-        if self.gain != 1.0:
-            cos, sin = cos * self.gain, sin * self.gain
+        if self.attention_factor != 1.0:
+            cos, sin = cos * self.attention_factor, sin * self.attention_factor
         return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)

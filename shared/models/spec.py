@@ -46,6 +46,7 @@ class YarnScaling:
     score_factor: float
 
 
+Activation = Literal["silu", "gelu_tanh"]
 RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
 
 
@@ -65,7 +66,7 @@ class KVSpec:
     ``window`` is how many of the newest tokens a token sees, itself included; ``None`` is no limit.
     """
 
-    sides: tuple[str, ...]
+    components: tuple[str, ...]
     heads: int
     dim: int
     window: int | None = None
@@ -95,7 +96,7 @@ class AttentionSpec:
     def kv(self) -> KVSpec:
         """K and V of each KV head."""
         return KVSpec(
-            sides=("K", "V"),
+            components=("K", "V"),
             heads=self.num_kv_heads,
             dim=self.head_dim,
             window=self.sliding_window,
@@ -138,7 +139,7 @@ class MLASpec:
     @property
     def kv(self) -> KVSpec:
         """The latent, normed, then the rotated part of the keys."""
-        return KVSpec(sides=("latent",), heads=1, dim=self.kv_lora_rank + self.rope_dim)
+        return KVSpec(components=("latent",), heads=1, dim=self.kv_lora_rank + self.rope_dim)
 
     def split_problem(self, size: int) -> str | None:
         """Why this cannot be split over ``size`` ranks, or ``None`` if it can."""
@@ -152,7 +153,7 @@ class DenseSpec:
     """A gated feed-forward: ``down(activation(gate(x)) * up(x))``."""
 
     intermediate: int
-    activation: str = "silu"
+    activation: Activation = "silu"
     bias: bool = False
 
     def split_problem(self, size: int) -> str | None:

@@ -1,8 +1,8 @@
-"""Chat templates, as Hugging Face renders them, with bounds on what a template may do.
+"""Chat templates, rendered as in Hugging Face's transformers, with bounds on time and memory.
 
 The template belongs to the model folder, so it is only half trusted: it runs in Jinja's immutable
-sandbox, every loop and call draws on one budget of steps, and what it builds on another of
-characters. Clients never send templates.
+sandbox, every loop and call draws on a budget of steps, and all text on a budget of characters.
+Clients never send templates.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from ..errors import ModelError, RequestError
 MAX_STEPS = 1_000_000
 STEPS_OF_A_CALL = 4
 MAX_CHARACTERS = 64 * 1024 * 1024
-# All that one rendering builds on its way, of which it throws most away again.
+# Of all strings that one rendering builds, most of which are temporary.
 MAX_BUILT = 2 * MAX_CHARACTERS
-# No name that a template could write, and set to something else.
+# Not a valid identifier, so a template cannot overwrite it.
 BUDGET = "budget of this rendering"
-# In a format: so wide a field is a way to fill the memory.
+# In a format string: such a wide field could exhaust memory.
 _WIDE = re.compile(r"\d{7}")
 
 T = TypeVar("T")
 
 
 class TemplateBudgetError(Exception):
-    """The template did more than it may."""
+    """The template exceeded its budget."""
 
 
 class _Budget:
-    """What one rendering has left."""
+    """The remaining budget of one rendering."""
 
     def __init__(self) -> None:
         self._steps = MAX_STEPS
@@ -58,7 +58,7 @@ class _Budget:
             yield item
 
     def weigh(self, value: T) -> T:
-        """``value``; a text is paid for with its length, a list with that of its memory."""
+        """Return ``value``, charging the length of a text or eight characters per list item."""
         if isinstance(value, (str, list, tuple)):
             self._characters -= len(value) * (1 if isinstance(value, str) else 8)
             if self._characters < 0:
@@ -67,7 +67,7 @@ class _Budget:
 
 
 class _GenerationTag(Extension):
-    """``{% generation %}`` marks the assistant's words for training; here its body is rendered."""
+    """``{% generation %}``, a mark for training, of which only the body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
 
@@ -77,7 +77,7 @@ class _GenerationTag(Extension):
 
 
 class _Bounds(NodeTransformer):
-    """Puts filters of ours around all that loops, and all that grows text by a filter or ``~``."""
+    """Wraps loops, and everything that grows text by a filter or ``~``, in budget filters."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -93,7 +93,7 @@ class _Bounds(NodeTransformer):
         node.args = [_through("sized", value) for value in node.args]
         for pair in node.kwargs:
             pair.value = _through("sized", pair.value)
-        # Without a node it is a block's, whose text is weighed as it is written.
+        # Without a node it is a filter block, whose text is charged as it is written.
         return node if node.node is None else _through("weighed", node)
 
 
@@ -102,7 +102,7 @@ def _through(name: str, node: nodes.Node) -> nodes.Filter:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with budgets on loops and calls and limits on what grows things."""
+    """The sandbox, with budgets on loops and calls, and limits on growth."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
@@ -111,7 +111,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super()._generate(bounded, *args, **kwargs)
 
     def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Macros may call each other in any number; so a call is counted, its result weighed."""
+        """Count every call and charge its result: macros may call each other without limit."""
         budget: _Budget = context[BUDGET]
         budget.step(STEPS_OF_A_CALL)
         for value in (*args, *kwargs.values()):
@@ -119,14 +119,14 @@ class _Environment(ImmutableSandboxedEnvironment):
         return budget.weigh(super().call(context, called, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Any:
-        """What stands for the ``format`` of a text, asked for before it is called."""
+        """Check the format string when ``str.format`` is looked up, before it is called."""
         wrapped = super().wrap_str_format(value)
         if wrapped is not None:
             _check_format(value.__self__)
         return wrapped
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Refuses the operators that build gigabytes out of a few characters."""
+        """Reject operators that build gigabytes out of a few characters."""
         if operator == "*" and (hasattr(left, "__len__") or hasattr(right, "__len__")):
             sized, times = (left, right) if hasattr(left, "__len__") else (right, left)
             if isinstance(times, int) and len(sized) * times > MAX_CHARACTERS:
@@ -163,7 +163,7 @@ class ChatTemplate:
         del environment.globals["lipsum"]
         try:
             self._template = environment.from_string(source)
-        # Not only Jinja's own: it is Python's compiler that refuses too deep a nesting.
+        # Not only Jinja's own errors: Python's compiler rejects too deep nesting.
         except (jinja2.TemplateError, SyntaxError, RecursionError, MemoryError) as error:
             raise ModelError(f"{origin}: the chat template does not compile: {error}") from error
 
@@ -175,7 +175,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt as text. What the template refuses is a ``RequestError`` with its words."""
+        """Render the prompt. Raises ``RequestError`` with the template's own message."""
         variables: dict[str, Any] = {**self._tokens, **(template_kwargs or {})}
         variables |= {
             "messages": messages,
@@ -198,7 +198,7 @@ class ChatTemplate:
             RecursionError,
             MemoryError,
         ) as error:
-            message = f"The model's chat template refuses these messages: {error}"
+            message = f"The model's chat template rejects these messages: {error}"
             raise RequestError(message, param="messages") from error
 
 
@@ -233,7 +233,7 @@ def _concatenated(context: Context, parts: list[Any]) -> str:
 
 @jinja2.pass_context
 def _sized(context: Context, value: T) -> T:
-    """An argument: as a width or a number of times, a large integer would fill the memory."""
+    """Check an argument: a large integer as a width or a count would exhaust memory."""
     if isinstance(value, int) and abs(value) > MAX_STEPS:
         raise TemplateBudgetError(f"it gives a filter or a function a number over {MAX_STEPS}")
     return value
@@ -259,7 +259,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As in transformers: Jinja's own filter would escape for HTML."""
+    """``tojson`` as in transformers: Jinja's own filter escapes for HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -281,7 +281,7 @@ def _part_text(part: Any, param: str) -> str:
         raise RequestError(f"'{param}' must be an object.", param=param)
     kind = part.get("type")
     if kind != "text":
-        # What is no string may be as large and as deep as the whole body.
+        # Anything but a string may be as large and as deep as the whole body.
         shown = repr(kind[:64]) if isinstance(kind, str) else type(kind).__name__
         raise RequestError(
             f"'{param}' has the unsupported type {shown}; this model takes only 'text' parts.",

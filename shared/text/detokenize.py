@@ -1,9 +1,9 @@
-"""From token ids to text, one token at a time.
+"""Incremental detokenization, one token at a time.
 
-Two kinds of decoder cover nearly every model, and for both a token stands for fixed bytes: the
-byte-level alphabet of GPT-2, and SentencePiece's (``▁`` for a space, ``<0xE2>`` for a byte). There
-the text is an incremental UTF-8 decoding of the tokens' bytes: exact, and O(1) a token. Any other
-decoder is asked for the text of a short window of tokens before and after the new one.
+Two kinds of decoder cover nearly every model, and with both a token stands for fixed bytes: the
+byte-level alphabet of GPT-2, and SentencePiece's (``▁`` for a space, ``<0xE2>`` for a byte). For
+these the text is an incremental UTF-8 decoding of the tokens' bytes: exact, and O(1) per token. Any
+other decoder decodes a short window of tokens with and without the new one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 REPLACEMENT = "\ufffd"
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-# A window whose text still ends in U+FFFD after this many tokens holds bytes that are simply wrong.
+# A window whose text still ends in U+FFFD after this many tokens holds invalid bytes.
 WINDOW = 8
 
 
@@ -34,7 +34,7 @@ class Detokenizer(Protocol):
 
 
 class TokenTexts:
-    """What each token stands for. Owned by a tokenizer, shared by all its detokenizers."""
+    """The bytes of each token. Owned by a tokenizer, shared by all its detokenizers."""
 
     def __init__(self, raw: RawTokenizer) -> None:
         self._raw = raw
@@ -55,14 +55,14 @@ class TokenTexts:
         return _WindowDetokenizer(self._raw, skip)
 
     def bytes_of(self, token: int) -> bytes:
-        """The bytes that a token stands for; empty for an id that the tokenizer does not know."""
+        """The bytes of a token; empty for an unknown id."""
         known = self._known.get(token)
         if known is None:
             known = self._known[token] = self._compute(token)
         return known
 
     def text_of(self, token: int) -> str:
-        """One token on its own, for people: part of a character shows as U+FFFD."""
+        """The text of a single token; part of a character becomes U+FFFD."""
         return self.bytes_of(token).decode("utf-8", "replace")
 
     def _compute(self, token: int) -> bytes:
@@ -98,7 +98,7 @@ class _ByteDetokenizer:
         return self._decode(b"", True)
 
     def _stripped(self, text: str) -> str:
-        """SentencePiece puts one space before the text; it is not part of it."""
+        """Strip the space that SentencePiece prepends to a text."""
         while self._strip and text.startswith(" "):
             text = text[1:]
             self._strip -= 1
@@ -125,7 +125,7 @@ class _WindowDetokenizer:
         new = text[len(self._shown_text) :]
         if not new or (new.endswith(REPLACEMENT) and len(self._window) - self._shown < WINDOW):
             return ""
-        # The tokens just shown stay as context for the next: decoders treat a first token apart.
+        # The tokens just shown stay as context: decoders treat the first token of a text specially.
         self._window = self._window[self._shown :]
         self._shown = len(self._window)
         self._shown_text = self._text(self._window)
@@ -143,7 +143,7 @@ class _WindowDetokenizer:
 def detokenize(
     texts: TokenTexts, tokens: Iterable[int], *, skip_special_tokens: bool = True
 ) -> str:
-    """The text of a whole sequence, by the same rules as the deltas."""
+    """Decode a whole sequence, by the same rules as the deltas."""
     detokenizer = texts.detokenizer(skip_special_tokens=skip_special_tokens)
     return "".join(map(detokenizer.push, tokens)) + detokenizer.flush()
 
@@ -161,7 +161,7 @@ BYTE_LEVEL = _byte_level_alphabet()
 
 
 def _byte_level(piece: str) -> bytes:
-    """A token outside the alphabet (an added one, with a space in it) stands for itself."""
+    """Decode a token; one outside the alphabet, such as an added token with a space, is literal."""
     try:
         return bytes(BYTE_LEVEL[character] for character in piece)
     except KeyError:
@@ -180,7 +180,8 @@ def _decoder_steps(raw: RawTokenizer) -> list[dict[str, Any]]:
 def _sentencepiece(
     steps: list[dict[str, Any]],
 ) -> tuple[list[tuple[str, str]] | None, bool, int]:
-    """(replacements, byte fallback, spaces to strip on the left); no replacements: another kind."""
+    """Return replacements, byte fallback, and spaces to strip on the left. Replacements are
+    ``None`` for any other kind of decoder."""
     replacements: list[tuple[str, str]] = []
     byte_fallback = fused = False
     strip = 0

@@ -1,4 +1,4 @@
-"""Special tokens: those that tokenizer_config.json names, and where they stand in a text."""
+"""Special tokens: those named in tokenizer_config.json, and their places in a text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RawTokenizer
 
-# ``re`` holds the GIL for a whole search; for this many characters that is a few milliseconds.
+# ``re`` holds the GIL for a whole search: a few milliseconds for this many characters.
 WINDOW = 256 * 1024
 _SPACE = re.compile(r"\s*")
 
@@ -17,7 +17,7 @@ SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """bos_token and its like, which templates use by name."""
+    """The bos_token and similar tokens, which templates use by name."""
     tokens = {}
     for name in SPECIAL_NAMES:
         value = config.get(name)
@@ -30,10 +30,10 @@ def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 class SpecialTokens:
     """Finds a tokenizer's special tokens in text, longest first, each with the white space that it
-    swallows.
+    strips.
 
-    White space is not part of the pattern: from each character of a text, ``re`` would look ahead
-    for it, which took 3 s a megabyte.
+    White space is not part of the pattern: ``re`` would look ahead for it from each character of a
+    text, which took 3 s per megabyte.
     """
 
     def __init__(self, raw: RawTokenizer) -> None:
@@ -44,28 +44,28 @@ class SpecialTokens:
         self._pattern = re.compile("|".join(map(re.escape, contents)) or "(?!)")
 
     def within(self, text: str) -> bool:
-        """Whether there is any."""
+        """Return whether the text contains any."""
         return next(self._matches(text), None) is not None
 
     def spans(self, text: str) -> Iterator[tuple[int, int]]:
-        """Where each begins and ends, in order; they do not overlap."""
+        """Start and end of each, in order; they do not overlap."""
         end = 0
         for match in self._matches(text):
             start, stop = match.span()
             if start < end:
-                continue  # its beginning is white space that belongs to the one before
+                continue  # it starts with white space that belongs to the previous one
             left, right = self._strips[match[0]]
             if left:
                 start = end + len(text[end:start].rstrip())
             if right:
                 space = _SPACE.match(text, stop)
-                assert space is not None, "it matches nothing as well"
+                assert space is not None, "it matches the empty string too"
                 stop = space.end()
             yield start, stop
             end = stop
 
     def replace(self, text: str, by: Callable[[str], str]) -> str:
-        """``text`` with ``by`` of each in its place."""
+        """Replace each with ``by(token)``."""
         parts = []
         end = 0
         for start, stop in self.spans(text):
@@ -74,7 +74,7 @@ class SpecialTokens:
         return "".join((*parts, text[end:])) if parts else text
 
     def pieces(self, text: str) -> Iterator[str]:
-        """The text, cut before and after each."""
+        """Split the text before and after each."""
         end = 0
         for start, stop in self.spans(text):
             if start > end:

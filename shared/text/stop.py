@@ -1,4 +1,4 @@
-"""Stop strings, found wherever they fall across tokens and chunks."""
+"""Stop strings, matched across token and chunk boundaries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _Pattern:
     matched: int = 0
 
     def push(self, character: str) -> bool:
-        """Advance by one character; true when the whole string has just ended."""
+        """Advance by one character. Return whether the whole string has just ended."""
         while self.matched and self.text[self.matched] != character:
             self.matched = self.fallback[self.matched - 1]
         if self.text[self.matched] == character:
@@ -24,7 +24,7 @@ class _Pattern:
 
 
 class StopStrings:
-    """Compiled once, for all choices of a request: each matcher has only its own state."""
+    """Stop strings compiled once for all choices of a request; matchers only keep state."""
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self._compiled = [(stop, _fallback(stop)) for stop in stops if stop]
@@ -34,10 +34,10 @@ class StopStrings:
 
 
 class StopMatcher:
-    """Lets text through until a stop string ends, holding back only what may become one.
+    """Passes text until a stop string ends, holding back only a possible beginning of one.
 
-    The stop string that ends first wins, and among those that end together the longest: so the
-    result does not depend on how the text was cut into deltas. After a match, nothing passes.
+    The stop string that ends first wins, and among those that end together the longest, so the
+    result does not depend on how the text is split into deltas. After a match, nothing passes.
     """
 
     def __init__(self, stops: Sequence[str] | StopStrings, *, include: bool = False) -> None:
@@ -48,7 +48,7 @@ class StopMatcher:
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """Add generated text; returns what may be shown. Look at ``matched`` afterwards."""
+        """Add generated text; return the part that may be shown. Check ``matched`` afterwards."""
         if not self._patterns:
             return text
         if self.matched is not None:
@@ -64,7 +64,7 @@ class StopMatcher:
         return pending[:cut]
 
     def flush(self) -> str:
-        """The generation is over: what was held back is no stop string after all."""
+        """Return the text held back, at the end of the generation."""
         held, self._held = self._held, ""
         return held
 

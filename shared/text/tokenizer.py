@@ -1,7 +1,7 @@
 """A model folder's tokenizer: ``tokenizer.json`` with its configuration files.
 
 Text that merely looks like a special token is text. Only the chat template can write a control
-token: what a client wrote is guarded before rendering, see ``_Guard``.
+token: client strings are guarded before rendering, see ``_Guard``.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from .chat_template import ChatTemplate
 from .detokenize import Detokenizer, TokenTexts, detokenize
 from .special_tokens import SpecialTokens, special_tokens
 
-# A template's variables; a client's may be as deep as its JSON, which is too deep to walk through.
+# Of a template's variables. JSON from a client may be nested too deeply to walk through.
 MAX_NESTING = 64
-# A text of many megabytes is first tried by its beginning: of so many characters for each token
-# that it may have, and at least of this many.
+# Of a text of many megabytes, the beginning is encoded first: so many characters for each allowed
+# token, and at least this many.
 TRIED_CHARACTERS = 16
 LEAST_TRIED = 1 << 20
 
 
 class TooManyTokensError(RequestError):
-    """A prompt has ``tokens`` tokens at least, more than were asked for."""
+    """A prompt has at least ``tokens`` tokens, more than the limit."""
 
     def __init__(self, tokens: int, most: int) -> None:
-        message = f"The prompt has {tokens} tokens or more; at most {most} are allowed."
+        message = f"The prompt has at least {tokens} tokens; at most {most} are allowed."
         super().__init__(message, code="context_length_exceeded")
         self.tokens = tokens
 
@@ -65,11 +65,11 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
-        """Read the tokenizer of a model folder; a ``ModelError`` names the file that is wrong."""
+        """Read the tokenizer of a model folder. Raises ``ModelError`` with the invalid file."""
         folder = Path(folder)
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise ModelError(f"{path}: no such file; a model folder needs a tokenizer.json")
+            raise ModelError(f"{path} does not exist; a model folder needs a tokenizer.json")
         try:
             raw = RawTokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises plain Exception
@@ -86,21 +86,21 @@ class Tokenizer:
         )
 
     def prepare(self) -> None:
-        """Make now what the first prompt that quotes a special token would wait for."""
+        """Build what the first prompt that quotes a special token would wait for."""
         self._literally()
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, most: int | None = None
     ) -> list[int]:
-        """Plain text to tokens; what looks like a special token is text too.
+        """Encode plain text; special tokens in it are text too.
 
-        Raises ``TooManyTokensError`` where there are more than ``most``.
+        Raises ``TooManyTokensError`` if there are more than ``most``.
         """
         raw = self._literally() if self._special.within(text) else self._raw
         return _encode(raw, text, add_special_tokens, most)
 
     def fewest_tokens(self, characters: int) -> int:
-        """No text of this length has fewer tokens: tells a hopeless prompt without encoding it."""
+        """A lower bound for any text of this length, to reject a prompt without encoding it."""
         return -(-characters // self._longest)
 
     def apply_chat_template(
@@ -111,7 +111,7 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
-        """The prompt of a chat, as text for people; ``encode_chat`` gives its tokens."""
+        """Render the prompt of a chat as text; ``encode_chat`` gives its tokens."""
         return self._template().render(
             messages,
             add_generation_prompt=add_generation_prompt,
@@ -129,9 +129,9 @@ class Tokenizer:
         template_kwargs: Mapping[str, Any] | None = None,
         most: int | None = None,
     ) -> list[int]:
-        """The prompt of a chat as tokens: control tokens come from the template alone.
+        """Encode the prompt of a chat; control tokens come from the template only.
 
-        Raises ``TooManyTokensError`` where there are more than ``most``.
+        Raises ``TooManyTokensError`` if there are more than ``most``.
         """
         guard = _Guard(self._special)
         rendered = self._template().render(
@@ -145,11 +145,11 @@ class Tokenizer:
         return self._encode_guarded(rendered, guard, most)
 
     def decode(self, tokens: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """Tokens to text, exactly what a ``detokenizer``'s deltas add up to."""
+        """Decode tokens to exactly the text that a ``detokenizer``'s deltas add up to."""
         return detokenize(self.texts, tokens, skip_special_tokens=skip_special_tokens)
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        """For one growing sequence."""
+        """A detokenizer for one growing sequence."""
         return self.texts.detokenizer(skip_special_tokens=skip_special_tokens)
 
     def _template(self) -> ChatTemplate:
@@ -163,9 +163,9 @@ class Tokenizer:
         return self.template
 
     def _literally(self) -> RawTokenizer:
-        """A second tokenizer that knows no special tokens; made when first needed.
+        """The tokenizer without special tokens, built on demand.
 
-        Not a switch on the first one: another thread may be encoding with it.
+        A switch on the first one would affect other threads that are encoding with it.
         """
         with self._literal_lock:
             if self._literal is None:
@@ -174,7 +174,7 @@ class Tokenizer:
             return self._literal
 
     def _encode_guarded(self, rendered: str, guard: _Guard, most: int | None) -> list[int]:
-        """Cut at the template's control tokens; stretches with guarded text are encoded as text."""
+        """Split at the template's control tokens; pieces with guarded text are encoded as text."""
         tokens: list[int] = []
 
         def add(raw: RawTokenizer, text: str) -> None:
@@ -195,10 +195,10 @@ class Tokenizer:
 
 
 class _Guard:
-    """Hides what looks like a special token in a client's strings while a template is rendered.
+    """Hides special tokens in a client's strings while a template is rendered.
 
-    Each is replaced by a mark that nobody can guess; after rendering, any special token in the text
-    was written by the template, and the marks say where the client's were.
+    Each is replaced by an unguessable mark; after rendering, any special token in the text was
+    written by the template, and the marks show the places of the client's.
     """
 
     def __init__(self, special: SpecialTokens) -> None:
@@ -209,14 +209,16 @@ class _Guard:
         self._mark = re.compile(f"\ue000{nonce}:(\\d+)\ue001")
 
     def hide(self, value: Any, depth: int = 0) -> Any:
-        """A copy of ``value`` whose strings, keys too, hold no special tokens.
+        """Copy ``value``, with special tokens replaced in all strings and keys.
 
-        Raises ``RequestError`` for one that is nested too deeply.
+        Raises ``RequestError`` if it is nested too deeply.
         """
         if isinstance(value, str):
             return self._special.replace(value, self._hide_one)
         if depth > MAX_NESTING:
-            raise RequestError(f"A template's variables may be nested {MAX_NESTING} levels deep.")
+            raise RequestError(
+                f"A template's variables may be nested at most {MAX_NESTING} levels deep."
+            )
         if isinstance(value, Mapping):
             pairs = value.items()
             return {self.hide(key): self.hide(item, depth + 1) for key, item in pairs}
@@ -243,7 +245,7 @@ def _encode(
     if most is not None:
         _try_beginning(raw, text, most)
     encoded = _encoded(raw, text, add_special_tokens)
-    # Before the ids are made into Python's integers, forty bytes each.
+    # Checked before the ids become Python integers of forty bytes each.
     if most is not None and len(encoded) > most:
         raise TooManyTokensError(len(encoded), most)
     ids: list[int] = encoded.ids
@@ -251,8 +253,8 @@ def _encode(
 
 
 def _try_beginning(raw: RawTokenizer, text: str, most: int) -> None:
-    """Raises ``TooManyTokensError`` for a text whose beginning alone has twice as many tokens as it
-    may have. Where it is cut changes the last few of them."""
+    """Raise ``TooManyTokensError`` if the beginning of a text already has more than twice the
+    allowed tokens. The cut changes only the last few of them."""
     tried = max(LEAST_TRIED, TRIED_CHARACTERS * most)
     if len(text) > 2 * tried:
         tokens = len(_encoded(raw, text[:tried], False))
@@ -264,7 +266,7 @@ def _encoded(raw: RawTokenizer, text: str, add_special_tokens: bool) -> Any:
     # The batch call releases the GIL, the single one does not (seen with 0.23: 0.7 s a megabyte).
     try:
         return raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
-    except TypeError:  # what the library makes of a string that is not Unicode
+    except TypeError:  # raised by the library for a string that is not Unicode
         raise RequestError("The text has an unpaired surrogate, so it is not Unicode.") from None
 
 

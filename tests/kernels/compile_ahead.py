@@ -129,7 +129,7 @@ def _resources(cubin: bytes) -> dict[str, int]:
 def programs(generation: int) -> Iterator[tuple[str, Usage]]:
     """The kernels of every case, compiled."""
     for case in CASES:
-        attend, weigh = paged_decode.constants(
+        attend, combine = paged_decode.constants(
             case.q_dtype, case.cache_dtype, case.heads, case.kv_heads, case.dim, None, 16
         )
         q, cache = TYPES[case.q_dtype], TYPES[case.cache_dtype]
@@ -138,8 +138,11 @@ def programs(generation: int) -> Iterator[tuple[str, Usage]]:
         of_attend = attend, paged_decode.ATTEND_OPTIONS
         yield f"attend {label}", compiled(paged_decode._attend, generation, types, *of_attend)
         if case is CASES[0]:  # the other kernel is nearly the same for all
-            of_weigh = weigh, paged_decode.WEIGH_OPTIONS
-            yield f"weigh {label}", compiled(paged_decode._weigh, generation, types, *of_weigh)
+            of_combine = combine, paged_decode.COMBINE_OPTIONS
+            yield (
+                f"combine {label}",
+                compiled(paged_decode._combine, generation, types, *of_combine),
+            )
 
 
 def check(name: str, usage: Usage) -> list[str]:

@@ -8,20 +8,35 @@ from pathlib import Path
 import pytest
 import torch
 
+from tandem.kernels.attention_metadata import (
+    AttentionConfig,
+    AttentionMetadata,
+    AttentionParams,
+    DecodeMetadata,
+    SequenceMetadata,
+    decode_metadata,
+)
 from tandem.kernels.cpu import jit
-from tandem.kernels.decode_rows import DecodeShape, decode_rows
-from tandem.kernels.reference import attention as reference
-from tandem.kernels.reference.attention import SequenceContext
+from tandem.kernels.errors import KernelUnavailableError
+from tandem.kernels.reference.attention import paged_attention
+from tandem.kernels.reference.operators import ReferenceOperators
 
 jit.prepare()
 
-from tandem.kernels.cpu import chunk  # noqa: E402
+from tandem.kernels.cpu.chunk_attention import chunk_attention  # noqa: E402
+from tandem.kernels.cpu.linear import PackedWeight  # noqa: E402
 from tandem.kernels.cpu.operators import CompiledOperators  # noqa: E402
-from tandem.kernels.cpu.product import Panels  # noqa: E402
 
 ACTIVATIONS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 BLOCK = 4
+reference = ReferenceOperators()
+# For heads of 8.
+PARAMS = AttentionParams(8**-0.5)
+
+
+def batched(sequences: list[SequenceMetadata], decodes: DecodeMetadata | None) -> AttentionMetadata:
+    return AttentionMetadata(sequences, torch.empty(0, dtype=torch.int64), decodes)
 
 
 @pytest.fixture(autouse=True)
@@ -42,11 +57,13 @@ def compiled() -> CompiledOperators:
 def test_products(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
     weight, x = torch.randn(outputs, inputs).to(dtype), torch.randn(rows, inputs)
     expected = (x.double() @ weight.double().T).float()
-    torch.testing.assert_close(Panels(weight)(x), expected, atol=1e-4 * inputs**0.5, rtol=1e-5)
+    torch.testing.assert_close(
+        PackedWeight(weight)(x), expected, atol=1e-4 * inputs**0.5, rtol=1e-5
+    )
 
 
 def test_a_row_has_the_same_product_in_any_batch() -> None:
-    panels, x = Panels(torch.randn(99, 1500).bfloat16()), torch.randn(49, 1500)
+    panels, x = PackedWeight(torch.randn(99, 1500).bfloat16()), torch.randn(49, 1500)
     whole = panels(x)
     for first, end in ((0, 1), (3, 5), (7, 10), (11, 15), (15, 20), (20, 26), (0, 13), (3, 40)):
         assert torch.equal(panels(x[first:end]), whole[first:end])
@@ -57,25 +74,27 @@ def test_torch_takes_the_products_that_it_is_faster_in(
     compiled: CompiledOperators, monkeypatch: pytest.MonkeyPatch, faster: bool
 ) -> None:
     monkeypatch.setattr("tandem.kernels.cpu.operators._blocked", lambda dtype: faster)
-    product = compiled.product(torch.ones(3, 2), None)
-    assert isinstance(product, Panels) != faster
+    product = compiled.prepare_linear(torch.ones(3, 2), None)
+    assert isinstance(product, PackedWeight) != faster
     activations = compiled.activation_dtype(torch.bfloat16, torch.device("cpu"))
     assert activations == (torch.bfloat16 if faster else torch.float32)
 
 
 def test_a_product_of_no_rows(compiled: CompiledOperators) -> None:
-    assert compiled.product(torch.randn(37, 8), torch.randn(37))(torch.randn(0, 8)).shape == (0, 37)
+    assert compiled.prepare_linear(torch.randn(37, 8), torch.randn(37))(
+        torch.randn(0, 8)
+    ).shape == (0, 37)
 
 
 def test_a_bias_is_added(compiled: CompiledOperators) -> None:
     weight, bias, x = torch.randn(37, 8).half(), torch.randn(37).half(), torch.randn(3, 8)
     expected = x @ weight.float().T + bias.float()
-    torch.testing.assert_close(compiled.product(weight, bias)(x), expected)
+    torch.testing.assert_close(compiled.prepare_linear(weight, bias)(x), expected)
 
 
 def test_nan_and_infinity_are_not_lost() -> None:
     x = torch.tensor([[1.0, torch.nan], [torch.inf, 1.0], [1.0, 1.0]])
-    got = Panels(torch.ones(3, 2))(x)
+    got = PackedWeight(torch.ones(3, 2))(x)
     assert got[0].isnan().all()
     assert got[1].isposinf().all()
     assert (got[2] == 2).all()
@@ -106,14 +125,18 @@ def test_a_norm_of_a_part_of_a_row(compiled: CompiledOperators) -> None:
 @pytest.mark.parametrize("rows", [0, 1, 19, 99])
 def test_silu_and_mul(compiled: CompiledOperators, rows: int, dtype: torch.dtype) -> None:
     x = (torch.randn(rows, 38) * 10).to(dtype)
-    expected = reference.silu_and_mul(x.float()).to(dtype)
-    torch.testing.assert_close(compiled.silu_and_mul(x), expected)
+    expected = reference.act_and_mul(x.float(), "silu").to(dtype)
+    torch.testing.assert_close(compiled.act_and_mul(x, "silu"), expected)
 
 
 def test_silu_far_from_zero(compiled: CompiledOperators) -> None:
     x = torch.tensor([[-1e30, -200.0, -88.5, 88.5, 200.0, 1e30, torch.nan], [1.0] * 7]).view(1, 14)
     torch.testing.assert_close(
-        compiled.silu_and_mul(x), reference.silu_and_mul(x), atol=1e-35, rtol=1e-5, equal_nan=True
+        compiled.act_and_mul(x, "silu"),
+        reference.act_and_mul(x, "silu"),
+        atol=1e-35,
+        rtol=1e-5,
+        equal_nan=True,
     )
 
 
@@ -121,7 +144,7 @@ def test_silu_far_from_zero(compiled: CompiledOperators) -> None:
 @pytest.mark.parametrize("rows", [1, 5, 99])
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("activations", [torch.float32, torch.bfloat16], ids=str)
-def test_turn_and_cache(
+def test_rope_and_cache_kv(
     compiled: CompiledOperators,
     rows: int,
     normed: bool,
@@ -130,14 +153,14 @@ def test_turn_and_cache(
 ) -> None:
     heads, kv_heads, dim = 6, 2, 10
     qkv = torch.randn(rows, heads + 2 * kv_heads, dim).to(activations)
-    gains = torch.randn(heads + kv_heads, dim).to(activations) if normed else None
+    weight = torch.randn(heads + kv_heads, dim).to(activations) if normed else None
     turns = torch.rand(rows, 1, dim // 2) * 100
-    angles = turns.cos().repeat(1, 1, 2), torch.cat([-turns.sin(), turns.sin()], -1)
+    cos_sin = turns.cos().repeat(1, 1, 2), torch.cat([-turns.sin(), turns.sin()], -1)
     slots = torch.randperm(120)[:rows]
     caches = torch.zeros(2, 2, kv_heads, 120, dim).to(dtype)
-    got = compiled.turn_and_cache(qkv, gains, 1e-6, angles, tuple(caches[0]), slots)
-    wide = qkv.float(), None if gains is None else gains.float()
-    expected = reference.turn_and_cache(*wide, 1e-6, angles, tuple(caches[1]), slots)
+    got = compiled.rope_and_cache_kv(qkv, weight, 1e-6, cos_sin, tuple(caches[0]), slots)
+    wide = qkv.float(), None if weight is None else weight.float()
+    expected = reference.rope_and_cache_kv(*wide, 1e-6, cos_sin, tuple(caches[1]), slots)
     torch.testing.assert_close(got, expected.to(activations))
     # A sum in another order may round to the next value.
     torch.testing.assert_close(caches[0], caches[1])
@@ -148,9 +171,9 @@ def test_values_are_rounded_as_torch_rounds_them(compiled: CompiledOperators) ->
     edges = [1.00390625, 1.01171875, -1.00390625, 3.4e38, 1e-40, torch.nan, torch.inf, 65520.0]
     for dtype in (torch.bfloat16, torch.float16):
         qkv = torch.cat([torch.randn(2, 3, 8), torch.tensor(edges).expand(1, 3, 8)])
-        angles = torch.ones(3, 1, 8), torch.zeros(3, 1, 8)
+        cos_sin = torch.ones(3, 1, 8), torch.zeros(3, 1, 8)
         keys, values = torch.zeros(2, 1, 3, 8, dtype=dtype)
-        compiled.turn_and_cache(qkv, None, 1e-6, angles, (keys, values), torch.arange(3))
+        compiled.rope_and_cache_kv(qkv, None, 1e-6, cos_sin, (keys, values), torch.arange(3))
         assert values[0, :2].equal(qkv[:2, 2].to(dtype))
         torch.testing.assert_close(
             values[0, 2], qkv[2, 2].to(dtype), rtol=0, atol=0, equal_nan=True
@@ -173,13 +196,14 @@ def test_paged_attention_of_decoding_and_other_rows(
         for block in table:
             slots = slice(block * BLOCK, (block + 1) * BLOCK)
             keys[:, slots], values[:, slots] = torch.randn(2, heads, BLOCK, dim).to(dtype)
-        contexts.append(SequenceContext(slice(row, row + count), start, table, BLOCK))
+        contexts.append(SequenceMetadata(slice(row, row + count), start, table, BLOCK))
         row += count
     q = torch.randn(row, heads * group, dim)
-    together = decode_rows(contexts, q.device)
-    got = compiled.paged_attention(q, keys, values, contexts, window, together)
+    params = AttentionParams(dim**-0.5, window)
+    metadata = batched(contexts, decode_metadata(contexts, q.device))
+    got = compiled.paged_attention(q, keys, values, metadata, params)
     wide = keys.float(), values.float()
-    expected = reference.paged_attention(q, *wide, contexts, window)
+    expected = paged_attention(q, *wide, contexts, params)
     for context in contexts:
         # Torch takes the products of other rows in the cache's type.
         exact = context.count == 1 or dtype == torch.float32
@@ -201,15 +225,16 @@ def test_chunks_over_several_blocks_of_tokens(
 ) -> None:
     heads, group, dim, blocks = 2, 3, 20, 200
     table = torch.randperm(blocks)[: -(-(start + count) // BLOCK)].tolist()
-    context = SequenceContext(slice(2, 2 + count), start, table, BLOCK)
+    context = SequenceMetadata(slice(2, 2 + count), start, table, BLOCK)
     keys, values = torch.full((2, heads, blocks * BLOCK, dim), torch.nan, dtype=dtype)
     for token in range(start + count):
         slot = table[token // BLOCK] * BLOCK + token % BLOCK
         keys[:, slot], values[:, slot] = torch.randn(2, heads, dim).to(dtype)
     q = (torch.randn(count + 3, heads * group, dim) * 3).to(activations)
-    got = chunk.attend(q, keys, values, [context], window)
+    params = AttentionParams(dim**-0.5, window)
+    got = chunk_attention(q, keys, values, [context], params)
     wide = q.float(), keys.float(), values.float()
-    expected = reference.paged_attention(*wide, [context], window)
+    expected = paged_attention(*wide, [context], params)
     torch.testing.assert_close(got[context.rows], expected[context.rows].to(activations))
 
 
@@ -217,12 +242,12 @@ def test_queries_need_not_lie_in_order(compiled: CompiledOperators) -> None:
     keys, values = torch.randn(2, 2, 40, 8)
     q = torch.randn(4, 21, 8).transpose(0, 1)
     contexts = [
-        SequenceContext(slice(0, 20), 0, list(range(5)), BLOCK),
-        SequenceContext(slice(20, 21), 9, list(range(5)), BLOCK),
+        SequenceMetadata(slice(0, 20), 0, list(range(5)), BLOCK),
+        SequenceMetadata(slice(20, 21), 9, list(range(5)), BLOCK),
     ]
-    expected = reference.paged_attention(q, keys, values, contexts, None)
-    for together in (None, decode_rows(contexts, q.device)):
-        got = compiled.paged_attention(q, keys, values, contexts, None, together)
+    expected = paged_attention(q, keys, values, contexts, PARAMS)
+    for decodes in (None, decode_metadata(contexts, q.device)):
+        got = compiled.paged_attention(q, keys, values, batched(contexts, decodes), PARAMS)
         torch.testing.assert_close(got, expected)
 
 
@@ -230,54 +255,55 @@ def test_a_chunk_with_a_value_that_is_no_number_does_not_hide_it() -> None:
     keys, values = torch.randn(2, 1, 40, 8)
     keys[0, 7] = torch.nan
     q = torch.randn(20, 1, 8)
-    context = SequenceContext(slice(0, 20), 0, list(range(5)), BLOCK)
-    got = chunk.attend(q, keys, values, [context], None)
+    context = SequenceMetadata(slice(0, 20), 0, list(range(5)), BLOCK)
+    got = chunk_attention(q, keys, values, [context], PARAMS)
     assert not got[:7].isnan().any()
     assert got[7:].isnan().all()
 
 
 def test_a_chunk_over_an_fp8_cache_is_left_to_torch() -> None:
     keys, values = torch.randn(2, 1, 40, 8).to(torch.float8_e4m3fn)
-    context = SequenceContext(slice(0, 20), 0, list(range(5)), BLOCK)
-    told = torch.randn(20, 2, 8), keys, values, [context], None
-    assert chunk.attend(*told).equal(reference.paged_attention(*told))
+    context = SequenceMetadata(slice(0, 20), 0, list(range(5)), BLOCK)
+    arguments = torch.randn(20, 2, 8), keys, values, [context], PARAMS
+    assert chunk_attention(*arguments).equal(paged_attention(*arguments))
 
 
-def shape_of(cache_dtype: torch.dtype) -> DecodeShape:
-    return DecodeShape(torch.device("cpu"), torch.float32, cache_dtype, 3, 1, 8, None, BLOCK)
+def config_of(cache_dtype: torch.dtype) -> AttentionConfig:
+    return AttentionConfig(torch.device("cpu"), torch.float32, cache_dtype, 3, 1, 8, BLOCK, PARAMS)
 
 
 def test_an_fp8_cache_is_left_to_torch(compiled: CompiledOperators) -> None:
-    assert not compiled.attends_together(shape_of(torch.float8_e4m3fn))
+    assert not compiled.prepare_batched_decode(config_of(torch.float8_e4m3fn))
 
 
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_no_step_waits_for_the_compiler(compiled: CompiledOperators, weights: torch.dtype) -> None:
     """Whatever shapes and strides come, everything was compiled before."""
-    from tandem.kernels.cpu import attention, pointwise, product
+    from tandem.kernels.cpu import chunk_attention as chunks
+    from tandem.kernels.cpu import decode_attention, linear, pointwise
 
     cpu = torch.device("cpu")
     activations = compiled.activation_dtype(weights, cpu)
-    shape = DecodeShape(cpu, activations, torch.bfloat16, 3, 1, 8, None, BLOCK)
-    assert compiled.attends_together(shape)
-    compiled.product(torch.ones(1, 1).to(weights), None)
+    config = AttentionConfig(cpu, activations, torch.bfloat16, 3, 1, 8, BLOCK, PARAMS)
+    assert compiled.prepare_batched_decode(config)
+    compiled.prepare_linear(torch.ones(1, 1).to(weights), None)
     kernels = [
         *(pointwise.rms_norm, pointwise.add_rms_norm, pointwise.silu_and_mul),
-        *(pointwise.turn_and_cache, attention._attend, chunk._pack, chunk._attend),
-        *(product._multiply, product._multiply_packed),
+        *(pointwise.rope_and_cache_kv, decode_attention._attend, chunks._pack, chunks._attend),
+        *(linear._multiply, linear._multiply_packed),
     ]
     before = [len(kernel.signatures) for kernel in kernels]
     test_norms(compiled, 19, activations)
     test_silu_and_mul(compiled, 19, activations)
-    test_turn_and_cache(compiled, 5, True, torch.bfloat16, activations)
-    test_turn_and_cache(compiled, 5, False, torch.bfloat16, activations)
+    test_rope_and_cache_kv(compiled, 5, True, torch.bfloat16, activations)
+    test_rope_and_cache_kv(compiled, 5, False, torch.bfloat16, activations)
     if activations == torch.float32:
         test_a_norm_of_a_part_of_a_row(compiled)
         test_paged_attention_of_decoding_and_other_rows(compiled, torch.bfloat16, None, 3)
     test_chunks_over_several_blocks_of_tokens(torch.bfloat16, activations, None, 3, 9)
     weight = torch.randn(37, 99).to(weights)
     for rows in (7, 99):
-        compiled.product(weight, None)(torch.randn(rows, 99).to(activations))
+        compiled.prepare_linear(weight, None)(torch.randn(rows, 99).to(activations))
     assert [len(kernel.signatures) for kernel in kernels] == before
 
 
@@ -285,13 +311,13 @@ def test_no_step_waits_for_the_compiler(compiled: CompiledOperators, weights: to
 def test_decoding_rows_of_either_type(compiled: CompiledOperators, dtype: torch.dtype) -> None:
     keys, values = torch.randn(2, 2, 80, 8).bfloat16()
     contexts = [
-        SequenceContext(slice(row, row + 1), 9 * row, list(range(20)), BLOCK) for row in range(5)
+        SequenceMetadata(slice(row, row + 1), 9 * row, list(range(20)), BLOCK) for row in range(5)
     ]
     q = torch.randn(5, 6, 8).to(dtype)
-    together = decode_rows(contexts, q.device)
-    got = compiled.paged_attention(q, keys, values, contexts, None, together)
+    metadata = batched(contexts, decode_metadata(contexts, q.device))
+    got = compiled.paged_attention(q, keys, values, metadata, PARAMS)
     wide = q.float(), keys.float(), values.float()
-    torch.testing.assert_close(got, reference.paged_attention(*wide, contexts, None).to(dtype))
+    torch.testing.assert_close(got, paged_attention(*wide, contexts, PARAMS).to(dtype))
 
 
 def test_what_is_compiled_is_kept_for_this_version_of_the_kernels(
@@ -306,5 +332,5 @@ def test_what_is_compiled_is_kept_for_this_version_of_the_kernels(
 
 def test_without_numba_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "numba", None)
-    with pytest.raises(jit.Unavailable, match="numba"):
+    with pytest.raises(KernelUnavailableError, match="numba"):
         jit.prepare.__wrapped__()

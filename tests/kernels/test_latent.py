@@ -1,14 +1,14 @@
-"""Both ways to attend to latents against keys and values that are written out, at odd sizes."""
+"""Absorbed and expanded latent attention against explicit keys and values, at odd sizes."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from tandem.kernels.attention_metadata import SequenceMetadata
 from tandem.kernels.fp8 import FP8
-from tandem.kernels.reference import attention as reference
 from tandem.kernels.reference import latent
-from tandem.kernels.reference.attention import SequenceContext
+from tandem.kernels.reference.cache import write_cache
 
 HEADS, NOPE, ROPE, WIDTH, BLOCK, SLOTS = 3, 10, 6, 40, 4, 1300
 SCALE = 0.31
@@ -28,7 +28,9 @@ def scattered(tokens: int, first: int = 0) -> list[int]:
 class Case:
     """Latents, queries and matrices at random; unused slots are poisoned."""
 
-    def __init__(self, dtype: torch.dtype, value_dim: int, contexts: list[SequenceContext]) -> None:
+    def __init__(
+        self, dtype: torch.dtype, value_dim: int, contexts: list[SequenceMetadata]
+    ) -> None:
         self.contexts = contexts
         rows = contexts[-1].rows.stop
         self.q = torch.randn(rows, HEADS, NOPE + ROPE)
@@ -38,11 +40,11 @@ class Case:
         self.latents = torch.full((1, SLOTS, WIDTH + ROPE), torch.nan).to(dtype)
         for context in contexts:
             slots = [
-                context.blocks[token // BLOCK] * BLOCK + token % BLOCK
+                context.block_table[token // BLOCK] * BLOCK + token % BLOCK
                 for token in range(context.end)
             ]
             values = torch.randn(1, len(slots), WIDTH + ROPE)
-            reference.write(self.latents, torch.tensor(slots), values.transpose(0, 1))
+            write_cache(self.latents, torch.tensor(slots), values.transpose(0, 1))
 
     def written_out(self) -> torch.Tensor:
         """In float64."""
@@ -72,14 +74,14 @@ def test_both_ways_give_what_keys_and_values_do(
 ) -> None:
     """600 rows are more than a tile."""
     for blocks in (list(range(9, 170)), scattered(start + rows)):
-        case = Case(dtype, value_dim, [SequenceContext(slice(0, rows), start, blocks, BLOCK)])
+        case = Case(dtype, value_dim, [SequenceMetadata(slice(0, rows), start, blocks, BLOCK)])
         inputs = case.q, case.latents, case.k_up, case.v_up
         case.close(latent.absorbed_attention(*inputs, case.contexts, SCALE))
         case.close(latent.expanded_attention(*inputs, case.contexts[0], SCALE))
 
 
 def test_heads_are_expanded_in_any_number_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(torch.float32, 5, [SequenceContext(slice(0, 40), 3, scattered(43), BLOCK)])
+    case = Case(torch.float32, 5, [SequenceMetadata(slice(0, 40), 3, scattered(43), BLOCK)])
     inputs = case.q, case.latents, case.k_up, case.v_up
     for size in (1, 2 * 4 * 43 * 16 * 4, 1 << 30):
         monkeypatch.setattr(latent, "_EXPANDED_BYTES", size)
@@ -93,7 +95,7 @@ def test_a_batch_is_attended_in_the_way_that_is_cheaper_for_each_sequence(
     contexts, row = [], 0
     for index, (rows, start) in enumerate([(1, 30), (1, 0), (120, 20), (1, 9), (3, 130), (90, 0)]):
         table = scattered(start + rows, first=index % 2 + 70 * (index // 2))
-        contexts.append(SequenceContext(slice(row, row + rows), start, table, BLOCK))
+        contexts.append(SequenceMetadata(slice(row, row + rows), start, table, BLOCK))
         row += rows
     case = Case(torch.float32, 12, contexts)
     expanded = []

@@ -15,9 +15,16 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.kernels.decode_rows import DecodeRows, DecodeShape, decode_rows, largest_error, limit
-from tandem.kernels.reference import attention as reference
-from tandem.kernels.reference.attention import SequenceContext
+from tandem.kernels.attention_metadata import (
+    AttentionConfig,
+    AttentionParams,
+    DecodeMetadata,
+    SequenceMetadata,
+    decode_metadata,
+)
+from tandem.kernels.gpu.decode_trial import largest_error, limit
+from tandem.kernels.reference.attention import paged_attention
+from tandem.kernels.reference.cache import write_cache, write_kv
 
 pytest.importorskip("triton")
 
@@ -82,26 +89,27 @@ class Case:
             table = [free.pop() for _ in range(-(-length // BLOCK))]
             slots = [table[t // BLOCK] * BLOCK + t % BLOCK for t in range(length)]
             k, v = torch.randn(2, length, kv, dim, device=DEVICE)
-            reference.write_kv(*cache, torch.tensor(slots, device=DEVICE), k, v)
-            # Every second row of the step is somebody else's.
+            write_kv(*cache, torch.tensor(slots, device=DEVICE), k, v)
+            # Every second row of the step belongs to another sequence.
             rows = slice(2 * row, 2 * row + 1)
-            self.contexts.append(SequenceContext(rows, length - 1, table, BLOCK))
+            self.contexts.append(SequenceMetadata(rows, length - 1, table, BLOCK))
         self.q = torch.randn(2 * len(lengths), heads, dim, device=DEVICE).to(q_dtype)
 
-    def decodes(self) -> DecodeRows:
-        decodes = decode_rows(self.contexts, DEVICE)
+    def decodes(self) -> DecodeMetadata:
+        decodes = decode_metadata(self.contexts, DEVICE)
         assert decodes is not None
         return decodes
 
     def run(self, window: int | None) -> torch.Tensor:
         out = torch.full_like(self.q, 77.0)
-        paged_decode(self.q, self.keys, self.values, self.decodes(), window, out)
+        params = AttentionParams(self.q.shape[-1] ** -0.5, window)
+        paged_decode(self.q, self.keys, self.values, self.decodes(), params, out)
         assert (out[1::2] == 77.0).all()
         return out[::2]
 
     def expected(self, window: int | None) -> torch.Tensor:
-        told = self.q, self.keys, self.values, self.contexts, window
-        return reference.paged_attention(*told)[::2]
+        params = AttentionParams(self.q.shape[-1] ** -0.5, window)
+        return paged_attention(self.q, self.keys, self.values, self.contexts, params)[::2]
 
 
 @pytest.mark.parametrize("window", [None, 7, SPLIT + 3])
@@ -149,7 +157,7 @@ def test_what_is_not_a_number_shows() -> None:
     """The sampler refuses such a sequence; it must not become a token."""
     for kind in KINDS:
         case = Case([40, 40], kind, 2, 1, 16)
-        slot = case.contexts[0].blocks[3] * BLOCK
+        slot = case.contexts[0].block_table[3] * BLOCK
         case.keys[:, slot] = torch.nan
         assert case.run(None).isnan().all(dim=-1).all(dim=-1).tolist() == [True, False]
 
@@ -158,15 +166,15 @@ def test_every_code_of_fp8_is_read_as_torch_reads_it() -> None:
     case = Case([256], (torch.float32, FP8), 1, 1, 16)
     codes = torch.arange(256, dtype=torch.uint8, device=DEVICE).view(FP8)
     codes = torch.where(codes.float().isnan(), 0.0, codes.float()).to(FP8)
-    slots = torch.tensor(case.contexts[0].blocks, device=DEVICE)[:, None] * BLOCK
+    slots = torch.tensor(case.contexts[0].block_table, device=DEVICE)[:, None] * BLOCK
     slots = (slots + torch.arange(BLOCK, device=DEVICE)).flatten()
-    reference.write(case.values, slots, codes.float()[:, None, None].expand(-1, 1, 16))
+    write_cache(case.values, slots, codes.float()[:, None, None].expand(-1, 1, 16))
     torch.testing.assert_close(case.run(None), case.expected(None), atol=1e-4, rtol=1e-5)
 
 
 def test_what_a_rank_tries_at_its_start_finds_them_right() -> None:
     for q_dtype, dtype in KINDS:
-        shape = DecodeShape(DEVICE, q_dtype, dtype, 4, 2, 16, None, 16)
+        shape = AttentionConfig(DEVICE, q_dtype, dtype, 4, 2, 16, 16, AttentionParams(0.25))
         assert largest_error(shape) < limit(shape)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tandem.kernels.reference import attention as reference
-from tandem.kernels.reference import linear
-from tandem.kernels.reference.attention import SequenceContext
+from tandem.kernels.attention_metadata import AttentionParams, SequenceMetadata
+from tandem.kernels.reference import attention, linear, norm
+from tandem.kernels.reference.activation import act_and_mul
+from tandem.kernels.reference.cache import write_kv
+from tandem.kernels.reference.rope import apply_rotary
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
@@ -30,7 +32,7 @@ def close(got: torch.Tensor, expected: torch.Tensor) -> None:
 def test_rms_norm_with_residual(rows: int, dtype: torch.dtype) -> None:
     x, residual = torch.randn(2, rows, 64).to(dtype)
     weight = torch.randn(64).to(dtype)
-    normed, total = reference.add_rms_norm(x, residual, weight, 1e-6)
+    normed, total = norm.add_rms_norm(x, residual, weight, 1e-6)
     close(total, x.double() + residual.double())
     exact = total.double()
     exact = exact * (exact.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight.double()
@@ -46,7 +48,7 @@ def test_rotary_turns_pairs_of_halves(rows: int, dtype: torch.dtype) -> None:
         torch.ones(()).double(), angles.double()
     )
     cos, sin = angles.cos().repeat(1, 1, 2), torch.cat([-angles.sin(), angles.sin()], -1)
-    close(reference.rotary(x, cos, sin), torch.cat([pairs.real, pairs.imag], -1))
+    close(apply_rotary(x, (cos, sin)), torch.cat([pairs.real, pairs.imag], -1))
 
 
 @DTYPES
@@ -54,16 +56,16 @@ def test_rotary_turns_pairs_of_halves(rows: int, dtype: torch.dtype) -> None:
 def test_each_head_is_normed_with_its_own_gain(rows: int, dtype: torch.dtype) -> None:
     x, weight = torch.randn(rows, 3, 8).to(dtype), torch.randn(3, 8).to(dtype)
     exact = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-6).rsqrt()
-    close(reference.head_rms_norm(x, weight, 1e-6), exact * weight.double())
+    close(norm.head_rms_norm(x, weight, 1e-6), exact * weight.double())
 
 
 def test_a_norm_of_a_row_is_the_same_in_any_batch() -> None:
     x, weight = torch.randn(9, 5, 192), torch.randn(192)
     x[3] = 0.0
-    whole = reference.rms_norm(x, weight, 1e-6)
+    whole = norm.rms_norm(x, weight, 1e-6)
     assert whole[3].abs().max() == 0.0
     for row in range(9):
-        assert torch.equal(reference.rms_norm(x[row, 2:3], weight, 1e-6), whole[row, 2:3])
+        assert torch.equal(norm.rms_norm(x[row, 2:3], weight, 1e-6), whole[row, 2:3])
 
 
 @DTYPES
@@ -71,7 +73,7 @@ def test_a_norm_of_a_row_is_the_same_in_any_batch() -> None:
 def test_silu_and_mul(rows: int, dtype: torch.dtype) -> None:
     x = torch.randn(rows, 38).to(dtype)
     gate, up = x.double().chunk(2, dim=-1)
-    close(reference.silu_and_mul(x), gate * gate.sigmoid() * up)
+    close(act_and_mul(x, "silu"), gate * gate.sigmoid() * up)
 
 
 def exact_attention(
@@ -108,13 +110,15 @@ def test_paged_attention(
         table = [free.pop(0) for _ in range(-(-length // BLOCK))]
         k, v = torch.randn(2, length, heads, dim).to(dtype)
         slots = torch.tensor([table[t // BLOCK] * BLOCK + t % BLOCK for t in range(length)])
-        reference.write_kv(keys, values, slots, k, v)
+        write_kv(keys, values, slots, k, v)
         q = torch.randn(count, heads * group, dim).to(dtype)
         q_parts.append(q)
-        contexts.append(SequenceContext(slice(row, row + count), start, table, BLOCK))
+        contexts.append(SequenceMetadata(slice(row, row + count), start, table, BLOCK))
         expected.append(exact_attention(q, k, v, start, window))
         row += count
-    got = reference.paged_attention(torch.cat(q_parts), keys, values, contexts, window)
+    got = attention.paged_attention(
+        torch.cat(q_parts), keys, values, contexts, AttentionParams(dim**-0.5, window)
+    )
     close(got, torch.cat(expected))
 
 
@@ -124,12 +128,12 @@ def test_an_fp8_cache_is_attended_in_the_type_of_the_queries(dtype: torch.dtype)
     k, v = torch.randn(2, 30, 2, 8).to(dtype)
     table = [9, 2, 17, 4, 11, 0, 19, 7]
     slots = torch.tensor([table[t // BLOCK] * BLOCK + t % BLOCK for t in range(30)])
-    reference.write_kv(keys, values, slots, k, v)
+    write_kv(keys, values, slots, k, v)
     kept = [x.to(torch.float8_e4m3fn).to(dtype) for x in (k, v)]
     for start, count in ((29, 1), (11, 19), (0, 30)):
         q = torch.randn(count, 4, 8).to(dtype)
-        context = SequenceContext(slice(0, count), start, table, BLOCK)
-        got = reference.paged_attention(q, keys, values, [context], None)
+        context = SequenceMetadata(slice(0, count), start, table, BLOCK)
+        got = attention.paged_attention(q, keys, values, [context], AttentionParams(8**-0.5))
         assert got.dtype == dtype
         close(got, exact_attention(q, kept[0], kept[1], start, None))
 
@@ -138,7 +142,7 @@ def test_an_fp8_cache_is_attended_in_the_type_of_the_queries(dtype: torch.dtype)
 def test_what_fp8_cannot_hold_becomes_its_largest_value(dtype: torch.dtype) -> None:
     cache = torch.zeros(2, 1, 6, 1).to(torch.float8_e4m3fn)
     x = torch.tensor([447.0, 500.0, -6e4, torch.inf, torch.nan, 0.25]).to(dtype).view(6, 1, 1)
-    reference.write_kv(cache[0], cache[1], torch.arange(6), x, -x)
+    write_kv(cache[0], cache[1], torch.arange(6), x, -x)
     expected = torch.tensor([448.0, 448.0, -448.0, 448.0, torch.nan, 0.25])
     torch.testing.assert_close(cache[0].float().view(-1), expected, equal_nan=True)
     torch.testing.assert_close(cache[1].float().view(-1), -expected, equal_nan=True)
@@ -147,8 +151,8 @@ def test_what_fp8_cannot_hold_becomes_its_largest_value(dtype: torch.dtype) -> N
 def test_a_long_chunk_is_taken_in_tiles() -> None:
     keys, values = torch.randn(2, 1, 1200, 8)
     q = torch.randn(1101, 2, 8)
-    context = SequenceContext(slice(0, 1101), 99, list(range(300)), BLOCK)
-    got = reference.paged_attention(q, keys, values, [context], None)
+    context = SequenceMetadata(slice(0, 1101), 99, list(range(300)), BLOCK)
+    got = attention.paged_attention(q, keys, values, [context], AttentionParams(8**-0.5))
     close(got, exact_attention(q, keys.transpose(0, 1), values.transpose(0, 1), 99, None))
 
 
@@ -161,18 +165,18 @@ def test_the_ways_to_attend_on_a_gpu_agree_with_the_definition(
     """None of them is chosen on a CPU, which can run them all the same."""
     q = torch.randn(19, 2 * group, 8).to(dtype)
     k, v = torch.randn(2, start + 19, 2, 8).to(dtype)
-    context = SequenceContext(slice(0, 19), start, list(range(99)), BLOCK)
+    context = SequenceMetadata(slice(0, 19), start, list(range(99)), BLOCK)
     mask = context.mask(start, 19, 0, window, q.device) if start else None
     told = q, k.transpose(0, 1), v.transpose(0, 1)
     expected = exact_attention(q, k, v, start, window)
-    close(reference._sdpa_expanded(*told, mask, None), expected)
+    close(attention._sdpa_expanded(*told, mask, 8**-0.5), expected)
     if window is None:
-        close(reference._last_rows(*told, None), expected)
+        close(attention._last_rows(*told, 8**-0.5), expected)
 
 
 def test_consecutive_blocks_are_a_view() -> None:
     cache = torch.randn(2, 80, 8)
-    context = SequenceContext(slice(0, 1), 9, [3, 4, 5, 11], BLOCK)
+    context = SequenceMetadata(slice(0, 1), 9, [3, 4, 5, 11], BLOCK)
     view = context.gather(cache, 2, 10)
     assert view.data_ptr() == cache[0, 14].data_ptr()
     assert torch.equal(view, cache[:, 14:22])
@@ -186,7 +190,7 @@ def test_products(rows: int, bias: bool, dtype: torch.dtype) -> None:
     offset = torch.randn(37).to(dtype) if bias else None
     expected = x.double() @ weight.double().T + (0 if offset is None else offset.double())
     with torch.inference_mode():
-        close(linear.product(weight, offset)(x), expected)
+        close(linear.prepare_linear(weight, offset)(x), expected)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +220,7 @@ def test_each_packing(packer: linear.Packer, rows: int, bias: bool, dtype: torch
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_weights_beyond_fp16_are_not_squeezed_into_it(scale: float) -> None:
     weight, x = (torch.randn(64, 32) * scale).bfloat16(), torch.randn(3, 32).bfloat16()
-    got = linear.product(weight, None)(x)
+    got = linear.prepare_linear(weight, None)(x)
     torch.testing.assert_close(
         got.float() / scale, x.float() @ (weight.float().T / scale), rtol=0.02, atol=0.1
     )

@@ -31,9 +31,9 @@ class ModelRunner:
         sampler: Sampler,
         tp: TensorParallel,
         *,
-        decodes_together: bool = False,
+        batched_decode: bool = False,
     ) -> None:
-        self.decodes_together = decodes_together
+        self.batched_decode = batched_decode
         self.model = model
         self.cache = cache
         self.sampler = sampler
@@ -88,7 +88,7 @@ class ModelRunner:
             self.cache.block_size,
             self.cache.device,
             rows,
-            decodes_together=self.decodes_together,
+            batched_decode=self.batched_decode,
             needs_logits=bool(sampling or asked),
         )
         hidden = self.model.forward(batch, self.cache.layers, on_layer)
@@ -157,5 +157,5 @@ def runner_of(model: Decoder, cache: KVCache, tp: TensorParallel) -> ModelRunner
     """A runner that has tried what its device can do."""
     sampler = Sampler(model.spec.vocab_size, cache.device)
     with torch.inference_mode():
-        together = model.decodes_together(cache.layers, cache.block_size)
-    return ModelRunner(model, cache, sampler, tp, decodes_together=together)
+        batched = model.prepare_batched_decode(cache.layers, cache.block_size)
+    return ModelRunner(model, cache, sampler, tp, batched_decode=batched)

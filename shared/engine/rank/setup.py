@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ....kernels.cpu import jit
-from ....kernels.decode_rows import UnusableError
-from ....kernels.operators import Operators, TorchOperators
+from ....kernels.errors import KernelUnavailableError
+from ....kernels.gpu.operators import GpuOperators
+from ....kernels.operators import Operators
+from ....kernels.reference.operators import ReferenceOperators
 from ...errors import StartupError
 from ...handoff.carriers.cuda_ipc.cuda_driver import CudaDriver
 from ...handoff.carriers.cuda_ipc.device import DEVICE_BYTES, NO_GPU, DeviceError, not_possible
@@ -82,7 +84,7 @@ class LoadedModel:
             ) from None
         try:
             return runner_of(self.model, cache, self.tp)
-        except UnusableError as error:
+        except KernelUnavailableError as error:
             raise StartupError(
                 f"Triton's decode kernel cannot run on {self.device}: {error}; it needs a C "
                 f"compiler, and libraries loaded from TRITON_CACHE_DIR or the temporary folder "
@@ -238,7 +240,10 @@ class CacheOfPlane:
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
         self.num_layers = len(cache.layers)
-        shapes = {(sides, cache.packed_bytes(layer, 1)) for layer, sides in enumerate(cache.sides)}
+        shapes = {
+            (components, cache.packed_bytes(layer, 1))
+            for layer, components in enumerate(cache.components)
+        }
         if len(shapes) != 1:
             raise StartupError(f"layers with KV of different shapes {shapes} cannot be handed over")
         self.sides, self.layer_bytes_per_token = shapes.pop()
@@ -303,12 +308,14 @@ def _no_cuda() -> str:
 def _operators(kernels: str, decode: str, device: torch.device) -> Operators:
     """Compiled ones are ready to run. Raises ``StartupError``."""
     if kernels == "torch":
-        return TorchOperators(decode)
+        if device.type == CPU or decode == "torch":
+            return ReferenceOperators()
+        return GpuOperators(triton_required=decode == "triton")
     if device.type != CPU:
         raise StartupError(f"--cpu-kernels {kernels} is for CPUs, and this rank is on {device}")
     try:
         jit.prepare()
-    except jit.Unavailable as error:
+    except KernelUnavailableError as error:
         raise StartupError(
             f"--cpu-kernels {kernels}: {error}; pip install 'tandem-llm[cpu]' and the system's "
             f"libgomp (Debian: libgomp1), or use --cpu-kernels torch"

@@ -6,6 +6,7 @@ from typing import Literal
 
 from ..config import Config, read_rope
 from ..spec import (
+    Activation,
     DecoderSpec,
     DenseSpec,
     LayerSpec,
@@ -121,7 +122,7 @@ def _read_attention(config: Config, rope_interleaved: bool) -> MLASpec:
     )
 
 
-def _read_experts(config: Config, router: RouterSpec, activation: str) -> MoESpec:
+def _read_experts(config: Config, router: RouterSpec, activation: Activation) -> MoESpec:
     width = config.integer("moe_intermediate_size")
     shared = config.integer("n_shared_experts")
     return MoESpec(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tandem.kernels.cpu import jit
-from tandem.kernels.decode_rows import UnusableError
+from tandem.kernels.errors import KernelUnavailableError
 from tandem.shared.engine.rank import setup as rank_setup
 from tandem.shared.errors import StartupError
 from tandem.shared.kv.planning import RankDevice
@@ -140,7 +140,7 @@ def test_compiled_kernels_without_numba_say_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def missing() -> None:
-        raise jit.Unavailable("numba is missing")
+        raise KernelUnavailableError("numba is missing")
 
     monkeypatch.setattr(jit, "prepare", missing)
     with pytest.raises(StartupError, match=r"numba is missing.*tandem-llm\[cpu\].*torch$"):
@@ -151,7 +151,7 @@ def test_a_gpu_that_cannot_run_the_decode_kernel_is_an_error_with_a_way_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def refuse(*_: object) -> None:
-        raise UnusableError("no C compiler")
+        raise KernelUnavailableError("no C compiler")
 
     monkeypatch.setattr(rank_setup, "runner_of", refuse)
     model = load.load_model(tiny_models.cached("qwen3", tmp_path), load_format="dummy")

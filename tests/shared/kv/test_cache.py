@@ -112,7 +112,7 @@ def test_pack_then_scatter_elsewhere(
     other.scatter(1, elsewhere, first, end, bytes(out))
     assert token_by_token(other, 1, elsewhere, first, end) == bytes(out)
     written = sum(int(side.any(dim=-1).any(dim=0).sum()) for side in other.layers[1])
-    assert written == len(other.sides[1]) * (end - first)
+    assert written == len(other.components[1]) * (end - first)
     assert not any(side.any() for side in other.layers[0])
 
 

@@ -111,7 +111,7 @@ def test_the_second_generation() -> None:
     first, *others = spec.layers
     attention = first.attention
     assert isinstance(attention, MLASpec) and attention.q_lora_rank is None
-    assert attention.kv == KVSpec(sides=("latent",), heads=1, dim=512 + 64)
+    assert attention.kv == KVSpec(components=("latent",), heads=1, dim=512 + 64)
     # 192 ** -0.5 * (0.1 * 0.707 * ln(40) + 1) ** 2
     assert attention.softmax_scale == pytest.approx(0.114720, rel=1e-4)
     assert isinstance(spec.rope.scaling, YarnScaling)

@@ -115,7 +115,7 @@ def test_a_missing_weight(folder: Path) -> None:
 def test_an_unknown_weight(folder: Path, name: str) -> None:
     """The scales of a calibrated fp8 cache are not implemented: without them it would be wrong."""
     change_weights(folder, **{f"model.layers.0.{name}": torch.zeros(2)})
-    assert f"model.layers.0.{name} is not known" in refusal(folder)
+    assert f"model.layers.0.{name} is unknown" in refusal(folder)
 
 
 def test_weights_of_a_larger_model(folder: Path) -> None:
@@ -125,7 +125,9 @@ def test_weights_of_a_larger_model(folder: Path) -> None:
 
 def test_a_wrong_shape(folder: Path) -> None:
     change_config(folder, intermediate_size=95)
-    assert "down_proj.weight is [64, 96], and config.json makes it [64, 95]" in refusal(folder)
+    assert "down_proj.weight has shape [64, 96], but config.json implies [64, 95]" in refusal(
+        folder
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
@@ -149,7 +151,7 @@ def second_of_two(folder: Path) -> tuple[dict[str, WeightSlot], dict[str, torch.
     """What the second of two ranks holds, and the file."""
     place = WeightPlacement(torch.float32, torch.device("cpu"), TensorParallel(1, 2))
     model = Decoder(read_spec(folder), place)
-    slots = model.slots()
+    slots = model.weight_slots()
     with Checkpoint(folder) as checkpoint:
         fill(model, checkpoint, family_of(read_json(folder / "config.json")))
     return slots, load_file(folder / "model.safetensors")
@@ -244,7 +246,7 @@ def test_dummy_weights_are_made_in_pieces_on_the_device_itself(
         place = WeightPlacement(torch.float32, torch.device("cpu"), TensorParallel(rank, size))
         model = Decoder(read_spec(folder), place)
         fill_random(model, 0)
-        return [slot.target for slot in model.slots().values()]
+        return [slot.target for slot in model.weight_slots().values()]
 
     for rank, size in ((0, 1), (1, 2)):
         at_once = weights(rank, size)

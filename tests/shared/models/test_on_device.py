@@ -76,11 +76,9 @@ def test_no_attention_writes_all_scores_out(
 
 @FORMATS
 @pytest.mark.parametrize("device", GPU)
-def test_decoding_rows_are_taken_together(
-    tmp_path: Path, dtype: str, kept: str, device: str
-) -> None:
+def test_decode_is_batched(tmp_path: Path, dtype: str, kept: str, device: str) -> None:
     runner = runner_on(device, tiny_models.cached("qwen3", tmp_path), dtype, kept)
-    assert runner.decodes_together
+    assert runner.batched_decode
 
 
 @FORMATS

@@ -17,8 +17,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tandem.kernels.decode_rows import DecodeRows, DecodeShape
-from tandem.kernels.operators import TorchOperators
+from tandem.kernels.attention_metadata import AttentionConfig, AttentionParams, DecodeMetadata
+from tandem.kernels.gpu.operators import GpuOperators
 from tandem.shared.engine.plan import SamplerSpec, SamplingParams, SequenceStep
 from tandem.shared.engine.rank.sampler import Sampler
 from tandem.shared.models.batch import build_batch
@@ -110,14 +110,14 @@ def _shares_memory(result: Any, source: torch.Tensor | None) -> bool:
     return all(each.untyped_storage()._cdata == storage for each in results)
 
 
-class OnGpu(TorchOperators):
-    """Operators as a GPU with Triton has them."""
+class OnGpu(GpuOperators):
+    """Operators of a GPU with Triton."""
 
     def __init__(self, work: Work) -> None:
         super().__init__()
         self.work = work
 
-    def attends_together(self, shape: DecodeShape) -> bool:
+    def prepare_batched_decode(self, config: AttentionConfig) -> bool:
         return True
 
     def decode_kernel(
@@ -125,13 +125,13 @@ class OnGpu(TorchOperators):
         q_THD: torch.Tensor,
         keys_KND: torch.Tensor,
         values_KND: torch.Tensor,
-        rows: DecodeRows,
-        window: int | None,
+        rows: DecodeMetadata,
+        params: AttentionParams,
         out_THD: torch.Tensor,
     ) -> None:
         """``paged_decode``, which launches two kernels."""
         assert rows.table.device == q_THD.device == META
-        self.work.kernels += ["attend", "weigh"]
+        self.work.kernels += ["attend", "combine"]
 
 
 def decode_step(folder: Path, kept: str, rows: int = 4) -> tuple[Work, list[int]]:
@@ -147,10 +147,10 @@ def decode_step(folder: Path, kept: str, rows: int = 4) -> tuple[Work, list[int]
         load_format="dummy",
         operators=OnGpu(work),
     )
-    assert runner.decodes_together
+    assert runner.batched_decode
     steps = [SequenceStep(i, [5], 40, [4 * i + j for j in range(4)], True) for i in range(rows)]
     with torch.inference_mode(), Uploads(work), Recorder(work):
-        batch = build_batch(steps, 16, META, list(range(rows)), decodes_together=True)
+        batch = build_batch(steps, 16, META, list(range(rows)), batched_decode=True)
         hidden = runner.model.forward(
             batch, runner.cache.layers, lambda _: marks.append(len(work.kernels))
         )

@@ -18,27 +18,27 @@ from .vector import LANES, multiply_tile
 
 # With two registers a row and panel, as many rows as sixteen registers hold.
 _ROWS = 6
-# Panels that a thread takes at once. So few rows as to leave registers free are multiplied by both
-# together: with twice the sums under way, memory is waited for half as often.
+# Panels that a thread takes at once. Few rows, which leave registers free, are multiplied by both
+# together: with twice as many sums in flight, memory latency is hidden better.
 _STRIP = 2
-# From so many rows on, they are packed: read as they come, those of a tile may lie so far apart
-# that all want the same place in the first cache.
+# The least number of rows to be packed: unpacked, those of a tile may be so far apart that all map
+# to the same sets of the L1 cache.
 PACKED = 32
-# Inputs that all packed rows are multiplied by before the next: what they take of a panel and of a
-# tile fits the first cache.
+# Inputs that all packed rows are multiplied by before the next ones: their part of a panel and of a
+# tile fits the L1 cache.
 _INPUTS = 512
-# Panels that packed rows are multiplied by before the next inputs: so much fits the second cache.
+# Panels that packed rows are multiplied by before the next inputs: they fit the L2 cache.
 _GROUP = 16
 
 
-class Panels:
-    """A weight [out, in], packed."""
+class PackedWeight:
+    """A weight [out, in] in panels."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.outputs, inputs = weight.shape
         padded = -(-self.outputs // (_STRIP * LANES)) * _STRIP * LANES
         source = array(weight)
-        # numpy's memory lies on huge pages.
+        # numpy's memory is on huge pages.
         self._panels = np.zeros((padded // LANES, inputs, LANES), source.dtype)
         whole, rest = divmod(self.outputs, LANES)
         self._panels[:whole] = source[: whole * LANES].reshape(whole, LANES, inputs).swapaxes(1, 2)
@@ -47,7 +47,7 @@ class Panels:
         self._group = max(1, min(_GROUP, len(self._panels) // (2 * torch.get_num_threads())))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The product of fp32 rows."""
+        """Multiply fp32 rows."""
         rows, panels = len(x), self._panels
         if rows < PACKED:
             out = np.empty((rows, len(panels) * LANES), np.float32)
@@ -91,7 +91,7 @@ def _tile(
     out: np.ndarray,
 ) -> None:
     inputs = panels.shape[1]
-    # The number of rows is part of a tile's code.
+    # The number of rows is a compile-time constant of a tile.
     if rows == 1:
         multiply_tile(1, 2, 0, panels, panel, x, row, out, 0, inputs)
     elif rows == 2:

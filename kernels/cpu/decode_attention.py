@@ -1,7 +1,6 @@
-"""Decode attention over the paged cache, read where it lies, for all decoding rows of a step.
+"""Decode attention over the paged cache, read in place, for all decoding rows of a step.
 
-Shapes as in ``reference/attention.py``. A KV head of one row, with its query heads, is one unit of
-work.
+Shapes as in ``operators.py``. A KV head of one row, with its query heads, is one unit of work.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 from numba import prange
 
-from ..decode_rows import DecodeRows
+from ..attention_metadata import AttentionParams, DecodeMetadata
 from .exponential import exp
 from .jit import array, kernel
 from .vector import LANES, narrow, widen
@@ -18,23 +17,23 @@ from .vector import LANES, narrow, widen
 NO_WINDOW = 1 << 62
 
 
-def attend(
+def decode_attention(
     q_THD: torch.Tensor,
     keys_KND: torch.Tensor,
     values_KND: torch.Tensor,
-    decodes: DecodeRows,
-    window: int | None,
+    decodes: DecodeMetadata,
+    params: AttentionParams,
     out_THD: torch.Tensor,
 ) -> None:
-    """Fills the decoding rows of ``out``."""
+    """Fill the decoding rows of ``out``."""
     _attend(
         array(q_THD),
         array(keys_KND),
         array(values_KND),
         decodes.table.numpy(),
         decodes.block_size,
-        NO_WINDOW if window is None else window,
-        q_THD.shape[-1] ** -0.5,
+        NO_WINDOW if params.window is None else params.window,
+        params.scale,
         array(out_THD),
     )
 
@@ -53,8 +52,8 @@ def _attend(
     heads = keys.shape[0]
     group = q.shape[1] // heads
     for task in prange(len(rows) * heads):
-        told, head = rows[task // heads], task % heads
-        row, end, table = told[0], told[1], told[2:]
+        entry, head = rows[task // heads], task % heads
+        row, end, table = entry[0], entry[1], entry[2:]
         first = max(0, end - window)
         weights = np.empty((group, end - first), np.float32)
         queries = np.empty((group, q.shape[2]), np.float32)
@@ -93,7 +92,7 @@ def _softmax(scores: np.ndarray) -> None:
     lanes = np.empty(LANES, np.float32)
     for g in range(scores.shape[0]):
         row = scores[g]
-        highest = highest_of(row, np.float32(-np.inf), lanes)
+        highest = maximum_of(row, np.float32(-np.inf), lanes)
         total = np.float32(0)
         for t in range(len(row)):
             row[t] = exp(row[t] - highest)
@@ -122,9 +121,9 @@ def _sum(
 
 
 @kernel()
-def highest_of(row: np.ndarray, before: np.float32, lanes: np.ndarray) -> np.float32:
-    """The highest of the row and ``before``. Lanes are compared side by side: a running maximum,
-    in which NaN is not to be lost, is not vectorised."""
+def maximum_of(row: np.ndarray, before: np.float32, lanes: np.ndarray) -> np.float32:
+    """The maximum of the row and ``before``, lane by lane: a running maximum that must preserve NaN
+    is not vectorised."""
     lanes[:] = before
     whole = len(row) // LANES * LANES
     for t in range(0, whole, LANES):

@@ -1,8 +1,8 @@
-"""Attention of the rows of a chunk over the paged cache, without writing their scores out.
+"""Attention of the rows of a chunk over the paged cache, without materialising their scores.
 
-Shapes as in ``reference/attention.py``. Blocks of tokens are attended one after the other, with the
-running maximum and sum of each row (Dao et al. 2022, "FlashAttention"). Both products of a block
-are ``multiply_tile``'s, on panels of K and V that all query heads of a KV head share.
+Shapes as in ``operators.py``. Blocks of tokens are attended one after the other, with the running
+maximum and sum of each row (Dao et al. 2022, "FlashAttention"). Both products of a block are
+``multiply_tile``'s, on panels of K and V that all query heads of a KV head share.
 """
 
 from __future__ import annotations
@@ -13,62 +13,70 @@ import numpy as np
 import torch
 from numba import prange
 
-from ..reference import attention as reference
-from ..reference.attention import SequenceContext
-from .attention import NO_WINDOW, highest_of
+from ..attention_metadata import AttentionParams, SequenceMetadata
+from ..reference.attention import paged_attention
+from .decode_attention import NO_WINDOW, maximum_of
 from .exponential import exp
 from .jit import WIDE, array, castable, kernel
 from .vector import LANES, multiply_tile, narrow, widen
 
-# Rows and panels whose sums stay in registers. AVX-512 would have room for more rows, but general
-# registers run out, which hold where each row is.
+# Rows and panels whose sums stay in registers. AVX-512 would have room for more rows, but the
+# general registers, which hold the rows' addresses, run out.
 _ROWS, _WIDTH = (8, 2) if WIDE else (6, 1)
-# Rows of a piece of work: what they share of a panel, they find in the first cache.
+# Rows of a piece of work: the part of a panel that they share stays in the L1 cache.
 _SHARE = 4 * _ROWS
-# Tokens of a block. Its K and V fit the second cache.
+# Tokens of a block, whose K and V fit the L2 cache.
 _TOKENS = 256
 
 
-def attend(
+def chunk_attention(
     q_THD: torch.Tensor,
     keys_KND: torch.Tensor,
     values_KND: torch.Tensor,
-    contexts: Sequence[SequenceContext],
-    window: int | None,
+    sequences: Sequence[SequenceMetadata],
+    params: AttentionParams,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As ``reference.paged_attention``, which takes what has no kernel here."""
+    """As the reference's ``paged_attention``, which is used for dtypes without a kernel here."""
     if not castable(keys_KND.dtype):
-        return reference.paged_attention(q_THD, keys_KND, values_KND, contexts, window, out=out)
-    out = q_THD.new_empty(q_THD.shape) if out is None else out  # in order, whatever q is
+        return paged_attention(q_THD, keys_KND, values_KND, sequences, params, out=out)
+    out = q_THD.new_empty(q_THD.shape) if out is None else out  # contiguous, whatever q is
     keys, values = array(keys_KND), array(values_KND)
-    for context in contexts:
-        first = 0 if window is None else max(0, context.start - window + 1)
-        panels = _panels(keys, values, context, first)
+    window = NO_WINDOW if params.window is None else params.window
+    for sequence in sequences:
+        first = max(0, sequence.start - window + 1)
+        panels = _panels(keys, values, sequence, first)
         _attend(
-            array(q_THD[context.rows]),
+            array(q_THD[sequence.rows]),
             *panels,
-            context.start - first,
-            NO_WINDOW if window is None else window,
-            q_THD.shape[-1] ** -0.5,
-            array(out[context.rows]),
+            sequence.start - first,
+            window,
+            params.scale,
+            array(out[sequence.rows]),
         )
     return out
 
 
 def _panels(
-    keys: np.ndarray, values: np.ndarray, context: SequenceContext, first: int
+    keys: np.ndarray, values: np.ndarray, sequence: SequenceMetadata, first: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """K [heads, blocks, tokens / LANES, D, LANES] and V [heads, blocks, D / LANES, tokens, LANES],
-    of the tokens from ``first`` on."""
+    """Pack the tokens from ``first`` on: K [heads, blocks, tokens / LANES, D, LANES] and V [heads,
+    blocks, D / LANES, tokens, LANES]."""
     heads, _, dim = keys.shape
-    blocks = -(-(context.end - first) // _TOKENS)
+    blocks = -(-(sequence.end - first) // _TOKENS)
     wide = -(-dim // (_WIDTH * LANES)) * _WIDTH
     keys_packed = np.empty((heads, blocks, _TOKENS // LANES, dim, LANES), keys.dtype)
     values_packed = np.empty((heads, blocks, wide, _TOKENS, LANES), values.dtype)
-    table = np.array(context.blocks, np.int64)
-    told = table, context.block_size, first, context.end
-    _pack(keys, values, *told, keys_packed, values_packed)
+    _pack(
+        keys,
+        values,
+        np.array(sequence.block_table, np.int64),
+        sequence.block_size,
+        first,
+        sequence.end,
+        keys_packed,
+        values_packed,
+    )
     return keys_packed, values_packed
 
 
@@ -118,7 +126,7 @@ def _attend(
     shares = (len(q) * group + _SHARE - 1) // _SHARE
     for piece in prange(heads * shares):
         head, turn = piece // shares, piece % shares
-        # Later rows have more to attend to; each thread gets as many of them.
+        # Later rows attend to more tokens; each thread gets as many early as late ones.
         share = turn // 2 if turn % 2 == 0 else shares - 1 - turn // 2
         mine = slice(head * group, (head + 1) * group)
         row = share * _SHARE
@@ -145,8 +153,8 @@ def _attend_share(
     scale: np.float32,
     out_TGD: np.ndarray,
 ) -> None:
-    """Row ``begin`` and those after it, of the query heads of one KV head: those of a token one
-    after the other. ``start`` is the first token's position, counted as the panels' tokens are."""
+    """Attend for up to ``_SHARE`` rows from ``begin`` on, of the query heads of one KV head, where
+    those of a token are neighbours. ``start`` is the first token's position within the panels."""
     group, dim = q_TGD.shape[1:]
     rows = min(_SHARE, len(q_TGD) * group - begin)
     x = np.zeros((_SHARE, dim), np.float32)
@@ -198,13 +206,13 @@ def _weigh(
     total: np.ndarray,
     lanes: np.ndarray,
 ) -> tuple[np.float32, np.float32]:
-    """Scores become weights, all but those from ``first`` to ``last`` nothing. Returns the highest
-    score so far, and what all before has to be multiplied by."""
+    """Turn scores from ``first`` to ``last`` into weights, and the others into zeros. Returns the
+    highest score so far, and the factor for all earlier sums."""
     row[:first] = 0
     row[last:] = 0
-    # A slice, so that no index can be negative: such loops are not vectorised.
+    # A slice, because loops whose index may be negative are not vectorised.
     seen = row[first:last]
-    highest = highest_of(seen, before, lanes)
+    highest = maximum_of(seen, before, lanes)
     factor = exp(before - highest) if last > first else np.float32(1)
     added = np.float32(0)
     for t in range(len(seen)):

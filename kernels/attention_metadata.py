@@ -1,0 +1,141 @@
+"""Attention metadata: which rows of a step belong to which sequence, and where its KV is cached.
+
+Built once a step, read by every layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from .fp8 import indexable
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionParams:
+    """How a layer attends. ``window`` is how many of the newest tokens a token sees, itself
+    included; ``None`` is no limit. Scores are multiplied by ``scale``."""
+
+    scale: float
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionConfig:
+    """One kind of attention on one rank: what a kernel is compiled for."""
+
+    device: torch.device
+    dtype: torch.dtype
+    cache_dtype: torch.dtype
+    heads: int
+    kv_heads: int
+    dim: int
+    block_size: int
+    params: AttentionParams
+
+
+@dataclass(slots=True)
+class SequenceMetadata:
+    """One sequence's rows in a step, and its block table.
+
+    ``rows`` are the flattened rows of the step, ``start`` the position of the first one. Token t
+    is in slot ``block_table[t // block_size] * block_size + t % block_size``. The context is all
+    tokens up to the last row's. Index tensors and masks are built on demand and serve all layers
+    of the step.
+    """
+
+    rows: slice
+    start: int
+    block_table: list[int]
+    block_size: int
+    consecutive: bool = field(init=False)
+    _indices: dict[tuple[int, int], torch.Tensor] = field(init=False, default_factory=dict)
+    _masks: dict[tuple[int, ...], torch.Tensor] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        used = self.block_table[: -(-self.end // self.block_size)]
+        self.block_table = used
+        self.consecutive = used == list(range(used[0], used[0] + len(used)))
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of this sequence in the step."""
+        return self.rows.stop - self.rows.start
+
+    @property
+    def end(self) -> int:
+        """Tokens of context, including those of this step."""
+        return self.start + self.rows.stop - self.rows.start
+
+    def gather(self, cache_KND: torch.Tensor, first: int, end: int) -> torch.Tensor:
+        """Tokens first to end, [K, end - first, D]: a view if the blocks are consecutive."""
+        if self.consecutive:
+            base = self.block_table[0] * self.block_size
+            return cache_KND[:, base + first : base + end]
+        low, high = first // self.block_size, -(-end // self.block_size)
+        index = self._indices.get((low, high))
+        if index is None:
+            index = torch.tensor(self.block_table[low:high], device=cache_KND.device)
+            self._indices[low, high] = index
+        heads, _, dim = cache_KND.shape
+        paged = indexable(cache_KND).view(heads, -1, self.block_size * dim)
+        blocks = paged.index_select(1, index).view(cache_KND.dtype)
+        offset = low * self.block_size
+        return blocks.view(heads, -1, dim)[:, first - offset : end - offset]
+
+    def mask(
+        self, start: int, rows: int, first: int, window: int | None, device: torch.device
+    ) -> torch.Tensor:
+        """[rows, tokens], true where a row at ``start`` or later sees a token at ``first`` or
+        later."""
+        key = (start, rows, first, window or 0)
+        mask = self._masks.get(key)
+        if mask is None:
+            query = torch.arange(start, start + rows, device=device)[:, None]
+            token = torch.arange(first, start + rows, device=device)
+            mask = token <= query
+            if window is not None:
+                mask &= token > query - window
+            self._masks[key] = mask
+        return mask
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeMetadata:
+    """The decoding rows of a step, for a kernel that attends for all of them in one call.
+
+    ``table``, int32 [R, 2 + blocks], holds each row's index in the step, its sequence's length,
+    and its block table.
+    """
+
+    table: torch.Tensor
+    max_seq_len: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """A step's sequences in the order of their rows, the cache slot of each row, and the decoding
+    rows if these are batched."""
+
+    sequences: list[SequenceMetadata]
+    slots: torch.Tensor
+    decodes: DecodeMetadata | None = None
+
+
+def decode_metadata(
+    sequences: Sequence[SequenceMetadata], device: torch.device
+) -> DecodeMetadata | None:
+    """The sequences that have one row each; ``None`` if there is none."""
+    single = [sequence for sequence in sequences if sequence.num_rows == 1]
+    if not single:
+        return None
+    table = np.zeros((len(single), 2 + max(len(s.block_table) for s in single)), dtype=np.int32)
+    for row, sequence in zip(table, single, strict=True):
+        row[0], row[1] = sequence.rows.start, sequence.end
+        row[2 : 2 + len(sequence.block_table)] = sequence.block_table
+    longest = max(sequence.end for sequence in single)
+    return DecodeMetadata(torch.from_numpy(table).to(device), longest, single[0].block_size)

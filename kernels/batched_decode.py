@@ -1,0 +1,59 @@
+"""Attention of a mixed batch: all decoding rows in one call of a kernel, chunks one by one.
+
+On a GPU, launching kernels for each sequence and layer takes longer than all of their attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from .attention_metadata import (
+    AttentionMetadata,
+    AttentionParams,
+    DecodeMetadata,
+    SequenceMetadata,
+)
+
+# Fills the decoding rows of its last argument: queries, keys, values, rows, params, out.
+DecodeKernel = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, DecodeMetadata, AttentionParams, torch.Tensor], None
+]
+
+
+class SequenceAttention(Protocol):
+    """Attention one sequence after the other, such as ``reference.attention.paged_attention``."""
+
+    def __call__(
+        self,
+        q_THD: torch.Tensor,
+        keys_KND: torch.Tensor,
+        values_KND: torch.Tensor,
+        sequences: Sequence[SequenceMetadata],
+        params: AttentionParams,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+
+
+def batched_attention(
+    q_THD: torch.Tensor,
+    keys_KND: torch.Tensor,
+    values_KND: torch.Tensor,
+    metadata: AttentionMetadata,
+    params: AttentionParams,
+    decode_kernel: DecodeKernel,
+    attention: SequenceAttention,
+) -> torch.Tensor:
+    """``decode_kernel`` for the rows of ``metadata.decodes``, ``attention`` for the others."""
+    decodes, sequences = metadata.decodes, metadata.sequences
+    if decodes is None:
+        return attention(q_THD, keys_KND, values_KND, sequences, params)
+    out = q_THD.new_empty(q_THD.shape)  # contiguous, whatever q is
+    decode_kernel(q_THD, keys_KND, values_KND, decodes, params, out)
+    chunks = [sequence for sequence in sequences if sequence.num_rows > 1]
+    if not chunks:
+        return out
+    return attention(q_THD, keys_KND, values_KND, chunks, params, out=out)

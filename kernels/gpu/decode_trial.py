@@ -1,0 +1,93 @@
+"""Trial of the Triton decode kernel, before it is relied on.
+
+Triton compiles it on the machine that runs it, and needs a C compiler there and a folder from which
+libraries can be loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+
+import torch
+
+from ..attention_metadata import (
+    AttentionConfig,
+    AttentionMetadata,
+    AttentionParams,
+    DecodeMetadata,
+    SequenceMetadata,
+    decode_metadata,
+)
+from ..batched_decode import batched_attention
+from ..errors import KernelUnavailableError
+from ..reference.attention import paged_attention
+
+log = logging.getLogger("tandem.kernels")
+
+
+def triton_decode(
+    q_THD: torch.Tensor,
+    keys_KND: torch.Tensor,
+    values_KND: torch.Tensor,
+    decodes: DecodeMetadata,
+    params: AttentionParams,
+    out_THD: torch.Tensor,
+) -> None:
+    """``paged_decode``, importing Triton on demand."""
+    from .paged_decode import paged_decode
+
+    paged_decode(q_THD, keys_KND, values_KND, decodes, params, out_THD)
+
+
+def works(config: AttentionConfig, *, required: bool = False) -> bool:
+    """Return whether the decode kernel compiles and is correct on this device.
+
+    Raises ``KernelUnavailableError`` if it is ``required`` on a GPU and is not.
+    """
+    if config.device.type != "cuda":
+        return False
+    reason = problem(config)
+    if reason and required:
+        raise KernelUnavailableError(reason)
+    if reason:
+        log.warning("sequences decode one by one, because Triton cannot be used here: %s", reason)
+    return not reason
+
+
+@cache
+def problem(config: AttentionConfig) -> str:
+    """Why the decode kernel cannot be used on this GPU; empty if it can."""
+    try:
+        worst = largest_error(config)
+    except Exception as error:  # Triton has its own for every way of failing
+        return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return "" if worst < limit(config) else f"its results are {worst:g} off"
+
+
+def limit(config: AttentionConfig) -> float:
+    """The rounding error allowed in results of magnitude one."""
+    return 1e-3 if config.dtype == config.cache_dtype == torch.float32 else 0.05
+
+
+def largest_error(config: AttentionConfig) -> float:
+    """The largest difference from the reference, over sequences of one part and of several."""
+    lengths = (1, 19, 1100)
+    size, device = config.block_size, config.device
+    blocks = list(range(-(-max(lengths) // size)))[::-1]
+    random = torch.Generator(device).manual_seed(0)
+    cached = (2, config.kv_heads, len(blocks) * size, config.dim)
+    keys, values = torch.randn(cached, generator=random, device=device).to(config.cache_dtype)
+    q_shape = (len(lengths), config.heads, config.dim)
+    q_THD = torch.randn(q_shape, generator=random, device=device).to(config.dtype)
+    sequences = [
+        SequenceMetadata(slice(row, row + 1), length - 1, blocks, size)
+        for row, length in enumerate(lengths)
+    ]
+    slots = torch.empty(0, dtype=torch.int64, device=device)  # nothing is written
+    metadata = AttentionMetadata(sequences, slots, decode_metadata(sequences, device))
+    got = batched_attention(
+        q_THD, keys, values, metadata, config.params, triton_decode, paged_attention
+    )
+    expected = paged_attention(q_THD, keys, values, sequences, config.params)
+    return float((got.float() - expected.float()).abs().nan_to_num(torch.inf).max())

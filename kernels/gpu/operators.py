@@ -1,0 +1,44 @@
+"""GPU operators: the reference's, with decoding rows attended by one Triton kernel."""
+
+from __future__ import annotations
+
+import torch
+
+from ..attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
+from ..batched_decode import DecodeKernel, batched_attention
+from ..reference.attention import paged_attention
+from ..reference.operators import ReferenceOperators
+from . import decode_trial
+
+
+class GpuOperators(ReferenceOperators):
+    """Where Triton is missing or wrong, sequences decode one by one; with ``triton_required``,
+    ``prepare_batched_decode`` raises ``KernelUnavailableError`` instead."""
+
+    decode_kernel: DecodeKernel = staticmethod(decode_trial.triton_decode)
+
+    def __init__(self, *, triton_required: bool = False) -> None:
+        self._triton_required = triton_required
+
+    def prepare_batched_decode(self, config: AttentionConfig) -> bool:
+        """See ``Operators``."""
+        return decode_trial.works(config, required=self._triton_required)
+
+    def paged_attention(
+        self,
+        q_THD: torch.Tensor,
+        keys_KND: torch.Tensor,
+        values_KND: torch.Tensor,
+        metadata: AttentionMetadata,
+        params: AttentionParams,
+    ) -> torch.Tensor:
+        """See ``Operators``."""
+        return batched_attention(
+            q_THD,
+            keys_KND,
+            values_KND,
+            metadata,
+            params,
+            self.decode_kernel,
+            paged_attention,
+        )

@@ -1,0 +1,26 @@
+"""Writes to the paged KV cache in plain torch."""
+
+from __future__ import annotations
+
+import torch
+
+from ..fp8 import castable, indexable
+
+
+def write_kv(
+    keys_KND: torch.Tensor,
+    values_KND: torch.Tensor,
+    slots_T: torch.Tensor,
+    k_TKD: torch.Tensor,
+    v_TKD: torch.Tensor,
+) -> None:
+    """Write the step's K and V to their slots, in the cache's dtype."""
+    write_cache(keys_KND, slots_T, k_TKD)
+    write_cache(values_KND, slots_T, v_TKD)
+
+
+def write_cache(cache_KND: torch.Tensor, slots_T: torch.Tensor, x_TKD: torch.Tensor) -> None:
+    """Write one component of the step's KV to its slots, in the cache's dtype."""
+    dtype = cache_KND.dtype
+    x_KTD = castable(x_TKD, dtype).to(dtype).transpose(0, 1)
+    indexable(cache_KND).index_copy_(1, slots_T, indexable(x_KTD))

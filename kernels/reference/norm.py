@@ -1,0 +1,49 @@
+"""Root-mean-square norms in plain torch."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Normalise over the last dimension; sums are fp32."""
+    if _composed(x):
+        return _compose_norm(x, weight, eps)
+    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the normalised sum of both, and the sum."""
+    residual = residual + x
+    return rms_norm(residual, weight, eps), residual
+
+
+def head_rms_norm(x_THD: torch.Tensor, weight_HD: torch.Tensor, eps: float) -> torch.Tensor:
+    """Normalise each head, with a weight of its own."""
+    if _composed(x_THD):
+        return _compose_norm(x_THD, weight_HD, eps)
+    return F.rms_norm(x_THD, (x_THD.shape[-1],), None, eps) * weight_HD
+
+
+def _composed(x: torch.Tensor) -> bool:
+    """Return whether torch would compose its norm of eight operators, most of them as large as x.
+    It has a fused kernel on GPUs only; on a CPU half as many operators do."""
+    return x.device.type == "cpu" and x.dtype == torch.float32
+
+
+def _compose_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """``x * weight / sqrt(mean(x^2) + eps)``."""
+    scale, floor = _norm_constants(x.shape[-1], eps)
+    size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return (x * weight).div_(size.mul_(scale).hypot_(floor))
+
+
+@cache
+def _norm_constants(size: int, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """As tensors: torch takes longer to make one of a number than to multiply by it."""
+    return torch.tensor(size**-0.5), torch.tensor(eps**0.5)
