@@ -206,7 +206,7 @@ def test_paged_attention_of_decoding_and_other_rows(
     expected = paged_attention(q, *wide, contexts, params)
     for context in contexts:
         # Torch takes the products of other rows in the cache's type.
-        exact = context.count == 1 or dtype == torch.float32
+        exact = context.num_rows == 1 or dtype == torch.float32
         torch.testing.assert_close(
             got[context.rows], expected[context.rows], atol=1e-5 if exact else 0.05, rtol=1e-5
         )
