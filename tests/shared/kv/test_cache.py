@@ -185,9 +185,9 @@ def test_a_block_that_is_not_there_is_refused_and_nothing_is_copied() -> None:
 
 def test_a_buffer_of_the_wrong_size_is_refused() -> None:
     cache = cache_of()
-    with pytest.raises(ValueError, match="takes 384"):
+    with pytest.raises(ValueError, match="expected 384"):
         cache.pack(0, [1], 0, 2, bytearray(383))
-    with pytest.raises(ValueError, match="not all here"):
+    with pytest.raises(ValueError, match="not all on this rank"):
         cache_of(tp_rank=1, tp_size=2).pack(0, [1], 0, 1, bytearray(9), range(2))
 
 
