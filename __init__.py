@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .shared.config import EngineConfig
     from .shared.engine.api import Completion, Delta, Engine, Message
-    from .shared.engine.plan import SamplingParams
+    from .shared.engine.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
 
@@ -28,7 +28,7 @@ _HOMES = {
     "Engine": "shared.engine.api",
     "EngineConfig": "shared.config",
     "Message": "shared.engine.api",
-    "SamplingParams": "shared.engine.plan",
+    "SamplingParams": "shared.engine.sampling_params",
 }
 
 __all__ = ["Completion", "Delta", "Engine", "EngineConfig", "Message", "SamplingParams"]

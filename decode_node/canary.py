@@ -6,7 +6,7 @@ import asyncio
 import secrets
 
 from ..shared.causes import Cause
-from ..shared.engine.plan import SamplingParams
+from ..shared.engine.sampling_params import SamplingParams
 from ..shared.engine.sequence import FinishReason, Sequence, StepOutput
 from ..shared.errors import PeerRefusedError, TransferError
 from ..shared.handoff.plane.canary import Difference, canary_prompt, coarsest

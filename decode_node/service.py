@@ -15,7 +15,6 @@ import grpc
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import DecodeServicer
 from ..shared.engine.plan import PositionLogprobs
-from ..shared.engine.request import build_sequences
 from ..shared.engine.sequence import FinishReason, Sequence, StepOutput
 from ..shared.engine.start import NodeEngine, NodeIdentity
 from ..shared.errors import NODE_DRAINING, OverloadedError, RequestError, UnavailableError
@@ -25,8 +24,8 @@ from ..shared.telemetry.tracing import NO_TRACER, Tracer
 from .choices import Choices
 from .deaths import GivenUpError, PromptDeaths
 from .examine import Examiner
+from .generate_request import admitted_sequences
 from .request_span import RequestSpan
-from .sampling_params import params_from_wire
 from .transfers import Outcome, Transfers
 
 log = logging.getLogger("tandem.decode")
@@ -160,24 +159,10 @@ class DecodeService(DecodeServicer):
     async def _admit(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> list[Sequence]:
-        core = self._engine.core
         try:
             if self.draining:
                 raise UnavailableError(NODE_DRAINING)
-            if not request.deadline_seconds >= 0:  # NaN is not, either
-                raise RequestError(f"deadline_seconds is {request.deadline_seconds}, not a time")
-            params = params_from_wire(request.sampling)
-            prompt = list(request.prompt)
-            sequences = build_sequences(
-                core,
-                prompt,
-                params,
-                priority=request.priority,
-                salt=request.cache_salt,
-                vocab_size=self._engine.spec.vocab_size,
-            )
-            core.admit(len(prompt), params.max_tokens)
-            return sequences
+            return admitted_sequences(request, self._engine)
         except RequestError as error:
             body = {"message": str(error), "param": error.param, "code": error.code}
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, json.dumps(body))

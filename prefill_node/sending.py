@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..proto import tandem_pb2 as pb
 from ..shared.causes import Cause
-from ..shared.engine.plan import SamplingParams
+from ..shared.engine.sampling_params import SamplingParams
 from ..shared.engine.sequence import FinishReason, Sequence, StepOutput
 from ..shared.engine.start import NodeEngine
 from ..shared.errors import TransferError, UnavailableError

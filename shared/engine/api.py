@@ -23,8 +23,9 @@ from ..config import EngineConfig
 from ..errors import RequestError, StartupError, UnavailableError, UsageError
 from ..text.stop import StopMatcher
 from ..text.tokenizer import Tokenizer
-from .plan import PositionLogprobs, SamplingParams
-from .request import build_sequences, check_params
+from .plan import PositionLogprobs
+from .request import build_sequences
+from .sampling_params import SamplingParams, check_params
 from .sequence import FinishReason, StepOutput
 from .sequence import Sequence as EngineSequence
 from .start import NodeEngine, NodeIdentity, start_engine

@@ -1,7 +1,7 @@
-"""How the head process and one rank talk: length-prefixed msgpack over a socket pair.
+"""The socket pair between the head process and one rank: length-prefixed messages.
 
-Messages are ``[kind, payload]``. Nothing is unpickled. A closed socket means the other side is
-gone: a rank then exits at once, the head fails what the rank held.
+A closed socket means that the other side is gone: a rank then exits at once, and the head fails the
+sequences it had there.
 """
 
 from __future__ import annotations
@@ -9,33 +9,25 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from typing import Any
 
-import msgpack
+from .messages import CODEC, MAX_MESSAGE_BYTES, RankMessage
 
-MAX_MESSAGE_BYTES = 256 << 20
 _LENGTH = struct.Struct("<I")
+PREFIX_BYTES = _LENGTH.size
 
 
-def pack(kind: str, payload: Any) -> bytes:
-    body: bytes = msgpack.packb([kind, payload])
+def framed(message: RankMessage) -> bytes:
+    """The encoded message behind its length."""
+    body = CODEC.encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
-def unpack(body: bytes) -> tuple[str, Any]:
-    kind, payload = msgpack.unpackb(body, strict_map_key=False)
-    return kind, payload
-
-
 def body_length(prefix: bytes) -> int:
-    """Bytes that follow the prefix. Raises ``ValueError`` beyond the limit."""
+    """The number of bytes that follow the prefix. Raises ``ValueError`` beyond the limit."""
     length = int(_LENGTH.unpack(prefix)[0])
     if length > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message of {length} bytes is over the limit of {MAX_MESSAGE_BYTES}")
     return length
-
-
-PREFIX_BYTES = _LENGTH.size
 
 
 class BlockingChannel:
@@ -45,18 +37,18 @@ class BlockingChannel:
         self._socket = sock
         self._sending = threading.Lock()
 
-    def send(self, kind: str, payload: Any) -> None:
-        data = pack(kind, payload)
+    def send(self, message: RankMessage) -> None:
+        data = framed(message)
         with self._sending:
             self._socket.sendall(data)
 
-    def receive(self) -> tuple[str, Any] | None:
-        """The next message, or ``None`` when the head is gone."""
+    def receive(self) -> RankMessage | None:
+        """The next message, or ``None`` when the head is gone. Raises ``CodecError``."""
         prefix = self._read(PREFIX_BYTES)
         if prefix is None:
             return None
         body = self._read(body_length(prefix))
-        return None if body is None else unpack(body)
+        return None if body is None else CODEC.decode(body)
 
     def _read(self, count: int) -> bytes | None:
         parts = bytearray(count)

@@ -18,6 +18,7 @@ from ..errors import RequestError, UnavailableError
 from ..kv.block_pool import OutOfBlocksError, PoolCounts
 from ..kv.published import Changes
 from .counters import EngineCounters, PrefillRate
+from .messages import KVStream
 from .pace import Pace
 from .plan import OUT_OF_MEMORY, StepFailure, StepPlan, StepResult
 from .scheduler import Scheduler
@@ -73,10 +74,10 @@ class ExecutorLostError(Exception):
 class Executor(Protocol):
     """Runs steps on the ranks."""
 
-    async def step(self, plan: StepPlan, streams: dict[int, tuple[int, int]]) -> StepResult:
+    async def step(self, plan: StepPlan, streams: list[KVStream]) -> StepResult:
         """Compute one step on every rank.
 
-        ``streams`` maps sequences to the transfer and attempt that take their KV as it is computed.
+        ``streams`` are the transfers that take the KV of a sequence as it is computed.
         Raises ``StepFailedError`` when the step had no result, and ``ExecutorLostError`` when no
         later step can have one.
         """
@@ -346,16 +347,16 @@ class EngineCore:
                     self.counters.cache_queries += len(sequence.prompt)
                     self.counters.cache_hits += sequence.cached
 
-    def _open_streams(self, plan: StepPlan) -> dict[int, tuple[int, int]]:
+    def _open_streams(self, plan: StepPlan) -> list[KVStream]:
         """The transfers that this step feeds; opens those that it is the first to feed."""
         planned = {row.sequence_id for row in plan.sequences}
-        fed = {}
+        fed = []
         for sequence, stream in self._streams.items():
             if sequence.sequence_id in planned:
                 if not stream.open:
                     stream.open = True
                     stream.on_start()
-                fed[sequence.sequence_id] = stream.transfer
+                fed.append(KVStream(sequence.sequence_id, *stream.transfer))
         return fed
 
     def _account(self, plan: StepPlan, result: StepResult, seconds: float) -> None:

@@ -30,7 +30,7 @@ class EngineCounters:
     def step(self, result: StepResult, *, prompt_tokens: int) -> None:
         self.steps += 1
         self.step_seconds += result.seconds
-        self.generated_tokens += len(result.sampled)
+        self.generated_tokens += sum(len(drawn.tokens) for drawn in result.sampled)
         self.prompt_tokens += prompt_tokens
         self.failed_sequences[NOT_FINITE] += len(result.failed)
 

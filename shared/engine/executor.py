@@ -1,8 +1,8 @@
-"""The head's side of its ranks: start them, feed them, notice when one is gone.
+"""The head's side of its ranks: start them, send them steps, notice when one is gone.
 
 Each rank is a process of its own, reached over a socket pair. The same step goes to every rank;
-rank 0 answers with the sampled tokens, the others only say that they are done. Data-plane commands
-and events travel on the same channel, and never wait for a step.
+rank 0 replies with the sampled tokens, the others only that they are done. Data-plane commands and
+events travel on the same channel, and never wait for a step.
 """
 
 from __future__ import annotations
@@ -15,20 +15,45 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from ..errors import ModelError, StartupError
+from ..handoff.wire.codec import CodecError
 from ..kv.planning import RankDevice, RankMemory
-from .channel import PREFIX_BYTES, body_length, pack, unpack
+from .channel import PREFIX_BYTES, body_length, framed
 from .core import ExecutorLostError, StepFailedError
-from .plan import StepFailure, StepPlan, StepResult, plan_to_wire, result_from_wire
+from .messages import (
+    CODEC,
+    AllocateCache,
+    CacheAllocated,
+    DeviceOpened,
+    ExecuteStep,
+    Failed,
+    KVStream,
+    LoadFormats,
+    LoadModel,
+    ModelLoaded,
+    OpenDevice,
+    Ping,
+    PlaneCommand,
+    PlaneEvent,
+    Pong,
+    RankEndpoints,
+    RankSettings,
+    Reply,
+    StepDone,
+    ToRank,
+)
+from .plan import StepFailure, StepPlan, StepResult
 from .watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _ENVIRONMENT = {
-    # Weights in huge pages: a CPU reads them a fifth faster at one row. Only glibc knows it.
+    # Weights in huge pages: a CPU reads them a fifth faster at one row. glibc only.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     # Triton 3.9 warns at each compilation where this default of its own is not spelled out.
     "TRITON_DEFAULT_FP_FUSION": "1",
@@ -37,34 +62,43 @@ _ENVIRONMENT = {
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
     "PYTORCH_ALLOC_CONF": "expandable_segments:True",
 }
-# No request waits longer. A step that hangs is noticed long before, by its pulse.
+# No request waits longer. The watchdog notices a step that hangs long before.
 STEP_SECONDS = 3600.0
-# Ranks that go on after another one has failed come to its next collective within so many.
+# Ranks that continue after another one has failed reach its next collective within this time.
 AGREE_SECONDS = 5.0
 STOP_SECONDS = 5.0
 PING_SECONDS = 1.0
-# A rank that leaves so many pings in a row unanswered stands still. They are counted rather than
-# seconds, so that a head which stood still itself does not blame its ranks.
+# A rank that leaves this many pings in a row unanswered is stuck. Pings are counted rather than
+# seconds, so that a head which was itself suspended does not blame its ranks.
 MAX_UNANSWERED = 10
 
 
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """Takes the place of the replies of a rank that is gone."""
+
+    reason: str
+
+
 @dataclass(slots=True, eq=False)
-class _Rank:
+class Rank:
+    """One rank's process and connection."""
+
     index: int
     process: asyncio.subprocess.Process
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    replies: asyncio.Queue[tuple[str, Any]] = field(default_factory=asyncio.Queue)
+    replies: asyncio.Queue[Reply | _Lost] = field(default_factory=asyncio.Queue)
     pump: asyncio.Task[None] | None = None
-    unanswered: int = 0  # pings since the rank was last heard
+    unanswered: int = 0  # pings since the rank's last message
     watchdog: Watchdog = field(default_factory=Watchdog)
 
 
-class RankPool:
-    """The ranks of one node.
+class MultiprocessExecutor:
+    """The ranks of one node, each a process.
 
-    ``on_event(rank, data)`` gets data-plane events as wire bytes. ``on_lost(reason)`` is called
-    once, when a rank that had its cache is gone or stands still, also between steps. A rank may
+    ``on_event(rank, data)`` gets data-plane events, encoded. ``on_lost(reason)`` is called once,
+    when a rank that had its cache is gone or stuck, also between steps. A rank may
     take ``load_seconds`` for each of opening its device, loading, and allocating the cache.
     """
 
@@ -78,83 +112,83 @@ class RankPool:
         self._on_event = on_event
         self._on_lost = on_lost
         self._load_seconds = load_seconds
-        self._meeting: tempfile.TemporaryDirectory[str] | None = None
-        self._ranks: list[_Rank] = []
+        self._rendezvous_folder: tempfile.TemporaryDirectory[str] | None = None
+        self._ranks: list[Rank] = []
         self._serving = False
         self._lost = ""
         self._watch: asyncio.Task[None] | None = None
 
-    async def start(self, settings: list[dict[str, Any]]) -> list[RankDevice]:
-        """Start one process for each entry; each says what it runs on.
+    async def start(self, settings: list[RankSettings]) -> list[RankDevice]:
+        """Start one process for each entry; returns the devices that they run on.
 
-        Raises ``StartupError`` with the rank's own words when one cannot.
+        Raises ``StartupError`` with the rank's own message when one cannot.
         """
         rendezvous = self._rendezvous() if len(settings) > 1 else ""
-        for index, values in enumerate(settings):
+        for index, given in enumerate(settings):
             self._ranks.append(await self._spawn(index))
-            self._send(self._ranks[-1], "open", values | {"rendezvous": rendezvous})
-        return [RankDevice(*(await self._loading(rank, "device"))) for rank in self._ranks]
+            self._send(self._ranks[-1], OpenDevice(replace(given, rendezvous=rendezvous)))
+        return [(await self._loading(rank, DeviceOpened)).device for rank in self._ranks]
 
-    async def load(self, formats: dict[str, str]) -> list[RankMemory]:
-        """Load the weights, in the number ``formats`` that fit the devices.
+    async def load(self, formats: LoadFormats) -> list[RankMemory]:
+        """Load the weights, in dtypes that suit the devices.
 
-        Raises ``ModelError`` or ``StartupError`` with the rank's own words when one cannot.
+        Raises ``ModelError`` or ``StartupError`` with the rank's own message when one cannot.
         """
         for rank in self._ranks:
-            self._send(rank, "load", formats)
-        return [RankMemory(*(await self._loading(rank, "loaded"))) for rank in self._ranks]
+            self._send(rank, LoadModel(formats))
+        return [(await self._loading(rank, ModelLoaded)).memory for rank in self._ranks]
 
-    async def allocate(self, num_blocks: int) -> list[list[str]]:
-        """Give every rank its cache. Returns each rank's data-plane endpoints and CURVE key, if it
-        has any.
+    async def allocate(self, num_blocks: int) -> list[RankEndpoints]:
+        """Give every rank its cache; returns the endpoints of the ranks' data planes, if any.
 
-        Raises ``StartupError`` with the rank's own words when one cannot, or is lost.
+        Raises ``StartupError`` with the rank's own message when one cannot, or is lost.
         """
         for rank in self._ranks:
-            self._send(rank, "allocate", num_blocks)
-        endpoints = [await self._loading(rank, "ready") for rank in self._ranks]
+            self._send(rank, AllocateCache(num_blocks))
+        ready = [await self._loading(rank, CacheAllocated) for rank in self._ranks]
         if self._lost:  # after its answer
             raise StartupError(self._lost)
         self._serving = True
         self._watch = asyncio.create_task(self._ping())
-        return endpoints
+        return [reply.endpoints for reply in ready if reply.endpoints is not None]
 
-    async def step(self, plan: StepPlan, streams: dict[int, tuple[int, int]]) -> StepResult:
+    async def step(self, plan: StepPlan, streams: list[KVStream]) -> StepResult:
         """See ``Executor.step``."""
-        payload = [plan_to_wire(plan), [[key, *transfer] for key, transfer in streams.items()]]
-        message = pack("step", payload)
+        message = framed(ExecuteStep(plan, streams))
         for rank in self._ranks:
             rank.watchdog.begin()
             rank.writer.write(message)
         try:
-            answers = await self._answers()
+            replies = await self._replies()
         except (StartupError, TimeoutError) as error:
             raise ExecutorLostError(str(error)) from None
-        failures = [StepFailure(*failure) for _, failure, _ in answers if failure is not None]
+        failures = [reply.failure for reply in replies if reply.failure is not None]
         if failures:
-            _check_together([counts for _, _, counts in answers], failures[0])
+            _check_together(replies, failures[0])
             raise StepFailedError(failures[0])
-        return result_from_wire(answers[0][0])
+        result = replies[0].result
+        assert result is not None, "rank 0 has a result unless it failed"
+        return result
 
-    async def _answers(self) -> list[Any]:
-        """What each rank says of a step: its result, its failure, its collectives.
+    async def _replies(self) -> list[StepDone]:
+        """Each rank's reply to a step.
 
-        Once one rank has failed, the others answer soon, or hang in a collective that it left.
+        Once one rank has failed, the others reply soon, or hang in a collective that it left.
         """
         if len(self._ranks) == 1:
-            return [await self._reply(self._ranks[0], "result", STEP_SECONDS)]
+            return [await self._reply(self._ranks[0], StepDone, STEP_SECONDS)]
         tasks = [
-            asyncio.create_task(self._reply(rank, "result", STEP_SECONDS)) for rank in self._ranks
+            asyncio.create_task(self._reply(rank, StepDone, STEP_SECONDS)) for rank in self._ranks
         ]
-        waiting, limit = set(tasks), None
+        waiting, limit, reason = set(tasks), None, ""
         try:
             while waiting:
                 done, waiting = await asyncio.wait(
                     waiting, timeout=limit, return_when=asyncio.FIRST_COMPLETED
                 )
-                failed = [failure for one in done if (failure := one.result()[1]) is not None]
+                failed = [failure for one in done if (failure := one.result().failure) is not None]
                 if failed:
-                    limit, reason = AGREE_SECONDS, failed[0][1]
+                    limit, reason = AGREE_SECONDS, failed[0].reason
                 if not done:
                     raise StartupError(f"a rank failed a step, and others hang in it: {reason}")
             return [task.result() for task in tasks]
@@ -165,7 +199,7 @@ class RankPool:
 
     def send_data(self, rank: int, command: bytes) -> None:
         """Pass a command to one rank's data plane."""
-        self._send(self._ranks[rank], "data", command)
+        self._send(self._ranks[rank], PlaneCommand(command))
 
     async def stop(self) -> None:
         """End every rank: closing its channel is the request, a signal the last resort."""
@@ -183,17 +217,17 @@ class RankPool:
             with contextlib.suppress(OSError):
                 await rank.writer.wait_closed()
         self._ranks = []
-        if self._meeting is not None:
-            self._meeting.cleanup()
-            self._meeting = None
+        if self._rendezvous_folder is not None:
+            self._rendezvous_folder.cleanup()
+            self._rendezvous_folder = None
 
     def _rendezvous(self) -> str:
-        """A file in a folder that no other user may enter, through which the ranks meet: a port
-        could be taken by somebody else first, and would be open to everybody."""
-        self._meeting = tempfile.TemporaryDirectory(prefix="tandem-ranks-")
-        return f"file://{self._meeting.name}/store"
+        """A file through which the ranks meet, in a folder that no other user may enter: a port
+        could be taken by another process first, and would be open to all."""
+        self._rendezvous_folder = tempfile.TemporaryDirectory(prefix="tandem-ranks-")
+        return f"file://{self._rendezvous_folder.name}/store"
 
-    async def _spawn(self, index: int) -> _Rank:
+    async def _spawn(self, index: int) -> Rank:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         try:
@@ -210,108 +244,113 @@ class RankPool:
         finally:
             theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours)
-        rank = _Rank(index, process, reader, writer)
+        rank = Rank(index, process, reader, writer)
         rank.pump = asyncio.create_task(self._pump(rank))
         return rank
 
-    async def _pump(self, rank: _Rank) -> None:
-        """Pass on what a rank says until it says no more; then it is lost to whoever waits."""
+    async def _pump(self, rank: Rank) -> None:
+        """Sort a rank's messages until there are no more; the rank is lost then."""
         try:
             end = await self._sort(rank)
+        except CodecError as error:
+            reason = f"rank {rank.index} sent an invalid message: {error}"
         except Exception:
-            # Nobody would hear from this rank again, so it is as good as dead.
-            log.exception("what rank %d said could not be handled", rank.index)
-            reason = f"rank {rank.index} is not understood; this node's log has the cause"
+            # No further message of this rank would be read, so it is as good as dead.
+            log.exception("a message of rank %d could not be handled", rank.index)
+            reason = f"a message of rank {rank.index} could not be handled; see this node's log"
         else:
             reason = f"rank {rank.index} {end}; its log has the cause"
         self._lose(rank, reason)
 
-    def _lose(self, rank: _Rank, reason: str) -> None:
-        """Tell whoever waits and, once, the node."""
+    def _lose(self, rank: Rank, reason: str) -> None:
+        """Fail everything that waits for a reply and, once, the node."""
         self._lost = self._lost or reason
         if not self._serving:
-            rank.replies.put_nowait(("lost", reason))
+            rank.replies.put_nowait(_Lost(reason))
             return
-        # The node is lost with its first rank: what another one computes now waits for this one.
+        # The node is lost with its first rank: the collectives of the others wait for that one.
         self._serving = False
         for each in self._ranks:
-            each.replies.put_nowait(("lost", reason))
+            each.replies.put_nowait(_Lost(reason))
         self._on_lost(reason)
 
     async def _ping(self) -> None:
-        """Until a rank stands still: its process was stopped, or hangs."""
+        """Ping until a rank is stuck: its process was stopped, or hangs."""
         while True:
             await asyncio.sleep(PING_SECONDS)
             for rank in self._ranks:
-                if problem := _standing_still(rank):
+                if problem := _stuck(rank):
                     self._lose(rank, f"rank {rank.index} {problem}")
                     return
                 rank.unanswered += 1
-                self._send(rank, "ping", None)
+                self._send(rank, Ping())
 
-    async def _sort(self, rank: _Rank) -> str:
-        """Events to the handoff, everything else to whoever waits; returns how it ended."""
+    async def _sort(self, rank: Rank) -> str:
+        """Events to the handoff, replies to their queue; returns how the rank ended."""
         try:
             while True:
                 prefix = await rank.reader.readexactly(PREFIX_BYTES)
-                kind, payload = unpack(await rank.reader.readexactly(body_length(prefix)))
+                message = CODEC.decode(await rank.reader.readexactly(body_length(prefix)))
                 rank.unanswered = 0
-                if kind == "event":
-                    self._on_event(rank.index, payload)
-                elif kind == "pong":
-                    rank.watchdog.answered(payload)
-                else:
-                    if kind == "result":
+                if isinstance(message, PlaneEvent):
+                    self._on_event(rank.index, message.data)
+                elif isinstance(message, Pong):
+                    rank.watchdog.answered(message.layers)
+                elif isinstance(message, Reply):
+                    if isinstance(message, StepDone):
                         rank.watchdog.end()
-                    rank.replies.put_nowait((kind, payload))
+                    rank.replies.put_nowait(message)
+                else:
+                    raise CodecError(f"{type(message).__name__} is a message to ranks")
         except (asyncio.IncompleteReadError, ConnectionError):
             with contextlib.suppress(TimeoutError):
                 status = await asyncio.wait_for(rank.process.wait(), STOP_SECONDS)
                 return f"ended with exit status {status}"
         return "closed its channel"
 
-    async def _loading(self, rank: _Rank, wanted: str) -> Any:
+    async def _loading(self, rank: Rank, wanted: type[T]) -> T:
         try:
             return await self._reply(rank, wanted, self._load_seconds)
         except TimeoutError as error:
             raise StartupError(f"{error}; a longer --load-timeout may help") from None
 
-    async def _reply(self, rank: _Rank, wanted: str, seconds: float) -> Any:
+    async def _reply(self, rank: Rank, wanted: type[T], seconds: float) -> T:
         try:
             async with asyncio.timeout(seconds):
-                kind, payload = await rank.replies.get()
+                reply = await rank.replies.get()
         except TimeoutError:
             raise TimeoutError(
-                f"rank {rank.index} gave no {wanted!r} within {seconds:g} s; see its log"
+                f"rank {rank.index} sent no {wanted.__name__} within {seconds:g} s; see its log"
             ) from None
-        if kind == wanted:
-            return payload
-        if kind == "failed":
-            category, message = payload
-            raise (ModelError if category == "model" else StartupError)(message)
-        raise StartupError(payload if kind == "lost" else f"rank answered {kind!r}, not {wanted!r}")
+        if isinstance(reply, wanted):
+            return reply
+        if isinstance(reply, Failed):
+            raise (ModelError if reply.category == "model" else StartupError)(reply.reason)
+        if isinstance(reply, _Lost):
+            raise StartupError(reply.reason)
+        raise StartupError(f"rank {rank.index} sent {type(reply).__name__}, not {wanted.__name__}")
 
-    def _send(self, rank: _Rank, kind: str, payload: Any) -> None:
+    def _send(self, rank: Rank, message: ToRank) -> None:
         if not rank.writer.is_closing():
-            rank.writer.write(pack(kind, payload))
+            rank.writer.write(framed(message))
 
 
-def _check_together(counts: list[list[int]], failure: StepFailure) -> None:
-    """Ranks that have begun and ended the same collectives can begin the next step together.
+def _check_together(replies: list[StepDone], failure: StepFailure) -> None:
+    """Raise ``ExecutorLostError`` unless all ranks have begun and ended the same collectives.
 
-    Raises ``ExecutorLostError`` for others: what one of them sends next, another one would take for
-    something else.
+    Otherwise one rank would take what another one sends next for something else.
     """
-    if any(begun != ended or begun != counts[0][0] for begun, ended in counts):
+    counts = {(reply.collectives_begun, reply.collectives_ended) for reply in replies}
+    if len(counts) > 1 or any(begun != ended for begun, ended in counts):
         raise ExecutorLostError(f"ranks are not in step after a failure: {failure.reason}")
 
 
-def _standing_still(rank: _Rank) -> str:
-    """In which way a rank does; empty: in none."""
+def _stuck(rank: Rank) -> str:
+    """How a rank is stuck; empty if it is not."""
     if rank.unanswered >= MAX_UNANSWERED:
         return f"gave no sign of life for {MAX_UNANSWERED * PING_SECONDS:g} s"
-    if still := rank.watchdog.still:
-        return f"answers, but has computed no layer of a step for {still * PING_SECONDS:g} s"
+    if pings := rank.watchdog.stuck:
+        return f"answers, but has computed no layer of a step for {pings * PING_SECONDS:g} s"
     return ""
 
 

@@ -17,7 +17,8 @@ from itertools import islice
 from ..errors import OverloadedError
 from ..kv.block_pool import BlockPool, OutOfBlocksError
 from ..kv.prefix_keys import chain_keys
-from .plan import SamplerSpec, SequenceStep, StepPlan, StepResult
+from .plan import RankSampling, SamplerSpec, SequenceStep, StepPlan, StepResult
+from .sampling_params import SamplingParams
 from .sequence import FinishReason, Phase, Sequence, StepOutput
 
 # Shortest-first: how many tokens of advantage one arrival is worth. A later, shorter sequence can
@@ -337,9 +338,8 @@ class Scheduler:
             elif row.sample:
                 drawn = sampled[sequence.sequence_id]
                 output.prompt_done = not sequence.outputs
-                self._append(sequence, drawn.token, output)
-                if drawn.logprobs is not None and output.tokens:
-                    output.logprobs.append(drawn.logprobs)
+                self._append(sequence, drawn.tokens, output)
+                output.logprobs.extend(drawn.logprobs[: len(output.tokens)])
             elif sequence.compute_until is not None and sequence.computed == sequence.target:
                 self._finish(sequence, FinishReason.COMPUTED)
             output.finish_reason = sequence.finish_reason
@@ -575,34 +575,40 @@ class Scheduler:
         )
 
     def _sampler_spec(self, sequence: Sequence) -> SamplerSpec:
-        params = sequence.params
+        params, sampling = sequence.params, _rank_sampling(sequence.params)
         blocked = set(params.stop_token_ids)
         if not params.ignore_eos:
             blocked |= self._eos
         return SamplerSpec(
             sequence.sequence_id,
-            params,
+            sampling,
             sequence.seed,
-            tuple(sequence.prompt) if params.penalizes else (),
-            tuple(sequence.outputs),
-            tuple(sorted(blocked)) if params.min_tokens else (),
+            sequence.prompt if sampling.penalizes else [],
+            list(sequence.outputs),
+            sorted(blocked) if params.min_tokens else [],
             params.min_tokens,
         )
 
-    def _append(self, sequence: Sequence, token: int, output: StepOutput) -> None:
+    def _append(self, sequence: Sequence, tokens: list[int], output: StepOutput) -> None:
+        """Append the tokens of a step until one ends the sequence; later ones are dropped."""
         params = sequence.params
-        stops = token in params.stop_token_ids or (token in self._eos and not params.ignore_eos)
-        sequence.outputs.append(token)
+        for token in tokens:
+            sequence.outputs.append(token)
+            if token in params.stop_token_ids or (token in self._eos and not params.ignore_eos):
+                sequence.stop_token = token
+                reason = FinishReason.STOP
+                break
+            output.tokens.append(token)
+            full = sequence.length >= self.max_model_len
+            if full or len(sequence.outputs) >= params.max_tokens:
+                reason = FinishReason.LENGTH
+                break
+        else:
+            reason = None
         if output.prompt_done:
             self._start_siblings(sequence)
-        if stops:
-            sequence.stop_token = token
-            self._finish(sequence, FinishReason.STOP)
-            return
-        output.tokens.append(token)
-        full = sequence.length >= self.max_model_len
-        if full or len(sequence.outputs) >= params.max_tokens:
-            self._finish(sequence, FinishReason.LENGTH)
+        if reason is not None:
+            self._finish(sequence, reason)
 
     def _start_siblings(self, leader: Sequence) -> None:
         """The prompt is computed once: the other choices share its full blocks, and compute the
@@ -659,3 +665,10 @@ class Scheduler:
         for i in range(sequence.published, full):
             self.pool.publish(sequence.block_table[i], sequence.keys[i])
         sequence.published = full
+
+
+def _rank_sampling(params: SamplingParams) -> RankSampling:
+    return RankSampling(**{name: getattr(params, name) for name in _RANK_SAMPLING})
+
+
+_RANK_SAMPLING = tuple(RankSampling.__dataclass_fields__)

@@ -15,7 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from .plan import PositionLogprobs, SamplingParams
+from .plan import PositionLogprobs
+from .sampling_params import SamplingParams
 
 
 class Phase(Enum):

@@ -1,50 +1,51 @@
-"""Whether a rank that answers pings also computes: its main thread may hang while others live.
+"""Detects a rank that answers pings but no longer computes.
 
-Its answers say how many layers it has computed. They are counted rather than seconds: on a machine
-that is so busy that nobody gets anywhere, a head and its pings do not get anywhere either.
+Its main thread may hang while its other threads live. A rank's answers include the number of layers
+it has computed. Answers are counted rather than seconds: on a machine so busy that nothing makes
+progress, heads and their pings make none either.
 """
 
 from __future__ import annotations
 
-# Answers without a new layer that are too many. The first step may compile, and nothing is known
-# yet of how long a layer takes.
-MAX_STILL_FIRST = 600
-MAX_STILL = 60
-# A rank is as slow as it has been before: a layer may take so many times the longest one until now.
+# Answers without a new layer before a rank counts as stuck. The first step may compile, and nothing
+# is known yet of how long a layer takes.
+MAX_STUCK_FIRST = 600
+MAX_STUCK = 60
+# A rank may become slower: a layer may take this many times the longest one so far.
 PATIENCE = 10
 
 
 class Watchdog:
-    """Of one rank. ``begin`` and ``end`` stand around each of its steps."""
+    """The progress of one rank. ``begin`` and ``end`` surround each of its steps."""
 
     def __init__(self) -> None:
         self._computing = False
         self._proven = False
         self._layers = 0
-        self._still = 0
+        self._unchanged = 0  # answers since the last new layer
         self._longest = 0
 
     def begin(self) -> None:
-        self._computing, self._still = True, 0
+        self._computing, self._unchanged = True, 0
 
     def end(self) -> None:
         self._moved()
         self._computing, self._proven = False, True
 
     def answered(self, layers: int) -> None:
-        """An answer to a ping, with the number of layers since the rank's start."""
+        """Note the answer to a ping: the number of layers since the rank's start."""
         if layers != self._layers:
             self._layers = layers
             self._moved()
         elif self._computing:
-            self._still += 1
+            self._unchanged += 1
 
     @property
-    def still(self) -> int:
-        """Answers without a new layer, when they are too many; else 0."""
-        limit = max(MAX_STILL, PATIENCE * self._longest) if self._proven else MAX_STILL_FIRST
-        return self._still if self._still >= limit else 0
+    def stuck(self) -> int:
+        """The number of answers without a new layer if there are too many, else 0."""
+        limit = max(MAX_STUCK, PATIENCE * self._longest) if self._proven else MAX_STUCK_FIRST
+        return self._unchanged if self._unchanged >= limit else 0
 
     def _moved(self) -> None:
-        self._longest = max(self._longest, self._still)
-        self._still = 0
+        self._longest = max(self._longest, self._unchanged)
+        self._unchanged = 0

@@ -22,7 +22,7 @@ import grpc
 from ...proto import tandem_pb2 as pb
 from ...proto.roles import role_name
 from ..config import EngineConfig, HandoffConfig, NodeConfig
-from ..engine.start import NodeEngine, NodeIdentity, start_engine
+from ..engine.start import DataPlaneOptions, NodeEngine, NodeIdentity, start_engine
 from ..errors import StartupError, UsageError
 from ..handoff.carriers.names import NIXL
 from ..handoff.carriers.nixl.agent import check_installed
@@ -288,9 +288,9 @@ async def _engine(
         start_engine(
             config,
             identity,
-            handoff=handoff,
-            listen=roles.listens,
-            curve=credentials.encrypted,
+            data_plane=DataPlaneOptions(
+                handoff=handoff, listen=roles.listens, curve=credentials.encrypted
+            ),
             on_event=inbox.on_event,
             on_lost=shutdown.end,
         ),

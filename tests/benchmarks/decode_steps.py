@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 
-from tandem.shared.engine.plan import SamplerSpec, SamplingParams, SequenceStep, StepPlan
+from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
 from tandem.shared.handoff.carriers.base import Endpoints
 from tandem.shared.handoff.carriers.names import SHARED_MEMORY, TCP
 from tandem.shared.handoff.plane.data_plane import DataPlane
@@ -76,7 +76,7 @@ def decoder(folder: Path) -> Callable[[], None]:
     blocks = -(-CONTEXT // BLOCK_SIZE)
     runner = build_runner(folder, dtype="float32", block_size=BLOCK_SIZE, num_blocks=ROWS * blocks)
     tables = [list(range(row * blocks, (row + 1) * blocks)) for row in range(ROWS)]
-    specs = [SamplerSpec(row, SamplingParams(temperature=0.0), 1, ()) for row in range(ROWS)]
+    specs = [SamplerSpec(row, RankSampling(temperature=0.0), 1) for row in range(ROWS)]
     prompts = [
         SequenceStep(row, list(range(CONTEXT - 1)), 0, tables[row], False) for row in range(ROWS)
     ]

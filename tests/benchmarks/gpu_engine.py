@@ -178,15 +178,15 @@ def step_seconds(folder: Path, load: Load) -> Iterator[tuple[str, float]]:
 def _step(runner: Any, device: str, rows: int, start: int, count: int) -> float:
     """The seconds of a step in which each row brings ``count`` tokens after ``start`` others. It
     can be repeated: the same slots are written again."""
-    from tandem.shared.engine.plan import SamplerSpec, SamplingParams, SequenceStep, StepPlan
+    from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
 
     each = (start + count) // BLOCK + 1
     sequences = [
         SequenceStep(row, [7] * count, start, list(range(row * each, (row + 1) * each)), True)
         for row in range(rows)
     ]
-    greedy = SamplingParams(temperature=0.0)
-    runner.execute(StepPlan(0, [], [SamplerSpec(row, greedy, 0, ()) for row in range(rows)]))
+    greedy = RankSampling(temperature=0.0)
+    runner.execute(StepPlan(0, [], [SamplerSpec(row, greedy, 0) for row in range(rows)]))
     return median_seconds(lambda: runner.execute(StepPlan(1, sequences, [])), device)
 
 

@@ -18,7 +18,8 @@ import random
 from collections import deque
 from dataclasses import dataclass
 
-from tandem.shared.engine.plan import Sampled, SamplingParams, StepResult
+from tandem.shared.engine.plan import Sampled, StepResult
+from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.scheduler import Scheduler
 from tandem.shared.engine.sequence import Sequence
 from tandem.shared.errors import OverloadedError
@@ -179,7 +180,7 @@ class Node:
         if plan is None:
             self.seen.thin += 1
             return
-        drawn = [Sampled(row.sequence_id, 7) for row in plan.sequences if row.sample]
+        drawn = [Sampled(row.sequence_id, [7]) for row in plan.sequences if row.sample]
         self._scheduler.apply(StepResult(plan.step, drawn))
         self.seen.rows += len(drawn)
         self.seen.thin += len(drawn) <= 1

@@ -9,7 +9,7 @@ import pytest
 
 from tandem.decode_node.canary import Canary
 from tandem.decode_node.receiving import Receipt
-from tandem.shared.engine.plan import SamplingParams
+from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Sequence
 from tandem.shared.errors import PeerRefusedError, TransferError
 from tandem.shared.handoff.plane.messages import Compare

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tandem.decode_node.service import PIECE_POSITIONS, _prompt_logprobs
-from tandem.shared.engine.plan import PositionLogprobs, SamplingParams
+from tandem.shared.engine.plan import PositionLogprobs
+from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Sequence
 
 

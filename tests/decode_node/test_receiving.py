@@ -18,7 +18,7 @@ from tandem.proto import tandem_pb2 as pb
 from tandem.proto.tandem_pb2_grpc import PrefillStub
 from tandem.shared.causes import Cause
 from tandem.shared.config import HandoffConfig
-from tandem.shared.engine.plan import SamplingParams
+from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Sequence
 from tandem.shared.errors import TransferError
 from tandem.shared.handoff import transfer

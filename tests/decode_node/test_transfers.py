@@ -21,7 +21,7 @@ from tandem.decode_node.transfers import Outcome, Transfers
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.causes import Cause
 from tandem.shared.config import HandoffConfig
-from tandem.shared.engine.plan import SamplingParams
+from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Phase, Sequence
 from tandem.shared.errors import PeerRefusedError, TransferError, UnavailableError
 from tandem.tests.shared.handoff.fake_node import Node, until

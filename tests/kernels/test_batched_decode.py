@@ -22,7 +22,7 @@ from tandem.kernels.gpu import decode_trial
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.reference.attention import paged_attention
 from tandem.kernels.reference.operators import ReferenceOperators
-from tandem.shared.engine.plan import SamplerSpec, SamplingParams, SequenceStep, StepPlan
+from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
 from tandem.tests import tiny_models
 from tandem.tests.support.runners import build_runner
 
@@ -94,7 +94,7 @@ def test_a_model_gives_the_same_with_batched_decode(
             folder, dtype="float32", block_size=4, num_blocks=64, operators=GpuOperators()
         )
         runner.batched_decode = at_once
-        specs = [SamplerSpec(i, SamplingParams(temperature=0.0), 0, ()) for i in range(3)]
+        specs = [SamplerSpec(i, RankSampling(temperature=0.0), 0) for i in range(3)]
         prompts = [[5, 6, 7], list(range(30)), [9] * 17]
         tables = [[1, 40, 2], list(range(3, 13)), [50, 20, 30, 21, 22]]
         parts = zip(prompts, tables, strict=True)
@@ -105,9 +105,9 @@ def test_a_model_gives_the_same_with_batched_decode(
             replace(s, tokens=[d.token], start=len(s.tokens))
             for s, d in zip(first, drawn, strict=True)
         ]
-        second[1] = replace(second[1], tokens=[drawn[1].token, 1, 2])
+        second[1] = replace(second[1], tokens=[drawn[1].tokens[0], 1, 2])
         drawn += runner.execute(StepPlan(1, second)).sampled
-        answers.append([each.token for each in drawn])
+        answers.append([each.tokens[0] for each in drawn])
     assert answers[0] == answers[1]
     assert kernels.seen and set(kernels.seen) == {2}
 

@@ -17,116 +17,193 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ModelError, TandemError
-from ...telemetry.logs import LogSettings, setup_logging
+from ...handoff.wire.codec import VersionError
+from ...telemetry.logs import setup_logging
 from ..channel import BlockingChannel
-from ..plan import StepFailure, StepPlan, plan_from_wire, to_wire
+from ..messages import (
+    AllocateCache,
+    CacheAllocated,
+    DeviceOpened,
+    ExecuteStep,
+    Failed,
+    LoadModel,
+    ModelLoaded,
+    OpenDevice,
+    Ping,
+    PlaneCommand,
+    PlaneEvent,
+    Pong,
+    RankEndpoints,
+    RankMessage,
+    RankSettings,
+    StepDone,
+)
+from ..plan import StepFailure, StepResult
 
 if TYPE_CHECKING:
+    import torch
+
     from ...handoff.plane.data_plane import DataPlane
     from ...kv.backing import Backing
     from .runner import ModelRunner
+    from .setup import LoadedModel
 
 log = logging.getLogger("tandem.rank")
 
 
-class Rank:
+class RankProcess:
     """Answers the head's messages, one at a time, in the main thread."""
 
     def __init__(self, channel: BlockingChannel) -> None:
         self._channel = channel
-        self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self._settings: dict[str, Any] = {}
-        self._device: Any = None
-        self._loaded: Any = None
-        self._runner: ModelRunner | None = None
+        # Bounded by the head: it has one request under way.
+        self._requests: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
+        self._settings: RankSettings
+        self._device: torch.device
+        self._loaded: LoadedModel
+        self._runner: ModelRunner
         self._plane: DataPlane | None = None
         self._layers = 0  # computed since the start
-        self._mark: Callable[[], Callable[[], bool]] | None = None
+        self._layer_marker: Callable[[], Callable[[], bool]] | None = None
         self._backing: Backing | None = None  # on a CPU
 
     def serve(self) -> None:
-        """Answer until the head is gone; that ends the process from the reader thread."""
+        """Answer until the head is gone; the reader thread ends the process then."""
         threading.Thread(target=self._read, name="reader", daemon=True).start()
-        handlers: dict[str, Callable[[Any], None]] = {
-            "open": self._open,
-            "load": self._load,
-            "allocate": self._allocate,
-            "step": self._step,
+        handlers: dict[type, Callable[[Any], RankMessage]] = {
+            OpenDevice: self._open,
+            LoadModel: self._load,
+            AllocateCache: self._allocate,
+            ExecuteStep: self._step,
         }
         while True:
-            kind, payload = self._inbox.get()
+            request = self._requests.get()
             try:
-                handlers[kind](payload)
+                reply = handlers[type(request)](request)
             except TandemError as error:
                 category = "model" if isinstance(error, ModelError) else "startup"
-                self._channel.send("failed", [category, str(error)])
+                reply = Failed(category, str(error))  # type: ignore[arg-type]
             except Exception as error:
-                log.exception("%r failed", kind)
-                self._channel.send("failed", ["internal", f"{type(error).__name__}: {error}"])
+                log.exception("%s failed", type(request).__name__)
+                reply = Failed("internal", f"{type(error).__name__}: {error}")
+            self._channel.send(reply)
 
     def _read(self) -> None:
-        """Ends the process in any case: nobody else would notice that the head is gone."""
+        """Read until the head is gone, then end the process: no other thread would notice."""
         status = 1
         try:
             self._sort()
             status = 0
+        except VersionError as error:
+            log.error("the head's messages cannot be read: %s", error)
+            self._channel.send(Failed("startup", str(error)))  # which the head cannot read either
         except Exception:
             log.exception("the head's messages cannot be read")
         finally:
             os._exit(status)  # the main thread may be deep in a forward pass; nothing needs saving
 
     def _sort(self) -> None:
-        """Until the head is gone."""
         while (message := self._channel.receive()) is not None:
-            kind, payload = message
-            if kind == "data":
-                self._command(payload)
-            elif kind == "ping":
-                self._channel.send("pong", self._layers)
+            if isinstance(message, PlaneCommand):
+                self._command(message.data)
+            elif isinstance(message, Ping):
+                self._channel.send(Pong(self._layers))
             else:
-                self._inbox.put((kind, payload))
+                self._requests.put(message)
 
-    def _open(self, settings: dict[str, Any]) -> None:
+    # ---- requests --------------------------------------------------------------------------
+
+    def _open(self, request: OpenDevice) -> DeviceOpened:
         from .setup import open_device, report
 
-        setup_logging(LogSettings(**settings.get("log", {})))
-        self._settings = settings
-        self._device = open_device(settings)
-        self._channel.send("device", astuple(report(self._device)))
+        setup_logging(request.settings.log)
+        self._settings = request.settings
+        self._device = open_device(request.settings)
+        return DeviceOpened(report(self._device))
 
-    def _load(self, formats: dict[str, str]) -> None:
+    def _load(self, request: LoadModel) -> ModelLoaded:
         from .setup import load_model, memory_of
 
-        self._settings |= formats
-        self._loaded = load_model(self._settings, self._device)
-        self._channel.send("loaded", astuple(memory_of(self._loaded, self._settings)))
+        self._loaded = load_model(self._settings, request.formats, self._device)
+        return ModelLoaded(memory_of(self._loaded, self._settings.carrier))
 
-    def _allocate(self, num_blocks: int) -> None:
+    def _allocate(self, request: AllocateCache) -> CacheAllocated:
         from .setup import backing_of
 
-        self._runner = self._loaded.runner(num_blocks)
+        self._runner = self._loaded.runner(request.num_blocks)
         self._backing = backing_of(self._runner.cache)
-        endpoints: list[str] = []
-        if self._settings["data_plane"] is not None:
+        endpoints = None
+        if self._settings.data_plane is not None:
             from .setup import layer_marker, start_data_plane
 
             self._plane = start_data_plane(self._settings, self._runner.cache, self._event)
-            self._mark = layer_marker(self._runner.cache.device)
+            self._layer_marker = layer_marker(self._runner.cache.device)
             ends = self._plane.endpoints
-            endpoints = [ends.bulk, ends.control, ends.key]
-        # What is loaded now stays: the collector need not look through it between two steps.
+            endpoints = RankEndpoints(ends.bulk, ends.control, ends.key)
+        # Everything loaded by now stays: the collector need not look through it between two steps.
         gc.collect()
         gc.freeze()
-        self._channel.send("ready", endpoints)
+        return CacheAllocated(endpoints)
+
+    def _step(self, request: ExecuteStep) -> StepDone:
+        plan = request.plan
+        if self._backing is not None:
+            self._backing.reach_all(row.block_table for row in plan.sequences)
+        hand_over = self._layer_hook(request)
+
+        def computed(layer: int) -> None:
+            self._layers += 1
+            if hand_over is not None:
+                hand_over(layer)
+
+        result: StepResult | None = None
+        failure = None
+        try:
+            result = self._runner.execute(plan, computed)
+        except Exception as error:
+            log.exception("step %d failed", plan.step)
+            failure = _failure(error)
+        if failure is not None:  # the traceback, which is gone now, held tensors
+            self._runner.recover()
+        collectives = self._runner.tp.collectives
+        answers = self._settings.rank == 0
+        return StepDone(result if answers else None, failure, collectives.begun, collectives.ended)
+
+    def _layer_hook(self, request: ExecuteStep) -> Callable[[int], None] | None:
+        """Announces each computed layer to the data plane, if a transfer takes a row's KV."""
+        streams = {stream.sequence_id: stream for stream in request.streams}
+        rows = [row for row in request.plan.sequences if row.sequence_id in streams]
+        plane, marker = self._plane, self._layer_marker
+        if not rows or plane is None:
+            return None
+        from ...handoff.plane.computing import Announced
+        from ...handoff.plane.messages import LayerReady
+
+        def computed(layer: int) -> None:
+            is_computed = None if marker is None else marker()
+            for row in rows:
+                stream = streams[row.sequence_id]
+                ready = LayerReady(
+                    transfer_id=stream.transfer_id,
+                    attempt=stream.attempt,
+                    first_layer=layer,
+                    end_layer=layer + 1,
+                    first_token=row.start,
+                    end_token=row.start + len(row.tokens),
+                )
+                plane.submit(ready if is_computed is None else Announced(ready, is_computed))
+
+        return computed
+
+    # ---- the data plane --------------------------------------------------------------------
 
     def _event(self, event: Any) -> None:
-        from ...handoff.plane.messages import to_wire as event_to_wire
+        from ...handoff.plane.messages import to_wire
 
-        self._channel.send("event", event_to_wire(event))
+        self._channel.send(PlaneEvent(to_wire(event)))
 
     def _command(self, data: bytes) -> None:
         from ...handoff.plane.messages import Expect, from_wire
@@ -137,70 +214,17 @@ class Rank:
         if self._plane is not None:
             self._plane.submit(command)  # type: ignore[arg-type]
 
-    def _step(self, payload: list[Any]) -> None:
-        assert self._runner is not None
-        plan = plan_from_wire(payload[0])
-        if self._backing is not None:
-            self._backing.reach_all(row.block_table for row in plan.sequences)
-        streams = {sequence: (transfer, attempt) for sequence, transfer, attempt in payload[1]}
-        hand_over = self._layer_hook(plan, streams)
 
-        def computed(layer: int) -> None:
-            self._layers += 1
-            if hand_over is not None:
-                hand_over(layer)
+def _failure(error: Exception) -> StepFailure:
+    from .runner import cause_of
 
-        answer, failure = None, None
-        try:
-            result = self._runner.execute(plan, computed)
-            answer = to_wire(result) if self._settings["rank"] == 0 else None
-        except Exception as error:
-            log.exception("step %d failed", plan.step)
-            failure = self._failure(error)
-        if failure is not None:  # and the traceback holds no tensor any more
-            self._runner.recover()
-        collectives = self._runner.tp.collectives
-        counts = [collectives.begun, collectives.ended]
-        self._channel.send("result", [answer, failure and astuple(failure), counts])
-
-    def _failure(self, error: Exception) -> StepFailure:
-        from .runner import cause_of
-
-        words = (str(error).splitlines() or [""])[0]
-        return StepFailure(cause_of(error), f"{type(error).__name__}: {words}")
-
-    def _layer_hook(self, plan: StepPlan, streams: dict[int, tuple[int, int]]) -> Any:
-        """Tells the data plane which cells a layer has just computed, if anybody wants them."""
-        rows = [
-            (streams[row.sequence_id], row.start, row.start + len(row.tokens))
-            for row in plan.sequences
-            if row.sequence_id in streams
-        ]
-        plane, mark = self._plane, self._mark
-        if not rows or plane is None:
-            return None
-        from ...handoff.plane.computing import Announced
-        from ...handoff.plane.messages import LayerReady
-
-        def computed(layer: int) -> None:
-            is_computed = None if mark is None else mark()
-            for (transfer, attempt), first, end in rows:
-                ready = LayerReady(
-                    transfer_id=transfer,
-                    attempt=attempt,
-                    first_layer=layer,
-                    end_layer=layer + 1,
-                    first_token=first,
-                    end_token=end,
-                )
-                plane.submit(ready if is_computed is None else Announced(ready, is_computed))
-
-        return computed
+    summary = (str(error).splitlines() or [""])[0]
+    return StepFailure(cause_of(error), f"{type(error).__name__}: {summary}")
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Rank(BlockingChannel(socket.socket(fileno=int(sys.argv[1])))).serve()
+    RankProcess(BlockingChannel(socket.socket(fileno=int(sys.argv[1])))).serve()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..plan import PositionLogprobs, Sampled, SamplerSpec, SamplingParams
+from ..plan import PositionLogprobs, RankSampling, Sampled, SamplerSpec
 from .logprobs import position_logprobs
 
 _MASK = (1 << 64) - 1
@@ -24,8 +24,8 @@ _GREEDY_BELOW = 1e-5
 # Top-p sorts this many of the best logits, and all of them only if those do not suffice.
 _TOP_P_CANDIDATES = 1024
 NOT_FINITE = (
-    "the model's numbers are not finite: the weights may be broken, or the prompt overflows the "
-    "model's number format; try float32"
+    "the model's logits are not finite: the weights may be broken, or the prompt overflows the "
+    "model's dtype; try float32"
 )
 
 
@@ -43,7 +43,7 @@ def _mix(z: int) -> int:
 
 @dataclass(slots=True)
 class _State:
-    """One live sequence. The counts exist only where a penalty reads them."""
+    """One live sequence. The counts exist only if a penalty reads them."""
 
     spec: SamplerSpec
     drawn: int
@@ -51,7 +51,7 @@ class _State:
     counts: torch.Tensor | None = None
 
     @property
-    def params(self) -> SamplingParams:
+    def params(self) -> RankSampling:
         return self.spec.params
 
     @property
@@ -68,7 +68,7 @@ class _State:
 
 
 class Sampler:
-    """Keeps what sampling must know of each live sequence: its parameters and its history."""
+    """Draws tokens; keeps the parameters and the history of each live sequence."""
 
     def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
         self.vocab_size = vocab_size
@@ -76,7 +76,7 @@ class Sampler:
         self._states: dict[int, _State] = {}
 
     def add(self, spec: SamplerSpec) -> None:
-        """A sequence begins, or resumes with what it had drawn before."""
+        """Start a sequence, or resume it after the tokens drawn before."""
         state = _State(spec, len(spec.outputs))
         if spec.params.penalizes:
             state.in_prompt = self._counts(spec.prompt) > 0
@@ -84,7 +84,7 @@ class Sampler:
         self._states[spec.sequence_id] = state
 
     def remove(self, sequence_id: int) -> None:
-        """A sequence ended; one that was never added is no error."""
+        """Forget a sequence. No-op if it was never added."""
         self._states.pop(sequence_id, None)
 
     def _counts(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -96,8 +96,8 @@ class Sampler:
     ) -> tuple[list[Sampled], dict[int, str]]:
         """Draw one token for each row of fp32 logits [R, V]; the rows' logits may be changed.
 
-        Returns what was drawn, in the order of the rows, and the sequences whose logits are not
-        finite with the reason.
+        Returns the draws in the order of the rows, and the sequences whose logits are not finite
+        with the reason.
         """
         states = [self._states[i] for i in sequence_ids]
         finite = logits.sum(dim=-1).isfinite()
@@ -118,20 +118,20 @@ class Sampler:
             state.drawn += 1
             if state.counts is not None:
                 state.counts[token] += 1
-            sampled.append(Sampled(state.spec.sequence_id, token, listed.get(row)))
+            sampled.append(Sampled(state.spec.sequence_id, [token], listed.get(row, [])))
         return sampled, failed
 
 
 def _logprobs(
     raw: torch.Tensor, rows: list[int], tokens: list[int], states: list[_State]
-) -> dict[int, PositionLogprobs]:
-    """Of the ``rows`` that ask, whose logits are ``raw``. All at once: a GPU would be waited for
-    with each."""
+) -> dict[int, list[PositionLogprobs]]:
+    """Logprobs of the ``rows`` that want them, whose logits are ``raw``. All at once, because each
+    call synchronises a GPU."""
     if not rows:
         return {}
     wanted = [states[row].params.logprobs or 0 for row in rows]
     found = position_logprobs(raw, [tokens[row] for row in rows], max(wanted))
-    cut = [replace(one, top=one.top[:most]) for one, most in zip(found, wanted, strict=True)]
+    cut = [[replace(one, top=one.top[:most])] for one, most in zip(found, wanted, strict=True)]
     return dict(zip(rows, cut, strict=True))
 
 
@@ -182,8 +182,8 @@ def _draw_random(logits: torch.Tensor, states: list[_State]) -> list[int]:
     return picked
 
 
-def _filter(values: torch.Tensor, params: list[SamplingParams]) -> None:
-    """Min-p, then top-k, then top-p of what is left, in place; only on the rows that ask."""
+def _filter(values: torch.Tensor, params: list[RankSampling]) -> None:
+    """Apply min-p, then top-k, then top-p to the rest, in place; only to rows that use them."""
     vocab = values.shape[-1]
     rows = [row for row, p in enumerate(params) if p.min_p > 0]
     if rows:

@@ -1,6 +1,6 @@
-"""What a rank builds from the head's settings: the model on its device, the cache, the data plane.
+"""Builds a rank from the head's settings: the model on its device, the cache, the data plane.
 
-Everything heavy is imported here, so that a rank that is told to stop at once never pays for it.
+Everything heavy is imported here, so that a rank that ends at once never pays for it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from ...kv.planning import CPU, CUDA, RankDevice, RankMemory, bytes_per_block
 from ...models import load
 from ...models.decoder import Decoder
 from ...models.parallel import TensorParallel
+from ..messages import LoadFormats, RankSettings
 from .runner import ModelRunner, runner_of
 
 if TYPE_CHECKING:
@@ -92,17 +93,16 @@ class LoadedModel:
             ) from None
 
 
-def open_device(settings: dict[str, Any]) -> torch.device:
-    """The device that this rank is told to use, made this process's own. Raises
-    ``StartupError``."""
-    device = _device(settings["device"], settings["device_index"])
-    if device.type == CPU and _carrier(settings) == CUDA_IPC:
+def open_device(settings: RankSettings) -> torch.device:
+    """Open the device that the settings name. Raises ``StartupError``."""
+    device = _device(settings.device, settings.device_index)
+    if device.type == CPU and settings.carrier == CUDA_IPC:
         raise not_possible(NO_GPU)
     return device
 
 
 def report(device: torch.device) -> RankDevice:
-    """What the head is told of it."""
+    """The device's description, for the head."""
     if device.type == CPU:
         name = f"CPU with {torch.backends.cpu.get_cpu_capability()}"
         return RankDevice(CPU, name, _total_memory(), free_memory(device))
@@ -111,37 +111,37 @@ def report(device: torch.device) -> RankDevice:
     return RankDevice(device.type, name, total, free)
 
 
-def load_model(settings: dict[str, Any], device: torch.device) -> LoadedModel:
-    """Place this rank's part of the model, having met the other ranks if there are any."""
-    torch.set_num_threads(settings["threads"])
+def load_model(settings: RankSettings, formats: LoadFormats, device: torch.device) -> LoadedModel:
+    """Load this rank's part of the model, after meeting the other ranks if there are any."""
+    torch.set_num_threads(settings.threads)
     tp = _meet(settings, device)
-    operators = _operators(settings["cpu_kernels"], settings["decode_kernel"], device)
+    operators = _operators(settings.cpu_kernels, settings.decode_kernel, device)
     try:
         model = load.load_model(
-            settings["folder"],
-            dtype=settings["dtype"],
+            settings.folder,
+            dtype=formats.dtype,
             device=device,
             tp=tp,
-            load_format=settings["load_format"],
-            ignored_keys=frozenset(settings["ignored_config_keys"]),
-            seed=settings["seed"],
+            load_format=settings.load_format,
+            ignored_keys=frozenset(settings.ignored_config_keys),
+            seed=settings.seed,
             operators=operators,
         )
     except torch.OutOfMemoryError:
         raise StartupError(
-            f"the weights do not fit: {report(device)}; end what else uses it, name another one "
+            f"the weights do not fit: {report(device)}; free its memory, choose another one "
             f"with --d, or split the model over several"
         ) from None
-    return LoadedModel(model, settings["block_size"], getattr(torch, settings["kv_dtype"]), tp)
+    return LoadedModel(model, settings.block_size, getattr(torch, formats.kv_dtype), tp)
 
 
-def memory_of(loaded: LoadedModel, settings: dict[str, Any]) -> RankMemory:
-    """What is left once the weights are there."""
+def memory_of(loaded: LoadedModel, carrier: str) -> RankMemory:
+    """The memory that is left once the weights are loaded."""
     device = loaded.device
-    plane = taken_by_data_plane(settings, device)
+    plane = data_plane_bytes(carrier, device)
     taken = plane
     if device.type == CUDA:
-        torch.cuda.empty_cache()  # what loading took for a moment is free again
+        torch.cuda.empty_cache()  # frees the memory that only loading needed
         taken += torch.cuda.memory_reserved(device)
     free = max(0, free_memory(device) - plane)
     return RankMemory(free, taken, loaded.bytes_per_block)
@@ -164,20 +164,14 @@ def _total_memory() -> int:
     return min(total, _cgroup("max") or total)
 
 
-def taken_by_data_plane(settings: dict[str, Any], device: torch.device) -> int:
-    """Bytes of a GPU that ``free_memory`` counts and the cache must leave."""
-    return DEVICE_BYTES if device.type == CUDA and allows(_carrier(settings), CUDA_IPC) else 0
-
-
-def _carrier(settings: dict[str, Any]) -> str:
-    """What ``--carrier`` says; nothing where KV is not handed over."""
-    values = settings["data_plane"]
-    return "" if values is None else str(values["carrier"])
+def data_plane_bytes(carrier: str, device: torch.device) -> int:
+    """Bytes of a GPU that ``free_memory`` counts and the cache must leave to the data plane."""
+    return DEVICE_BYTES if device.type == CUDA and allows(carrier, CUDA_IPC) else 0
 
 
 def backing_of(cache: KVCache) -> Backing | None:
-    """What gives the cache its memory before it is written, where that is not there from the start;
-    at work."""
+    """A started ``Backing``, which populates the cache's memory ahead of use; ``None`` on devices
+    whose memory is there from the start."""
     if cache.device.type != CPU:
         return None
     backing = Backing((side for layer in cache.layers for side in layer), cache.block_size)
@@ -186,51 +180,52 @@ def backing_of(cache: KVCache) -> Backing | None:
 
 
 def layer_marker(device: torch.device) -> Callable[[], Callable[[], bool]] | None:
-    """See ``Announced``; ``None`` where a layer that was announced is computed."""
+    """See ``Announced``; ``None`` on devices that compute a layer before it is announced."""
     return marker(device) if device.type == "cuda" else None
 
 
 def start_data_plane(
-    settings: dict[str, Any], cache: KVCache, on_event: Callable[[Any], None]
+    settings: RankSettings, cache: KVCache, on_event: Callable[[Any], None]
 ) -> DataPlane:
     """Open this rank's end of the data plane. Raises ``StartupError``."""
-    # What carries KV is installed only where KV is handed over.
+    # The carriers' libraries are installed only where KV is handed over.
     from ...handoff.plane.data_plane import DataPlane
     from ...handoff.plane.settings import DataPlaneConfig
 
-    values = settings["data_plane"]
+    plane = settings.data_plane
+    assert plane is not None
     heads = cache.heads[0]
     config = DataPlaneConfig(
-        node_id=values["node_id"],
-        epoch=values["epoch"],
-        rank=settings["rank"],
-        tp_size=settings["size"],
+        node_id=plane.node_id,
+        epoch=plane.epoch,
+        rank=settings.rank,
+        tp_size=settings.size,
         dtype=str(cache.dtype).removeprefix("torch."),
         first_head=heads.start,
         end_head=heads.stop,
-        listen_host=values["host"],
-        listen_port=values["port"],
-        carrier=values["carrier"],
-        curve=values["curve"],
-        max_peers=values["max_peers"],
-        staging_slots=max(2, values["staging_bytes"] >> 20),
+        listen_host=plane.host,
+        listen_port=plane.port,
+        carrier=plane.carrier,
+        curve=plane.curve,
+        max_peers=plane.max_peers,
+        staging_slots=max(2, plane.staging_bytes >> 20),
     )
     device = _gpu(cache.device, config.carrier)
-    plane = DataPlane(config, CacheOfPlane(cache), on_event, device=device)
-    plane.start()
-    return plane
+    data_plane = DataPlane(config, CacheOfPlane(cache), on_event, device=device)
+    data_plane.start()
+    return data_plane
 
 
 def _gpu(device: torch.device, carrier: str) -> Gpu | None:
-    """What the data plane does on this device. Raises ``StartupError``."""
+    """The GPU as the data plane uses it, if it can. Raises ``StartupError``."""
     if device.type != "cuda":
         return None
     try:
         return Gpu(CudaDriver(device.index or 0), device)
-    except DeviceError as error:  # a GPU of another make, which torch calls cuda as well
+    except DeviceError as error:  # another vendor's GPU, which torch calls cuda too
         if carrier == CUDA_IPC:
             raise not_possible(str(error)) from None
-        log.warning("KV leaves this GPU through the host: %s", error)
+        log.warning("KV of this GPU is transferred through the host: %s", error)
         return None
 
 
@@ -289,7 +284,7 @@ def _device(name: str, index: int) -> torch.device:
         raise StartupError(f"--device cuda: {_no_cuda()}; use --device cpu")
     count = torch.cuda.device_count()
     if index >= count:
-        raise StartupError(f"CUDA device {index} was asked for, but there are {count}; see --d")
+        raise StartupError(f"there is no CUDA device {index}, only {count} in all; see --d")
     torch.cuda.set_device(index)
     # cuDNN, which torch prefers on the newest GPUs, plans its attention anew for each length: half
     # a second for every token of a stream.
@@ -306,7 +301,7 @@ def _no_cuda() -> str:
 
 
 def _operators(kernels: str, decode: str, device: torch.device) -> Operators:
-    """Compiled ones are ready to run. Raises ``StartupError``."""
+    """The operators of ``--cpu-kernels``, ready to run. Raises ``StartupError``."""
     if kernels == "torch":
         if device.type == CPU or decode == "torch":
             return ReferenceOperators()
@@ -325,27 +320,27 @@ def _operators(kernels: str, decode: str, device: torch.device) -> Operators:
     return CompiledOperators()
 
 
-def _meet(settings: dict[str, Any], device: torch.device) -> TensorParallel:
-    if settings["size"] == 1:
+def _meet(settings: RankSettings, device: torch.device) -> TensorParallel:
+    if settings.size == 1:
         return TensorParallel()
     _stay_on_this_host()
     try:
         torch.distributed.init_process_group(
             "nccl" if device.type == CUDA else "gloo",
-            init_method=settings["rendezvous"],
-            rank=settings["rank"],
-            world_size=settings["size"],
+            init_method=settings.rendezvous,
+            rank=settings.rank,
+            world_size=settings.size,
             timeout=datetime.timedelta(seconds=RENDEZVOUS_SECONDS),
-            # NCCL connects at once then: what it lacks is known now, and what it takes of the
-            # memory before the cache is planned.
+            # With it NCCL connects at once: missing libraries are noticed now, and its memory is
+            # taken before the cache is planned.
             device_id=device if device.type == CUDA else None,
         )
     except (RuntimeError, ValueError) as error:
         raise StartupError(
-            f"rank {settings['rank']} did not meet the other {settings['size'] - 1} at "
-            f"{settings['rendezvous']} within {RENDEZVOUS_SECONDS} s: {str(error).splitlines()[0]}"
+            f"rank {settings.rank} did not meet the other {settings.size - 1} at "
+            f"{settings.rendezvous} within {RENDEZVOUS_SECONDS} s: {str(error).splitlines()[0]}"
         ) from None
-    return TensorParallel(settings["rank"], settings["size"])
+    return TensorParallel(settings.rank, settings.size)
 
 
 def _stay_on_this_host() -> None:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -19,12 +19,12 @@ import pytest
 from tandem import EngineConfig
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.config import HandoffConfig
-from tandem.shared.engine import executor
-from tandem.shared.engine import watchdog as watchdog
+from tandem.shared.engine import executor, watchdog
 from tandem.shared.engine.core import ExecutorLostError
-from tandem.shared.engine.executor import RankPool
+from tandem.shared.engine.executor import MultiprocessExecutor
+from tandem.shared.engine.messages import CacheAllocated, RankSettings
 from tandem.shared.engine.plan import StepPlan
-from tandem.shared.engine.start import NodeIdentity, start_engine
+from tandem.shared.engine.start import DataPlaneOptions, NodeIdentity, start_engine
 from tandem.shared.errors import StartupError
 from tandem.shared.telemetry.logs import LogSettings
 from tandem.tests.shared.handoff.fake_node import until
@@ -44,6 +44,16 @@ def rank() -> psutil.Process:
     return found
 
 
+def run_instead(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    """Ranks run ``program`` in place of their module."""
+    start = asyncio.create_subprocess_exec
+
+    async def patched(python: str, m: str, module: str, *args: str, **options: Any) -> Any:
+        return await start(python, "-c", program, *args, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", patched)
+
+
 async def test_a_rank_that_dies_between_steps_is_noticed() -> None:
     lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     engine = await start_engine(CONFIG, IDENTITY, on_lost=lost.set_result)
@@ -56,14 +66,14 @@ async def test_a_rank_that_dies_between_steps_is_noticed() -> None:
 
 async def test_a_rank_that_is_too_slow_is_an_error_of_the_start() -> None:
     config = replace(CONFIG, load_timeout=0.01)
-    with pytest.raises(StartupError, match=r"rank 0 gave no 'device' within 0\.01 s.*--load-timeo"):
+    with pytest.raises(StartupError, match=r"rank 0 sent no DeviceOpened within 0\.01 s.*--load-t"):
         await start_engine(config, IDENTITY)
 
 
 async def test_ranks_listen_for_each_other_on_loopback_only() -> None:
     engine = await start_engine(replace(CONFIG, tensor_parallel_size=2), IDENTITY)
     try:
-        meeting = engine.ranks._meeting.name
+        meeting = engine.ranks._rendezvous_folder.name
         assert os.stat(meeting).st_mode & 0o077 == 0
         heard = [c.laddr.ip for p in ranks() for c in p.net_connections("inet") if not c.raddr]
         assert heard and all(ipaddress.ip_address(ip).is_loopback for ip in heard), heard
@@ -84,16 +94,16 @@ async def test_an_event_that_cannot_be_handled_ends_the_node_not_only_the_hearin
     slow_head: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether it comes before its head knows that the rank is ready, or after."""
-    reply = RankPool._reply
+    reply = MultiprocessExecutor._reply
 
-    async def late(self: RankPool, rank: Any, wanted: str, seconds: float) -> Any:
+    async def late(self: MultiprocessExecutor, rank: Any, wanted: type, seconds: float) -> Any:
         answer = await reply(self, rank, wanted, seconds)
-        if wanted == "ready":
+        if wanted is CacheAllocated:
             await asyncio.wait_for(asyncio.shield(rank.pump), SECONDS)
         return answer
 
     if slow_head:
-        monkeypatch.setattr(RankPool, "_reply", late)
+        monkeypatch.setattr(MultiprocessExecutor, "_reply", late)
 
     def cannot(rank: int, data: bytes) -> None:
         raise IndexError("no place for it")
@@ -104,16 +114,15 @@ async def test_an_event_that_cannot_be_handled_ends_the_node_not_only_the_hearin
         engine = await start_engine(
             CONFIG,
             IDENTITY,
-            handoff=HandoffConfig(),
-            listen=True,
+            data_plane=DataPlaneOptions(handoff=HandoffConfig(), listen=True),
             on_event=cannot,
             on_lost=lost.set_result,
         )
     except StartupError as error:
-        assert "rank 0 is not understood" in str(error)
+        assert "a message of rank 0 could not be handled" in str(error)
         return
     try:
-        assert "rank 0 is not understood" in await asyncio.wait_for(lost, SECONDS)
+        assert "a message of rank 0 could not be handled" in await asyncio.wait_for(lost, SECONDS)
     finally:
         await engine.ranks.stop()
 
@@ -128,7 +137,7 @@ async def test_a_rank_that_stands_still_is_lost_and_so_is_the_step_that_waits_fo
     try:
         rank().suspend()
         with pytest.raises(ExecutorLostError, match="rank 0 gave no sign of life"):
-            await asyncio.wait_for(engine.ranks.step(StepPlan(1, [], [], []), {}), SECONDS)
+            await asyncio.wait_for(engine.ranks.step(StepPlan(1, []), []), SECONDS)
         assert "no sign of life" in lost.result()
     finally:
         await engine.ranks.stop()
@@ -152,7 +161,7 @@ async def test_a_rank_answers_pings(monkeypatch: pytest.MonkeyPatch) -> None:
 HANGING = """
 import sys, threading
 from tandem.shared.engine.rank import process
-process.Rank._step = lambda self, payload: threading.Event().wait()
+process.RankProcess._step = lambda self, request: threading.Event().wait()
 process.main()
 """
 
@@ -160,22 +169,34 @@ process.main()
 async def test_a_rank_whose_main_thread_alone_hangs_in_a_step_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    start = asyncio.create_subprocess_exec
-
-    async def hanging(python: str, m: str, module: str, *args: str, **options: Any) -> Any:
-        return await start(python, "-c", HANGING, *args, **options)
-
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", hanging)
+    run_instead(monkeypatch, HANGING)
     monkeypatch.setattr(executor, "PING_SECONDS", 0.02)
-    monkeypatch.setattr(watchdog, "MAX_STILL_FIRST", 5)
+    monkeypatch.setattr(watchdog, "MAX_STUCK_FIRST", 5)
     lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     engine = await start_engine(CONFIG, IDENTITY, on_lost=lost.set_result)
     try:
         with pytest.raises(ExecutorLostError, match="rank 0 answers, but has computed no layer"):
-            await asyncio.wait_for(engine.ranks.step(StepPlan(1, [], [], []), {}), SECONDS)
+            await asyncio.wait_for(engine.ranks.step(StepPlan(1, []), []), SECONDS)
         assert "computed no layer" in lost.result()
     finally:
         await engine.ranks.stop()
+
+
+OTHER_VERSION = """
+from tandem.shared.engine import messages
+messages.CODEC.version += 1
+from tandem.shared.engine.rank import process
+process.main()
+"""
+
+
+async def test_a_rank_of_another_version_is_rejected_in_words_on_both_sides(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run_instead(monkeypatch, OTHER_VERSION)
+    with pytest.raises(StartupError, match=r"rank 0 sent .*: message of version .*Restart it"):
+        await start_engine(CONFIG, IDENTITY)
+    assert "the head's messages cannot be read: message of version" in capfd.readouterr().err
 
 
 def test_a_rank_that_does_not_understand_its_head_ends() -> None:
@@ -197,11 +218,12 @@ def test_a_rank_that_does_not_understand_its_head_ends() -> None:
 
 
 async def test_a_rank_logs_as_its_head_does(capfd: pytest.CaptureFixture[str]) -> None:
-    settings = LogSettings(form="json", role="decode-node", node_id="d7", rank="0")
-    ranks = RankPool(load_seconds=SECONDS)
+    log = LogSettings(form="json", role="decode-node", node_id="d7", rank="0")
+    ranks = MultiprocessExecutor(load_seconds=SECONDS)
     try:
-        with pytest.raises(StartupError, match="KeyError"):
-            await ranks.start([{"log": asdict(settings)}])
+        await ranks.start([RankSettings(folder="", device="cpu", log=log)])
+        with pytest.raises(StartupError, match="AttributeError"):
+            await ranks.allocate(1)  # there is no model
     finally:
         await ranks.stop()
     (line,) = (json.loads(line) for line in capfd.readouterr().err.splitlines())

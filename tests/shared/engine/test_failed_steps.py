@@ -6,15 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from tandem.shared.engine import core, executor
-from tandem.shared.engine.plan import SamplingParams
+from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import FinishReason, Sequence, StepOutput
 from tandem.shared.engine.start import NodeEngine, start_engine
-from tandem.tests.shared.engine.test_executor import CONFIG, IDENTITY, SECONDS
+from tandem.tests.shared.engine.test_executor import CONFIG, IDENTITY, SECONDS, run_instead
 
 GOOD, POISON = 40, 41
 
@@ -50,13 +49,7 @@ async def failing(
     late: bool = False,
     lost: Callable[[str], None] = lambda reason: None,
 ) -> AsyncIterator[NodeEngine]:
-    start = asyncio.create_subprocess_exec
-    program = FAILING.format(poison=POISON, ranks=ranks, late=late, error=error)
-
-    async def patched(python: str, m: str, module: str, *args: str, **options: Any) -> Any:
-        return await start(python, "-c", program, *args, **options)
-
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", patched)
+    run_instead(monkeypatch, FAILING.format(poison=POISON, ranks=ranks, late=late, error=error))
     config = replace(CONFIG, tensor_parallel_size=size)
     engine = await start_engine(config, IDENTITY, on_lost=lost)
     loop = asyncio.create_task(engine.core.run())

@@ -10,12 +10,8 @@ import pytest
 
 from tandem.shared.engine.counters import PrefillRate
 from tandem.shared.engine.pace import LEAST, MOST_SKIPPED, PROBE_EVERY, Pace
-from tandem.shared.engine.plan import (
-    Sampled,
-    SamplingParams,
-    StepPlan,
-    StepResult,
-)
+from tandem.shared.engine.plan import Sampled, StepPlan, StepResult
+from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.scheduler import Scheduler
 from tandem.shared.engine.sequence import Phase, Sequence
 from tandem.shared.kv.block_pool import BlockPool
@@ -62,7 +58,7 @@ class Node:
         prompts = sum(len(row.tokens) for row in plan.sequences if len(row.tokens) > 1)
         decoded = sum(len(row.tokens) == 1 for row in plan.sequences)
         self.pace.measured(spent, decoded=decoded, prompt_tokens=prompts)
-        drawn = [Sampled(row.sequence_id, 7) for row in plan.sequences if row.sample]
+        drawn = [Sampled(row.sequence_id, [7]) for row in plan.sequences if row.sample]
         self.scheduler.apply(StepResult(plan.step, drawn))
 
     def first_token(self, one: Sequence) -> float:

@@ -11,6 +11,7 @@ import torch
 
 from tandem.kernels.cpu import jit
 from tandem.kernels.errors import KernelUnavailableError
+from tandem.shared.engine.messages import DataPlaneSettings, LoadFormats, RankSettings
 from tandem.shared.engine.rank import setup as rank_setup
 from tandem.shared.errors import StartupError
 from tandem.shared.kv.planning import RankDevice
@@ -54,8 +55,18 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     torch.backends.cuda.enable_cudnn_sdp(preferred)
 
 
-def settings(device: str, index: int = 0, carrier: str = "auto") -> dict[str, Any]:
-    return {"device": device, "device_index": index, "data_plane": {"carrier": carrier}}
+def settings(device: str, index: int = 0, carrier: str = "auto", **others: Any) -> RankSettings:
+    plane = DataPlaneSettings(
+        node_id="n",
+        epoch=1,
+        host=None,
+        port=0,
+        staging_bytes=0,
+        carrier=carrier,
+        curve=False,
+        max_peers=1,
+    )
+    return RankSettings(folder="", device=device, device_index=index, data_plane=plane, **others)
 
 
 @pytest.mark.parametrize("name", ["auto", "cuda"])
@@ -83,14 +94,14 @@ def test_ranks_meet_over_what_their_devices_have(
 
     monkeypatch.setattr(torch.distributed, "init_process_group", meet)
     device = torch.device(kind, 1)
-    tp = rank_setup._meet({"size": 2, "rank": 1, "rendezvous": "tcp://127.0.0.1:1"}, device)
+    tp = rank_setup._meet(settings(kind, size=2, rank=1, rendezvous="tcp://127.0.0.1:1"), device)
     assert (tp.rank, tp.size) == (1, 2)
     wanted = ("nccl", device) if kind == "cuda" else ("gloo", None)
     assert (met["backend"], met["device_id"]) == wanted
 
 
 def test_a_gpu_that_is_not_there_is_refused(cuda: FakeCuda) -> None:
-    with pytest.raises(StartupError, match=r"device 2 was asked for, but there are 2; see --d"):
+    with pytest.raises(StartupError, match=r"there is no CUDA device 2, only 2 in all; see --d"):
         rank_setup.open_device(settings("auto", 2))
 
 
@@ -124,11 +135,9 @@ def test_weights_that_do_not_fit_are_an_error_with_the_memory_that_there_is(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(rank_setup.load, "load_model", load)
-    told: dict[str, Any] = dict.fromkeys(("folder", "dtype", "load_format", "seed", "kv_dtype"))
-    told |= {"size": 1, "threads": 1, "cpu_kernels": "torch", "ignored_config_keys": []}
-    told["decode_kernel"] = "auto"
+    formats = LoadFormats("float32", "float32")
     with pytest.raises(StartupError, match=r"do not fit: GPU 0 .* 70.0 of 80.0 GiB .* --d"):
-        rank_setup.load_model(told, torch.device("cuda", 0))
+        rank_setup.load_model(settings("cuda"), formats, torch.device("cuda", 0))
 
 
 def test_compiled_kernels_are_refused_on_a_gpu() -> None:

@@ -12,8 +12,8 @@ import torch
 from tandem.shared.engine.plan import (
     COMPUTATION,
     OUT_OF_MEMORY,
+    RankSampling,
     SamplerSpec,
-    SamplingParams,
     SequenceStep,
     StepPlan,
 )
@@ -35,7 +35,7 @@ def runner(folder: Path) -> ModelRunner:
 
 
 def spec_of(sequence_id: int, **params: Any) -> SamplerSpec:
-    return SamplerSpec(sequence_id, SamplingParams(**{"temperature": 0.0, **params}), 3, (1, 2))
+    return SamplerSpec(sequence_id, RankSampling(**{"temperature": 0.0, **params}), 3, [1, 2])
 
 
 def test_a_step_without_sequences(runner: ModelRunner) -> None:

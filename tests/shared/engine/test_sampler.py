@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.shared.engine.plan import Sampled, SamplerSpec, SamplingParams
+from tandem.shared.engine.plan import RankSampling, Sampled, SamplerSpec
 from tandem.shared.engine.rank.logprobs import position_logprobs
 from tandem.shared.engine.rank.sampler import Sampler, uniform
 
@@ -23,7 +23,7 @@ def fixed_logits() -> None:
 def spec_of(sequence_id: int = 1, seed: int = 7, **values: Any) -> SamplerSpec:
     outside = {key: values.pop(key) for key in list(values) if key in SamplerSpec.__slots__}
     outside = {"prompt": (), **outside}
-    return SamplerSpec(sequence_id, SamplingParams(**values), seed, **outside)
+    return SamplerSpec(sequence_id, RankSampling(**values), seed, **outside)
 
 
 def draw(logits: torch.Tensor, spec: SamplerSpec) -> Sampled:
@@ -40,7 +40,7 @@ def frequencies(logits: torch.Tensor, draws: int = 4000, **params: Any) -> torch
     for seed in range(draws):
         sampler.add(spec_of(seed, seed, **params))
     sampled, _ = sampler.sample(range(draws), logits.repeat(draws, 1))
-    drawn = torch.tensor([s.token for s in sampled])
+    drawn = torch.tensor([s.tokens[0] for s in sampled])
     return torch.bincount(drawn, minlength=logits.shape[-1]) / draws
 
 
@@ -60,9 +60,9 @@ def test_uniforms_are_uniform() -> None:
 
 def test_greedy_takes_the_best_and_temperature_zero_never_divides() -> None:
     logits = torch.randn(VOCAB)
-    assert draw(logits, spec_of(temperature=0.0)).token == int(logits.argmax())
-    assert draw(logits, spec_of(temperature=1e-9)).token == int(logits.argmax())
-    assert draw(logits * 1e4, spec_of(temperature=1e-4)).token == int(logits.argmax())
+    assert draw(logits, spec_of(temperature=0.0)).tokens[0] == int(logits.argmax())
+    assert draw(logits, spec_of(temperature=1e-9)).tokens[0] == int(logits.argmax())
+    assert draw(logits * 1e4, spec_of(temperature=1e-4)).tokens[0] == int(logits.argmax())
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
@@ -114,15 +114,15 @@ def test_filters_work_on_what_is_left_by_the_earlier_ones() -> None:
 def test_penalties_and_bias() -> None:
     logits = torch.tensor([2.0, 1.9, -1.0, 0.0])
     greedy = {"temperature": 0.0}
-    assert draw(logits, spec_of(**greedy, prompt=(0,), repetition_penalty=1.5)).token == 1
-    assert draw(logits, spec_of(**greedy, prompt=(0,), presence_penalty=1.5)).token == 0
-    assert draw(logits, spec_of(**greedy, outputs=(0,), presence_penalty=0.2)).token == 1
-    assert draw(logits, spec_of(**greedy, outputs=(0,), frequency_penalty=0.06)).token == 0
-    assert draw(logits, spec_of(**greedy, outputs=(0, 0), frequency_penalty=0.06)).token == 1
-    assert draw(logits, spec_of(**greedy, logit_bias={3: 2.5})).token == 3
+    assert draw(logits, spec_of(**greedy, prompt=(0,), repetition_penalty=1.5)).tokens[0] == 1
+    assert draw(logits, spec_of(**greedy, prompt=(0,), presence_penalty=1.5)).tokens[0] == 0
+    assert draw(logits, spec_of(**greedy, outputs=(0,), presence_penalty=0.2)).tokens[0] == 1
+    assert draw(logits, spec_of(**greedy, outputs=(0,), frequency_penalty=0.06)).tokens[0] == 0
+    assert draw(logits, spec_of(**greedy, outputs=(0, 0), frequency_penalty=0.06)).tokens[0] == 1
+    assert draw(logits, spec_of(**greedy, logit_bias={3: 2.5})).tokens[0] == 3
     # A negative logit is multiplied, so that a repetition is always less likely.
     low = torch.tensor([-1.0, -1.2])
-    assert draw(low, spec_of(**greedy, prompt=(0,), repetition_penalty=1.5)).token == 1
+    assert draw(low, spec_of(**greedy, prompt=(0,), repetition_penalty=1.5)).tokens[0] == 1
 
 
 def test_what_it_draws_counts_as_history() -> None:
@@ -144,7 +144,7 @@ def test_blocked_tokens_until_enough_outputs() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_token_is_drawn_even_if_all_are_blocked(temperature: float) -> None:
     every = spec_of(temperature=temperature, blocked_tokens=tuple(range(4)), blocked_until=1)
-    assert draw(torch.zeros(4), every).token in range(4)
+    assert draw(torch.zeros(4), every).tokens[0] in range(4)
 
 
 def mixed_specs() -> list[SamplerSpec]:
@@ -197,7 +197,7 @@ def test_a_row_that_is_not_finite_fails_alone(bad: float) -> None:
     logits = torch.randn(3, VOCAB)
     logits[1, 9] = bad
     sampled, failed = sampler.sample([0, 1, 2], logits.clone())
-    assert [(s.sequence_id, s.token) for s in sampled] == [
+    assert [(s.sequence_id, s.tokens[0]) for s in sampled] == [
         (0, int(logits[0].argmax())),
         (2, int(logits[2].argmax())),
     ]
@@ -214,23 +214,22 @@ def test_each_row_lists_as_many_logprobs_as_it_asked_for() -> None:
     sampled, _ = sampler.sample(range(5), logits.clone())
     for row, (one, count) in enumerate(zip(sampled, asked, strict=True)):
         if count is None:
-            assert one.logprobs is None
+            assert one.logprobs == []
         else:
-            assert [one.logprobs] == position_logprobs(logits[row : row + 1], [one.token], count)
+            assert one.logprobs == position_logprobs(logits[row : row + 1], one.tokens, count)
 
 
 def test_logprobs_are_those_of_the_raw_logits() -> None:
     logits = torch.randn(VOCAB)
     sampled = draw(logits, spec_of(temperature=0.3, logprobs=3, logit_bias={11: 90.0}))
-    assert sampled.token == 11
+    assert sampled.tokens[0] == 11
     raw = logits.log_softmax(dim=-1)
-    got = sampled.logprobs
-    assert got is not None
+    (got,) = sampled.logprobs
     assert got.logprob == pytest.approx(float(raw[11]), abs=1e-6)
     assert got.rank == 1 + int((logits > logits[11]).sum())
     assert [token for token, _ in got.top] == raw.topk(3).indices.tolist()
-    assert draw(logits, spec_of(logprobs=0)).logprobs is not None
-    assert draw(logits, spec_of()).logprobs is None
+    assert len(draw(logits, spec_of(logprobs=0)).logprobs) == 1
+    assert draw(logits, spec_of()).logprobs == []
 
 
 def test_ties_among_the_top_are_listed_by_id() -> None:

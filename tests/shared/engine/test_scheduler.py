@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.shared.engine.plan import Sampled, SamplingParams, StepPlan, StepResult
+from tandem.shared.engine.plan import Sampled, StepPlan, StepResult
+from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.scheduler import POLICIES, Scheduler
 from tandem.shared.engine.sequence import FinishReason, Phase, Sequence, StepOutput
 from tandem.shared.errors import OverloadedError
@@ -36,7 +37,7 @@ def run_step(scheduler: Scheduler, token: int = 5) -> tuple[StepPlan | None, lis
     plan = scheduler.schedule()
     if plan is None:
         return None, []
-    drawn = [Sampled(row.sequence_id, token) for row in plan.sequences if row.sample]
+    drawn = [Sampled(row.sequence_id, [token]) for row in plan.sequences if row.sample]
     outputs = scheduler.apply(StepResult(plan.step, drawn))
     scheduler.pool.check()
     return plan, outputs
@@ -177,7 +178,7 @@ def test_cancel_during_a_step_keeps_the_blocks_until_it_ends() -> None:
     assert plan is not None
     scheduler.cancel(one)
     assert scheduler.pool.counts().owned == 2
-    scheduler.apply(StepResult(plan.step, [Sampled(1, 5)]))
+    scheduler.apply(StepResult(plan.step, [Sampled(1, [5])]))
     assert scheduler.pool.counts().owned == 0 and scheduler.idle
 
 
@@ -347,7 +348,7 @@ def poisoned(scheduler: Scheduler, poison: set[int], *, memory: bool = False) ->
         assert row.sequence_id not in plan.removed or row.sequence_id in {
             spec.sequence_id for spec in plan.added
         }
-    drawn = [Sampled(row.sequence_id, 5) for row in plan.sequences if row.sample]
+    drawn = [Sampled(row.sequence_id, [5]) for row in plan.sequences if row.sample]
     return scheduler.apply(StepResult(plan.step, drawn))
 
 
@@ -392,7 +393,7 @@ def test_ranks_forget_a_sequence_of_a_failed_step_and_are_told_it_anew() -> None
     plan, _ = run_step(scheduler)
     assert plan is not None
     assert plan.removed == [1, 2] and [spec.sequence_id for spec in plan.added] == [1]
-    assert plan.added[0].outputs == (5,)
+    assert plan.added[0].outputs == [5]
 
 
 def test_without_memory_a_smaller_chunk_is_tried() -> None:
@@ -406,7 +407,7 @@ def test_without_memory_a_smaller_chunk_is_tried() -> None:
         if sizes[-1] > 50:
             assert not scheduler.step_failed("out of memory", memory=True)
         else:
-            drawn = [Sampled(row.sequence_id, 5) for row in plan.sequences if row.sample]
+            drawn = [Sampled(row.sequence_id, [5]) for row in plan.sequences if row.sample]
             scheduler.apply(StepResult(plan.step, drawn))
     assert one.outputs == [5] and sizes[:3] == [180, 90, 45]
 

@@ -13,7 +13,8 @@ from tandem import EngineConfig
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.config import HandoffConfig
 from tandem.shared.engine import start as engine
-from tandem.shared.engine.start import NodeIdentity, _with_every_end, start_engine
+from tandem.shared.engine.messages import LoadFormats, RankEndpoints, RankSettings
+from tandem.shared.engine.start import DataPlaneOptions, NodeIdentity, _with_every_end, start_engine
 from tandem.shared.errors import ModelError
 from tandem.shared.kv.planning import CPU, CUDA, RankDevice, RankMemory
 from tandem.shared.models.registry import read_spec
@@ -48,19 +49,19 @@ class FakeRanks:
 
     def __init__(self, kind: str) -> None:
         self.device = RankDevice(kind, "a device", 1 << 34, 1 << 34)
-        self.formats: dict[str, str] = {}
+        self.formats = LoadFormats("", "")
 
-    async def start(self, settings: list[dict[str, Any]]) -> list[RankDevice]:
+    async def start(self, settings: list[RankSettings]) -> list[RankDevice]:
         self.settings = settings
         self.started = len(settings)
         return [self.device] * self.started
 
-    async def load(self, formats: dict[str, str]) -> list[RankMemory]:
+    async def load(self, formats: LoadFormats) -> list[RankMemory]:
         self.formats = formats
         return [RankMemory(1 << 33, 1 << 30, 1 << 20)] * self.started
 
-    async def allocate(self, num_blocks: int) -> list[list[str]]:
-        return [[]] * self.started
+    async def allocate(self, num_blocks: int) -> list[RankEndpoints]:
+        return []
 
     async def stop(self) -> None:
         pass
@@ -68,13 +69,13 @@ class FakeRanks:
 
 async def planned(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, **options: Any
-) -> tuple[engine.NodeEngine, dict[str, str]]:
+) -> tuple[engine.NodeEngine, LoadFormats]:
     """A node of a model that was saved in float16, on this kind of device."""
     config = json.loads((builtin_model_path() / "config.json").read_text())
     spelled = {key: "float16" for key in ("dtype", "torch_dtype") if key in config}
     (tmp_path / "config.json").write_text(json.dumps(config | spelled))
     ranks = FakeRanks(kind)
-    monkeypatch.setattr(engine, "RankPool", lambda *_, **__: ranks)
+    monkeypatch.setattr(engine, "MultiprocessExecutor", lambda *_, **__: ranks)
     started = await start_engine(
         EngineConfig(model=str(tmp_path), max_num_seqs=65536, **options), NodeIdentity("node", 1)
     )
@@ -89,7 +90,7 @@ async def test_a_device_that_nobody_named_is_planned_for_as_what_it_is(
     for kind in (CUDA, CPU):
         node, formats = await planned(monkeypatch, tmp_path, kind)
         resolved = node.resolved
-        assert formats == {"dtype": node.weight_dtype, "kv_dtype": node.kv_dtype}
+        assert formats == LoadFormats(node.weight_dtype, node.kv_dtype)
         found[kind] = (node.kv_dtype, resolved.num_blocks, resolved.max_num_batched_tokens)
     blocks = (1 << 33) // (1 << 20)
     assert found[CUDA] == ("float16", int(blocks * 0.9), 2048)
@@ -103,7 +104,7 @@ async def test_options_win_over_what_a_device_suggests(
     for kind in (CUDA, CPU):
         node, formats = await planned(monkeypatch, tmp_path, kind, **options)
         assert (node.resolved.num_blocks, node.resolved.max_num_batched_tokens) == (4096, 99)
-        assert formats == {"dtype": "float32", "kv_dtype": "float32"}
+        assert formats == LoadFormats("float32", "float32")
 
 
 async def test_config_keys_are_ignored_by_heads_and_ranks_alike_and_with_a_warning(
@@ -112,14 +113,14 @@ async def test_config_keys_are_ignored_by_heads_and_ranks_alike_and_with_a_warni
     config = json.loads((builtin_model_path() / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"query_scale": 2.0}))
     ranks = FakeRanks(CPU)
-    monkeypatch.setattr(engine, "RankPool", lambda *_, **__: ranks)
+    monkeypatch.setattr(engine, "MultiprocessExecutor", lambda *_, **__: ranks)
     identity = NodeIdentity("node", 1)
     with pytest.raises(ModelError, match="--ignore-config-keys query_scale"):
         await start_engine(EngineConfig(model=str(tmp_path)), identity)
     await start_engine(
         EngineConfig(model=str(tmp_path), ignore_config_keys="other, query_scale"), identity
     )
-    assert ranks.settings[0]["ignored_config_keys"] == ["other", "query_scale"]
+    assert ranks.settings[0].ignored_config_keys == ("other", "query_scale")
     assert "other, query_scale of " in caplog.text
 
 
@@ -139,8 +140,6 @@ def test_a_gpu_that_was_asked_for_decodes_by_triton_unless_told_otherwise(
 
 
 def test_every_rank_is_told_how_many_peers_it_may_have(tmp_path: Path) -> None:
-    handoff = HandoffConfig(max_peers=7)
-    settings = engine._rank_settings(
-        EngineConfig(), NodeIdentity("node", 1), tmp_path, 0, 1, handoff, True, False
-    )
-    assert settings["data_plane"]["max_peers"] == 7
+    options = DataPlaneOptions(handoff=HandoffConfig(max_peers=7), listen=True)
+    settings = engine._rank_settings(EngineConfig(), NodeIdentity("node", 1), tmp_path, 0, options)
+    assert settings.data_plane is not None and settings.data_plane.max_peers == 7

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.shared.engine.watchdog import MAX_STILL, MAX_STILL_FIRST, PATIENCE, Watchdog
+from tandem.shared.engine.watchdog import MAX_STUCK, MAX_STUCK_FIRST, PATIENCE, Watchdog
 
 
 def answer(watchdog: Watchdog, layers: int, times: int) -> None:
@@ -21,43 +21,43 @@ def proven(longest: int = 0) -> Watchdog:
 
 def test_between_steps_nothing_is_computed_and_nothing_wrong() -> None:
     watchdog = proven()
-    answer(watchdog, 1, 10 * MAX_STILL_FIRST)
-    assert not watchdog.still
+    answer(watchdog, 1, 10 * MAX_STUCK_FIRST)
+    assert not watchdog.stuck
     watchdog.begin()
-    assert not watchdog.still
+    assert not watchdog.stuck
 
 
 def test_a_step_that_computes_no_layer_is_noticed() -> None:
     watchdog = proven()
     watchdog.begin()
-    answer(watchdog, 1, MAX_STILL - 1)
-    assert not watchdog.still
+    answer(watchdog, 1, MAX_STUCK - 1)
+    assert not watchdog.stuck
     answer(watchdog, 1, 1)
-    assert watchdog.still == MAX_STILL
+    assert watchdog.stuck == MAX_STUCK
 
 
 def test_a_long_step_is_well_as_long_as_layers_come() -> None:
     watchdog = proven()
     watchdog.begin()
     for layer in range(2, 200):
-        answer(watchdog, layer, MAX_STILL)
-        assert not watchdog.still
+        answer(watchdog, layer, MAX_STUCK)
+        assert not watchdog.stuck
 
 
 def test_a_rank_may_be_as_slow_as_it_was_before_many_times_over() -> None:
-    slow = MAX_STILL - 1
+    slow = MAX_STUCK - 1
     watchdog = proven(slow)
     watchdog.begin()
     answer(watchdog, 1, PATIENCE * slow - 1)
-    assert not watchdog.still
+    assert not watchdog.stuck
     answer(watchdog, 1, 1)
-    assert watchdog.still
+    assert watchdog.stuck
 
 
 def test_the_first_step_may_compile() -> None:
     watchdog = Watchdog()
     watchdog.begin()
-    answer(watchdog, 0, MAX_STILL_FIRST - 1)
-    assert not watchdog.still
+    answer(watchdog, 0, MAX_STUCK_FIRST - 1)
+    assert not watchdog.stuck
     answer(watchdog, 0, 1)
-    assert watchdog.still == MAX_STILL_FIRST
+    assert watchdog.stuck == MAX_STUCK_FIRST

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from tandem.shared.engine.core import EngineCore
+from tandem.shared.engine.messages import KVStream
 from tandem.shared.engine.plan import Sampled, StepPlan, StepResult
 from tandem.shared.engine.scheduler import Scheduler
 from tandem.shared.engine.start import NodeIdentity
@@ -64,14 +65,14 @@ class Ranks:
         self.lost: list[str] = []
         self.inbox = Inbox(self._command, self.lost.append)
 
-    async def step(self, plan: StepPlan, streams: dict[int, tuple[int, int]]) -> StepResult:
+    async def step(self, plan: StepPlan, streams: list[KVStream]) -> StepResult:
         await asyncio.sleep(0)  # a step takes time, in which others go on
         await self.computes.wait()
         rows = plan.sequences if self.fails else []
         drawn = [row for row in plan.sequences if row.sample and self.says is not None]
         return StepResult(
             plan.step,
-            [Sampled(row.sequence_id, self.says or 0) for row in drawn],
+            [Sampled(row.sequence_id, [self.says or 0]) for row in drawn],
             failed={row.sequence_id: self.fails for row in rows},
         )
 
@@ -141,7 +142,7 @@ class Node:
             kv_dtype="float32",
             kv_heads=kv_heads,
             curve_keys=[],
-            endpoints=[["tcp://0.0.0.0:1", "tcp://0.0.0.0:2"]] * RANKS,
+            endpoints=[("tcp://0.0.0.0:1", "tcp://0.0.0.0:2")] * RANKS,
         )
 
     def held(self) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from tandem.shared.engine.messages import ExecuteStep, KVStream
 from tandem.shared.engine.plan import SequenceStep, StepPlan
-from tandem.shared.engine.rank.process import Rank as EngineRank
+from tandem.shared.engine.rank.process import RankProcess
 from tandem.shared.handoff.plane.computing import Announced
 from tandem.shared.handoff.plane.messages import CancelSend, Expecting, LayerReady, SendFinished
 
@@ -131,15 +132,18 @@ class Announcements:
 
 
 def test_an_engine_marks_each_layer_once_for_all_its_sequences() -> None:
-    rank = EngineRank(channel=None)  # type: ignore[arg-type]
+    rank = RankProcess(channel=None)  # type: ignore[arg-type]
     rank._plane = plane = Announcements()  # type: ignore[assignment]
     steps = [SequenceStep(number, [5, 6], 10 * number, [1], False) for number in (1, 2, 3)]
-    hook = rank._layer_hook(StepPlan(1, steps, [], []), {1: (7, 1), 3: (8, 2)})
+    streams = [KVStream(1, 7, 1), KVStream(3, 8, 2)]
+    hook = rank._layer_hook(ExecuteStep(StepPlan(1, steps), streams))
+    assert hook is not None
     hook(0)
     assert [type(each) for each in plane.told] == [LayerReady, LayerReady]
     marks: list[Mark] = []
-    rank._mark = lambda: marks.append(Mark()) or marks[-1]  # type: ignore[func-returns-value]
-    hook = rank._layer_hook(StepPlan(2, steps, [], []), {1: (7, 1), 3: (8, 2)})
+    rank._layer_marker = lambda: marks.append(Mark()) or marks[-1]  # type: ignore[func-returns-value]
+    hook = rank._layer_hook(ExecuteStep(StepPlan(2, steps), streams))
+    assert hook is not None
     plane.told.clear()
     for layer in (0, 1):
         hook(layer)

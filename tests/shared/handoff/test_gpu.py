@@ -39,15 +39,11 @@ def test_memory_is_seen_where_it_lies_and_summed_in_pieces(name: str) -> None:
     device.leave()
 
 
-def settings(carrier: str | None) -> dict[str, object]:
-    return {"data_plane": None if carrier is None else {"carrier": carrier}}
-
-
 def test_what_the_data_plane_takes_of_a_gpu_is_left_to_it() -> None:
     for carrier, taken in (("auto", DEVICE_BYTES), ("cuda_ipc", DEVICE_BYTES), ("tcp", 0)):
-        assert rank_setup.taken_by_data_plane(settings(carrier), GPU) == taken
-    assert rank_setup.taken_by_data_plane(settings(None), GPU) == 0
-    assert rank_setup.taken_by_data_plane(settings("auto"), torch.device("cpu")) == 0
+        assert rank_setup.data_plane_bytes(carrier, GPU) == taken
+    assert rank_setup.data_plane_bytes("", GPU) == 0
+    assert rank_setup.data_plane_bytes("auto", torch.device("cpu")) == 0
 
 
 def test_a_gpu_without_cudas_driver_hands_over_through_the_host(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tandem.shared.engine.plan import SamplerSpec, SamplingParams, SequenceStep, StepPlan
+from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
 from tandem.shared.models.parallel import TensorParallel
 from tandem.tests.support.runners import build_runner
 
@@ -22,14 +22,14 @@ def run(job: dict[str, Any], folder: str, prompt: list[int], told: list[int]) ->
     tp = TensorParallel(job["rank"], job["size"])
     runner = build_runner(folder, dtype="float32", block_size=4, num_blocks=100, tp=tp)
     table = list(range(2, 2 + (len(prompt) + len(told)) // 4 + 1))
-    spec = SamplerSpec(1, SamplingParams(temperature=0.0), 0, tuple(prompt))
+    spec = SamplerSpec(1, RankSampling(temperature=0.0), 0, list(prompt))
     first = SequenceStep(1, prompt, 0, table, True, 2, prompt[1:])
     result = runner.execute(StepPlan(0, [first], [spec]))
-    drawn = [s.token for s in result.sampled]
+    drawn = [s.tokens[0] for s in result.sampled]
     scored = sum(len(rows) for rows in result.prompt_logprobs.values())
     for index, token in enumerate(told[:-1]):
         sequence = SequenceStep(1, [token], len(prompt) + index, table, True)
-        drawn += [s.token for s in runner.execute(StepPlan(1, [sequence])).sampled]
+        drawn += [s.tokens[0] for s in runner.execute(StepPlan(1, [sequence])).sampled]
     return {"drawn": drawn, "scored": scored}
 
 

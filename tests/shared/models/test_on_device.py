@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tandem.shared.engine.plan import SamplerSpec, SamplingParams, SequenceStep, StepPlan
+from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.tests import tiny_models
 from tandem.tests.support.runners import build_runner
@@ -27,7 +27,7 @@ def drawn(runner: ModelRunner) -> list[list[int]]:
     tokens = [list(prompt) for prompt in PROMPTS]
     computed = [0] * len(tokens)
     tables = [list(range(first, first + 40))[::-1] for first in range(0, 120, 40)]
-    added = [SamplerSpec(i, SamplingParams(temperature=0.0), 0, ()) for i in range(len(tokens))]
+    added = [SamplerSpec(i, RankSampling(temperature=0.0), 0) for i in range(len(tokens))]
     step = 0
     while any(len(all_) < len(p) + STEPS for all_, p in zip(tokens, PROMPTS, strict=True)):
         rows = []
@@ -37,7 +37,7 @@ def drawn(runner: ModelRunner) -> list[list[int]]:
             rows.append(SequenceStep(i, part, computed[i], tables[i], whole))
             computed[i] += len(part)
         for sampled in runner.execute(StepPlan(step, rows, added)).sampled:
-            tokens[sampled.sequence_id].append(sampled.token)
+            tokens[sampled.sequence_id].extend(sampled.tokens)
         added, step = [], step + 1
     ends = zip(tokens, PROMPTS, strict=True)
     return [known[len(p) : len(p) + STEPS] for known, p in ends]

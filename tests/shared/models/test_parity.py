@@ -14,7 +14,7 @@ import transformers
 from tandem.kernels.cpu import jit
 from tandem.kernels.operators import Operators
 from tandem.kernels.reference.operators import ReferenceOperators
-from tandem.shared.engine.plan import SamplerSpec, SamplingParams, SequenceStep, StepPlan
+from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.shared.models.batch import build_batch
 from tandem.tests.support.runners import build_runner
@@ -64,7 +64,7 @@ def compiled_operators() -> Operators:
 
 def spec_of(sequence_id: int, prompt: list[int], **params: Any) -> SamplerSpec:
     return SamplerSpec(
-        sequence_id, SamplingParams(**{"temperature": 0.0, **params}), 0, tuple(prompt)
+        sequence_id, RankSampling(**{"temperature": 0.0, **params}), 0, tuple(prompt)
     )
 
 
@@ -88,11 +88,11 @@ def greedy(
         last = start + len(part) == len(prompt)
         plan = StepPlan(0, [SequenceStep(1, part, start, table, last)], added)
         added = []
-        tokens += [s.token for s in runner.execute(plan).sampled]
+        tokens += [s.tokens[0] for s in runner.execute(plan).sampled]
     while len(tokens) < STEPS:
         start = len(prompt) + len(tokens) - 1
         plan = StepPlan(0, [SequenceStep(1, tokens[-1:], start, table, True)])
-        tokens += [s.token for s in runner.execute(plan).sampled]
+        tokens += [s.tokens[0] for s in runner.execute(plan).sampled]
     runner.execute(StepPlan(0, [], removed=[1]))
     return tokens
 
@@ -156,7 +156,7 @@ def test_greedy_is_the_same_in_a_mixed_batch(
             sequences.append(SequenceStep(i, tokens, done[i], tables[i], last))
             done[i] += len(tokens)
         for sampled in runner.execute(StepPlan(step, sequences, added)).sampled:
-            outputs[sampled.sequence_id].append(sampled.token)
+            outputs[sampled.sequence_id].extend(sampled.tokens)
     assert outputs == {i: reference_run(folder, n, seed=n)[0] for i, n in lengths.items()}
 
 

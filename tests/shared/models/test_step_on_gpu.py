@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tandem.kernels.attention_metadata import AttentionConfig, AttentionParams, DecodeMetadata
 from tandem.kernels.gpu.operators import GpuOperators
-from tandem.shared.engine.plan import SamplerSpec, SamplingParams, SequenceStep
+from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep
 from tandem.shared.engine.rank.sampler import Sampler
 from tandem.shared.models.batch import build_batch
 from tandem.tests import tiny_models
@@ -163,7 +163,7 @@ def sampling(rows: int = 4, **params: Any) -> Work:
     """The work of drawing a token for each row."""
     work, sampler = Work(), Sampler(VOCABULARY, META)
     for number in range(rows):
-        sampler.add(SamplerSpec(number, SamplingParams(**params), number, ()))
+        sampler.add(SamplerSpec(number, RankSampling(**params), number))
     logits = torch.empty(rows, VOCABULARY, device=META)
     with torch.inference_mode(), Uploads(work), Recorder(work, may_wait=True):
         sampler.sample(list(range(rows)), logits)

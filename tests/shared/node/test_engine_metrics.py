@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.shared.engine.plan import SamplingParams
+from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Sequence
 from tandem.tests.shared.handoff.fake_node import Node, until
 

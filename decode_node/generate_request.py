@@ -1,0 +1,59 @@
+"""Sequences from a ``pb.GenerateRequest``, checked: a node does not trust its routers."""
+
+from __future__ import annotations
+
+import math
+
+from ..proto import tandem_pb2 as pb
+from ..shared.engine.request import build_sequences
+from ..shared.engine.sampling_params import SamplingParams, check_params
+from ..shared.engine.sequence import Sequence
+from ..shared.engine.start import NodeEngine
+from ..shared.errors import RequestError
+
+
+def admitted_sequences(request: pb.GenerateRequest, engine: NodeEngine) -> list[Sequence]:
+    """The n choices of a request that can run here. Raises ``RequestError``, ``OverloadedError`` or
+    ``UnavailableError``."""
+    if not request.deadline_seconds >= 0:  # also rejects NaN
+        raise RequestError(f"deadline_seconds is {request.deadline_seconds}; it must not be < 0")
+    params = sampling_params(request.sampling)
+    prompt = list(request.prompt)
+    sequences = build_sequences(
+        engine.core,
+        prompt,
+        params,
+        priority=request.priority,
+        salt=request.cache_salt,
+        vocab_size=engine.spec.vocab_size,
+    )
+    engine.core.admit(len(prompt), params.max_tokens)
+    return sequences
+
+
+def sampling_params(sampling: pb.Sampling) -> SamplingParams:
+    """Raises ``RequestError`` for values out of range. proto3's absent floats mean "off"."""
+
+    def given(name: str) -> int | None:
+        return getattr(sampling, name) if sampling.HasField(name) else None
+
+    params = SamplingParams(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p if not math.isclose(sampling.top_p, 0.0) else 1.0,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty or 1.0,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        seed=given("seed"),
+        logit_bias=dict(sampling.logit_bias),
+        stop_token_ids=tuple(sampling.stop_token_ids),
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        ignore_eos=sampling.ignore_eos,
+        n=sampling.n or 1,
+        logprobs=given("logprobs"),
+        prompt_logprobs=given("prompt_logprobs"),
+    )
+    check_params(params)
+    return params

@@ -1,0 +1,207 @@
+"""Messages between the head process and its ranks, and their codec.
+
+A rank is opened, loads its weights, allocates its cache, and then executes steps; each request has
+one reply, or ``Failed``. Data-plane commands and events, and pings, travel beside that at any time.
+No torch here: the head loads none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..handoff.wire.codec import Codec
+from ..kv.planning import RankDevice, RankMemory
+from ..telemetry.logs import LogSettings
+from .plan import StepFailure, StepPlan, StepResult
+
+MAX_MESSAGE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataPlaneSettings:
+    """The node's share of a rank's ``DataPlaneConfig``. ``host`` is ``None`` for a rank that does
+    not listen."""
+
+    node_id: str
+    epoch: int
+    host: str | None
+    port: int
+    staging_bytes: int
+    carrier: str
+    curve: bool
+    max_peers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSettings:
+    """Everything that the head decides for one rank before it knows the rank's device.
+
+    ``rendezvous`` is the address at which several ranks meet. ``data_plane`` is ``None`` on nodes
+    that hand over no KV.
+    """
+
+    folder: str
+    device: str
+    device_index: int = 0
+    rank: int = 0
+    size: int = 1
+    rendezvous: str = ""
+    block_size: int = 16
+    load_format: str = "auto"
+    ignored_config_keys: tuple[str, ...] = ()
+    seed: int = 0
+    threads: int = 1
+    cpu_kernels: str = "torch"
+    decode_kernel: str = "auto"
+    data_plane: DataPlaneSettings | None = None
+    log: LogSettings = field(default_factory=LogSettings)
+
+    @property
+    def carrier(self) -> str:
+        """The value of ``--carrier``; empty on nodes that hand over no KV."""
+        return "" if self.data_plane is None else self.data_plane.carrier
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFormats:
+    """The dtypes of weights and KV cache, by torch's names."""
+
+    dtype: str
+    kv_dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankEndpoints:
+    """Where a rank's data plane listens, and its public CURVE key; empty without."""
+
+    bulk: str
+    control: str
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KVStream:
+    """The transfer and attempt that take the KV of one sequence of a step."""
+
+    sequence_id: int
+    transfer_id: int
+    attempt: int
+
+
+# ---- head to rank ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDevice:
+    settings: RankSettings
+
+
+@dataclass(frozen=True, slots=True)
+class LoadModel:
+    formats: LoadFormats
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateCache:
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExecuteStep:
+    plan: StepPlan
+    streams: list[KVStream]
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneCommand:
+    """A command for the rank's data plane, in the data plane's own encoding."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    pass
+
+
+# ---- rank to head ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOpened:
+    device: RankDevice
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoaded:
+    memory: RankMemory
+
+
+@dataclass(frozen=True, slots=True)
+class CacheAllocated:
+    """The rank is ready for steps. ``endpoints`` is ``None`` without a data plane."""
+
+    endpoints: RankEndpoints | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """Rank 0 has a result; every rank has a failure if its step raised.
+
+    The counts of collectives begun and ended since the start show whether the ranks can continue
+    together after a failure.
+    """
+
+    result: StepResult | None
+    failure: StepFailure | None
+    collectives_begun: int
+    collectives_ended: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneEvent:
+    """An event of the rank's data plane, in the data plane's own encoding."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """The answer to a ping: the number of layers computed since the start."""
+
+    layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A request before the first step failed, or the rank rejects the head's version."""
+
+    category: Literal["model", "startup", "internal"]
+    reason: str
+
+
+ToRank = OpenDevice | LoadModel | AllocateCache | ExecuteStep | PlaneCommand | Ping
+Reply = DeviceOpened | ModelLoaded | CacheAllocated | StepDone | Failed
+FromRank = Reply | PlaneEvent | Pong
+RankMessage = ToRank | FromRank
+
+# Both directions share a codec, so that one version covers them.
+CODEC: Codec[RankMessage] = Codec(
+    (
+        OpenDevice,
+        LoadModel,
+        AllocateCache,
+        ExecuteStep,
+        PlaneCommand,
+        Ping,
+        DeviceOpened,
+        ModelLoaded,
+        CacheAllocated,
+        StepDone,
+        PlaneEvent,
+        Pong,
+        Failed,
+    ),
+    MAX_MESSAGE_BYTES,
+)

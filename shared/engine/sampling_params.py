@@ -1,0 +1,97 @@
+"""Sampling parameters of a request: their defaults and their ranges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..errors import RequestError
+
+MAX_CHOICES = 128
+MAX_LOGPROBS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of one request are drawn. Defaults are OpenAI's.
+
+    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 disable their filter.
+    ``logprobs`` is the number of alternatives to return beside the chosen token (``None``: no
+    logprobs at all).
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    max_tokens: int = 16
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+# Lowest and highest (inclusive); where these are whole numbers, the value must be one.
+#
+# These are the limits of the engine: what ranks can compute, from any caller. The HTTP surfaces
+# reject less of what OpenAI's API allows and more of what it does not, in router/openai/: a
+# temperature of at most 2 and 20 logprobs, for instance, so that clients meet the limits of the API
+# that they know. The router does not import the engine, and a node trusts no router.
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "top_k": (0, 1 << 31),
+    "n": (1, MAX_CHOICES),
+    "max_tokens": (1, 1 << 31),
+    "min_tokens": (0, 1 << 31),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+    "seed": (-(1 << 63), (1 << 63) - 1),
+}
+_MAY_BE_NONE = frozenset({"logprobs", "prompt_logprobs", "seed"})
+# OpenAI's. An unbounded bias could make every probability NaN, and no token would be drawn.
+_BIAS_RANGE = (-100.0, 100.0)
+
+
+def check_params(params: SamplingParams) -> None:
+    """Raise ``RequestError`` naming the parameter, its value and its range.
+
+    Types are checked too: Python callers may pass anything, and a value that a rank cannot compute
+    with would end the rank.
+    """
+    for name, limits in _RANGES.items():
+        value = getattr(params, name)
+        if value is not None or name not in _MAY_BE_NONE:
+            _check_number(name, value, limits, param=name)
+    if params.min_tokens > params.max_tokens:
+        raise RequestError(
+            f"min_tokens ({params.min_tokens}) is over max_tokens ({params.max_tokens})",
+            param="min_tokens",
+        )
+    for token, bias in params.logit_bias.items():
+        _check_number(f"logit_bias of token {token}", bias, _BIAS_RANGE, param="logit_bias")
+    for name in ("logit_bias", "stop_token_ids"):
+        if not all(isinstance(token, int) for token in getattr(params, name)):
+            raise RequestError(f"{name} has a token id that is not an integer", param=name)
+
+
+def _check_number(name: str, value: object, limits: tuple[float, float], *, param: str) -> None:
+    lowest, highest = limits
+    kinds = int if isinstance(lowest, int) else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not lowest <= value <= highest:
+        kind = "an integer" if kinds is int else "a number"
+        raise RequestError(
+            f"{name} is {value!r}; it must be {kind} between {lowest} and {highest}", param=param
+        )

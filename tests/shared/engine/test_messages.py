@@ -1,0 +1,117 @@
+"""Messages between head and ranks: every type survives the way there, and nothing else does."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+import pytest
+
+from tandem.shared.engine.channel import PREFIX_BYTES, body_length, framed
+from tandem.shared.engine.messages import (
+    CODEC,
+    MAX_MESSAGE_BYTES,
+    AllocateCache,
+    CacheAllocated,
+    DataPlaneSettings,
+    DeviceOpened,
+    ExecuteStep,
+    Failed,
+    KVStream,
+    LoadFormats,
+    LoadModel,
+    ModelLoaded,
+    OpenDevice,
+    Ping,
+    PlaneCommand,
+    PlaneEvent,
+    Pong,
+    RankEndpoints,
+    RankMessage,
+    RankSettings,
+    StepDone,
+)
+from tandem.shared.engine.plan import (
+    PositionLogprobs,
+    RankSampling,
+    Sampled,
+    SamplerSpec,
+    SequenceStep,
+    StepFailure,
+    StepPlan,
+    StepResult,
+)
+from tandem.shared.handoff.wire.codec import CodecError
+from tandem.shared.kv.planning import RankDevice, RankMemory
+from tandem.shared.telemetry.logs import LogSettings
+
+PLANE = DataPlaneSettings(
+    node_id="d",
+    epoch=1 << 62,
+    host=None,
+    port=0,
+    staging_bytes=1 << 26,
+    carrier="auto",
+    curve=True,
+    max_peers=9,
+)
+SETTINGS = RankSettings(
+    folder="/models/a",
+    device="auto",
+    ignored_config_keys=("a", "b"),
+    data_plane=PLANE,
+    log=LogSettings(rank="1"),
+)
+SAMPLING = RankSampling(temperature=0, logit_bias={3: -1.5, 4: 2.0}, logprobs=2)
+PLAN = StepPlan(
+    9,
+    [
+        SequenceStep(1, [5], 31, [4, 2], True),
+        SequenceStep(2, [6, 7, 8], 0, [1], False, 2, [7, 8]),
+    ],
+    [SamplerSpec(1, SAMPLING, (1 << 64) - 1, [1, 2], [3], [0], 4)],
+    [11, 12],
+)
+LOGPROBS = PositionLogprobs(5, -0.5, 1, [(5, -0.5), (6, -1.25)])
+RESULT = StepResult(9, [Sampled(1, [5, 6], [LOGPROBS] * 2)], {2: [LOGPROBS]}, {3: "broken"}, 0.25)
+MESSAGES: tuple[RankMessage, ...] = (
+    OpenDevice(SETTINGS),
+    OpenDevice(replace(SETTINGS, data_plane=None)),
+    LoadModel(LoadFormats("bfloat16", "float8_e4m3fn")),
+    AllocateCache(1000),
+    ExecuteStep(PLAN, [KVStream(2, (1 << 63) - 1, 0)]),
+    PlaneCommand(b"\x00\xff"),
+    Ping(),
+    DeviceOpened(RankDevice("cpu", "a CPU", 1 << 40, 1 << 39)),
+    ModelLoaded(RankMemory(1 << 39, 1 << 30, 4096)),
+    CacheAllocated(RankEndpoints("tcp://a:1", "tcp://a:2", "key")),
+    CacheAllocated(None),
+    StepDone(RESULT, None, 4, 4),
+    StepDone(None, StepFailure("computation", "IndexError"), 4, 3),
+    PlaneEvent(b""),
+    Pong(77),
+    Failed("startup", "no device"),
+)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_message_arrives_as_it_was_sent(message: RankMessage) -> None:
+    data = framed(message)
+    assert body_length(data[:PREFIX_BYTES]) == len(data) - PREFIX_BYTES
+    assert CODEC.decode(data[PREFIX_BYTES:]) == message
+
+
+def test_every_type_of_the_codec_is_tried_here() -> None:
+    assert {type(message) for message in MESSAGES} == set(CODEC._kinds)
+
+
+@pytest.mark.parametrize("block", [-1, 1 << 32, 0.5])
+def test_blocks_that_no_table_can_have_are_not_sent(block: int) -> None:
+    row = SequenceStep(1, [5], 0, [block], True)
+    with pytest.raises(CodecError, match="ids must be unsigned"):
+        CODEC.encode(ExecuteStep(StepPlan(1, [row]), []))
+
+
+def test_a_frame_over_the_limit_is_not_read() -> None:
+    with pytest.raises(ValueError, match="over the limit"):
+        body_length(struct.pack("<I", MAX_MESSAGE_BYTES + 1))
