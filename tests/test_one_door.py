@@ -10,7 +10,7 @@ from tandem.tests.test_imports import MODULES, ROOT, imports, within
 ENGINE = Path("shared/engine")
 # Modules whose state has one owner, inside the package.
 PRIVATE = tuple(
-    f"tandem.shared.engine.{name}" for name in ("scheduler", "channel", "executor", "rank")
+    f"tandem.shared.engine.{name}" for name in ("scheduling", "channel", "executor", "rank")
 )
 OUTSIDE = [module for module in MODULES if not module.is_relative_to(ENGINE)]
 

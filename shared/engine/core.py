@@ -19,9 +19,9 @@ from ..kv.block_pool import OutOfBlocksError, PoolCounts
 from ..kv.published import Changes
 from .counters import EngineCounters, PrefillRate
 from .messages import KVStream
-from .pace import Pace
 from .plan import OUT_OF_MEMORY, StepFailure, StepPlan, StepResult
-from .scheduler import Scheduler
+from .scheduling.pace import Pace
+from .scheduling.scheduler import Scheduler
 from .sequence import FinishReason, Phase, Sequence, StepOutput
 
 log = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from .pace import LEAST
 from .plan import NOT_FINITE, StepResult
+from .scheduling.pace import LEAST
 
 # The time of a shorter chunk says more about the step than about its tokens.
 MIN_MEASURED_TOKENS = 64

@@ -102,6 +102,11 @@ class Sequence:
         """Exactly one token is left to compute, and it was sampled, not given."""
         return bool(self.outputs) and self.computed == self.length - 1
 
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """True until the prompt's logprobs, if they are wanted, have been computed."""
+        return self.params.prompt_logprobs is not None and not self.outputs
+
     def tokens(self, start: int, end: int) -> list[int]:
         """Tokens at positions ``[start, end)``."""
         prompt = len(self.prompt)

@@ -23,8 +23,8 @@ from ..weights.locate import display_name, locate_model
 from .core import EngineCore
 from .executor import MultiprocessExecutor
 from .messages import DataPlaneSettings, LoadFormats, RankSettings
-from .pace import Pace
-from .scheduler import Scheduler
+from .scheduling.pace import Pace
+from .scheduling.scheduler import Scheduler
 
 log = logging.getLogger("tandem.node")
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from tandem.shared.engine.plan import Sampled, StepResult
 from tandem.shared.engine.sampling_params import SamplingParams
-from tandem.shared.engine.scheduler import Scheduler
+from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import Sequence
 from tandem.shared.errors import OverloadedError
 from tandem.shared.kv.block_pool import BlockPool

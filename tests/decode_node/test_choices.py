@@ -91,7 +91,7 @@ async def test_a_choice_that_is_ended_frees_what_it_holds_while_the_other_goes_o
         await tokens_of(events, 0, 1)
         await end(service, first)
         await one_left(node)
-        (other,) = node.scheduler._running
+        (other,) = node.scheduler._queues.running
         assert (other.index, node.held()) == (1 - first, len(other.block_table))
         heard = await rest(events)
     ends = [event.finished for event in heard if event.HasField("finished")]

@@ -9,10 +9,10 @@ from __future__ import annotations
 import pytest
 
 from tandem.shared.engine.counters import PrefillRate
-from tandem.shared.engine.pace import LEAST, MOST_SKIPPED, PROBE_EVERY, Pace
 from tandem.shared.engine.plan import Sampled, StepPlan, StepResult
 from tandem.shared.engine.sampling_params import SamplingParams
-from tandem.shared.engine.scheduler import Scheduler
+from tandem.shared.engine.scheduling.pace import LEAST, MOST_SKIPPED, PROBE_EVERY, Pace
+from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import Phase, Sequence
 from tandem.shared.kv.block_pool import BlockPool
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.shared.engine.sampling_params import SamplingParams
-from tandem.shared.engine.scheduler import Scheduler
+from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import Sequence
 from tandem.shared.kv.block_pool import OutOfBlocksError
 

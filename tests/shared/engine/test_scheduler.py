@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tandem.shared.engine.plan import Sampled, StepPlan, StepResult
 from tandem.shared.engine.sampling_params import SamplingParams
-from tandem.shared.engine.scheduler import POLICIES, Scheduler
+from tandem.shared.engine.scheduling.queues import POLICIES
+from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import FinishReason, Phase, Sequence, StepOutput
 from tandem.shared.errors import OverloadedError
 from tandem.shared.kv.block_pool import BlockPool, OutOfBlocksError
@@ -429,7 +430,7 @@ def test_kv_that_was_not_good_is_found_by_nobody() -> None:
     scheduler.add(sequence(1, 17, max_tokens=1))
     run_step(scheduler)
     run_step(scheduler)
-    assert scheduler.pool.peek(scheduler._running[0].keys) == 4
+    assert scheduler.pool.peek(scheduler._queues.running[0].keys) == 4
     plan = scheduler.schedule()
     assert plan is not None
     [output] = scheduler.apply(StepResult(plan.step, [], failed={1: "not finite"}))
@@ -480,17 +481,19 @@ def test_who_asks_for_a_reservation_may_leave() -> None:
     assert scheduler.idle and not scheduler.asking and scheduler.next_reservation() is None
 
 
-class Watched(Scheduler):
-    """Notes who was preempted while somebody later kept blocks."""
+def watch_preemptions(scheduler: Scheduler) -> None:
+    """Fail if a sequence is preempted while a later one keeps its blocks."""
+    queues, preempt = scheduler._queues, scheduler._preemption._preempt
 
-    def _preempt(self, sequence: Sequence) -> None:
-        super()._preempt(sequence)
-        key = self._key(sequence)
-        for other in [*self._running, *self._waiting]:
-            assert not other.block_table or self._key(other) < key, (
+    def watched(sequence: Sequence) -> None:
+        preempt(sequence)
+        for other in queues.holders():
+            assert queues.first(other, sequence), (
                 f"{sequence.sequence_id} was preempted, and {other.sequence_id}, which runs later, "
                 f"holds {len(other.block_table)} blocks"
             )
+
+    scheduler._preemption._preempt = watched  # type: ignore[method-assign]
 
 
 @settings(max_examples=200, deadline=None)
@@ -500,7 +503,7 @@ def test_nobody_is_preempted_while_somebody_later_holds_blocks(
 ) -> None:
     """Received prompts, further choices and transfers in flight come and go at any time."""
     blocks, slots = data.draw(st.integers(6, 20)), data.draw(st.integers(1, 5))
-    scheduler = Watched(
+    scheduler = Scheduler(
         BlockPool(blocks, 4, enable_prefix_cache=data.draw(st.booleans())),
         max_num_batched_tokens=16,
         max_num_seqs=slots,
@@ -508,6 +511,7 @@ def test_nobody_is_preempted_while_somebody_later_holds_blocks(
         max_waiting=100,
         policy=policy,
     )
+    watch_preemptions(scheduler)
     transfers: list[tuple[Sequence, list[int]]] = []
     number = 0
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.shared.engine.plan import PositionLogprobs, Sampled, SequenceStep, StepResult
-from tandem.shared.engine.scheduler import Scheduler
+from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import FinishReason, Sequence, StepOutput
 from tandem.tests.shared.engine.test_scheduler import EOS, make, sequence
 

@@ -13,7 +13,7 @@ import grpc
 from tandem.shared.engine.core import EngineCore
 from tandem.shared.engine.messages import KVStream
 from tandem.shared.engine.plan import Sampled, StepPlan, StepResult
-from tandem.shared.engine.scheduler import Scheduler
+from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.start import NodeIdentity
 from tandem.shared.errors import PeerRefusedError
 from tandem.shared.handoff.inbox import Inbox

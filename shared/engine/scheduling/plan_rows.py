@@ -1,0 +1,42 @@
+"""The parts of a step's plan that describe one sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from ..plan import RankSampling, SamplerSpec, SequenceStep
+from ..sequence import Sequence
+
+_RANK_SAMPLING = tuple(RankSampling.__dataclass_fields__)
+
+
+def sequence_step(sequence: Sequence, tokens: int) -> SequenceStep:
+    """The sequence's next ``tokens``."""
+    start, end = sequence.computed, sequence.computed + tokens
+    wants_prompt = sequence.wants_prompt_logprobs
+    return SequenceStep(
+        sequence.sequence_id,
+        sequence.tokens(start, end),
+        start,
+        list(sequence.block_table),
+        sample=sequence.compute_until is None and end == sequence.length,
+        prompt_logprobs=sequence.params.prompt_logprobs if wants_prompt else None,
+        prompt_targets=sequence.prompt[start + 1 : end + 1] if wants_prompt else [],
+    )
+
+
+def sampler_spec(sequence: Sequence, eos_token_ids: Set[int]) -> SamplerSpec:
+    params = sequence.params
+    sampling = RankSampling(**{name: getattr(params, name) for name in _RANK_SAMPLING})
+    blocked = set(params.stop_token_ids)
+    if not params.ignore_eos:
+        blocked |= eos_token_ids
+    return SamplerSpec(
+        sequence.sequence_id,
+        sampling,
+        sequence.seed,
+        sequence.prompt if sampling.penalizes else [],
+        list(sequence.outputs),
+        sorted(blocked) if params.min_tokens else [],
+        params.min_tokens,
+    )

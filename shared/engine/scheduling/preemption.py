@@ -1,0 +1,101 @@
+"""Preemption: which sequences lose their blocks when the pool runs out.
+
+The sequence that would run last by policy gives up its own blocks and is computed again later (its
+tokens stay), whether it runs or waits with blocks (a received prompt, a further choice). So the
+sequence that runs first always proceeds, nothing deadlocks, and waiting sequences take nothing from
+running ones.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from ..sequence import Phase, Sequence
+from .block_tables import BlockTables
+from .queues import SequenceQueues
+from .step_budget import StepBudget
+
+
+class Preemption:
+    """Takes blocks back from the sequences of ``queues``."""
+
+    def __init__(self, queues: SequenceQueues, tables: BlockTables) -> None:
+        self._queues = queues
+        self._tables = tables
+        self.count = 0
+
+    def cover(self, sequence: Sequence, end: int, budget: StepBudget) -> bool:
+        """Make a running sequence's table reach token ``end``, at the cost of later ones.
+
+        False if it lost its own blocks, or if it must wait: only transfers hold other blocks then,
+        and they end.
+        """
+        while not self._tables.cover(sequence, end):
+            victim = self._last_holder()
+            if victim is sequence and self._is_only_holder(sequence):
+                return False
+            self._take_blocks(victim, budget)
+            if victim is sequence:
+                return False
+        return True
+
+    def cover_head(self, sequence: Sequence, tokens: int, budget: StepBudget) -> bool:
+        """Make the table of the head of the queue reach far enough for its next ``tokens``; False
+        if it cannot."""
+        # KV that is being sent must stay in place: a prefill-only sequence gets all of its blocks
+        # at once, so that it never runs out of them.
+        whole = sequence.compute_until is not None
+        end = sequence.target if whole else sequence.computed + tokens
+        self.reclaim_waiting(self._queues.waiting[1:], self._tables.missing(sequence, end))
+        if sequence.private:
+            self._make_room(sequence, end, budget)
+        return self._tables.cover(sequence, end)
+
+    def reclaim_waiting(self, later: list[Sequence], missing: int) -> None:
+        """Take the blocks of ``later`` waiting sequences, the last first, until ``missing`` are
+        available. No-op if even all of them would not do."""
+        pool = self._tables.pool
+        holders = [s for s in later if s.block_table]
+        if missing > pool.counts().available + sum(len(s.block_table) for s in holders):
+            return
+        while holders and missing > pool.counts().available:
+            self._take_blocks(holders.pop())
+
+    def _last_holder(self) -> Sequence:
+        """The last by policy of the running sequences and of the waiting ones with blocks."""
+        queues = self._queues
+        waiting = (s for s in reversed(queues.waiting) if s.block_table)
+        return max([*queues.running[-1:], *islice(waiting, 1)], key=queues.key)
+
+    def _is_only_holder(self, sequence: Sequence) -> bool:
+        """True if only transfers hold blocks besides this running sequence."""
+        others = len(self._queues.running) > 1 or any(s.block_table for s in self._queues.waiting)
+        return not others and bool(self._tables.pool.counts().reserved)
+
+    def _make_room(self, sequence: Sequence, end: int, budget: StepBudget) -> None:
+        """Take the few blocks that a private sequence lacks from those that would run last, except
+        for KV that is being sent."""
+        while self._tables.missing(sequence, end) > self._tables.pool.counts().available:
+            victims = [s for s in self._queues.holders() if s.compute_until is None]
+            if not victims:
+                return
+            self._take_blocks(max(victims, key=self._queues.key), budget)
+
+    def _take_blocks(self, victim: Sequence, budget: StepBudget | None = None) -> None:
+        """Take a sequence's blocks; it computes its tokens again in its turn."""
+        if budget is not None:
+            budget.take_back(victim)
+        if victim.phase is Phase.RUNNING:
+            self._preempt(victim)
+        else:
+            self._tables.release(victim)
+            victim.received = 0
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._queues.remove(sequence)
+        self._tables.release(sequence)
+        if not sequence.outputs:
+            sequence.prompt_logprobs.clear()
+        sequence.preemptions += 1
+        self.count += 1
+        self._queues.wait(sequence)

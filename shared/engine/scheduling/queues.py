@@ -1,0 +1,66 @@
+"""Waiting and running sequences, in the order of the scheduling policy."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable
+
+from ..sequence import Phase, Sequence
+
+# Shortest-first: how many tokens of advantage one arrival is worth. A later, shorter sequence can
+# pass an older one only a bounded number of times, so nothing starves.
+AGING_TOKENS = 64
+
+Key = tuple[int, ...]
+_POLICIES: dict[str, Callable[[Sequence], Key]] = {
+    "fcfs": lambda s: (s.arrival,),
+    "priority": lambda s: (s.priority, s.arrival),
+    "shortest-first": lambda s: (len(s.prompt) + AGING_TOKENS * s.arrival, s.arrival),
+}
+POLICIES = tuple(_POLICIES)
+
+
+class SequenceQueues:
+    """Both lists are sorted by ``key``: their first sequence runs first, their last gives up its
+    blocks first."""
+
+    def __init__(self, policy: str) -> None:
+        by_policy = _POLICIES[policy]
+        # A private sequence (a canary) goes first: it is short, and the sequences that wait behind
+        # it may be the very work that the peer under test is there to take.
+        self.key: Callable[[Sequence], Key] = lambda s: (not s.private, *by_policy(s))
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self._arrivals = 0
+
+    def arrive(self, sequence: Sequence) -> None:
+        """Number a sequence by its arrival."""
+        self._arrivals += 1
+        sequence.arrival = self._arrivals
+
+    def wait(self, sequence: Sequence) -> None:
+        if sequence.phase is not Phase.WAITING:
+            sequence.move(Phase.WAITING)
+        insort(self.waiting, sequence, key=self.key)
+
+    def run(self, sequence: Sequence) -> None:
+        """Move the head of the waiting sequences to the running ones."""
+        assert self.waiting[0] is sequence
+        self.waiting.pop(0)
+        sequence.move(Phase.RUNNING)
+        insort(self.running, sequence, key=self.key)
+
+    def remove(self, sequence: Sequence) -> None:
+        """No-op for a sequence that is in neither list."""
+        for queue in (self.running, self.waiting):
+            if sequence in queue:
+                queue.remove(sequence)
+                return
+
+    def first(self, one: Sequence, other: Sequence) -> bool:
+        """True if ``one`` goes before ``other``."""
+        return self.key(one) < self.key(other)
+
+    def holders(self) -> list[Sequence]:
+        """Every sequence with blocks."""
+        return [s for s in [*self.running, *self.waiting] if s.block_table]

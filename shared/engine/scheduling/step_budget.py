@@ -1,0 +1,38 @@
+"""The tokens that one step may compute."""
+
+from __future__ import annotations
+
+from ..sequence import Sequence
+
+# Prompt tokens that do not count as a chunk: they cost about as much as a decoding row.
+SMALL_PROMPT = 16
+
+
+class StepBudget:
+    """Shares granted so far, and the tokens that are left. One object a step.
+
+    ``prompts`` limits the tokens of chunks beside streams (``None``: no limit).
+    """
+
+    def __init__(self, tokens: int) -> None:
+        self.left = tokens
+        self.prompts: int | None = None
+        self.shares: dict[Sequence, int] = {}
+
+    def share(self, missing: int) -> int:
+        """The tokens that a sequence may compute of the ``missing`` ones."""
+        if self.prompts is None or missing <= SMALL_PROMPT:
+            return min(missing, self.left)
+        return min(missing, self.left, self.prompts)
+
+    def grant(self, sequence: Sequence, tokens: int) -> None:
+        self._add(-tokens)
+        self.shares[sequence] = tokens
+
+    def take_back(self, sequence: Sequence) -> None:
+        self._add(self.shares.pop(sequence, 0))
+
+    def _add(self, tokens: int) -> None:
+        self.left += tokens
+        if self.prompts is not None and abs(tokens) > SMALL_PROMPT:
+            self.prompts += tokens
