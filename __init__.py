@@ -17,17 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .shared.config import EngineConfig
-    from .shared.engine.api import Completion, Delta, Engine, Message
+    from .shared.engine.api.engine import Engine
+    from .shared.engine.api.types import Completion, Delta, Message
     from .shared.engine.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Completion": "shared.engine.api",
-    "Delta": "shared.engine.api",
-    "Engine": "shared.engine.api",
+    "Completion": "shared.engine.api.types",
+    "Delta": "shared.engine.api.types",
+    "Engine": "shared.engine.api.engine",
     "EngineConfig": "shared.config",
-    "Message": "shared.engine.api",
+    "Message": "shared.engine.api.types",
     "SamplingParams": "shared.engine.sampling_params",
 }
 

@@ -192,7 +192,7 @@ def loaded_by(module: str) -> set[str]:
             "tandem.shared.engine.rank.setup",
             {*WEB, "transformers", "torch._dynamo", "numba", "triton"},
         ),
-        ("tandem.shared.engine.api", {*WEB, "torch", "transformers"}),
+        ("tandem.shared.engine.api.engine", {*WEB, "torch", "transformers"}),
         ("tandem", {"torch", "numpy", "grpc", "click", "asyncio", "tandem.shared"}),
         ("tandem.__main__", {"torch", "numpy", "grpc", "fastapi"}),
     ],

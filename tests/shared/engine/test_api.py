@@ -33,8 +33,8 @@ def ranks() -> list[psutil.Process]:
 
 def owned_blocks(engine: Engine) -> int:
     """Blocks that sequences hold, once the step in flight is over."""
-    assert engine._host is not None
-    scheduler = engine._host.service.engine.core._scheduler
+    assert engine._thread is not None
+    scheduler = engine._thread.runner.engine.core._scheduler
     for _ in range(500):
         if scheduler.idle and not scheduler.pool.counts().owned:
             break
@@ -206,8 +206,8 @@ def test_closing_ends_calls_in_progress_and_a_closed_engine_says_so() -> None:
 
 
 def _others(engine: Engine) -> list[psutil.Process]:
-    assert engine._host is not None
-    own = {rank.process.pid for rank in engine._host.service.engine.ranks._ranks}
+    assert engine._thread is not None
+    own = {rank.process.pid for rank in engine._thread.runner.engine.ranks._ranks}
     return [process for process in ranks() if process.pid not in own]
 
 

@@ -31,7 +31,7 @@ def test_prefixes_chunks_and_preemption_leave_the_tokens(tmp_path: Path) -> None
     with Engine(config) as engine:
         answers = engine.generate_sync(prompts, params)
         assert [choices[0].tokens for choices in answers] == expected
-        assert engine._host is not None and engine._host.service.engine.core.preemptions
+        assert engine._thread is not None and engine._thread.runner.engine.core.preemptions
         for _ in range(2):
             again = engine.generate_sync([prompts[0]], params)[0][0]
             assert again.tokens == expected[0]

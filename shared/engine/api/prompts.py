@@ -1,0 +1,74 @@
+"""Prompts and parameters as callers pass them, checked and tokenized."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import RequestError
+from ...text.tokenizer import Tokenizer
+from ..sampling_params import SamplingParams, check_params
+from .types import Delta, Message, Messages, Prompt
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A tokenized prompt, and the callback for its deltas."""
+
+    tokens: list[int]
+    params: SamplingParams
+    on_delta: Callable[[Delta], None] = lambda delta: None
+
+
+def paired(
+    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[tuple[Prompt, SamplingParams]]:
+    """Each prompt with its parameters. Raises ``RequestError``."""
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], (int, Message, Mapping))):
+        raise RequestError(
+            "generate_sync takes a list of prompts, but got a single one; put it in a list",
+            param="prompts",
+        )
+    if params is None or isinstance(params, SamplingParams):
+        params = [params or SamplingParams()] * len(prompts)
+    if len(params) != len(prompts):
+        raise RequestError(
+            f"there are {len(prompts)} prompts and {len(params)} SamplingParams; give one for "
+            f"each, or one for all",
+            param="params",
+        )
+    return list(zip(prompts, params, strict=True))
+
+
+def request_of(tokenizer: Tokenizer, prompt: Prompt, params: SamplingParams) -> Request:
+    """Raises ``RequestError``."""
+    stops = [None] if isinstance(params.stop, str) else params.stop
+    if not all(isinstance(stop, str) and stop for stop in stops):
+        raise RequestError(
+            f"stop is {params.stop!r}; it must be a tuple of strings that are not empty",
+            param="stop",
+        )
+    check_params(params)
+    return Request(_tokens(tokenizer, prompt), params)
+
+
+def plain(messages: Messages) -> list[Mapping[str, Any]]:
+    """The messages as mappings, which chat templates take."""
+    return [
+        {"role": item.role, "content": item.content} if isinstance(item, Message) else item
+        for item in messages
+    ]
+
+
+def _tokens(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt)
+    items = list(prompt)
+    if all(isinstance(item, int) for item in items):
+        return items  # type: ignore[return-value]
+    if all(isinstance(item, (Message, Mapping)) for item in items):
+        return tokenizer.encode_chat(plain(items))  # type: ignore[arg-type]
+    raise RequestError(
+        "a prompt must be a string, a list of token ids, or a list of messages", param="prompt"
+    )
