@@ -102,7 +102,7 @@ def test_a_model_gives_the_same_with_batched_decode(
         drawn = runner.execute(StepPlan(0, first, specs)).sampled
         # One goes on with a chunk, the others decode.
         second = [
-            replace(s, tokens=[d.token], start=len(s.tokens))
+            replace(s, tokens=d.tokens, start=len(s.tokens))
             for s, d in zip(first, drawn, strict=True)
         ]
         second[1] = replace(second[1], tokens=[drawn[1].tokens[0], 1, 2])

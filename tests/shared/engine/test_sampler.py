@@ -129,7 +129,7 @@ def test_what_it_draws_counts_as_history() -> None:
     sampler = Sampler(4)
     sampler.add(spec_of(temperature=0.0, presence_penalty=1.0))
     logits = torch.tensor([[2.0, 1.5, 1.2, 0.0]])
-    tokens = [sampler.sample([1], logits.clone())[0][0].token for _ in range(3)]
+    tokens = [sampler.sample([1], logits.clone())[0][0].tokens[0] for _ in range(3)]
     assert tokens == [0, 1, 2]
 
 
@@ -137,7 +137,7 @@ def test_blocked_tokens_until_enough_outputs() -> None:
     sampler = Sampler(4)
     sampler.add(spec_of(temperature=0.0, blocked_tokens=(0, 1), blocked_until=3, outputs=(5,)))
     logits = torch.tensor([[9.0, 8.0, 1.0, 0.0]])
-    tokens = [sampler.sample([1], logits.clone())[0][0].token for _ in range(4)]
+    tokens = [sampler.sample([1], logits.clone())[0][0].tokens[0] for _ in range(4)]
     assert tokens == [2, 2, 0, 0]
 
 
@@ -178,14 +178,14 @@ def test_a_resumed_sequence_goes_on_as_if_it_had_not_stopped() -> None:
     for spec in mixed_specs():
         sampler = Sampler(VOCAB)
         sampler.add(spec)
-        tokens = [sampler.sample([spec.sequence_id], x.clone())[0][0].token for x in logits]
+        tokens = [sampler.sample([spec.sequence_id], x.clone())[0][0].tokens[0] for x in logits]
         resumed = Sampler(VOCAB)
         resumed.add(
             SamplerSpec(
                 spec.sequence_id, spec.params, spec.seed, spec.prompt, outputs=tuple(tokens[:3])
             )
         )
-        rest = [resumed.sample([spec.sequence_id], x.clone())[0][0].token for x in logits[3:]]
+        rest = [resumed.sample([spec.sequence_id], x.clone())[0][0].tokens[0] for x in logits[3:]]
         assert rest == tokens[3:]
 
 
