@@ -1,39 +1,47 @@
-"""What one node has said about one prompt; thrown away when another node takes over."""
+"""One attempt to serve one prompt; discarded when another node takes over."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ..proto import tandem_pb2 as pb
-from .choice import Choice
+from .choice import ChoiceText
 from .cluster.node import Node
 from .echo import PIECE_TOKENS, Echo
 from .errors import NodeError
-from .generation import AdmittedItem, Delta, Generation, Item, PromptScored, Served, Usage
+from .generation import (
+    ChoiceDelta,
+    GenerationRequest,
+    Output,
+    PromptScores,
+    RequestAdmitted,
+    ServedPrompt,
+    Usage,
+)
 
 
 class NodeAttempt:
-    """One prompt and its n choices on one node: its events become items."""
+    """One prompt and its n choices on one node; turns its events into outputs."""
 
-    def __init__(self, generation: Generation, number: int, node: Node) -> None:
+    def __init__(self, request: GenerationRequest, number: int, node: Node) -> None:
         self.node = node
         self._number = number
-        self._echo = Echo(generation, number) if generation.text.echo else None
+        self._echo = Echo(request, number) if request.text.echo else None
         offset = len(self._echo.text) if self._echo else 0
-        first = number * generation.n
-        self._choices = [Choice(generation, first + i, offset) for i in range(generation.n)]
-        self.served = Served(node.node_id)
-        self._cut_off: list[int] = []
+        first = number * request.n
+        self._choices = [ChoiceText(request, first + i, offset) for i in range(request.n)]
+        self.served = ServedPrompt(node.node_id)
+        self._stopped: list[int] = []
 
     @property
     def finished(self) -> bool:
         return all(choice.finished for choice in self._choices)
 
-    def take(self, event: pb.GenerateEvent) -> Iterator[Item]:
-        """The items of one event. Raises ``NodeError`` for a choice that was not asked for."""
+    def take(self, event: pb.GenerateEvent) -> Iterator[Output]:
+        """The outputs of one event. Raises ``NodeError`` for a choice that was not requested."""
         match event.WhichOneof("event"):
             case "admitted":
-                yield AdmittedItem()
+                yield RequestAdmitted()
             case "usage":
                 self.served.computed = event.usage
             case "prompt_logprobs":
@@ -42,25 +50,25 @@ class NodeAttempt:
                     self._echo.score(positions)
                 # An older node sends all of them at once.
                 for start in range(0, max(1, len(positions)), PIECE_TOKENS):
-                    yield PromptScored(self._number, positions[start : start + PIECE_TOKENS])
+                    yield PromptScores(self._number, positions[start : start + PIECE_TOKENS])
             case "tokens":
                 choice = self._choice(event.tokens.index)
                 delta = choice.push(event.tokens.tokens, event.tokens.logprobs)
                 if delta is not None and choice.finished:
-                    self._cut_off.append(event.tokens.index)
-                yield from self._show(delta)
+                    self._stopped.append(event.tokens.index)
+                yield from self._with_echo(delta)
             case "finished":
                 choice = self._choice(event.finished.index)
-                yield from self._show(choice.finish(event.finished))
+                yield from self._with_echo(choice.finish(event.finished))
 
-    def cut_off(self) -> list[int]:
-        """The choices that stop strings have ended since it was last asked, while others go on: the
-        node does not know of it."""
-        ended, self._cut_off = self._cut_off, []
-        return [] if self.finished else ended
+    def take_stopped(self) -> list[int]:
+        """The choices that stop strings have ended since the last call of this method, unknown to
+        the node. Empty once all choices have finished, which ends the whole call."""
+        stopped, self._stopped = self._stopped, []
+        return [] if self.finished else stopped
 
     def account(self, usage: Usage) -> None:
-        """Add what this prompt cost, and where it ran."""
+        """Add this prompt's tokens and nodes to the request's."""
         computed = self.served.computed
         usage.completion_tokens += sum(choice.tokens for choice in self._choices)
         usage.cached_tokens += computed.cached_tokens
@@ -72,14 +80,14 @@ class NodeAttempt:
             if name and name not in names:
                 names.append(name)
 
-    def _show(self, delta: Delta | None) -> Iterator[Item]:
+    def _with_echo(self, delta: ChoiceDelta | None) -> Iterator[Output]:
         if delta is None:
             return
         if self._echo and delta.index not in self._echo.shown:
             yield from self._echo.deltas(delta.index)
         yield delta
 
-    def _choice(self, index: int) -> Choice:
+    def _choice(self, index: int) -> ChoiceText:
         if index >= len(self._choices):
-            raise NodeError("The node answered for a choice that was not asked for.")
+            raise NodeError("The node sent output of a choice that was not requested.")
         return self._choices[index]

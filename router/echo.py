@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..proto import tandem_pb2 as pb
-from .generation import Delta, Generation, Scored
+from .generation import ChoiceDelta, GenerationRequest, ScoredToken
 
 # Scored tokens of one delta, so that none takes long to encode.
 PIECE_TOKENS = 64
@@ -14,23 +14,23 @@ PIECE_TOKENS = 64
 class Echo:
     """One prompt's text, and its logprobs as the node sends them."""
 
-    def __init__(self, generation: Generation, number: int) -> None:
-        prompt = generation.prompts[number]
+    def __init__(self, request: GenerationRequest, number: int) -> None:
+        prompt = request.prompts[number]
         assert prompt.text is not None, "the parser keeps the text of a prompt that is echoed"
         self.text = prompt.text
         self.shown: set[int] = set()
         self._tokens = prompt.tokens
-        self._scores = generation.logprobs is not None
-        self._detokenizer = generation.model.tokenizer.detokenizer(
-            skip_special_tokens=generation.text.skip_special_tokens
+        self._scores = request.logprobs is not None
+        self._detokenizer = request.model.tokenizer.detokenizer(
+            skip_special_tokens=request.text.skip_special_tokens
         )
         self._known = 0
         self._offset = 0
-        self._pieces: list[list[Scored]] = []
+        self._pieces: list[list[ScoredToken]] = []
 
     def score(self, positions: Sequence[pb.PositionLogprobs]) -> None:
-        """Take the logprobs of the next prompt tokens. The first token follows nothing, so it has
-        none."""
+        """Add the logprobs of the next prompt tokens. The first token has none, since no token
+        precedes it."""
         if not self._scores:
             return
         if not self._known:
@@ -38,21 +38,21 @@ class Echo:
         for position in positions[: len(self._tokens) - self._known]:
             self._add(position)
 
-    def deltas(self, index: int) -> Iterator[Delta]:
-        """The prompt, as if it had been generated; at most once a choice."""
+    def deltas(self, index: int) -> Iterator[ChoiceDelta]:
+        """The prompt in the form of generated output. Call it at most once for each choice."""
         self.shown.add(index)
         if not self._pieces:
-            yield Delta(index, self.text)
+            yield ChoiceDelta(index, self.text)
             return
         starts = [piece[0].offset for piece in self._pieces]
         ends = [*starts[1:], len(self.text)]
         for piece, start, end in zip(self._pieces, starts, ends, strict=True):
-            yield Delta(index, self.text[start:end], [], piece)
+            yield ChoiceDelta(index, self.text[start:end], [], piece)
 
     def _add(self, position: pb.PositionLogprobs | None) -> None:
         if self._known % PIECE_TOKENS == 0:
             self._pieces.append([])
         token = self._tokens[self._known]
-        self._pieces[-1].append(Scored(token, self._offset, position))
+        self._pieces[-1].append(ScoredToken(token, self._offset, position))
         self._known += 1
         self._offset += len(self._detokenizer.push(token))

@@ -1,8 +1,6 @@
-"""What clients are told when something goes wrong: OpenAI's error body and status codes."""
+"""Errors of requests, and their HTTP status; each surface has its own shape of the body."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from ..shared.errors import OverloadedError, RequestError, UnavailableError
 
@@ -11,7 +9,7 @@ SERVER = "server_error"
 
 
 class ApiError(Exception):
-    """An answer with an error status."""
+    """An error response. ``kind`` and ``code`` are OpenAI's type and code."""
 
     def __init__(
         self,
@@ -31,25 +29,14 @@ class ApiError(Exception):
         self.code = code
         self.headers = headers
 
-    def body(self) -> dict[str, Any]:
-        """The JSON that OpenAI's clients expect."""
-        return {
-            "error": {
-                "message": self.message,
-                "type": self.kind,
-                "param": self.param,
-                "code": self.code,
-            }
-        }
-
 
 class NodeError(Exception):
     """A node failed, and the request cannot move elsewhere."""
 
 
 class DrainingError(UnavailableError):
-    """A part of the cluster ended as planned before the request did. ``code`` says which: a client
-    can tell it from a crash, and send the request again."""
+    """A planned shutdown of a part of the cluster ended the request. ``code`` names the part, so
+    that clients can distinguish it from a crash and send the request again."""
 
     def __init__(self, message: str, *, code: str) -> None:
         super().__init__(message)
@@ -57,16 +44,16 @@ class DrainingError(UnavailableError):
 
 
 class DeadlineError(Exception):
-    """The request has taken all the time that it may."""
+    """The request did not finish within its deadline."""
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> RequestError:
-    """The request is wrong: 400."""
+    """The error of an invalid request: 400."""
     return RequestError(message, param=param, code=code)
 
 
 def to_api_error(error: BaseException, *, retry_after: int) -> ApiError | None:
-    """How an error of ours is told to a client; ``None`` for a bug, which is told as nothing."""
+    """The response to an error of ours; ``None`` for a bug, whose text is not for clients."""
     wait = ((b"retry-after", str(retry_after).encode()),)
     match error:
         case ApiError():
@@ -87,5 +74,5 @@ def to_api_error(error: BaseException, *, retry_after: int) -> ApiError | None:
 
 
 def internal_error() -> ApiError:
-    """For bugs: the log has the trace, the client does not."""
+    """The response to a bug; only the log has the traceback."""
     return ApiError(500, "The server had an error while processing your request.", kind=SERVER)

@@ -1,4 +1,4 @@
-"""One parsed request, the same for every HTTP surface, and what serving it gives."""
+"""One parsed request, the same for every surface, and the outputs of serving it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .served_model import ServedModel
 
 
 def new_tokens(values: Iterable[int] = ()) -> array[int]:
-    """Token ids in four bytes each; a list of them takes forty."""
+    """An array of token ids, of four bytes each; a list of them takes forty."""
     return array("I", values)
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """``text`` is kept for ``echo`` alone: what the client wrote, or its token ids as text."""
+    """``text`` is kept for ``echo`` only: the client's text, or the text of its token ids."""
 
     tokens: array[int]
     text: str | None = None
@@ -26,7 +26,7 @@ class EncodedPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextOptions:
-    """What the router does with a choice's tokens."""
+    """How the router turns a choice's tokens into text."""
 
     stop: StopStrings = field(default_factory=StopStrings)
     include_stop: bool = False
@@ -37,8 +37,9 @@ class TextOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
-    """All a request asks for. ``max_tokens`` is per prompt, since each has its own room left."""
+class GenerationRequest:
+    """A checked and tokenized request. ``max_tokens`` has a value for each prompt, since the room
+    left in the context differs."""
 
     request_id: str
     model: ServedModel
@@ -53,27 +54,34 @@ class Generation:
     return_token_ids: bool = False
     priority: int = 0
     cache_salt: str = ""
-    ignored: Set[str] = frozenset()  # fields of the request that are not known
+    ignored: Set[str] = frozenset()  # unknown fields of the request
 
     @property
     def n(self) -> int:
+        """Choices for each prompt."""
         return self.sampling.n
 
     @property
-    def scored_prompt(self) -> int | None:
-        """Alternatives that the node is to give for each prompt token: as was asked for, or as the
-        echo has them."""
+    def prompt_alternatives(self) -> int | None:
+        """Alternatives that the node must return for each prompt token: as requested, or as the
+        echo needs them."""
         if self.prompt_logprobs is None and self.text.echo:
             return self.logprobs
         return self.prompt_logprobs
 
     @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(len(prompt.tokens) for prompt in self.prompts)
+
+    @property
     def choices(self) -> int:
+        """Choices for all prompts."""
         return len(self.prompts) * self.n
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredToken:
     """A token with its logprobs; ``offset`` is where its text begins in the choice's text."""
 
     token: int
@@ -82,24 +90,24 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class AdmittedItem:
-    """A node has taken the request; from here on the status is 200."""
+class RequestAdmitted:
+    """A node has admitted the request; from here on its HTTP status is 200."""
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
-    """New output of one choice. ``finish_reason`` comes once, with the last."""
+class ChoiceDelta:
+    """New text and tokens of one choice. ``finish_reason`` comes once, with the last."""
 
     index: int
     text: str = ""
     tokens: Sequence[int] = ()
-    scored: Sequence[Scored] = ()
+    scored: Sequence[ScoredToken] = ()
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class PromptScored:
+class PromptScores:
     """The next logprobs of one prompt, before any output of its choices."""
 
     prompt: int
@@ -107,16 +115,18 @@ class PromptScored:
 
 
 @dataclass(frozen=True, slots=True)
-class Restarted:
-    """The node of one prompt died, and another begins afresh: what came for the prompt is void."""
+class PromptRestarted:
+    """The node of one prompt died, and another starts again: all earlier output is void."""
 
     prompt: int
 
 
+Output = RequestAdmitted | ChoiceDelta | PromptScores | PromptRestarted
+
+
 @dataclass(slots=True)
-class Served:
-    """Where one prompt is served, and what its decode node has said of computing it, if anything
-    yet."""
+class ServedPrompt:
+    """The decode node of one prompt, and that node's report of the prompt's prefill."""
 
     node: str
     computed: pb.Usage = field(default_factory=pb.Usage)
@@ -124,8 +134,8 @@ class Served:
 
 @dataclass(slots=True)
 class Usage:
-    """Summed over all prompts and choices of a request; ``served`` has the prompts by number, as
-    soon as a node has one."""
+    """Sums over all prompts and choices of a request. ``served`` has the prompts by number, each
+    as soon as a node has it."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -133,7 +143,4 @@ class Usage:
     remote_tokens: int = 0
     prefill_nodes: list[str] = field(default_factory=list)
     decode_nodes: list[str] = field(default_factory=list)
-    served: dict[int, Served] = field(default_factory=dict)
-
-
-Item = AdmittedItem | Delta | PromptScored | Restarted
+    served: dict[int, ServedPrompt] = field(default_factory=dict)

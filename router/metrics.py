@@ -1,4 +1,4 @@
-"""What /metrics shows: the router's series under vLLM's names, and a few of each node."""
+"""The router's metrics page: its own series under vLLM's names, and a few of each node."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ..shared.telemetry.stats_line import Work
 from ..shared.telemetry.tracing import current
 from .cluster.node_series import NodeCounts, count_nodes, text
 from .cluster.node_table import NodeTable
-from .generation import Delta, Generation, Item, Usage
-from .http.access_log import Access, where_and_why
+from .generation import ChoiceDelta, GenerationRequest, Output, Usage
+from .http.access_log import AccessRecord, prefill_origin
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 LABEL = ("model_name",)
 FIRST_TOKEN = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 2.5, 5, 10, 20, 40, 80, 160)
 BETWEEN = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)
 WHOLE = (0.05, 0.1, 0.3, 0.5, 1, 1.5, 2.5, 5, 10, 15, 20, 30, 60, 120, 300, 600, 1800)
-# A page is shown again for this many times as long as it took to make, and at most for a second, so
-# that scrapes take a small share of a core however many nodes there are.
+# A page is reused for this many times as long as it took to render, and at most for a second, so
+# that scrapes take a small share of a core with any number of nodes.
 PAGE_REUSE = 10.0
 MAX_PAGE_SECONDS = 1.0
 
 
 class Metrics:
-    """Owns a registry of its own: two routers in one process do not mix."""
+    """All series, in a registry of its own: two routers in one process do not mix."""
 
     def __init__(self, nodes: NodeTable) -> None:
         self._nodes = nodes
@@ -98,7 +98,7 @@ class Metrics:
         )
 
     def work(self) -> Work:
-        """What the router does, with the queues and caches of its decode nodes."""
+        """The router's work, with the queues and caches of its decode nodes."""
         loads = [node.load for node in self._nodes if not node.is_prefill]
         blocks = sum(load.total_blocks for load in loads)
         taken = sum(load.owned_blocks + load.reserved_blocks for load in loads)
@@ -115,18 +115,18 @@ class Metrics:
         )
 
     def add(self, series: Collector) -> None:
-        """Show what another part of the router counts."""
+        """Add the series of another part of the router."""
         self.registry.register(series)
 
     def render(self) -> bytes:
-        """Everything in Prometheus' text format."""
+        """Render everything in Prometheus' text format."""
         return self._render(*self._counts())
 
     async def page(self) -> bytes:
-        """The same, rendered in a thread and at most a second old."""
+        """The page, rendered in a thread and at most a second old."""
         if self._page is None or (self._page.done() and time.monotonic() >= self._page_until):
             self._page = asyncio.create_task(self._new_page())
-        # Whoever else waits for it must get it, although the first to ask may hang up.
+        # Shielded, because others wait for the same page, and the first may disconnect.
         return await asyncio.shield(self._page)
 
     async def _new_page(self) -> bytes:
@@ -144,20 +144,19 @@ class Metrics:
 
 
 def _total(series: Counter | Gauge) -> float:
-    """Over all labels."""
+    """The sum over all labels."""
     samples = (sample for family in series.collect() for sample in family.samples)
     return sum(sample.value for sample in samples if not sample.name.endswith("_created"))
 
 
 class RequestMetrics:
-    """The clock of one request; a context manager around the time it is in progress."""
+    """Times and counts one request; a context manager around the time it is in progress."""
 
-    def __init__(self, metrics: Metrics, generation: Generation, access: Access) -> None:
+    def __init__(self, metrics: Metrics, request: GenerationRequest, access: AccessRecord) -> None:
         self._metrics = metrics
         self._access = access
-        access.model = generation.model.name
-        access.prompt_tokens = sum(len(prompt.tokens) for prompt in generation.prompts)
-        self._name = generation.model.name
+        access.model = self._name = request.model.name
+        access.prompt_tokens = request.prompt_tokens
         self._between = metrics.between.labels(self._name)
         self._tokens = metrics.generated_tokens.labels(self._name)
         self._start = 0.0
@@ -172,20 +171,20 @@ class RequestMetrics:
         self._metrics.running.labels(self._name).dec()
         for served in self._access.usage.served.values():
             if served.computed.prompt_tokens:
-                self._metrics.prompts.labels(*where_and_why(served)).inc()
+                self._metrics.prompts.labels(*prefill_origin(served)).inc()
 
-    def count(self, item: Item) -> None:
-        """Observe an item at the time at which it is written."""
-        if isinstance(item, Delta):
-            self._count_delta(item)
+    def count(self, output: Output) -> None:
+        """Observe an output when it is written."""
+        if isinstance(output, ChoiceDelta):
+            self._count_delta(output)
 
     def finish(self, usage: Usage) -> None:
-        """Observe the end of the request: every choice has finished."""
+        """Observe the end of the request, when every choice has finished."""
         self._metrics.whole.labels(self._name).observe(time.monotonic() - self._start)
         self._metrics.prompt_tokens.labels(self._name).inc(usage.prompt_tokens)
         self._metrics.cached_tokens.labels(self._name).inc(usage.cached_tokens)
 
-    def _count_delta(self, delta: Delta) -> None:
+    def _count_delta(self, delta: ChoiceDelta) -> None:
         now = time.monotonic()
         count = len(delta.tokens)
         if count:

@@ -1,4 +1,4 @@
-"""Everything that can be set about a router."""
+"""A router's options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..shared.config.fields import split_names
 
 @dataclass(frozen=True, kw_only=True)
 class RouterOptions(RouterConfig):
-    """The flags, and the limits that have none. Seconds and bytes throughout.
+    """The flags, and the limits without a flag, all in seconds and bytes.
 
     ``parse_timeout`` is how long a body waits for a thread that parses it.
     """
@@ -28,16 +28,16 @@ class RouterOptions(RouterConfig):
 
     @property
     def heartbeat_period(self) -> float:
-        """What nodes are told: two heartbeats may be lost before a node is."""
+        """The period that nodes are given: two heartbeats may be lost before the node is."""
         return min(self.heartbeat_seconds, self.node_timeout / 3)
 
     @property
     def allowed_host_names(self) -> frozenset[str]:
-        """The names of ``--allowed-hosts``, in lower case."""
+        """The names of ``--allowed-hosts`` in lower case."""
         names = (self.allowed_hosts or "").split(",")
         return frozenset(name.strip().lower() for name in names) - {""}
 
     @property
     def ignored_config_keys(self) -> frozenset[str]:
-        """The keys named by ``--ignore-config-keys``."""
+        """The keys of ``--ignore-config-keys``."""
         return split_names(self.ignore_config_keys)

@@ -1,10 +1,10 @@
 """Serve one request: the router's whole work in one place.
 
-    Generation -> a message a prompt -> a node -> its events -> an attempt's choices -> deltas
+    GenerationRequest -> message for each prompt -> node -> its events -> NodeAttempt -> outputs
 
-Streamed and unary answers are both made from the items of ``serve``, so they cannot differ. A token
-passes four stages: ``NodeCall.read``, ``Dispatcher.events``, ``_serve_prompt``, and the function
-that writes it; only the tokens of several prompts pass a queue before that, which merges them.
+Streamed and unary responses are both made from the outputs of ``serve``, so they cannot differ. A
+token passes four stages: ``NodeCall.read``, ``Dispatcher.events``, ``_serve_prompt``, and the
+function that writes it. Those of several prompts pass a queue before the last, which merges them.
 """
 
 from __future__ import annotations
@@ -19,128 +19,127 @@ from .attempt import NodeAttempt
 from .cluster.node_table import NodeTable
 from .dispatch import Dispatcher
 from .errors import NodeError
-from .generation import AdmittedItem, Generation, Item, Restarted, Usage
-from .http.slices import Slices
+from .generation import GenerationRequest, Output, PromptRestarted, RequestAdmitted, Usage
+from .http.slices import TimeSlices
 from .options import RouterOptions
 
 # Prompts of one request that are on nodes at the same time; also how many must be admitted before
-# the client is told 200.
+# the client gets status 200.
 WAVE = 64
-QUEUED_ITEMS = 256
-# Of a long prompt, what is put into a message at once.
+QUEUED_OUTPUTS = 256
+# Tokens of a prompt that are copied into a message at once.
 PIECE_TOKENS = 8192
+
+Outputs = AsyncGenerator[Output, None]
+Queue = asyncio.Queue[Output | Exception | None]
 
 
 def serve(
-    generation: Generation, nodes: NodeTable, options: RouterOptions, usage: Usage
-) -> AsyncGenerator[Item, None]:
-    """``AdmittedItem``, then the deltas of all choices in any order, until all have finished.
+    request: GenerationRequest, nodes: NodeTable, options: RouterOptions, usage: Usage
+) -> Outputs:
+    """``RequestAdmitted``, then the deltas of all choices in any order, until all have finished.
 
     ``usage`` is filled on the way.
     """
     deadline = asyncio.get_running_loop().time() + options.request_timeout
     runs = [
-        _serve_prompt(generation, number, Dispatcher(nodes, options, deadline), usage)
-        for number in range(len(generation.prompts))
+        _serve_prompt(request, number, Dispatcher(nodes, options, deadline), usage)
+        for number in range(len(request.prompts))
     ]
     return runs[0] if len(runs) == 1 else _merged(runs)
 
 
 async def _serve_prompt(
-    generation: Generation, number: int, dispatcher: Dispatcher, usage: Usage
-) -> AsyncGenerator[Item, None]:
-    """One prompt and its n choices, on one node at a time."""
-    tokens = generation.prompts[number].tokens
+    request: GenerationRequest, number: int, dispatcher: Dispatcher, usage: Usage
+) -> Outputs:
+    """Serve one prompt and its n choices, on one node at a time."""
+    tokens = request.prompts[number].tokens
     usage.prompt_tokens += len(tokens)
     attempt: NodeAttempt | None = None
-    request = await _message(generation, number)
-    async with aclosing(dispatcher.events(request, tokens, streamed=generation.stream)) as events:
+    message = await _message(request, number)
+    async with aclosing(dispatcher.events(message, tokens, streamed=request.stream)) as events:
         async for node, event in events:
             if attempt is None or attempt.node is not node:
                 if attempt is not None:
-                    yield Restarted(number)
-                attempt = NodeAttempt(generation, number, node)
+                    yield PromptRestarted(number)
+                attempt = NodeAttempt(request, number, node)
                 usage.served[number] = attempt.served
-            items = list(attempt.take(event))
-            # At once: a client that is slow to read would keep the choice running.
-            for index in attempt.cut_off():
-                node.end_choice(request.call_id, index)
-            for item in items:
-                yield item
+            outputs = list(attempt.take(event))
+            # At once, because a client that reads slowly would keep the choice running.
+            for index in attempt.take_stopped():
+                node.end_choice(message.call_id, index)
+            for output in outputs:
+                yield output
             if attempt.finished:
-                # Leaving cancels the call: what a stop string ended must not go on on the node.
+                # Leaving cancels the call, so that the node stops after a stop string too.
                 attempt.account(usage)
                 return
     raise NodeError("The node ended the request before it was finished.")
 
 
-async def _merged(runs: list[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
-    """Items of all runs in the order in which they arrive, from ``WAVE`` runs at a time. The
-    first failure ends all of them. Nothing is yielded before a whole wave is admitted."""
-    queue: asyncio.Queue[Item | Exception | None] = asyncio.Queue(QUEUED_ITEMS)
+async def _merged(runs: list[Outputs]) -> Outputs:
+    """The outputs of all runs as they arrive, from ``WAVE`` runs at a time. The first failure ends
+    all runs. Nothing is yielded before a whole wave is admitted."""
+    queue: Queue = asyncio.Queue(QUEUED_OUTPUTS)
     slots = asyncio.Semaphore(WAVE)
     tasks = [asyncio.create_task(_pump(run, slots, queue)) for run in runs]
-    left, not_admitted = len(tasks), min(len(tasks), WAVE)
-    early: list[Item] = []
+    running, not_admitted = len(tasks), min(len(tasks), WAVE)
+    early: list[Output] = []
     try:
-        while left:
-            item = await queue.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                left -= 1
-            elif isinstance(item, AdmittedItem):
+        while running:
+            output = await queue.get()
+            if isinstance(output, Exception):
+                raise output
+            if output is None:
+                running -= 1
+            elif isinstance(output, RequestAdmitted):
                 not_admitted -= 1
                 if not_admitted == 0:
-                    for held in (item, *early):
+                    for held in (output, *early):
                         yield held
                     early.clear()
             elif not_admitted > 0:
-                early.append(item)
+                early.append(output)
             else:
-                yield item
+                yield output
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pump(
-    run: AsyncGenerator[Item, None],
-    slots: asyncio.Semaphore,
-    queue: asyncio.Queue[Item | Exception | None],
-) -> None:
-    """Put the items of one run into ``queue``, then ``None``, or the exception that ended it."""
+async def _pump(run: Outputs, slots: asyncio.Semaphore, queue: Queue) -> None:
+    """Put the outputs of one run into ``queue``, then ``None``, or the exception that ended it."""
     try:
-        async with slots, aclosing(run) as items:
-            async for item in items:
-                await queue.put(item)
+        async with slots, aclosing(run) as outputs:
+            async for output in outputs:
+                await queue.put(output)
         await queue.put(None)
     except Exception as error:
         await queue.put(error)
 
 
-async def _message(generation: Generation, number: int) -> pb.GenerateRequest:
+async def _message(request: GenerationRequest, number: int) -> pb.GenerateRequest:
     """The message for the node, without its deadline and its prefill candidates."""
     sampling = pb.Sampling()
-    sampling.CopyFrom(generation.sampling)
-    sampling.max_tokens = generation.max_tokens[number]
-    sampling.min_tokens = generation.text.min_tokens
-    if generation.logprobs is not None and not generation.text.discard_output:
-        sampling.logprobs = generation.logprobs
-    if generation.scored_prompt is not None:
-        sampling.prompt_logprobs = generation.scored_prompt
-    suffix = f"-{number}" if len(generation.prompts) > 1 else ""
+    sampling.CopyFrom(request.sampling)
+    sampling.max_tokens = request.max_tokens[number]
+    sampling.min_tokens = request.text.min_tokens
+    if request.logprobs is not None and not request.text.discard_output:
+        sampling.logprobs = request.logprobs
+    if request.prompt_alternatives is not None:
+        sampling.prompt_logprobs = request.prompt_alternatives
+    suffix = f"-{number}" if len(request.prompts) > 1 else ""
     message = pb.GenerateRequest(
-        request_id=generation.request_id + suffix,
+        request_id=request.request_id + suffix,
         call_id=secrets.randbits(64),
         sampling=sampling,
-        priority=generation.priority,
-        cache_salt=generation.cache_salt,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
         split_prompt_logprobs=True,
     )
-    tokens, slices = memoryview(generation.prompts[number].tokens), Slices()
+    tokens, slices = memoryview(request.prompts[number].tokens), TimeSlices()
     for start in range(0, len(tokens), PIECE_TOKENS):
         message.prompt.extend(tokens[start : start + PIECE_TOKENS])
-        await slices.rest()
+        await slices.checkpoint()
     return message

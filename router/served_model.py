@@ -1,4 +1,4 @@
-"""The model that this router serves: its names, its limits, its tokenizer."""
+"""The model that a router serves: its name, limits and tokenizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OVERRIDES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """``max_model_len`` is the smallest of the decode nodes': any of them may get the request."""
+    """``max_model_len`` is the smallest of all decode nodes, since any may get the request."""
 
     name: str
     max_model_len: int
@@ -37,7 +37,7 @@ class ServedModel:
         }
 
     def check_name(self, name: str) -> None:
-        """404 for another model; an empty name means the one that is there."""
+        """Raise ``ApiError`` 404 for another model. An empty name stands for the served one."""
         if name not in ("", self.name):
             shown = name if len(name) <= 128 else name[:128] + "..."
             raise ApiError(
@@ -49,7 +49,7 @@ class ServedModel:
 
 
 def sampling_defaults(generation_config: dict[str, Any]) -> dict[str, float]:
-    """The model's own defaults replace OpenAI's, as in vLLM."""
+    """The sampling defaults of a generation_config.json, which replace OpenAI's, as in vLLM."""
     return {
         name: value
         for name in OVERRIDES

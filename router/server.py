@@ -1,4 +1,4 @@
-"""A router's life: ports, the two servers, draining."""
+"""Start and stop a router: ports, the HTTP and registry servers, draining."""
 
 from __future__ import annotations
 
@@ -30,22 +30,23 @@ from .cluster.registry import Registry
 from .cluster.static_nodes import StaticNodes
 from .http.protocol import bounded
 from .metrics import Metrics
+from .openai.error_body import error_body
 from .options import RouterOptions
 
 log = logger("router")
 uvicorn_log = logging.getLogger("uvicorn.error")
 
 BACKLOG = 2048
-# How long a thread that parses or renders keeps the event loop from Python's lock, each time that
-# the loop comes back from the system. With Python's own 5 ms two such threads hold it up for 30 to
-# 50 ms, with this for less than 15.
+# How long a thread that parses or renders keeps the GIL from the event loop, each time that the
+# loop returns from the system. With Python's default of 5 ms, two such threads delay it by 30 to
+# 50 ms, with this by less than 15.
 SWITCH_SECONDS = 0.0005
-# A node has one call at a time as a rule; more wait for a moment, and fail only in a flood.
+# A node usually has one call at a time; more of them wait, and fail only in a flood.
 REGISTRY_CALLS_A_NODE = 2
 
 
 class _HttpServer(uvicorn.Server):
-    """Signals belong to whoever runs the router."""
+    """Leaves signals to the caller of ``run_router``."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -53,9 +54,9 @@ class _HttpServer(uvicorn.Server):
 
 
 class Router:
-    """One HTTP server, one registry, and the prefill nodes that the operator named.
+    """One HTTP server, one registry, and the prefill nodes of --pd-url.
 
-    ``start``, then ``stop``; the ports are known between.
+    Call ``start``, then ``stop``; the ports are known in between.
     """
 
     def __init__(
@@ -73,31 +74,30 @@ class Router:
         self.registry = Registry(options, self.nodes)
         self.metrics = Metrics(self.nodes)
         self.app = App(options, self.nodes, self.registry, self.metrics, tracer)
-        self._gate = TokenInterceptor(credentials, "tandem_registry_calls_refused")
-        self.metrics.add(self._gate.refused)
+        self._interceptor = TokenInterceptor(credentials, "tandem_registry_calls_refused")
+        self.metrics.add(self._interceptor.refused)
         self.metrics.add(self.nodes.ejections)
         self._process = ProcessMetrics(self.metrics.registry, credentials)
         self._metrics_page = ProbeServer("--metrics-port")
         self._static = StaticNodes(
             self.nodes, self.registry, options.prefill_addresses, credentials
         )
-        # Anybody can send what is not HTTP, or ask for an upgrade; uvicorn logs each of them.
-        self._seldom = RateLimitedFilter()
+        # uvicorn logs every invalid request and upgrade, which any client can send.
+        self._log_filter = RateLimitedFilter()
         self._http: _HttpServer | None = None
         self._grpc: grpc.aio.Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._loops: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Listening when it returns. Raises ``StartupError`` when a port is taken, ``ModelError``
-        when the model cannot be read, ``UsageError`` when nothing would protect the registry from
-        other machines."""
+        """Start listening. Raises ``StartupError`` if a port is taken, ``ModelError`` if the model
+        cannot be read, ``UsageError`` if the registry would be open to other machines."""
         check_exposure(
             self._credentials,
             self.options.insecure,
             {"--registry-host": self.options.registry_host},
         )
-        # One text at a time: tokenizers' own thread pool would only cost memory.
+        # Texts are tokenized one at a time: tokenizers' own thread pool would only cost memory.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self.registry.pin(await read_pinned(self.options))
         listener = _listen(self.options.host, self.options.port)
@@ -120,24 +120,24 @@ class Router:
         await self._start_http(listener)
 
     async def retire(self) -> None:
-        """Turn /ready off and serve on for a while: whoever spreads requests over routers needs
-        some time to notice, and until then sends new ones."""
+        """Turn /ready off, and keep serving for a while: a load balancer sends new requests until
+        it notices."""
         self.app.draining = True
         delay = self.options.shutdown_delay
-        log.info("told to end: not ready any more, and serving on for %g s", delay)
+        log.info("stopping: no longer ready, and serving for another %g s", delay)
         await asyncio.sleep(delay)
 
     async def stop(self) -> None:
-        """Take no more, let the streams finish until the deadline, then end them."""
+        """Stop listening, let requests finish until the deadline, then abort them."""
         self.app.draining = True
         log.info(
             "closing the listener; %d requests have %g s to finish",
-            self.app.active,
+            self.app.generate.active,
             self.options.drain_timeout,
         )
         if self._http is not None and self._serving is not None:
             loop = asyncio.get_running_loop()
-            deadline = loop.call_later(self.options.drain_timeout, self.app.abort)
+            deadline = loop.call_later(self.options.drain_timeout, self.app.generate.abort)
             self._http.should_exit = True
             await asyncio.gather(self._serving, return_exceptions=True)
             deadline.cancel()
@@ -150,10 +150,10 @@ class Router:
             await self._grpc.stop(grace=0.5)
         self.app.close()
         log.info("ended")
-        uvicorn_log.removeFilter(self._seldom)
+        uvicorn_log.removeFilter(self._log_filter)
 
     async def failed(self) -> None:
-        """Returns, or raises, when a part of the router ends by itself."""
+        """Wait until a part of the router ends by itself; raise its error."""
         assert self._serving is not None
         parts = (self._serving, *self._loops)
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
@@ -161,10 +161,10 @@ class Router:
             task.result()
 
     async def _start_registry(self) -> None:
-        # Without SO_REUSEPORT a second router on the port is an error, not a silent half share.
+        # With SO_REUSEPORT a second router on the port would silently take half of the calls.
         self._grpc = grpc.aio.server(
             options=(("grpc.so_reuseport", 0),),
-            interceptors=(self._gate,),
+            interceptors=(self._interceptor,),
             maximum_concurrent_rpcs=max(1024, REGISTRY_CALLS_A_NODE * self.options.max_nodes),
         )
         add_RegistryServicer_to_server(self.registry, self._grpc)
@@ -186,7 +186,7 @@ class Router:
     async def _start_http(self, listener: socket.socket) -> None:
         config = uvicorn.Config(
             self.app,
-            http=bounded(self.options),
+            http=bounded(self.options, error_body),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -194,11 +194,11 @@ class Router:
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=int(self.options.keep_alive_timeout),
-            # After ``abort``; what has not ended by then is cancelled.
+            # After ``abort``; whatever has not ended by then is cancelled.
             timeout_graceful_shutdown=int(self.options.drain_timeout) + 2,
             backlog=BACKLOG,
         )
-        uvicorn_log.addFilter(self._seldom)
+        uvicorn_log.addFilter(self._log_filter)
         self._http = server = _HttpServer(config)
         self._serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:
@@ -215,14 +215,14 @@ async def run_router(
     tracer: Tracer = NO_TRACER,
     credentials: Credentials = INSECURE,
 ) -> None:
-    """Run until ``stop`` is set, then drain. Signals are the caller's: set ``stop`` from them.
+    """Run until ``stop`` is set, then drain. The caller handles signals, and sets ``stop``.
 
-    Raises ``StartupError``, and whatever ends a part of the router by itself.
+    Raises ``StartupError``, and the error of any part of the router that ends by itself.
     """
     router = Router(options, tracer, credentials)
     sys.setswitchinterval(SWITCH_SECONDS)
     await router.start()
-    # What was imported lives as long as the process: no collection has to look at it again.
+    # Imported objects live as long as the process: keep them out of garbage collections.
     gc.freeze()
     log.info("listening on %s:%d", options.host, router.http_port)
     if router.metrics_port:
@@ -248,8 +248,8 @@ async def run_router(
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol named, asyncio turns Nagle's algorithm off for what is accepted; it would
-    # hold tokens back for up to 40 ms.
+    # With an explicit protocol, asyncio turns off Nagle's algorithm for accepted connections; it
+    # would delay tokens by up to 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -75,7 +75,7 @@ ROUTER = {
     "cluster": ("errors", "options", "placement", "served_model"),
     "doctor": (),
     "http": ("errors", "generation", "options", "served_model"),
-    "openai": ("errors", "generation", "http", "options", "served_model"),
+    "openai": ("errors", "generation", "http", "options", "result", "served_model"),
     "placement": (),
     "web": (),
 }

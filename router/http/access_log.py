@@ -1,4 +1,4 @@
-"""One line of the log for each request, and what it says; never a request's words or its key."""
+"""The access log: one line for each request, without its text or its key."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from typing import Any
 
 from ...proto import tandem_pb2 as pb
 from ...shared.telemetry.prefill_origin import LOCAL, REMOTE, known_reason
-from ..generation import Served, Usage
+from ..generation import ServedPrompt, Usage
 
 log = logging.getLogger("tandem.access")
 
-# Written for a client that went away before it got a status, as proxies do.
+# Logged for a client that disconnected before its status, as proxies do.
 CLIENT_CLOSED_REQUEST = 499
-# Asked all the time, by machines; their lines are for debugging.
+# Polled by machines all the time; their lines are for debugging.
 POLLED = frozenset(("/live", "/health", "/ready", "/metrics"))
 LONGEST_PATH = 200
 
 
 @dataclass(slots=True)
-class Access:
-    """One request while it is served; ``log`` is called once, when it is over.
+class AccessRecord:
+    """One request's line, filled while it is served; ``log`` is called once, at its end.
 
-    ``status`` is what the client was told, 0 while it was told nothing. ``first_token_seconds`` and
-    the total count from the parsed request, or from its head if it was never parsed.
+    ``status`` is the status that was sent, 0 if none was. ``first_token_seconds`` and the total
+    count from the parsed request, or from its head if it was never parsed.
     """
 
     method: str
     path: str
     status: int = 0
-    error: str = ""  # the code of what went wrong, also after a status of 200
+    error: str = ""  # the code of the error, also after a status of 200
     model: str = ""
     prompt_tokens: int = 0
     output_tokens: int = 0
     first_token_seconds: float | None = None
     finish_reasons: Counter[str] = field(default_factory=Counter)
     usage: Usage = field(default_factory=Usage)
-    gone: bool = False  # the client
+    gone: bool = False  # the client disconnected
     begun: float = field(default_factory=time.monotonic)
 
     def log(self) -> None:
@@ -48,13 +48,10 @@ class Access:
         if log.isEnabledFor(level):
             fields = self._fields()
             words = " ".join(f"{name}={_word(value)}" for name, value in fields.items())
-            head = {"method": self.method, "path": self.path[:LONGEST_PATH], "status": self._told}
+            status = self.status or (CLIENT_CLOSED_REQUEST if self.gone else 0)
+            head = {"method": self.method, "path": self.path[:LONGEST_PATH], "status": status}
             extra = {"fields": head | fields, "words": words}
             log.log(level, "%s %s %d", *head.values(), extra=extra)
-
-    @property
-    def _told(self) -> int:
-        return self.status or (CLIENT_CLOSED_REQUEST if self.gone else 0)
 
     def _fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = {"error": self.error, "client_gone": self.gone}
@@ -63,21 +60,21 @@ class Access:
             fields |= {
                 "model": self.model,
                 "prompt_tokens": self.prompt_tokens,
-                "cached_tokens": sum(one.computed.cached_tokens for one in served),
+                "cached_tokens": sum(prompt.computed.cached_tokens for prompt in served),
                 "output_tokens": self.output_tokens,
                 "finish_reason": _counted(self.finish_reasons),
                 "ttft_seconds": self.first_token_seconds,
-                "decode_nodes": _names(one.node for one in served),
-                "prefill_nodes": _names(one.computed.prefill_node for one in served),
+                "decode_nodes": _names(prompt.node for prompt in served),
+                "prefill_nodes": _names(prompt.computed.prefill_node for prompt in served),
                 "prefilled": _counted(Counter(map(_prefilled, filter(_is_computed, served)))),
                 "first_token": self.phases(),
             }
         fields["total_seconds"] = round(time.monotonic() - self.begun, 4)
-        return {name: value for name, value in fields.items() if _tells(value)}
+        return {name: value for name, value in fields.items() if _is_shown(value)}
 
     def phases(self) -> dict[str, float]:
-        """Seconds until the first token by where they went; the router's are what the node's leave
-        of them. Empty for several prompts: nobody knows whose token was the first."""
+        """Seconds until the first token by phase; the router's are what the node's phases leave.
+        Empty for several prompts, where it is unknown whose token was the first."""
         if len(self.usage.served) != 1 or self.first_token_seconds is None:
             return {}
         (served,) = self.usage.served.values()
@@ -86,19 +83,19 @@ class Access:
         return {"router": round(rest, 4)} | spent if spent else {}
 
 
-def where_and_why(served: Served) -> tuple[str, str]:
-    """Where a prompt was prefilled, and the reason if that was on its decode node."""
+def prefill_origin(served: ServedPrompt) -> tuple[str, str]:
+    """The side that prefilled a prompt, and the reason if it was its decode node."""
     if served.computed.prefill_node:
         return REMOTE, ""
     return LOCAL, known_reason(served.computed.local_reason)
 
 
-def _is_computed(served: Served) -> bool:
+def _is_computed(served: ServedPrompt) -> bool:
     return served.computed.prompt_tokens > 0
 
 
-def _prefilled(served: Served) -> str:
-    where, reason = where_and_why(served)
+def _prefilled(served: ServedPrompt) -> str:
+    where, reason = prefill_origin(served)
     return f"{where} ({reason})" if reason else where
 
 
@@ -109,8 +106,8 @@ def _seconds(spent: pb.FirstToken) -> dict[str, float]:
     }
 
 
-def _tells(value: Any) -> bool:
-    """Whether a field belongs into the line: a number always does."""
+def _is_shown(value: Any) -> bool:
+    """Return whether a field is part of the line; numbers always are."""
     return value is not None and value is not False and value not in ("", [], {})
 
 
@@ -123,7 +120,7 @@ def _names(names: Iterator[str]) -> list[str]:
 
 
 def _word(value: Any) -> str:
-    """As one word of a line for people."""
+    """A value as one word of a line for people."""
     if isinstance(value, float):
         return f"{value:.3f}"
     if isinstance(value, list):

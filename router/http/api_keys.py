@@ -1,4 +1,4 @@
-"""The keys that clients show: from --api-key, and from a file that may change."""
+"""The keys that clients must send: from --api-key, and from a file that may change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..options import RouterOptions
 
 
 class ApiKeys:
-    """Only their digests are kept. Raises ``StartupError`` for a file that has none."""
+    """Keeps digests only. Raises ``StartupError`` for a file without keys."""
 
     def __init__(self, options: RouterOptions) -> None:
         self._given = frozenset(map(_digest, options.api_keys))
@@ -21,13 +21,14 @@ class ApiKeys:
             self._file = WatchedFiles([path], lambda: _read(path))
 
     @property
-    def asked(self) -> bool:
-        """Clients need one."""
+    def required(self) -> bool:
+        """True if clients need a key."""
         return bool(self._all())
 
     def known(self, given: bytes) -> bool:
+        """Return whether this is one of the keys."""
         digest = _digest(given)
-        # Every key is compared, so that the time taken says nothing about which one is near.
+        # Every key is compared, so that the time reveals nothing about a match.
         return bool(sum(hmac.compare_digest(digest, key) for key in self._all()))
 
     def _all(self) -> frozenset[bytes]:

@@ -1,4 +1,4 @@
-"""JSON of large answers, made in small pieces: ``json`` would hold the event loop for seconds."""
+"""JSON of large responses, encoded in pieces: ``json`` would hold the event loop for seconds."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import Iterable, Iterator
 from io import StringIO
 from typing import Any
 
-from .slices import Slices
+from .slices import TimeSlices
 
-# Each is encoded within a millisecond.
+# A piece of either kind is encoded within a millisecond.
 TEXT_PIECE = 32 * 1024
 NUMBERS_PIECE = 4096
-# What is written at once.
+# The size of a write.
 WRITE_BYTES = 64 * 1024
 
-# Made once: ``json.dumps`` with options makes one each time.
+# Created once: ``json.dumps`` with options creates one each time.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def dump(value: Any) -> bytes:
-    """A small value, at once."""
+    """The JSON of a small value."""
     return _encode(value).encode()
 
 
 class EncodedArray:
-    """A JSON array whose items are encoded as they come; in memory it is little more than that."""
+    """A JSON array whose items are encoded as they arrive; it holds little more than the JSON."""
 
     def __init__(self, items: Iterable[Any] = ()) -> None:
         self._data = bytearray()
@@ -52,9 +52,9 @@ class EncodedArray:
 
 
 async def encode(value: Any) -> list[bytes]:
-    """The JSON of a value that may hold ``EncodedArray``, ``array`` and ``StringIO``, to be written
-    in turn."""
-    slices = Slices()
+    """The JSON of a value that may contain ``EncodedArray``, ``array`` and ``StringIO``, in pieces
+    to be written in turn."""
+    slices = TimeSlices()
     written: list[bytes] = []
     buffer = bytearray()
     for piece in _pieces(value):
@@ -62,7 +62,7 @@ async def encode(value: Any) -> list[bytes]:
         if len(buffer) >= WRITE_BYTES:
             written.append(bytes(buffer))
             buffer.clear()
-        await slices.rest()
+        await slices.checkpoint()
     written.append(bytes(buffer))
     return written
 

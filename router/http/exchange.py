@@ -11,9 +11,9 @@ from ...shared.errors import OverloadedError
 from ...shared.telemetry.logs import checked_request_id
 from ..errors import ApiError, to_api_error
 from ..options import RouterOptions
-from .access_log import Access
+from .access_log import AccessRecord
 from .encoding import dump
-from .held_bytes import Share
+from .memory_budget import MemoryShare
 
 Headers = Iterable[tuple[bytes, bytes]]
 JSON_TYPE = b"application/json"
@@ -21,11 +21,12 @@ CLOSE = ((b"connection", b"close"),)
 
 
 class ClientGoneError(Exception):
-    """Nobody reads the answer any more."""
+    """The client has disconnected, or has stopped reading."""
 
 
-class Exchange:
-    """A request and its answer. ``started`` says whether the status has been sent."""
+class HttpExchange:
+    """A request and its response. ``started``: the status has been sent. ``streaming``: it began a
+    stream. ``closes``: the connection ends with this response."""
 
     def __init__(self, scope: Any, receive: Any, send: Any, options: RouterOptions) -> None:
         self._scope = scope
@@ -35,14 +36,14 @@ class Exchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         address = scope.get("client") or ("",)
-        # Whose turn it is where requests wait for each other; behind a proxy, keys tell them apart.
+        # Requests take turns by client; behind a proxy, keys tell clients apart.
         self.client: Hashable = (address[0], self.header(b"authorization"))
         given = checked_request_id(self.header(b"x-request-id").decode("latin-1"))
         self.request_id = given or uuid.uuid4().hex
-        self.access = Access(self.method, self.path)
+        self.access = AccessRecord(self.method, self.path)
         self.started = False
-        self.closes = False  # the connection ends with this answer
         self.streaming = False
+        self.closes = False
         self._writing_since: float | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._cut = False
@@ -50,8 +51,8 @@ class Exchange:
     def header(self, name: bytes) -> bytes:
         return next((value for key, value in self._scope["headers"] if key == name), b"")
 
-    async def body(self, share: Share) -> bytes:
-        """The whole body, within its limits of type, size and time, counted in ``share``."""
+    async def body(self, share: MemoryShare) -> bytes:
+        """Read the body within the limits of type, size and time; count it in ``share``."""
         if self.header(b"content-type").partition(b";")[0].strip().lower() != JSON_TYPE:
             raise ApiError(415, "The content type must be 'application/json'.", headers=CLOSE)
         limit = self._options.max_body_bytes
@@ -65,12 +66,12 @@ class Exchange:
             message = f"The body did not arrive within {self._options.body_timeout:g} s."
             raise ApiError(408, message, headers=CLOSE) from None
         except OverloadedError as error:
-            told = to_api_error(error, retry_after=self._options.retry_after)
-            assert told is not None
-            told.headers += CLOSE  # the rest of the body is not read
-            raise told from None
+            overloaded = to_api_error(error, retry_after=self._options.retry_after)
+            assert overloaded is not None
+            overloaded.headers += CLOSE  # the rest of the body is not read
+            raise overloaded from None
 
-    async def _read(self, limit: int, share: Share) -> bytes:
+    async def _read(self, limit: int, share: MemoryShare) -> bytes:
         parts = bytearray()
         while True:
             event = await self._receive()
@@ -89,29 +90,30 @@ class Exchange:
         return ApiError(413, f"The body is over the limit of {limit} bytes.", headers=CLOSE)
 
     async def disconnected(self) -> None:
-        """Returns when the client has gone. Only after the body was read."""
+        """Wait until the client disconnects. Only after the body was read."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
-    async def json(self, status: int, value: Any, headers: Headers = ()) -> None:
-        await self.answer(status, dump(value), JSON_TYPE, headers)
+    async def respond_json(self, status: int, value: Any, headers: Headers = ()) -> None:
+        """Send a whole response of JSON."""
+        await self.respond(status, dump(value), JSON_TYPE, headers)
 
-    async def answer(self, status: int, body: bytes, kind: bytes, headers: Headers = ()) -> None:
-        """A whole answer."""
-        await self.answer_in_pieces(status, [body], kind, headers)
+    async def respond(self, status: int, body: bytes, kind: bytes, headers: Headers = ()) -> None:
+        """Send a whole response."""
+        await self.respond_in_pieces(status, [body], kind, headers)
 
-    async def answer_in_pieces(
+    async def respond_in_pieces(
         self, status: int, pieces: Sequence[bytes], kind: bytes, headers: Headers = ()
     ) -> None:
-        """A whole answer that is written piece by piece, as fast as the client reads."""
+        """Send a whole response piece by piece, as fast as the client reads."""
         length = (b"content-length", str(sum(map(len, pieces))).encode())
         await self._start(status, [(b"content-type", kind), length, *headers])
         for piece in pieces[:-1]:
             await self._write(piece, more=True)
         await self._write(pieces[-1], more=False)
 
-    async def start_events(self) -> None:
-        """The head of a stream of server-sent events."""
+    async def start_stream(self) -> None:
+        """Send the head of a stream of server-sent events."""
         self.streaming = True
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -120,14 +122,14 @@ class Exchange:
         ]
         await self._start(200, headers)
 
-    async def events(self, values: Iterable[Any]) -> None:
-        """Several events in one write."""
-        data = b"".join(b"data: " + dump(value) + b"\n\n" for value in values)
-        if data:
-            await self._write(data, more=True)
+    async def write(self, events: bytes) -> None:
+        """Send events of a stream in one write; nothing if there are none."""
+        if events:
+            await self._write(events, more=True)
 
-    async def end_events(self, *, done: bool) -> None:
-        await self._write(b"data: [DONE]\n\n" if done else b"", more=False)
+    async def end_stream(self, events: bytes = b"") -> None:
+        """Send the last events, and end the stream."""
+        await self._write(events, more=False)
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.started = True
@@ -138,11 +140,11 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _write(self, data: bytes, *, more: bool) -> None:
-        """Waits while the client is slow, but not for ever: then the connection is cut."""
+        """Wait for a slow client, but at most ``send_timeout``: then the connection is cut."""
         loop = asyncio.get_running_loop()
         self._writing_since = loop.time()
         if self._watch is None:
-            self._watch = loop.call_later(self._options.send_timeout, self._look)
+            self._watch = loop.call_later(self._options.send_timeout, self._check_write)
         try:
             await self._send({"type": "http.response.body", "body": data, "more_body": more})
         finally:
@@ -150,17 +152,18 @@ class Exchange:
         if self._cut:
             raise ClientGoneError
 
-    def _look(self) -> None:
-        """Whether a write takes too long. One timer watches all of them: a stream has thousands."""
+    def _check_write(self) -> None:
+        """Cut the connection if the current write takes too long. One timer serves all writes,
+        because a stream has thousands."""
         loop, limit = asyncio.get_running_loop(), self._options.send_timeout
         waited = 0.0 if self._writing_since is None else loop.time() - self._writing_since
         if waited < limit:
-            self._watch = loop.call_later(limit - waited, self._look)
+            self._watch = loop.call_later(limit - waited, self._check_write)
             return
         self._cut = True
         self._scope["state"]["abort"]()
 
     def close(self) -> None:
-        """Nothing is written any more."""
+        """Stop watching; nothing is written after this."""
         if self._watch is not None:
             self._watch.cancel()

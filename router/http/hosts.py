@@ -1,7 +1,7 @@
-"""The ``Host`` header: which names clients may reach this router by.
+"""The ``Host`` header: the names under which clients may call this router.
 
-A web page may point a name of its own at 127.0.0.1 (DNS rebinding), and its scripts then read an
-API that listens on loopback and asks for no key. The browser still sends the page's name.
+A web page can point a name of its own at 127.0.0.1 (DNS rebinding), and its scripts can then read
+an API that listens on loopback without a key. The browser still sends the page's name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ANY = "*"
 
 class AllowedHosts:
     """IP addresses and localhost are always allowed. Other names are checked against
-    ``--allowed-hosts``, or refused where the API listens on loopback and asks for no key."""
+    ``--allowed-hosts``, or rejected where the API listens on loopback without a key."""
 
     def __init__(self, options: RouterOptions) -> None:
         self._names = options.allowed_host_names
@@ -25,7 +25,7 @@ class AllowedHosts:
         self._checked = ANY not in self._names and (bool(self._names) or keyless)
 
     def check(self, header: bytes) -> None:
-        """Raise ``ApiError`` 403 for a name that is not allowed. A client may send no name."""
+        """Raise ``ApiError`` 403 for a name that is not allowed. No header is allowed."""
         if not self._checked or not header:
             return
         name = _name(header.decode("latin-1"))

@@ -1,9 +1,9 @@
-"""A request body as JSON, parsed without making everybody else wait.
+"""Parse a request body as JSON without stopping the other threads.
 
-``json`` parses in C and holds the GIL until it is done: seconds, for 32 MiB of short numbers or
-empty arrays, in which no stream gets a token, whatever thread it runs in. So a large body is parsed
-by the library's own Python twin of that parser, which other threads interrupt; what it looks into
-one by one is arrays and objects, while strings and runs of short items still go through C.
+``json`` parses in C and holds the GIL until it is done: in any thread, 32 MiB of short numbers or
+empty arrays stop all streams for seconds. So a large body is parsed by the library's own Python
+version of that parser, which other threads can interrupt. It visits arrays and objects one by one;
+strings and runs of short items still go through C.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from typing import Any
 
 from ..errors import invalid
 
-# Below it C is done in a few milliseconds.
-QUICK_BYTES = 128 * 1024
-# More than any request can use; a garbage collection that looks at millions would stop all threads.
+# Up to this size C takes a few milliseconds.
+MAX_BYTES_IN_C = 128 * 1024
+# More than any request can use; a garbage collection of millions would stop all threads.
 MAX_CONTAINERS = 100_000
-# What an array or object may hold: some contexts full of tokens, so that a prompt which is a little
-# too long is told so in numbers, and as many as arrays of other things, such as messages.
+# Limits on the items of an array or object: a few contexts full of tokens, so that the error for a
+# prompt slightly too long has its number of tokens, and at least enough for messages and the like.
 MAX_CONTEXTS = 4
 LEAST_MAX_ITEMS = 16_384
-# Numbers, constants and short strings of an array, each with its comma, as many as C may do at
+# A run of numbers, constants and short strings of an array, each with its comma, for C to parse at
 # once.
 _SHORT_ITEMS = re.compile(
     r"""(?:[ \t\n\r]*(?:[-+.\w]{1,40}|"[^"\\]{0,40}")[ \t\n\r]*,){1,4096}""", re.ASCII
 )
-# Characters and escapes of a string, as many as C may do at once.
+# Characters and escapes of a string for C to parse at once.
 _PIECE = 16_384
 
 
 def _units(most: int) -> re.Pattern[str]:
-    """So many of them at the most; no escape is cut in two, nor a pair of surrogates."""
+    """A pattern for at most that many, which splits no escape and no pair of surrogates."""
     return re.compile(
         r"""(?:[^"\\]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|\\u[0-9a-fA-F]{4}"""
         rf"""|\\[^u]){{1,{most}}}"""
@@ -44,18 +44,19 @@ def _units(most: int) -> re.Pattern[str]:
 _UNITS = _units(_PIECE)
 _CLOSING = re.compile(r"[ \t\n\r]*\]")
 
-# The value that begins there, and where it ends.
+# From a text and a start to the value that begins there, and its end.
 Scan = Callable[[str, int], tuple[Any, int]]
 
 
 def parse_json(body: bytes, context: int) -> Any:
-    """Strict JSON: no NaN, no lone surrogates, no nesting without end. If the body is large, no
-    array or object may be much longer than the model's ``context``, in tokens."""
+    """Parse strict JSON: no NaN, no lone surrogates, bounded nesting. In a large body no array or
+    object may be much longer than the model's ``context``, in tokens."""
     try:
-        # Decoded here: json itself would let encoded surrogates through.
+        # Decoded here, because json accepts encoded surrogates.
         text = body.decode("utf-8")
         most = max(MAX_CONTEXTS * context, LEAST_MAX_ITEMS)
-        value = (_QUICK if len(body) <= QUICK_BYTES else _Patient(most)).decode(text)
+        in_c = len(body) <= MAX_BYTES_IN_C
+        value = (_C_DECODER if in_c else _InterruptibleDecoder(most)).decode(text)
         if b"\\u" in body:
             _check_text(value)
     except UnicodeError:
@@ -66,8 +67,8 @@ def parse_json(body: bytes, context: int) -> Any:
     return value
 
 
-class _Patient(json.JSONDecoder):
-    """Parses one body, in Python."""
+class _InterruptibleDecoder(json.JSONDecoder):
+    """Parses one body in Python."""
 
     def __init__(self, max_items: int) -> None:
         super().__init__(parse_constant=_no_constant)
@@ -84,12 +85,12 @@ class _Patient(json.JSONDecoder):
         return decoder.JSONObject(place, strict, scan, *rest)  # type: ignore[attr-defined]
 
     def _array(self, place: tuple[str, int], scan_once: Scan) -> tuple[list[Any], int]:
-        """The items, and where the array ends; ``place`` is the text and where it begins."""
+        """The items and the end of an array; ``place`` is the text and the array's start."""
         self._count()
         text, end = place
         items: list[Any] = []
         while (run := _SHORT_ITEMS.match(text, end)) is not None:
-            items += _QUICK.decode(f"[{run[0][:-1]}]")
+            items += _C_DECODER.decode(f"[{run[0][:-1]}]")
             end = run.end()
             self._check(len(items))
         if items and _CLOSING.match(text, end):
@@ -99,7 +100,7 @@ class _Patient(json.JSONDecoder):
         return items + others, end
 
     def _limited(self, scan_once: Scan, room: int) -> Scan:
-        """Scans the values of one array or object, of which only so many more may come."""
+        """A scanner for the values of one array or object, of which ``room`` more may follow."""
         seen = 0
 
         def scan(text: str, start: int) -> tuple[Any, int]:
@@ -125,7 +126,7 @@ class _Patient(json.JSONDecoder):
 
 
 def _string(text: str, begin: int, strict: bool = True) -> tuple[str, int]:
-    """The string whose first character is there, and where it ends, as ``json`` has it."""
+    """The string whose first character is at ``begin``, and its end, as in ``json``."""
     parts = []
     while (units := _UNITS.match(text, begin)) and len(units[0]) >= _PIECE:
         parts.append(decoder.scanstring(units[0] + '"', 0, strict)[0])  # type: ignore[attr-defined]
@@ -135,21 +136,21 @@ def _string(text: str, begin: int, strict: bool = True) -> tuple[str, int]:
 
 
 def _check_text(value: Any) -> None:
-    """Raises ``UnicodeError`` for strings with half a surrogate pair, which escapes can write."""
+    """Raise ``UnicodeError`` for strings with half a surrogate pair, which escapes can express."""
     left = [value]
     while left:
-        one = left.pop()
-        if isinstance(one, str):
-            one.encode()
-        elif isinstance(one, list):
-            left.extend(one)
-        elif isinstance(one, dict):
-            left.extend(one)
-            left.extend(one.values())
+        item = left.pop()
+        if isinstance(item, str):
+            item.encode()
+        elif isinstance(item, list):
+            left.extend(item)
+        elif isinstance(item, dict):
+            left.extend(item)
+            left.extend(item.values())
 
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
 
 
-_QUICK = json.JSONDecoder(parse_constant=_no_constant)
+_C_DECODER = json.JSONDecoder(parse_constant=_no_constant)

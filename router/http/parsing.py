@@ -1,7 +1,7 @@
-"""Threads that parse, render and tokenize what would hold up the event loop.
+"""Threads for parsing, rendering and tokenizing, which would hold the event loop.
 
-Bodies of one size class wait for each other only: two clients whose bodies take seconds hold up
-nobody's small ones. Within a class clients take turns.
+Bodies wait only for bodies of their own size class: two clients whose bodies take seconds do not
+delay small ones. Within a class clients take turns.
 """
 
 from __future__ import annotations
@@ -14,32 +14,33 @@ from typing import TypeVar
 
 from ...shared.errors import OverloadedError
 
-# Bodies up to this take a few milliseconds, unless the model's chat template does much: it may loop
-# for 0.2 s before its budget ends, for a body of any size. So they too are work for a thread, which
+# Bodies up to this size take a few milliseconds, unless the model's chat template does much: it may
+# loop for 0.2 s before its budget ends, for a body of any size. So they too go to a thread, which
 # costs them less than 0.1 ms.
 SMALL_BODY = 2 * 1024
-# Above it a body may take seconds.
+# A body above this size may take seconds.
 LARGE_BODY = 256 * 1024
 THREADS = 2
 
 T = TypeVar("T")
 
 
-class Parsers:
-    """Runs the work of requests by the size of their bodies. ``patience`` is how many seconds one
-    waits for its turn."""
+class ParserPools:
+    """A pool of threads for each size class. ``patience`` is how many seconds a request waits for
+    its turn."""
 
     def __init__(self, patience: float) -> None:
-        self._small = _Lane("parse-small", patience)
-        self._medium = _Lane("parse", patience)
-        self._large = _Lane("parse-large", patience)
+        self._small = _FairPool("parse-small", patience)
+        self._medium = _FairPool("parse", patience)
+        self._large = _FairPool("parse-large", patience)
 
     async def run(self, client: Hashable, size: int, work: Callable[[], T]) -> T:
-        """Raises ``OverloadedError`` when the turn does not come in time."""
-        lane = self._large if size > LARGE_BODY else self._medium
+        """Run ``work`` in a thread. Raises ``OverloadedError`` if its turn does not come in
+        time."""
+        pool = self._large if size > LARGE_BODY else self._medium
         if size <= SMALL_BODY:
-            lane = self._small
-        return await lane.run(client, work)
+            pool = self._small
+        return await pool.run(client, work)
 
     def close(self) -> None:
         self._small.close()
@@ -47,8 +48,8 @@ class Parsers:
         self._large.close()
 
 
-class _Lane:
-    """A few threads, and those who wait for one: each client's in order, clients in turn."""
+class _FairPool:
+    """A few threads, and a queue for each client; clients take turns."""
 
     def __init__(self, name: str, patience: float) -> None:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=name)
@@ -59,7 +60,7 @@ class _Lane:
     async def run(self, client: Hashable, work: Callable[[], T]) -> T:
         await self._turn(client)
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        # Not when this task ends: a thread goes on with the work of a request that was cancelled.
+        # Not at the end of this task: a thread continues the work of a cancelled request.
         running.add_done_callback(lambda _: self._next())
         return await asyncio.shield(running)
 
@@ -67,7 +68,7 @@ class _Lane:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _turn(self, client: Hashable) -> None:
-        """Returns when a thread is this request's."""
+        """Wait for a free thread."""
         if self._free:
             self._free -= 1
             return
@@ -78,7 +79,7 @@ class _Lane:
                 await turn
         except BaseException as error:
             if turn.done() and not turn.cancelled():
-                self._next()  # it came in the same moment
+                self._next()  # the turn came in the same moment
             self._forget(client, turn)
             if isinstance(error, TimeoutError):
                 raise OverloadedError(
@@ -94,7 +95,7 @@ class _Lane:
                 del self._waiting[client]
 
     def _next(self) -> None:
-        """A thread is free: the next client's first request gets it."""
+        """Give a thread that became free to the next client's first request."""
         while self._waiting:
             client, queue = self._waiting.popitem(last=False)
             turn = queue.popleft()

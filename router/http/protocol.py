@@ -1,6 +1,6 @@
-"""uvicorn's HTTP protocol with the bounds that it lacks: header size and time, connections.
+"""uvicorn's HTTP protocol with the limits that it lacks: header size and time, connections.
 
-Every refusal that happens before a request exists still has OpenAI's error shape.
+Requests that are rejected before their head is complete get an error body too.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ..errors import ApiError
 from ..options import RouterOptions
-from .access_log import Access
+from .access_log import AccessRecord
 from .encoding import dump
 
-# How long a client may go on sending a request that has been answered.
+# How long a client may continue to send a request that has been answered.
 LINGER_SECONDS = 2.0
 
 
 class _Lingering:
     """A transport that can be closed while the client still sends.
 
-    Closing with unread input makes the kernel reset the connection, and most clients then lose the
-    answer that was on its way. So only our side is closed; input is dropped for a while.
+    The kernel resets a connection that is closed with unread input, and most clients then lose the
+    response that was on its way. So only our side is closed, and input is dropped for a while.
     """
 
     def __init__(self, transport: Any, loop: Any, unread: Callable[[], bool]) -> None:
@@ -54,9 +54,10 @@ class _Lingering:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Made once a connection; ``options`` is set by ``bounded``."""
+    """One connection. ``bounded`` sets ``options`` and ``error_body``."""
 
     options: RouterOptions
+    error_body: Callable[[ApiError], Any]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -84,13 +85,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.parser is None or self.transport.is_closing():
             return
         super().data_received(data)
-        # The parser keeps an unfinished header to itself, so what came in is counted as well.
+        # The parser buffers an unfinished header, so received bytes are counted as well.
         if self._head_open and not self.transport.is_closing():
             self._head_bytes += len(data)
             if self._head_bytes > self.options.max_header_bytes:
                 self._refuse(self._too_large())
         elif self._answered:
-            # uvicorn takes any byte for a request, and ends the keep-alive deadline with it.
+            # uvicorn takes any byte for a request, and cancels the keep-alive timeout.
             self._arm()
 
     def on_message_begin(self) -> None:
@@ -115,25 +116,26 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """The parser gave up: because of ``_refusal``, or because this is not HTTP."""
+        """Reject what the parser could not parse: because of ``_refusal``, or as invalid HTTP."""
         self._refuse(self._refusal or ApiError(400, msg))
 
     @property
     def _answered(self) -> bool:
-        """Between two requests. What comes here is the rest of a body that nobody reads, or line
-        ends that begin nothing."""
+        """True between two requests. Input is then the rest of an unread body, or line ends that
+        begin no request."""
         return self.cycle is not None and self.cycle.response_complete
 
     @property
     def _answerable(self) -> bool:
-        """Whether an error written now is the answer to the request that caused it. While an
-        earlier request is served it would be taken for that one's, or end up in its stream."""
+        """True if an error written now answers the request that caused it. While an earlier request
+        is served, the client would take it for that one's response, or it would end up in its
+        stream."""
         if self.cycle is None or self.cycle.response_complete:
             return True
         return self.cycle.more_body and not self.cycle.response_started and not self.pipeline
 
     def _unread(self) -> bool:
-        """Is the client still sending what we have answered?"""
+        """Return whether the client still sends a request that has been answered."""
         in_body = self.cycle is not None and self.cycle.more_body
         return in_body or (self._head_open and self._head_bytes > 0)
 
@@ -158,7 +160,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _late(self) -> None:
         if not self._head_open or not self._head_bytes:
-            self.transport.close()  # no request has begun that could be answered
+            self.transport.close()  # there is no request to answer
             return
         limit = self.options.header_timeout
         self._refuse(ApiError(408, f"The headers did not arrive within {limit:g} s."))
@@ -170,9 +172,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._answerable:
             self.transport.close()
             return
-        if self.options.access_log:  # there may be no method and no path
-            Access("-", "-", status=error.status, error=error.code or error.kind).log()
-        body = dump(error.body())
+        if self.options.access_log:  # method and path may be unknown
+            AccessRecord("-", "-", status=error.status, error=error.code or error.kind).log()
+        body = dump(type(self).error_body(error))
         self.transport.write(
             b"%bcontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
             % (STATUS_LINE[error.status], len(body), body)
@@ -180,6 +182,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def bounded(options: RouterOptions) -> type[BoundedProtocol]:
-    """The protocol class with these options; uvicorn makes the instances itself."""
-    return type("RouterProtocol", (BoundedProtocol,), {"options": options})
+def bounded(options: RouterOptions, error_body: Callable[[ApiError], Any]) -> type[BoundedProtocol]:
+    """The protocol class with these options; uvicorn creates the instances itself."""
+    attributes = {"options": options, "error_body": staticmethod(error_body)}
+    return type("RouterProtocol", (BoundedProtocol,), attributes)

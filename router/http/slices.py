@@ -1,21 +1,22 @@
-"""Long work on the event loop, cut so that everybody else's work goes on meanwhile."""
+"""Cooperative yielding: long work on the event loop, cut into slices."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 
-# Work of this length makes no stream stutter.
+# Work of this length does not make a stream stutter.
 SLICE_SECONDS = 0.005
 
 
-class Slices:
-    """One task's: ``rest`` between its pieces of work lets other tasks run once a slice is over."""
+class TimeSlices:
+    """One task's slices. Call ``checkpoint`` between pieces of work."""
 
     def __init__(self) -> None:
         self._since = time.monotonic()
 
-    async def rest(self) -> None:
+    async def checkpoint(self) -> None:
+        """Let other tasks run if the current slice is over."""
         if time.monotonic() - self._since > SLICE_SECONDS:
             await asyncio.sleep(0)
             self._since = time.monotonic()

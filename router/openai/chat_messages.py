@@ -1,4 +1,4 @@
-"""The messages of a chat request, checked and brought into the form that templates expect."""
+"""The messages of a chat request: checked, and converted to the form that templates expect."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIELDS = frozenset(
         "reasoning",
         "tool_calls",
         "tool_call_id",
-        # Said of an answer that is sent back as part of the history.
+        # Fields of a response that is sent back as part of the history.
         "refusal",
         "annotations",
     )
@@ -33,7 +33,7 @@ _TOOL_ROLE = re.compile(r"""['"]tool['"]""")
 
 
 def read_messages(fields: Fields, model: ServedModel) -> list[dict[str, Any]]:
-    """The messages as the template gets them."""
+    """Read the messages in the form that templates expect."""
     if "messages" not in fields:
         message = "Missing required parameter: 'messages'."
         raise invalid(message, "messages", "missing_required_parameter")
@@ -67,7 +67,7 @@ class _Message:
         for name in ("name", "reasoning_content", "tool_call_id"):
             if name in self._fields:
                 made[name] = self._fields.string(name, "", 1 << 20)
-        # vLLM's newer name of the same field; templates know the older one.
+        # vLLM's newer name of the same field; templates use the older one.
         if "reasoning" in self._fields:
             reasoning = self._fields.string("reasoning", "", 1 << 20)
             made.setdefault("reasoning_content", reasoning)
@@ -87,7 +87,7 @@ class _Message:
             )
         if role == "tool" and not _TOOL_ROLE.search(self._template):
             raise self._unsupported("role", "messages of role 'tool'")
-        # OpenAI's newer name for the system role, for the templates that do not know it.
+        # OpenAI's newer name of the system role, for templates without it.
         if role == "developer" and self._template and "developer" not in self._template:
             return "system"
         return role
@@ -98,10 +98,10 @@ class _Message:
         if role != "assistant":
             message = f"Missing required parameter: '{self._param}.content'."
             raise invalid(message, f"{self._param}.content", "missing_required_parameter")
-        return ""  # as in vLLM: an answer may be nothing but tool calls
+        return ""  # as in vLLM: a message may consist of tool calls only
 
     def _tool_calls(self, calls: list[Any], role: str) -> list[dict[str, Any]]:
-        """Calls that the assistant has made, for the templates that show them."""
+        """The assistant's earlier tool calls, for templates that render them."""
         if role != "assistant" or "tool_calls" not in self._template:
             raise self._unsupported("tool_calls", "tool calls in messages")
         return [
@@ -125,7 +125,7 @@ class _Message:
 
 
 def _arguments(text: str, param: str) -> Any:
-    """Clients send the arguments as a string of JSON; templates expect them as values."""
+    """Parse the arguments, which clients send as a string of JSON."""
     try:
         return json.loads(text) if text else {}
     except (ValueError, RecursionError):
@@ -137,12 +137,12 @@ def characters_of(value: Any) -> int:
     """The length of all strings in a JSON value, keys included."""
     total, left = 0, [value]
     while left:
-        one = left.pop()
-        if isinstance(one, str):
-            total += len(one)
-        elif isinstance(one, list):
-            left.extend(one)
-        elif isinstance(one, dict):
-            left.extend(one)
-            left.extend(one.values())
+        item = left.pop()
+        if isinstance(item, str):
+            total += len(item)
+        elif isinstance(item, list):
+            left.extend(item)
+        elif isinstance(item, dict):
+            left.extend(item)
+            left.extend(item.values())
     return total

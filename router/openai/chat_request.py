@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: from the body to a ``Generation``."""
+"""POST /v1/chat/completions: from the body to a ``GenerationRequest``."""
 
 from __future__ import annotations
 
@@ -7,16 +7,26 @@ from typing import Any
 
 from ...shared.text.tokenizer import TooManyTokensError
 from ..errors import invalid
-from ..generation import EncodedPrompt, Generation, new_tokens
+from ..generation import EncodedPrompt, GenerationRequest, new_tokens
 from ..options import RouterOptions
 from ..served_model import ServedModel
-from . import request_fields as read
-from .answer_size import AnswerSize
 from .chat_messages import characters_of, read_messages
 from .fields import Fields
+from .request_fields import (
+    COMMON_FIELDS,
+    COMMON_UNSUPPORTED,
+    MAX_LOGPROBS,
+    check_context,
+    check_length,
+    check_min_tokens,
+    read_shared,
+    read_text_options,
+    too_long,
+)
+from .response_size import ResponseSize
 
 KNOWN = (
-    read.COMMON
+    COMMON_FIELDS
     | {
         "messages",
         "max_completion_tokens",
@@ -25,10 +35,10 @@ KNOWN = (
         "chat_template_kwargs",
         "reasoning_effort",
     }
-    # Without tools, and with nothing to predict or to keep, they change no answer.
+    # No effect without tools, predictions and storage.
     | {"parallel_tool_calls", "prediction", "store", "service_tier"}
 )
-UNSUPPORTED: dict[str, tuple[Any, ...]] = read.UNSUPPORTED | {
+UNSUPPORTED: dict[str, tuple[Any, ...]] = COMMON_UNSUPPORTED | {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -46,27 +56,27 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = read.UNSUPPORTED | {
     "mm_processor_kwargs": ({},),
     "return_prompt_text": (False,),
 }
-# Template variables that would not be the client's to set.
+# Template variables that clients must not set.
 RESERVED = frozenset(("messages", "tools", "add_generation_prompt", "chat_template"))
 
 
-def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generation:
-    """Check everything, render the template, count the tokens."""
+def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
+    """Check a body, render the chat template, tokenize. Raises ``RequestError``."""
     fields = Fields(body)
     fields.check_names(KNOWN, UNSUPPORTED)
-    shared = read.read_shared(fields, model, options)
-    text = read.read_text_options(fields)
+    shared = read_shared(fields, model, options)
+    text = read_text_options(fields)
     logprobs = _logprobs(fields)
     wanted = _max_tokens(fields)
     tokens = _encode(fields, model)
-    granted = read.check_context(
+    granted = check_context(
         [len(tokens)], wanted, model, param="messages", default=model.max_model_len
     )
-    size = AnswerSize(
+    size = ResponseSize(
         prompts=[len(tokens)],
         n=shared["sampling"].n,
         logprobs=logprobs,
-        scored_prompt=shared["prompt_logprobs"],
+        prompt_alternatives=shared["prompt_logprobs"],
         echoed=0,
         token_ids=shared["return_token_ids"],
         stream=shared["stream"],
@@ -74,8 +84,8 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
     if wanted is None:
         granted = size.fit(granted, options)
     size.check(granted, options)
-    read.check_min_tokens(text.min_tokens, granted)
-    return Generation(
+    check_min_tokens(text.min_tokens, granted)
+    return GenerationRequest(
         request_id=f"chatcmpl-{uuid.uuid4().hex}",
         prompts=[EncodedPrompt(new_tokens(tokens))],
         max_tokens=granted,
@@ -89,7 +99,7 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
 def _encode(fields: Fields, model: ServedModel) -> list[int]:
     messages = read_messages(fields, model)
     variables = _template_variables(fields)
-    read.check_length(characters_of([messages, variables]), model, param="messages")
+    check_length(characters_of([messages, variables]), model, param="messages")
     try:
         tokens = model.tokenizer.encode_chat(
             messages,
@@ -99,7 +109,7 @@ def _encode(fields: Fields, model: ServedModel) -> list[int]:
             most=model.max_model_len,
         )
     except TooManyTokensError as error:
-        raise read.too_long(error.tokens, 1, model, param="messages") from None
+        raise too_long(error.tokens, 1, model, param="messages") from None
     if not tokens:
         raise invalid("The messages make an empty prompt.", "messages")
     return tokens
@@ -112,14 +122,14 @@ def _template_variables(fields: Fields) -> dict[str, Any]:
             message = f"'chat_template_kwargs' must not set '{name[:64]}'."
             raise invalid(message, "chat_template_kwargs")
     effort = fields.string("reasoning_effort", "", 64)
-    # As in vLLM; a template that has no such variables is not affected.
+    # As in vLLM; templates without these variables are not affected.
     own = {"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort else {}
     return own | given
 
 
 def _logprobs(fields: Fields) -> int | None:
     wanted = fields.boolean("logprobs")
-    top = fields.optional_integer("top_logprobs", 0, read.MAX_LOGPROBS)
+    top = fields.optional_integer("top_logprobs", 0, MAX_LOGPROBS)
     if top and not wanted:
         message = "'top_logprobs' is only allowed when 'logprobs' is enabled."
         raise invalid(message, "top_logprobs")

@@ -1,4 +1,4 @@
-"""POST /v1/completions: from the body to a ``Generation``."""
+"""POST /v1/completions: from the body to a ``GenerationRequest``."""
 
 from __future__ import annotations
 
@@ -7,56 +7,66 @@ from typing import Any
 
 from ...shared.text.tokenizer import TooManyTokensError
 from ..errors import invalid
-from ..generation import EncodedPrompt, Generation, new_tokens
+from ..generation import EncodedPrompt, GenerationRequest, new_tokens
 from ..options import RouterOptions
 from ..served_model import ServedModel
-from . import request_fields as read
-from .answer_size import AnswerSize
 from .fields import Fields, check_integer, wrong_type
+from .request_fields import (
+    COMMON_FIELDS,
+    COMMON_UNSUPPORTED,
+    MAX_LOGPROBS,
+    check_context,
+    check_length,
+    check_min_tokens,
+    read_shared,
+    read_text_options,
+    too_long,
+)
+from .response_size import ResponseSize
 
 DEFAULT_MAX_TOKENS = 16
-KNOWN = read.COMMON | {"prompt", "echo", "best_of"}
+KNOWN = COMMON_FIELDS | {"prompt", "echo", "best_of"}
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    name: neutral for name, neutral in read.UNSUPPORTED.items() if name != "best_of"
+    name: neutral for name, neutral in COMMON_UNSUPPORTED.items() if name != "best_of"
 } | {"suffix": ("",), "prompt_embeds": ()}
 
 
-def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> Generation:
-    """Check everything, encode the prompts, count the tokens."""
+def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
+    """Check a body, tokenize its prompts. Raises ``RequestError``."""
     fields = Fields(body)
     fields.check_names(KNOWN, UNSUPPORTED)
-    shared = read.read_shared(fields, model, options)
+    shared = read_shared(fields, model, options)
     n = shared["sampling"].n
     _check_best_of(fields, n)
     echo = fields.boolean("echo")
     wanted = fields.optional_integer("max_tokens", 0 if echo else 1, 2**31 - 1)
-    text = read.read_text_options(fields, echo=echo, discard_output=wanted == 0)
+    text = read_text_options(fields, echo=echo, discard_output=wanted == 0)
     logprobs = _logprobs(fields)
     prompts = _prompts(fields, model, options)
     if echo:
         prompts = [_with_text(prompt, model, text.skip_special_tokens) for prompt in prompts]
     _check_choices(len(prompts), n, options)
-    granted = read.check_context(
+    granted = check_context(
         [len(prompt.tokens) for prompt in prompts],
-        # A node always draws one token; with max_tokens 0 it is thrown away.
+        # A node always samples one token; with max_tokens 0 it is discarded.
         1 if wanted == 0 else wanted,
         model,
         param="prompt",
         default=DEFAULT_MAX_TOKENS,
     )
-    scored_prompt = shared["prompt_logprobs"]
-    size = AnswerSize(
+    prompt_logprobs = shared["prompt_logprobs"]
+    size = ResponseSize(
         prompts=[len(prompt.tokens) for prompt in prompts],
         n=n,
         logprobs=logprobs,
-        scored_prompt=logprobs if scored_prompt is None and echo else scored_prompt,
+        prompt_alternatives=logprobs if prompt_logprobs is None and echo else prompt_logprobs,
         echoed=sum(len(prompt.text or "") for prompt in prompts),
         token_ids=shared["return_token_ids"],
         stream=shared["stream"],
     )
     size.check(granted, options)
-    read.check_min_tokens(text.min_tokens, granted)
-    return Generation(
+    check_min_tokens(text.min_tokens, granted)
+    return GenerationRequest(
         request_id=f"cmpl-{uuid.uuid4().hex}",
         prompts=prompts,
         max_tokens=granted,
@@ -68,7 +78,7 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> G
 
 
 def _prompts(fields: Fields, model: ServedModel, options: RouterOptions) -> list[EncodedPrompt]:
-    """A string, token ids, or a list of either kind."""
+    """The prompts: a string, token ids, or a list of either kind."""
     value = fields.raw("prompt")
     if value is None:
         message = "Missing required parameter: 'prompt'."
@@ -102,12 +112,12 @@ def _prompts(fields: Fields, model: ServedModel, options: RouterOptions) -> list
 def _from_text(text: str, fields: Fields, model: ServedModel, param: str) -> EncodedPrompt:
     if not text:
         raise invalid(f"Invalid '{param}': the prompt is empty.", "prompt", "empty_string")
-    read.check_length(len(text), model, param="prompt")
+    check_length(len(text), model, param="prompt")
     special = fields.boolean("add_special_tokens", True)
     try:
         tokens = model.tokenizer.encode(text, add_special_tokens=special, most=model.max_model_len)
     except TooManyTokensError as error:
-        raise read.too_long(error.tokens, 1, model, param="prompt") from None
+        raise too_long(error.tokens, 1, model, param="prompt") from None
     if not tokens:
         raise invalid(f"Invalid '{param}': the prompt has no tokens.", "prompt", "empty_string")
     return EncodedPrompt(new_tokens(tokens), text if fields.raw("echo") else None)
@@ -116,8 +126,8 @@ def _from_text(text: str, fields: Fields, model: ServedModel, param: str) -> Enc
 def _from_tokens(tokens: list[Any], model: ServedModel, param: str) -> EncodedPrompt:
     if not tokens:
         raise invalid(f"Invalid '{param}': the prompt is empty.", "prompt", "empty_array")
-    # Before looking at each: a list of millions must cost nothing.
-    read.check_context([len(tokens)], None, model, param="prompt", default=1)
+    # Before the loop: a list of millions must cost nothing.
+    check_context([len(tokens)], None, model, param="prompt", default=1)
     for i, token in enumerate(tokens):
         check_integer(f"{param}[{i}]", token, 0, model.vocab_size - 1)
     return EncodedPrompt(new_tokens(tokens))
@@ -148,4 +158,4 @@ def _check_best_of(fields: Fields, n: int) -> None:
 
 
 def _logprobs(fields: Fields) -> int | None:
-    return fields.optional_integer("logprobs", 0, read.MAX_LOGPROBS)
+    return fields.optional_integer("logprobs", 0, MAX_LOGPROBS)

@@ -1,4 +1,4 @@
-"""A request body, field by field, each with its type, range and OpenAI's words of refusal."""
+"""Typed access to a request body, with OpenAI's errors for wrong types and ranges."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JSON_NAMES = {
 
 
 def wrong_type(name: str, expected: str, value: Any) -> Exception:
-    """OpenAI's message for a value of the wrong JSON type."""
+    """The error for a value of the wrong JSON type."""
     got = JSON_NAMES[type(value)]
     return invalid(
         f"Invalid type for '{name}': expected {expected}, but got {got} instead.",
@@ -29,14 +29,14 @@ def wrong_type(name: str, expected: str, value: Any) -> Exception:
     )
 
 
-# Of one request; clients that send more such fields send them again and again.
+# Unknown fields of one request that are recorded; clients repeat the same ones.
 MAX_IGNORED = 16
 
 
 class Fields:
     """A request body. ``null`` stands for the default, as in OpenAI's API.
 
-    ``ignored`` has the names that nothing here knows; ``within`` is what they stand in.
+    ``ignored`` collects unknown names, with the prefix ``within``.
     """
 
     def __init__(self, body: Any, within: str = "", ignored: set[str] | None = None) -> None:
@@ -47,21 +47,21 @@ class Fields:
         self.ignored: set[str] = set() if ignored is None else ignored
 
     def inner(self, body: dict[str, Any], within: str) -> Fields:
-        """An object in this one; what it has that is not known is noted here too."""
+        """The fields of a nested object, which shares ``ignored``."""
         return Fields(body, f"{within}.", self.ignored)
 
     def __contains__(self, name: str) -> bool:
         return name in self._body
 
     def raw(self, name: str) -> Any:
-        """The value as it came; ``None`` when absent."""
+        """The value as received; ``None`` if absent."""
         return self._body.get(name)
 
     def check_names(
         self, known: frozenset[str], unsupported: Mapping[str, tuple[Any, ...]]
     ) -> None:
-        """400 for a known name whose value asks for what is not implemented; ``unsupported`` has
-        the values that ask for nothing. Unknown names are ignored, as in vLLM."""
+        """Reject names whose features are not implemented, except with the values in
+        ``unsupported``, which have no effect. Unknown names are ignored, as in vLLM."""
         for name, value in self._body.items():
             if name in unsupported:
                 if value not in unsupported[name]:
@@ -90,12 +90,12 @@ class Fields:
         """An integer in [low, high]."""
         value = self._body.get(name, default)
         if isinstance(value, float) and value.is_integer():
-            value = int(value)  # some clients write 100.0; vLLM takes that as well
+            value = int(value)  # some clients write 100.0, which vLLM accepts too
         check_integer(name, value, low, high)
         return int(value)
 
     def optional_integer(self, name: str, low: int, high: int) -> int | None:
-        """As ``integer``; ``None`` when absent."""
+        """As ``integer``; ``None`` if absent."""
         return self.integer(name, 0, low, high) if name in self._body else None
 
     def string(self, name: str, default: str, max_length: int) -> str:
@@ -127,7 +127,7 @@ class Fields:
 
 
 def check_integer(name: str, value: Any, low: int, high: int) -> None:
-    """400 unless ``value`` is an integer in [low, high]."""
+    """Raise ``RequestError`` unless ``value`` is an integer in [low, high]."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise wrong_type(name, "an integer", value)
     _check_range(name, value, low, high)

@@ -1,4 +1,4 @@
-"""The parameters that chat and text completions share, checked and put into protocol messages."""
+"""Parameters that chat and text completions share: checked, and written into messages."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ MAX_STOP_IDS = 256
 MAX_BIAS = 1024
 INT32, INT64 = 2**31, 2**63
 
-# Accepted and without effect here: OpenAI uses them for its own accounting.
+# Accepted without effect: OpenAI uses them for its own accounting.
 IGNORED = frozenset(
     ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 )
-COMMON = IGNORED | {
+COMMON_FIELDS = IGNORED | {
     "model",
     "stream",
     "stream_options",
@@ -52,8 +52,8 @@ COMMON = IGNORED | {
     "add_special_tokens",
     "return_token_ids",
 }
-# Known names that are not implemented, with the values that ask for nothing.
-UNSUPPORTED: dict[str, tuple[object, ...]] = {
+# Known parameters that are not implemented, with the values that have no effect.
+COMMON_UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
     "truncate_prompt_tokens": (),
@@ -79,8 +79,8 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
 }
 
 
-class Shared(TypedDict):
-    """The fields of a ``Generation`` that both surfaces read in the same way."""
+class SharedFields(TypedDict):
+    """The fields of a ``GenerationRequest`` that both surfaces read in the same way."""
 
     model: ServedModel
     sampling: pb.Sampling
@@ -92,11 +92,11 @@ class Shared(TypedDict):
     cache_salt: str
 
 
-def read_shared(fields: Fields, model: ServedModel, options: RouterOptions) -> Shared:
-    """All that can be checked before a text is encoded."""
+def read_shared(fields: Fields, model: ServedModel, options: RouterOptions) -> SharedFields:
+    """Read the fields that can be checked before a text is encoded."""
     model.check_name(fields.string("model", "", 1024))
     stream, include_usage = _stream(fields)
-    return Shared(
+    return SharedFields(
         model=model,
         sampling=_sampling(fields, model, options),
         stream=stream,
@@ -109,7 +109,7 @@ def read_shared(fields: Fields, model: ServedModel, options: RouterOptions) -> S
 
 
 def _sampling(fields: Fields, model: ServedModel, options: RouterOptions) -> pb.Sampling:
-    """Everything the node needs to draw tokens, but ``max_tokens`` and logprobs."""
+    """The sampling parameters, without ``max_tokens`` and logprobs."""
     defaults = model.defaults
     sampling = pb.Sampling(
         temperature=fields.number("temperature", defaults.get("temperature", 1.0), 0, 2),
@@ -136,7 +136,7 @@ def _sampling(fields: Fields, model: ServedModel, options: RouterOptions) -> pb.
 def read_text_options(
     fields: Fields, *, echo: bool = False, discard_output: bool = False
 ) -> TextOptions:
-    """What the router itself does with the tokens."""
+    """Read the options of how the router turns tokens into text."""
     return TextOptions(
         stop=_stops(fields),
         include_stop=fields.boolean("include_stop_str_in_output"),
@@ -158,7 +158,7 @@ def _stream(fields: Fields) -> tuple[bool, bool]:
             "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
             "stream_options",
         )
-    # Obfuscation pads chunks against traffic analysis, which is never done here.
+    # Obfuscation pads chunks against traffic analysis; it is accepted without effect.
     options.check_names(
         frozenset(("include_usage", "include_obfuscation")), {"continuous_usage_stats": (False,)}
     )
@@ -175,22 +175,23 @@ def _prompt_logprobs(fields: Fields, stream: bool) -> int | None:
 def check_context(
     prompts: Sequence[int], wanted: int | None, model: ServedModel, *, param: str, default: int
 ) -> list[int]:
-    """``max_tokens`` of each prompt: ``wanted``, or up to ``default`` within the room left."""
+    """``max_tokens`` of each prompt: ``wanted``, or up to ``default`` within the context."""
     limit = model.max_model_len
     granted = []
     for length in prompts:
-        asked = 1 if wanted is None else wanted
-        if length + asked > limit:
-            raise too_long(length, asked, model, param=param)
+        requested = 1 if wanted is None else wanted
+        if length + requested > limit:
+            raise too_long(length, requested, model, param=param)
         granted.append(min(default, limit - length) if wanted is None else wanted)
     return granted
 
 
-def too_long(length: int, asked: int, model: ServedModel, *, param: str) -> Exception:
-    """The refusal of a prompt of so many tokens, with so many more asked for."""
+def too_long(length: int, requested: int, model: ServedModel, *, param: str) -> Exception:
+    """The error for a prompt of ``length`` tokens with ``requested`` more to generate."""
     return invalid(
         f"This model's maximum context length is {model.max_model_len} tokens. However, you "
-        f"requested {length + asked} tokens ({length} in the {param}, {asked} in the completion). "
+        f"requested {length + requested} tokens ({length} in the {param}, {requested} in the "
+        f"completion). "
         f"Please reduce the length of the {param} or completion.",
         param,
         "context_length_exceeded",
@@ -198,7 +199,7 @@ def too_long(length: int, asked: int, model: ServedModel, *, param: str) -> Exce
 
 
 def check_length(characters: int, model: ServedModel, *, param: str) -> None:
-    """Refuses a text that cannot fit, before the work of encoding it."""
+    """Reject a text that cannot fit, before encoding it."""
     fewest = model.tokenizer.fewest_tokens(characters)
     if fewest >= model.max_model_len:
         raise invalid(

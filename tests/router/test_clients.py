@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from tandem.router.app import MAX_NAMED_FIELDS
+from tandem.router.generate import MAX_NAMED_FIELDS
 from tandem.tests.router.support import TEMPLATE, Cluster, cluster, make_model
 
 # A template that shows tool calls and thinking, as those of Qwen3 and others do.
@@ -156,7 +156,9 @@ async def test_the_openai_client_finds_vllms_fields(c: Cluster) -> None:
         assert chat.prompt_logprobs[1][str(ids[1])]["decoded_token"]
         assert chat.choices[0].token_ids == [*c.node.reply, 0]
         text: Any = await client.completions.create(model="tiny", prompt=["a", "hi"], **ask)
-        for choice, request in zip(text.choices, c.node.requests[-2:], strict=True):
+        # The prompts of a request are on their way side by side.
+        requests = sorted(c.node.requests[-2:], key=lambda request: request.request_id)
+        for choice, request in zip(text.choices, requests, strict=True):
             ids = list(request.prompt)
             assert choice.prompt_token_ids == ids and len(choice.prompt_logprobs) == len(ids)
             assert choice.token_ids == [*c.node.reply, 0]

@@ -283,7 +283,7 @@ async def test_a_client_that_goes_away_frees_the_node(
         for writer in writers:
             writer.close()
         await until(lambda: c.node.active == 0)
-        await until(lambda: c.router.app._active == 0)
+        await until(lambda: c.router.app.generate.active == 0)
         assert all(node.inflight_calls == 0 for node in c.router.nodes)
         c.node.script = None
         assert (await c.chat()).status_code == 200
@@ -423,7 +423,7 @@ async def test_a_router_that_is_told_to_end_serves_on_for_its_delay_then_closes_
             await c.client.get("/ready")
     await asyncio.gather(retiring, return_exceptions=True)
     said = [record.getMessage() for record in caplog.records]
-    steps = ("told to end: not ready", "closing the listener; 1 requests have 1 s", "ended")
+    steps = ("stopping: no longer ready", "closing the listener; 1 requests have 1 s", "ended")
     assert [any(line.startswith(step) for line in said) for step in steps] == [True] * 3
 
 

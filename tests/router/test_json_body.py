@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tandem.router.http import json_body
 from tandem.router.http.json_body import (
     LEAST_MAX_ITEMS,
+    MAX_BYTES_IN_C,
     MAX_CONTAINERS,
     MAX_CONTEXTS,
-    QUICK_BYTES,
     parse_json,
 )
 from tandem.shared.errors import RequestError
@@ -39,7 +39,7 @@ def array(item: str, count: int) -> str:
 
 def large(body: str) -> Any:
     """The value of a body that is made large by spaces."""
-    return parse_json(body.encode() + b" " * QUICK_BYTES, CONTEXT)
+    return parse_json(body.encode() + b" " * MAX_BYTES_IN_C, CONTEXT)
 
 
 @given(VALUES, SPACES, SPACES, st.booleans())
@@ -98,7 +98,7 @@ def test_a_large_body_that_is_none(body: str, words: str) -> None:
 
 def test_an_array_may_be_longer_than_a_short_context() -> None:
     items = [0] * LEAST_MAX_ITEMS
-    assert parse_json(json.dumps({"a": items}).encode() + b" " * QUICK_BYTES, 64) == {"a": items}
+    assert parse_json(json.dumps({"a": items}).encode() + b" " * MAX_BYTES_IN_C, 64) == {"a": items}
 
 
 class InC:
@@ -115,7 +115,7 @@ class InC:
 @pytest.mark.parametrize("unit", ["12345", '"text"', '{"role":"user"}', "[1,2,3]", "1e5", "null"])
 def test_a_large_body_is_never_parsed_in_one_go(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     in_c = InC()
-    monkeypatch.setattr(json_body, "_QUICK", in_c)
+    monkeypatch.setattr(json_body, "_C_DECODER", in_c)
     count = 60_000
     body = array(unit, count)
     assert parse_json(body.encode(), count) == json.loads(body)

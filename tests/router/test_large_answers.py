@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.router.http.encoding import TEXT_PIECE, EncodedArray, encode
-from tandem.router.openai.answer_size import AnswerSize
+from tandem.router.openai.response_size import ResponseSize
 from tandem.router.options import RouterOptions
 from tandem.tests.router.support import Cluster, cluster, events, longest_hold, until
 from tandem.tests.router.test_bad_input import check
@@ -145,11 +145,11 @@ async def test_a_limit_that_nobody_chose_is_cut_to_what_fits(tmp_path: Path) -> 
 def test_what_was_cut_fits_or_nothing_does(
     prompts: list[int], n: int, logprobs: int | None, scored: int | None, ids: bool
 ) -> None:
-    size = AnswerSize(
+    size = ResponseSize(
         prompts=prompts,
         n=n,
         logprobs=logprobs,
-        scored_prompt=scored,
+        prompt_alternatives=scored,
         echoed=0,
         token_ids=ids,
         stream=False,
@@ -173,13 +173,13 @@ async def test_prompts_and_answers_are_bounded_together(tmp_path: Path) -> None:
         error = check(await c.complete([5] * 1001), 503)
         assert "prompt tokens of all requests together" in error["message"]
         assert (await c.complete([5] * 1000)).status_code == 200
-        await until(lambda: c.router.app._prompts.held == 0)
+        await until(lambda: c.router.app.generate.prompts.held == 0)
     async with cluster(tmp_path, max_held_answer_bytes=2000) as c:
         c.node.reply = c.encode("hello world ") * 60
         error = check(await c.complete(max_tokens=200, n=2), 503)
         assert "bytes of answers" in error["message"]
         await until(lambda: c.node.active == 0)
-        await until(lambda: c.router.app._answers.held == 0)
+        await until(lambda: c.router.app.generate.answers.held == 0)
         assert (await c.complete(max_tokens=200, n=2, stream=True)).status_code == 200
 
 

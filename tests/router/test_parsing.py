@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tandem.router.http.parsing import LARGE_BODY, SMALL_BODY, THREADS, Parsers
+from tandem.router.http.parsing import LARGE_BODY, SMALL_BODY, THREADS, ParserPools
 from tandem.shared.errors import OverloadedError
 from tandem.tests.router.support import until
 
@@ -32,8 +32,8 @@ class Gate:
 
 
 @pytest.fixture
-async def parsers() -> AsyncIterator[Parsers]:
-    made = Parsers(patience=20.0)
+async def parsers() -> AsyncIterator[ParserPools]:
+    made = ParserPools(patience=20.0)
     yield made
     made.close()
 
@@ -45,13 +45,13 @@ def gate() -> Gate:
 
 @pytest.mark.parametrize("size", [1, SMALL_BODY, MEDIUM, LARGE])
 async def test_no_work_is_done_on_the_loop_however_small_its_body(
-    parsers: Parsers, size: int
+    parsers: ParserPools, size: int
 ) -> None:
     """A chat template may loop for the smallest of bodies."""
     assert await parsers.run("a", size, threading.get_ident) != threading.get_ident()
 
 
-async def test_large_bodies_hold_up_only_large_ones(parsers: Parsers, gate: Gate) -> None:
+async def test_large_bodies_hold_up_only_large_ones(parsers: ParserPools, gate: Gate) -> None:
     large = [
         asyncio.create_task(parsers.run(f"c{i}", LARGE, lambda: gate.work("large")))
         for i in range(2 * THREADS)
@@ -64,7 +64,7 @@ async def test_large_bodies_hold_up_only_large_ones(parsers: Parsers, gate: Gate
     await asyncio.gather(*large)
 
 
-async def test_clients_take_turns(parsers: Parsers, gate: Gate) -> None:
+async def test_clients_take_turns(parsers: ParserPools, gate: Gate) -> None:
     async def run(client: str, name: str) -> None:
         await parsers.run(client, LARGE, lambda: gate.work(name))
 
@@ -77,7 +77,7 @@ async def test_clients_take_turns(parsers: Parsers, gate: Gate) -> None:
 
 
 async def test_a_turn_that_does_not_come_is_an_error_and_frees_its_place(gate: Gate) -> None:
-    parsers = Parsers(patience=0.05)
+    parsers = ParserPools(patience=0.05)
     running = [
         asyncio.create_task(parsers.run("a", LARGE, lambda: gate.work("a"))) for _ in range(THREADS)
     ]
@@ -97,7 +97,7 @@ async def test_a_turn_that_does_not_come_is_an_error_and_frees_its_place(gate: G
 
 
 async def test_a_request_that_is_cancelled_keeps_its_thread_until_the_work_ends(
-    parsers: Parsers, gate: Gate
+    parsers: ParserPools, gate: Gate
 ) -> None:
     tasks = [
         asyncio.create_task(parsers.run("a", LARGE, lambda: gate.work("a"))) for _ in range(THREADS)
@@ -111,7 +111,7 @@ async def test_a_request_that_is_cancelled_keeps_its_thread_until_the_work_ends(
     await until(lambda: parsers._large._free == THREADS)
 
 
-async def test_an_error_of_the_work_is_the_callers(parsers: Parsers) -> None:
+async def test_an_error_of_the_work_is_the_callers(parsers: ParserPools) -> None:
     with pytest.raises(ZeroDivisionError):
         await parsers.run("a", MEDIUM, lambda: 1 // 0)
     assert parsers._medium._free == THREADS

@@ -18,7 +18,7 @@ from tandem.proto import tandem_pb2 as pb
 from tandem.router.cluster.node_table import NodeTable
 from tandem.router.cluster.registry import Registry
 from tandem.router.errors import ApiError
-from tandem.router.generation import Generation
+from tandem.router.generation import GenerationRequest
 from tandem.router.http.encoding import dump
 from tandem.router.http.json_body import parse_json
 from tandem.router.metrics import Metrics
@@ -167,7 +167,7 @@ def _parsed(parse: Any, body: Any) -> None:
         except (RequestError, ApiError) as error:
             assert 0 < len(str(error)) < 2000
             return
-    assert isinstance(generation, Generation)
+    assert isinstance(generation, GenerationRequest)
     assert all(granted >= 1 for granted in generation.max_tokens)
 
 

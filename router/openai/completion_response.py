@@ -1,4 +1,4 @@
-"""OpenAI's shapes of a text completion, whole and in chunks."""
+"""Text completions in OpenAI's shape, whole and as chunks of a stream."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ from typing import Any
 
 from ...proto import tandem_pb2 as pb
 from ...shared.text.tokenizer import Tokenizer
-from ..generation import Delta, Generation, Scored, Usage
+from ..generation import ChoiceDelta, GenerationRequest, ScoredToken, Usage
 from ..http.encoding import EncodedArray
-from .answer import Answer, Whole, finite, placement_body, usage_body
+from ..http.sse import data_event
+from ..result import ChoiceResult, GenerationResult
+from .response_fields import (
+    END_OF_STREAM,
+    PromptLogprobsEncoder,
+    finite,
+    placement_body,
+    usage_body,
+)
 
 
-class CompletionLogprobs:
+class CompletionLogprobsEncoder:
     """Logprobs of a choice: four arrays as long as its tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -25,33 +33,31 @@ class CompletionLogprobs:
     def __len__(self) -> int:
         return sum(map(len, self._arrays.values()))
 
-    def add(self, scored: Sequence[Scored]) -> None:
-        for name, values in _logprobs(scored, self._tokenizer).items():
+    def add(self, items: Sequence[ScoredToken]) -> None:
+        for name, values in _logprobs(items, self._tokenizer).items():
             self._arrays[name].extend(values)
 
     def body(self) -> dict[str, Any]:
         return dict(self._arrays)
 
 
-class CompletionAnswer:
-    """The words of one answer; ``created`` is its start in Unix seconds."""
+class CompletionResponse:
+    """Formats one response; ``created`` is its Unix time."""
 
-    logprobs = CompletionLogprobs
-
-    def __init__(self, generation: Generation, created: int) -> None:
-        self._generation = generation
-        self._tokenizer = generation.model.tokenizer
+    def __init__(self, request: GenerationRequest, created: int) -> None:
+        self._request = request
+        self._tokenizer = request.model.tokenizer
         self._created = created
         self._opened: set[int] = set()
 
-    def opening(self) -> list[dict[str, Any]]:
-        """Text completions have no role chunk."""
-        return []
+    def opening(self) -> bytes:
+        """Nothing: text completions have no role chunk."""
+        return b""
 
-    def chunks(self, delta: Delta) -> list[dict[str, Any]]:
-        asks_tokens = self._generation.return_token_ids and delta.tokens
-        if not (delta.text or delta.scored or delta.finish_reason or asks_tokens):
-            return []
+    def chunk(self, delta: ChoiceDelta) -> bytes:
+        wants_tokens = self._request.return_token_ids and delta.tokens
+        if not (delta.text or delta.scored or delta.finish_reason or wants_tokens):
+            return b""
         choice: dict[str, Any] = {
             "index": delta.index,
             "text": delta.text,
@@ -60,26 +66,40 @@ class CompletionAnswer:
         }
         if delta.finish_reason is not None:
             choice["stop_reason"] = delta.stop_reason
-        if self._generation.return_token_ids:
+        if self._request.return_token_ids:
             if delta.index not in self._opened:
                 choice["prompt_token_ids"] = self._prompt(delta.index).tolist()
             choice["token_ids"] = list(delta.tokens)
         self._opened.add(delta.index)
-        return [self._chunk([choice])]
+        return data_event(self._chunk([choice]))
 
-    def usage(self, usage: Usage) -> dict[str, Any]:
-        """The chunk that ``include_usage`` asks for."""
-        return self._chunk([]) | {"usage": usage_body(usage), "tandem": placement_body(usage)}
+    def closing(self, usage: Usage) -> bytes:
+        """The chunk that ``include_usage`` requests."""
+        if not self._request.include_usage:
+            return b""
+        extra = {"usage": usage_body(usage), "tandem": placement_body(usage)}
+        return data_event(self._chunk([]) | extra)
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
-        choices = [self._whole(i, choice, answer) for i, choice in enumerate(answer.choices)]
+    def end_of_stream(self) -> bytes:
+        return END_OF_STREAM
+
+    def choice_logprobs(self) -> CompletionLogprobsEncoder | None:
+        wanted = self._request.logprobs is not None
+        return CompletionLogprobsEncoder(self._tokenizer) if wanted else None
+
+    def prompt_logprobs(self) -> PromptLogprobsEncoder | None:
+        wanted = self._request.prompt_logprobs is not None
+        return PromptLogprobsEncoder(self._tokenizer) if wanted else None
+
+    def whole(self, result: GenerationResult) -> dict[str, Any]:
+        choices = [self._whole(i, choice, result) for i, choice in enumerate(result.choices)]
         return self._head() | {
             "choices": choices,
-            "usage": usage_body(answer.usage),
-            "tandem": placement_body(answer.usage),
+            "usage": usage_body(result.usage),
+            "tandem": placement_body(result.usage),
         }
 
-    def _whole(self, index: int, choice: Whole, answer: Answer) -> dict[str, Any]:
+    def _whole(self, index: int, choice: ChoiceResult, result: GenerationResult) -> dict[str, Any]:
         body: dict[str, Any] = {
             "index": index,
             "text": choice.text,
@@ -90,32 +110,33 @@ class CompletionAnswer:
             "token_ids": None,
             "prompt_logprobs": None,
         }
-        if self._generation.return_token_ids:
+        if self._request.return_token_ids:
             body["prompt_token_ids"] = self._prompt(index)
             body["token_ids"] = choice.tokens
-        if self._generation.prompt_logprobs is not None:
-            body["prompt_logprobs"] = answer.prompts.get(index // self._generation.n)
+        number = index // self._request.n
+        if number in result.prompt_logprobs:
+            body["prompt_logprobs"] = result.prompt_logprobs[number].body()
         return body
 
     def _prompt(self, index: int) -> array[int]:
-        return self._generation.prompts[index // self._generation.n].tokens
+        return self._request.prompts[index // self._request.n].tokens
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk = self._head() | {"choices": choices}
-        if self._generation.include_usage:
+        if self._request.include_usage:
             chunk["usage"] = None
         return chunk
 
     def _head(self) -> dict[str, Any]:
         return {
-            "id": self._generation.request_id,
+            "id": self._request.request_id,
             "object": "text_completion",
             "created": self._created,
-            "model": self._generation.model.name,
+            "model": self._request.model.name,
         }
 
 
-def _logprobs(scored: Sequence[Scored], tokenizer: Tokenizer) -> dict[str, list[Any]]:
+def _logprobs(scored: Sequence[ScoredToken], tokenizer: Tokenizer) -> dict[str, list[Any]]:
     return {
         "tokens": [tokenizer.texts.text_of(item.token) for item in scored],
         "token_logprobs": [
@@ -127,6 +148,7 @@ def _logprobs(scored: Sequence[Scored], tokenizer: Tokenizer) -> dict[str, list[
 
 
 def _top(logprobs: pb.PositionLogprobs, tokenizer: Tokenizer) -> dict[str, float]:
-    """The chosen token is always among them, so there may be one more than asked for."""
+    """The alternatives. The chosen token is always among them, so there may be one more than
+    requested."""
     entries = (*logprobs.top, logprobs.chosen)
     return {tokenizer.texts.text_of(entry.token): finite(entry.logprob) for entry in entries}

@@ -1,4 +1,4 @@
-"""How large an answer may become, known and bounded before anything is generated."""
+"""The largest possible size of a response, bounded before anything is generated."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..errors import invalid
 from ..options import RouterOptions
 
-# Bytes of JSON, about: a choice, a token's text, its id, one token with its logprob.
+# Approximate bytes of JSON: a choice, a token's text, its id, a token with its logprob.
 CHOICE_BYTES = 256
 TEXT_BYTES = 6
 ID_BYTES = 7
@@ -16,25 +16,25 @@ ENTRY_BYTES = 90
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerSize:
-    """What one request asks for. ``prompts`` are lengths in tokens; ``logprobs`` and
-    ``scored_prompt`` are the alternatives wanted for each token generated and of the prompt, and
-    ``echoed`` the characters of all prompts that come back as text.
+class ResponseSize:
+    """The size of one request's response. ``prompts`` are lengths in tokens; ``logprobs`` and
+    ``prompt_alternatives`` are the alternatives for each generated token and prompt token;
+    ``echoed`` is the number of characters of all prompts that are returned as text.
 
-    What is streamed is not kept, apart from the logprobs of prompts, which come all at once.
+    A streamed response is not held, apart from the logprobs of prompts, which come all at once.
     """
 
     prompts: Sequence[int]
     n: int
     logprobs: int | None
-    scored_prompt: int | None
+    prompt_alternatives: int | None
     echoed: int
     token_ids: bool
     stream: bool
 
     def fit(self, granted: Sequence[int], options: RouterOptions) -> list[int]:
-        """``granted`` tokens of each prompt, cut to what fits: for a limit that no client has
-        chosen."""
+        """Reduce the ``granted`` tokens of each prompt to what fits. For a default limit, not for
+        one that the client has set."""
         if self.stream:
             return list(granted)
         rooms = []
@@ -49,7 +49,7 @@ class AnswerSize:
         return [min(tokens, most) for tokens in granted]
 
     def check(self, granted: Sequence[int], options: RouterOptions) -> None:
-        """Raises ``RequestError`` for an answer out of all proportion."""
+        """Raise ``RequestError`` for a response over the limits."""
         for limit, size, unit in (
             (options.max_answer_logprobs, self._entries(sum(granted)), "logprobs"),
             (options.max_answer_bytes, self._bytes(sum(granted)), "bytes"),
@@ -63,11 +63,11 @@ class AnswerSize:
                 )
 
     def _entries(self, generated: int) -> int:
-        """Tokens with a logprob, when so many tokens are ``generated`` for each of the n choices
-        of all prompts together."""
+        """Tokens with a logprob, if ``generated`` tokens of all prompts are generated for each of
+        the n choices."""
         entries = 0
-        if self.scored_prompt is not None:
-            entries += sum(self.prompts) * (1 + self.scored_prompt)
+        if self.prompt_alternatives is not None:
+            entries += sum(self.prompts) * (1 + self.prompt_alternatives)
         if self.logprobs is not None and not self.stream:
             entries += generated * (1 + self.logprobs)
         return entries * self.n
@@ -87,7 +87,7 @@ class AnswerSize:
             "the number of prompts": len(self.prompts) > 1,
             "'max_tokens'": not self.stream,
             "'logprobs' or 'top_logprobs'": self.logprobs is not None,
-            "'prompt_logprobs'": self.scored_prompt is not None and self.logprobs is None,
+            "'prompt_logprobs'": self.prompt_alternatives is not None and self.logprobs is None,
             "the length of what 'echo' repeats": bool(self.echoed),
         }
         causes = [cause for cause, counts in known.items() if counts]

@@ -1,0 +1,190 @@
+"""Handle one HTTP request of a surface: parse the body, serve it, write the response."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from typing import Any
+
+from ..shared.errors import OverloadedError
+from ..shared.telemetry.logs import logger
+from ..shared.telemetry.tracing import Tracer, Value, serving
+from .cluster.node_table import NodeTable
+from .cluster.registry import Registry
+from .errors import DrainingError
+from .generation import ChoiceDelta, GenerationRequest, Output
+from .http.encoding import encode
+from .http.exchange import JSON_TYPE, ClientGoneError, HttpExchange
+from .http.json_body import parse_json
+from .http.memory_budget import MemoryBudget, MemoryShare
+from .http.parsing import ParserPools
+from .http.slices import TimeSlices
+from .metrics import Metrics, RequestMetrics
+from .options import RouterOptions
+from .result import ResultCollector
+from .serve import serve
+from .surface import Response, Surface
+
+log = logger("router")
+
+# Names of unknown fields that are logged, once each; clients may invent any number of them.
+MAX_NAMED_FIELDS = 64
+
+Outputs = AsyncGenerator[Output, None]
+
+
+class GenerateHandler:
+    """Requests to generate, and the limits on what all of them hold together."""
+
+    def __init__(
+        self,
+        options: RouterOptions,
+        nodes: NodeTable,
+        registry: Registry,
+        metrics: Metrics,
+        tracer: Tracer,
+    ) -> None:
+        self._options = options
+        self._nodes = nodes
+        self._registry = registry
+        self._metrics = metrics
+        self._tracer = tracer
+        self._parsers = ParserPools(options.parse_timeout)
+        self._tasks: set[asyncio.Task[None]] = set()
+        held = max(options.max_held_body_bytes, options.max_body_bytes)
+        self.bodies = MemoryBudget(held, "bytes of bodies")
+        self.prompts = MemoryBudget(options.max_held_prompt_tokens, "prompt tokens")
+        self.answers = MemoryBudget(options.max_held_answer_bytes, "bytes of answers")
+        self.active = 0  # requests in progress
+        self._named_fields: set[str] = set()
+
+    def abort(self) -> None:
+        """End every request in progress with an error."""
+        for task in tuple(self._tasks):
+            task.cancel()
+
+    def close(self) -> None:
+        self._parsers.close()
+
+    async def handle(self, exchange: HttpExchange, surface: Surface) -> None:
+        """Answer one request. Errors are the caller's to write."""
+        if self.active >= self._options.max_concurrent_requests:
+            raise OverloadedError(
+                f"The server has {self.active} requests in progress, which is its limit; try "
+                "again later."
+            )
+        self.active += 1
+        traceparent = exchange.header(b"traceparent").decode("latin-1")
+        about = {"request_id": exchange.request_id, "route": exchange.path}
+        try:
+            with serving(self._tracer, "request", traceparent, **about) as span:
+                with self.bodies.share() as share:
+                    request = await self._parse(exchange, await exchange.body(share), surface)
+                self._log_ignored(request)
+                span.set(**_attributes(request))
+                response = surface.response(request, int(time.time()))
+                with self.prompts.share() as prompts, self.answers.share() as memory:
+                    prompts.take(request.prompt_tokens)
+                    work = self._answer(exchange, request, response, memory)
+                    await self._unless_gone(exchange, work)
+        finally:
+            self.active -= 1
+
+    async def _parse(
+        self, exchange: HttpExchange, body: bytes, surface: Surface
+    ) -> GenerationRequest:
+        model = self._registry.model()
+
+        def parse() -> GenerationRequest:
+            return surface.parse(parse_json(body, model.max_model_len), model, self._options)
+
+        return await self._parsers.run(exchange.client, len(body), parse)
+
+    def _log_ignored(self, request: GenerationRequest) -> None:
+        """Log each unknown field once: it may be misspelt."""
+        for name in sorted(request.ignored - self._named_fields):
+            if len(self._named_fields) < MAX_NAMED_FIELDS:
+                self._named_fields.add(name)
+                log.warning("requests have the field %r, which is unknown and ignored", name)
+
+    async def _unless_gone(self, exchange: HttpExchange, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work``, and cancel it when the client disconnects."""
+        task = asyncio.create_task(work)
+        gone = asyncio.create_task(exchange.disconnected())
+        self._tasks.add(task)
+        try:
+            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientGoneError
+            if task.cancelled():
+                message = "The server is stopping; send the request again."
+                raise DrainingError(message, code="server_draining")
+            task.result()
+        finally:
+            self._tasks.discard(task)
+            for each in (task, gone):
+                each.cancel()
+            await asyncio.gather(task, gone, return_exceptions=True)
+
+    async def _answer(
+        self,
+        exchange: HttpExchange,
+        request: GenerationRequest,
+        response: Response,
+        memory: MemoryShare,
+    ) -> None:
+        usage = exchange.access.usage
+        with RequestMetrics(self._metrics, request, exchange.access) as metrics:
+            async with aclosing(serve(request, self._nodes, self._options, usage)) as outputs:
+                if request.stream:
+                    await _stream(exchange, outputs, metrics, response)
+                    return
+                collector = ResultCollector(
+                    request, response.choice_logprobs, response.prompt_logprobs, memory
+                )
+                await _collect(outputs, metrics, collector)
+            metrics.finish(usage)
+            body = await encode(response.whole(collector.result(usage)))
+            await exchange.respond_in_pieces(200, body, JSON_TYPE)
+
+
+async def _stream(
+    exchange: HttpExchange, outputs: Outputs, metrics: RequestMetrics, response: Response
+) -> None:
+    """Write outputs as they arrive. The head is sent with the first, when a node has admitted the
+    request, so that an error before that has its own status."""
+    slices = TimeSlices()
+    async for output in outputs:
+        if not exchange.started:
+            await exchange.start_stream()
+            await exchange.write(response.opening())
+        metrics.count(output)
+        if isinstance(output, ChoiceDelta):
+            await exchange.write(response.chunk(output))
+        await slices.checkpoint()
+    metrics.finish(exchange.access.usage)
+    await exchange.write(response.closing(exchange.access.usage))
+    await exchange.end_stream(response.end_of_stream())
+
+
+async def _collect(outputs: Outputs, metrics: RequestMetrics, collector: ResultCollector) -> None:
+    """Collect all outputs. Many that arrive at once do not hold the event loop."""
+    slices = TimeSlices()
+    async for output in outputs:
+        metrics.count(output)
+        collector.add(output)
+        await slices.checkpoint()
+
+
+def _attributes(request: GenerationRequest) -> dict[str, Value]:
+    """The attributes of the request's span; none of its text."""
+    return {
+        "answer_id": request.request_id,
+        "model": request.model.name,
+        "prompts": len(request.prompts),
+        "prompt_tokens": request.prompt_tokens,
+        "choices": request.choices,
+        "stream": request.stream,
+    }

@@ -1,0 +1,152 @@
+"""Chat completions in OpenAI's shape, whole and as chunks of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...proto import tandem_pb2 as pb
+from ...shared.text.tokenizer import Tokenizer
+from ..generation import ChoiceDelta, GenerationRequest, ScoredToken, Usage
+from ..http.encoding import EncodedArray
+from ..http.sse import data_event
+from ..result import ChoiceResult, GenerationResult
+from .response_fields import (
+    END_OF_STREAM,
+    PromptLogprobsEncoder,
+    finite,
+    placement_body,
+    usage_body,
+)
+
+
+class ChatLogprobsEncoder:
+    """Logprobs of a choice: one entry for each token."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._content = EncodedArray()
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    def add(self, items: Sequence[ScoredToken]) -> None:
+        self._content.extend(_token(item, self._tokenizer) for item in items)
+
+    def body(self) -> dict[str, Any]:
+        return {"content": self._content, "refusal": None}
+
+
+class ChatResponse:
+    """Formats one response; ``created`` is its Unix time."""
+
+    def __init__(self, request: GenerationRequest, created: int) -> None:
+        self._request = request
+        self._tokenizer = request.model.tokenizer
+        self._created = created
+
+    def opening(self) -> bytes:
+        """The role chunk of each choice."""
+        role = {"role": "assistant", "content": ""}
+        chunks = [self._chunk([_choice(i, role)]) for i in range(self._request.choices)]
+        if self._request.return_token_ids and chunks:
+            chunks[0]["prompt_token_ids"] = self._request.prompts[0].tokens.tolist()
+        return b"".join(map(data_event, chunks))
+
+    def chunk(self, delta: ChoiceDelta) -> bytes:
+        """The text, then the finish reason with an empty delta, as OpenAI sends it."""
+        events = b""
+        if delta.text or delta.scored or (delta.tokens and self._request.return_token_ids):
+            choice = _choice(delta.index, {"content": delta.text})
+            if delta.scored:
+                choice["logprobs"] = _logprobs(delta.scored, self._tokenizer)
+            if self._request.return_token_ids:
+                choice["token_ids"] = list(delta.tokens)
+            events += data_event(self._chunk([choice]))
+        if delta.finish_reason is not None:
+            choice = _choice(delta.index, {}, delta.finish_reason)
+            choice["stop_reason"] = delta.stop_reason
+            events += data_event(self._chunk([choice]))
+        return events
+
+    def closing(self, usage: Usage) -> bytes:
+        """The chunk that ``include_usage`` requests."""
+        if not self._request.include_usage:
+            return b""
+        extra = {"usage": usage_body(usage), "tandem": placement_body(usage)}
+        return data_event(self._chunk([]) | extra)
+
+    def end_of_stream(self) -> bytes:
+        return END_OF_STREAM
+
+    def choice_logprobs(self) -> ChatLogprobsEncoder | None:
+        return None if self._request.logprobs is None else ChatLogprobsEncoder(self._tokenizer)
+
+    def prompt_logprobs(self) -> PromptLogprobsEncoder | None:
+        wanted = self._request.prompt_logprobs is not None
+        return PromptLogprobsEncoder(self._tokenizer) if wanted else None
+
+    def whole(self, result: GenerationResult) -> dict[str, Any]:
+        body = self._head("chat.completion") | {
+            "choices": [self._whole(i, choice) for i, choice in enumerate(result.choices)],
+            "usage": usage_body(result.usage),
+            "tandem": placement_body(result.usage),
+            "prompt_token_ids": None,
+            "prompt_logprobs": None,
+        }
+        if self._request.return_token_ids:
+            body["prompt_token_ids"] = self._request.prompts[0].tokens
+        if 0 in result.prompt_logprobs:
+            body["prompt_logprobs"] = result.prompt_logprobs[0].body()
+        return body
+
+    def _whole(self, index: int, choice: ChoiceResult) -> dict[str, Any]:
+        body = {
+            "index": index,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": None if choice.logprobs is None else choice.logprobs.body(),
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+            "token_ids": None,
+        }
+        if self._request.return_token_ids:
+            body["token_ids"] = choice.tokens
+        return body
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        chunk = self._head("chat.completion.chunk") | {"choices": choices}
+        if self._request.include_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self._request.request_id,
+            "object": kind,
+            "created": self._created,
+            "model": self._request.model.name,
+        }
+
+
+def _choice(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+
+def _logprobs(scored: Sequence[ScoredToken], tokenizer: Tokenizer) -> dict[str, Any]:
+    return {"content": [_token(item, tokenizer) for item in scored], "refusal": None}
+
+
+def _token(item: ScoredToken, tokenizer: Tokenizer) -> dict[str, Any]:
+    logprobs = item.logprobs
+    if logprobs is None:  # impossible: only the first token of an echoed prompt has none
+        return _entry(pb.TokenLogprob(token=item.token), tokenizer) | {"top_logprobs": []}
+    top = [_entry(entry, tokenizer) for entry in logprobs.top]
+    return _entry(logprobs.chosen, tokenizer) | {"top_logprobs": top}
+
+
+def _entry(entry: pb.TokenLogprob, tokenizer: Tokenizer) -> dict[str, Any]:
+    return {
+        "token": tokenizer.texts.text_of(entry.token),
+        "logprob": finite(entry.logprob),
+        "bytes": list(tokenizer.texts.bytes_of(entry.token)),
+    }

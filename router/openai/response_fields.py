@@ -1,0 +1,68 @@
+"""The parts of responses that chat and text completions share: usage, placement, logprobs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ...proto import tandem_pb2 as pb
+from ...shared.text.tokenizer import Tokenizer
+from ..generation import Usage
+from ..http.encoding import EncodedArray
+
+# JSON has no infinity; vLLM writes this.
+LOWEST_LOGPROB = -9999.0
+END_OF_STREAM = b"data: [DONE]\n\n"
+
+
+class PromptLogprobsEncoder:
+    """vLLM's ``prompt_logprobs``, of which the first, of no token, is null."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._entries = EncodedArray([None])
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, items: Sequence[pb.PositionLogprobs]) -> None:
+        self._entries.extend(_ranked(position, self._tokenizer) for position in items)
+
+    def body(self) -> EncodedArray:
+        return self._entries
+
+
+def usage_body(usage: Usage) -> dict[str, Any]:
+    """OpenAI's usage object."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def placement_body(usage: Usage) -> dict[str, Any]:
+    """The nodes that served the request: an extension beside OpenAI's fields."""
+    return {
+        "decode_nodes": usage.decode_nodes,
+        "prefill_nodes": usage.prefill_nodes,
+        "remote_tokens": usage.remote_tokens,
+    }
+
+
+def finite(logprob: float) -> float:
+    """A logprob that JSON can express."""
+    return max(logprob, LOWEST_LOGPROB) if not math.isnan(logprob) else LOWEST_LOGPROB
+
+
+def _ranked(position: pb.PositionLogprobs, tokenizer: Tokenizer) -> dict[str, Any]:
+    return {
+        str(entry.token): {
+            "logprob": finite(entry.logprob),
+            "rank": entry.rank,
+            "decoded_token": tokenizer.texts.text_of(entry.token),
+        }
+        for entry in (position.chosen, *position.top)
+    }

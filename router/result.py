@@ -1,0 +1,129 @@
+"""The outputs of one request, collected for an answer that is not streamed."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from io import StringIO
+from typing import Any, Protocol, TypeVar
+
+from ..proto import tandem_pb2 as pb
+from .generation import (
+    ChoiceDelta,
+    GenerationRequest,
+    Output,
+    PromptRestarted,
+    PromptScores,
+    ScoredToken,
+    Usage,
+    new_tokens,
+)
+from .http.memory_budget import MemoryShare
+
+T = TypeVar("T", contravariant=True)
+
+
+class LogprobsEncoder(Protocol[T]):
+    """Logprobs in the shape of one surface, encoded as they arrive: JSON takes a tenth of the
+    memory of the objects."""
+
+    def add(self, items: Sequence[T]) -> None:
+        """Encode the logprobs of the next tokens."""
+
+    def body(self) -> Any:
+        """All of them, as a value that ``http.encoding.encode`` takes."""
+
+    def __len__(self) -> int:
+        """Bytes held."""
+
+
+ChoiceLogprobs = LogprobsEncoder[ScoredToken]
+PromptLogprobs = LogprobsEncoder[pb.PositionLogprobs]
+
+
+@dataclass(slots=True)
+class ChoiceResult:
+    """All output of one choice."""
+
+    logprobs: ChoiceLogprobs | None = None
+    text: StringIO = field(default_factory=StringIO)
+    tokens: array[int] = field(default_factory=new_tokens)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    def add(self, delta: ChoiceDelta, *, keep_tokens: bool) -> int:
+        """Add more output. Returns by how many bytes the result has grown."""
+        grown = len(delta.text) + 4 * len(delta.tokens)
+        self.text.write(delta.text)
+        if keep_tokens:
+            self.tokens.extend(delta.tokens)
+        if delta.scored and self.logprobs is not None:
+            before = len(self.logprobs)
+            self.logprobs.add(delta.scored)
+            grown += len(self.logprobs) - before
+        self.finish_reason = delta.finish_reason or self.finish_reason
+        self.stop_reason = delta.stop_reason if delta.finish_reason else self.stop_reason
+        return grown
+
+
+@dataclass(slots=True)
+class GenerationResult:
+    """All output of a request. ``prompt_logprobs`` has those of each prompt by its number."""
+
+    choices: list[ChoiceResult]
+    prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
+    usage: Usage = field(default_factory=Usage)
+
+
+class ResultCollector:
+    """Collects the outputs of one request; counts the bytes that it holds in ``memory``."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        choice_logprobs: Callable[[], ChoiceLogprobs | None],
+        prompt_logprobs: Callable[[], PromptLogprobs | None],
+        memory: MemoryShare,
+    ) -> None:
+        self._request = request
+        self._choice_logprobs = choice_logprobs
+        self._prompt_logprobs = prompt_logprobs
+        self._memory = memory
+        self._result = GenerationResult([self._new_choice() for _ in range(request.choices)])
+
+    def add(self, output: Output) -> None:
+        """Add the next output of the request."""
+        match output:
+            case ChoiceDelta():
+                choice = self._result.choices[output.index]
+                self._memory.take(choice.add(output, keep_tokens=self._request.return_token_ids))
+            case PromptScores():
+                self._add_scores(output)
+            case PromptRestarted():
+                self._restart(output.prompt)
+
+    def result(self, usage: Usage) -> GenerationResult:
+        """The whole result, after the last output."""
+        self._result.usage = usage
+        return self._result
+
+    def _new_choice(self) -> ChoiceResult:
+        return ChoiceResult(self._choice_logprobs())
+
+    def _add_scores(self, scores: PromptScores) -> None:
+        encoder = self._result.prompt_logprobs.get(scores.prompt)
+        if encoder is None:
+            encoder = self._prompt_logprobs()
+            if encoder is None:
+                return  # these are for an echo, which has them in its deltas
+            self._result.prompt_logprobs[scores.prompt] = encoder
+        before = len(encoder)
+        encoder.add(scores.positions)
+        self._memory.take(len(encoder) - before)
+
+    def _restart(self, prompt: int) -> None:
+        self._result.prompt_logprobs.pop(prompt, None)
+        first = prompt * self._request.n
+        for index in range(first, first + self._request.n):
+            self._result.choices[index] = self._new_choice()

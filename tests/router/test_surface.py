@@ -1,0 +1,96 @@
+"""A surface of another shape than OpenAI's: the router serves it without knowing it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.router import app
+from tandem.router.errors import ApiError
+from tandem.router.generation import ChoiceDelta, GenerationRequest, Usage
+from tandem.router.openai.completion_request import parse_completion
+from tandem.router.options import RouterOptions
+from tandem.router.result import GenerationResult
+from tandem.router.served_model import ServedModel
+from tandem.router.surface import Surface
+from tandem.tests.router.support import cluster
+
+
+class Plain:
+    """Events with names and text, and errors of one line."""
+
+    path = "/plain"
+
+    def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
+        return parse_completion(body, model, options)
+
+    def response(self, request: GenerationRequest, created: int) -> PlainResponse:
+        return PlainResponse()
+
+    def error_body(self, error: ApiError) -> Any:
+        return {"plain_error": error.message}
+
+    def error_event(self, error: ApiError) -> bytes:
+        return f"event: failed\ndata: {error.message}\n\n".encode()
+
+
+class PlainResponse:
+    def opening(self) -> bytes:
+        return b"event: open\ndata:\n\n"
+
+    def chunk(self, delta: ChoiceDelta) -> bytes:
+        return f"event: text\ndata: {delta.text}\n\n".encode() if delta.text else b""
+
+    def closing(self, usage: Usage) -> bytes:
+        return f"event: usage\ndata: {usage.completion_tokens}\n\n".encode()
+
+    def end_of_stream(self) -> bytes:
+        return b"event: end\ndata:\n\n"
+
+    def choice_logprobs(self) -> None:
+        return None
+
+    def prompt_logprobs(self) -> None:
+        return None
+
+    def whole(self, result: GenerationResult) -> Any:
+        return {"plain": [choice.text for choice in result.choices]}
+
+
+@pytest.fixture(autouse=True)
+def with_the_surface(monkeypatch: pytest.MonkeyPatch) -> None:
+    surfaces: tuple[Surface, ...] = (*app.SURFACES, Plain())
+    monkeypatch.setattr(app, "SURFACES", surfaces)
+
+
+async def test_a_surface_has_its_own_results_events_and_errors(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        whole = await c.client.post("/plain", json={"prompt": "hi", "n": 2})
+        assert whole.json() == {"plain": ["hello world"] * 2}
+        stream = await c.client.post("/plain", json={"prompt": "hi", "stream": True})
+        blocks = [block.split("\n") for block in stream.text.split("\n\n") if block]
+        names = [name.removeprefix("event: ") for name, _ in blocks]
+        assert [*dict.fromkeys(names)] == ["open", "text", "usage", "end"]
+        said = "".join(data.removeprefix("data: ") for name, data in blocks if "text" in name)
+        assert said == "hello world"
+        wrong = await c.client.post("/plain", json={"prompt": 5})
+        assert wrong.status_code == 400 and list(wrong.json()) == ["plain_error"]
+        other = await c.client.post("/v1/completions", json={"prompt": 5})
+        assert list(other.json()) == ["error"]
+
+
+async def test_a_failing_stream_ends_with_the_error_of_its_surface(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        c.node.delay = 0.01
+        c.node.reply = c.encode("hello world ") * 20
+
+        async with c.client.stream("POST", "/plain", json={"prompt": "hi", "stream": True}) as got:
+            text = ""
+            async for part in got.aiter_text():
+                if not text:
+                    c.router.app.generate.abort()
+                text += part
+        assert "event: failed\ndata: The server is stopping" in text
+        assert "event: end" not in text
