@@ -14,7 +14,7 @@ TRITON := $(if $(TORCH_INDEX),'triton==3.9.0; sys_platform == "linux"')
 # Tests wait for processes half of their time. Those of a file share clusters and stay together.
 WORKERS ?= 2
 
-.PHONY: serve test check format bench model stubs clean
+.PHONY: serve test check format bench model stubs docs clean
 
 serve: $(VENV)/.serve
 	$(BIN)/tandem serve --prefill-nodes 1 $(ARGS)
@@ -36,6 +36,9 @@ bench: $(VENV)/.dev
 
 model: $(VENV)/.dev
 	$(BIN)/python -m tandem.shared.builtin_model.train --out shared/builtin_model/weights $(ARGS)
+
+docs: $(VENV)/.dev
+	$(BIN)/python -m tandem.tests.generated_docs
 
 stubs: $(VENV)/.dev
 	$(BIN)/python -m tandem.proto.generate

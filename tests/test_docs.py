@@ -12,9 +12,12 @@ import click
 import pytest
 
 from tandem.__main__ import cli
+from tandem.tests import generated_docs
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "deploy").glob("*.md")])
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "deploy").glob("*.md"), *(ROOT / "docs").glob("*.md")]
+)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -62,3 +65,12 @@ def test_documents_link_to_files_that_exist() -> None:
     for document in DOCUMENTS:
         for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_generated_parts_are_up_to_date() -> None:
+    stale = [
+        str(path.relative_to(ROOT))
+        for path, text in generated_docs.documents().items()
+        if not path.exists() or path.read_text() != text
+    ]
+    assert stale == [], "run make docs"

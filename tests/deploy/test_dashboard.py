@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.router.cluster.node_table import NodeTable
 from tandem.router.metrics import Metrics
-from tandem.shared.handoff.stats import DataPlaneStats
-from tandem.shared.security.credentials import INSECURE, Credentials
-from tandem.shared.security.token_interceptor import TokenInterceptor
-from tandem.shared.telemetry.process_metrics import ProcessMetrics
-from tandem.tests.shared.handoff.fake_node import Node
+from tandem.tests.support.metrics import registries
 
 from .deployment import DEPLOY
 
@@ -30,25 +23,10 @@ BY = re.compile(r"by \(([^)]*)\)")
 WIDTH = 24
 
 
-def registries() -> Iterator[tuple[CollectorRegistry, set[str]]]:
-    """With the labels that a node's page adds."""
-    router = Metrics(NodeTable(1.0))
-    router.add(TokenInterceptor(INSECURE, "tandem_registry_calls_refused").refused)
-    yield router.registry, set()
-    node = Node("d", 1)
-    node.ranks.inbox.stats[0] = DataPlaneStats()
-    node.metrics.registry.register(TokenInterceptor(INSECURE, "tandem_calls_refused").refused)
-    yield node.metrics.registry, {"node"}
-    process = CollectorRegistry()
-    locked = SimpleNamespace(expiries=lambda: {"--tls-cert": 1.0})
-    ProcessMetrics(process, cast(Credentials, locked))
-    yield process, set()
-
-
 def known() -> dict[str, set[str]]:
     """Every series by name, with its labels."""
     found: dict[str, set[str]] = {}
-    for registry, added in registries():
+    for _, registry, added in registries():
         declared = {
             name: set(getattr(collector, "_labelnames", ()))
             for name, collector in registry._names_to_collectors.items()

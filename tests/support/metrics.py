@@ -1,0 +1,34 @@
+"""The metrics registries of every kind of process, without the processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
+
+from prometheus_client import CollectorRegistry
+
+from tandem.router.cluster.node_table import NodeTable
+from tandem.router.metrics import Metrics
+from tandem.shared.handoff.stats import DataPlaneStats
+from tandem.shared.security.credentials import INSECURE, Credentials
+from tandem.shared.security.token_interceptor import TokenInterceptor
+from tandem.shared.telemetry.process_metrics import ProcessMetrics
+from tandem.tests.shared.handoff.fake_node import Node
+
+ROUTER, NODE, PROCESS = "router", "node", "process"
+
+
+def registries() -> Iterator[tuple[str, CollectorRegistry, set[str]]]:
+    """Whose registry it is, the registry, and the labels that its page adds."""
+    router = Metrics(NodeTable(1.0))
+    router.add(TokenInterceptor(INSECURE, "tandem_registry_calls_refused").refused)
+    yield ROUTER, router.registry, set()
+    node = Node("d", 1)
+    node.ranks.inbox.stats[0] = DataPlaneStats()
+    node.metrics.registry.register(TokenInterceptor(INSECURE, "tandem_calls_refused").refused)
+    yield NODE, node.metrics.registry, {"node"}
+    process = CollectorRegistry()
+    credentials = SimpleNamespace(expiries=lambda: {"--tls-cert": 1.0})
+    ProcessMetrics(process, cast(Credentials, credentials))
+    yield PROCESS, process, set()
