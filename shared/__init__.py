@@ -1,1 +1,2 @@
-"""What both kinds of node are made of."""
+"""The parts that nodes, the router and the Python API have in common, in the order of
+tests/test_imports.py."""

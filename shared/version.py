@@ -1,4 +1,4 @@
-"""Which version of Tandem this process runs."""
+"""The version of Tandem that this process runs."""
 
 from __future__ import annotations
 

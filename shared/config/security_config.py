@@ -1,4 +1,4 @@
-"""Options of what keeps strangers off the planes."""
+"""Options of TLS and the cluster token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .fields import option
 
 @dataclass(frozen=True, kw_only=True)
 class SecurityConfig:
-    """What keeps strangers off the planes. Raises ``UsageError`` for incomplete TLS options."""
+    """Options of TLS and the cluster token. Raises ``UsageError`` for incomplete TLS options."""
 
     tls_cert: str | None = option(
         None,

@@ -1,1 +1,1 @@
-"""What the head processes of both kinds of node share: start-up, registration, probes, metrics."""
+"""The head process of either kind of node: start-up, registration, roles, metrics."""

@@ -97,56 +97,98 @@ async def run_node(
     identity = NodeIdentity(named(node, role_name(roles.role)).node_id or "", new_epoch())
     shutdown = _Shutdown()
     catch_signals(lambda: shutdown.drain(node.drain_timeout))
-    # Ports are bound first, so that a taken one is reported at once and probes answer during the
-    # load.
-    interceptor = TokenInterceptor(credentials, "tandem_calls_refused")
-    server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=(interceptor,))
-    port = credentials.bind(server, node.host, node.port, "the control plane")
-    folder = folder_of(node.host)
-    address = node.host if folder else f"{_visible(node.host)}:{port}"
-    probe = ProbeServer()
-    health = await probe.start("127.0.0.1" if folder else node.host, node.health_port)
+    front = await _Front.open(node, credentials)
     try:
         async with _engine(engine_config, handoff, identity, roles, shutdown, credentials) as (
             engine,
             inbox,
         ):
             metrics = NodeMetrics(engine.core, inbox.stats, identity.node_id)
-            metrics.registry.register(interceptor.refused)
-            description = _Description(roles, engine, identity, metrics, address, node)
+            metrics.registry.register(front.interceptor.refused)
+            description = _Description(roles, engine, identity, metrics, front.address, node)
             process = NodeProcess(
                 engine, identity, inbox, metrics, handoff, description.status, tracer, credentials
             )
-            roles.register(server, process)
-            await server.start()
-            registrations = _registrations(routers, description, metrics, shutdown, credentials)
-            description.registrations = registrations
-            loops = [engine.core.run(), *roles.background(), *(r.run() for r in registrations)]
-            loops.append(_change_roles(shutdown, roles, description, registrations))
-            loops.append(ProcessMetrics(metrics.registry, credentials).watch())
-            loops.append(log_rates(node.stats_interval, metrics.work, log))
-            tasks = [asyncio.create_task(loop) for loop in loops]
-            description.ready = True
-            probe.show(lambda: description.can_serve, metrics.text)
-            log.info("%s is ready on %s, probes on port %d", identity.node_id, address, health)
-            on_ready(address)
-            try:
-                await _until(shutdown.stop, tasks)
-                description.ready, description.draining = False, True
-                await _drain(roles, registrations, shutdown)
-            finally:
-                await server.stop(grace=0.5)
-                await roles.close()
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+            description.registrations = _registrations(
+                routers, description, metrics, shutdown, credentials
+            )
+            await _serve(process, roles, description, shutdown, front, node, on_ready)
     except _StoppedError:
         log.info("stopped while the model was loading")
     finally:
-        await server.stop(grace=None)
-        await probe.stop()
+        await front.close()
     if shutdown.lost:
         raise StartupError(shutdown.lost)
+
+
+async def _serve(
+    process: NodeProcess,
+    roles: RoleSwitch,
+    description: _Description,
+    shutdown: _Shutdown,
+    front: _Front,
+    node: NodeConfig,
+    on_ready: Callable[[str], None],
+) -> None:
+    """Register the roles, run the background loops, and drain when told to end."""
+    metrics, registrations = process.metrics, description.registrations
+    roles.register(front.server, process)
+    await front.server.start()
+    loops = [
+        process.engine.core.run(),
+        *roles.background(),
+        *(registration.run() for registration in registrations),
+        _change_roles(shutdown, roles, description, registrations),
+        ProcessMetrics(metrics.registry, process.credentials).watch(),
+        log_rates(node.stats_interval, metrics.work, log),
+    ]
+    tasks = [asyncio.create_task(loop) for loop in loops]
+    description.ready = True
+    front.probe.show(lambda: description.can_serve, metrics.text)
+    name = process.identity.node_id
+    log.info("%s is ready on %s, probes on port %d", name, front.address, front.probe_port)
+    on_ready(front.address)
+    try:
+        await _until(shutdown.stop, tasks)
+        description.ready, description.draining = False, True
+        await _drain(roles, registrations, shutdown)
+    finally:
+        await front.server.stop(grace=0.5)
+        await roles.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Front:
+    """The listening side of a node: control plane and probes.
+
+    Ports are bound before the model is loaded, so that a taken one is reported at once and probes
+    answer during the load.
+    """
+
+    server: grpc.aio.Server
+    interceptor: TokenInterceptor
+    probe: ProbeServer
+    address: str
+    probe_port: int
+
+    @classmethod
+    async def open(cls, node: NodeConfig, credentials: Credentials) -> _Front:
+        """Raises ``StartupError`` if a port is taken."""
+        interceptor = TokenInterceptor(credentials, "tandem_calls_refused")
+        server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=(interceptor,))
+        port = credentials.bind(server, node.host, node.port, "the control plane")
+        folder = folder_of(node.host)
+        address = node.host if folder else f"{_visible(node.host)}:{port}"
+        probe = ProbeServer()
+        host = "127.0.0.1" if folder else node.host
+        return cls(server, interceptor, probe, address, await probe.start(host, node.health_port))
+
+    async def close(self) -> None:
+        await self.server.stop(grace=None)
+        await self.probe.stop()
 
 
 def _registrations(

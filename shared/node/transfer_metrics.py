@@ -41,15 +41,15 @@ class AttemptRecord:
         self.bytes, self.exposed_seconds = count, exposed_seconds
 
     def failed(self, error: BaseException, cause: Cause | None = None) -> None:
-        """What has succeeded stays so: a peer may hang up on its last word. ``cause`` is for an
-        error that does not know its own."""
+        """Record failure, unless the attempt has succeeded: a peer may close the connection right
+        after its last message. ``cause`` overrides the error's own."""
         if not self.cause:
             return
-        self.outcome, known = _judged(error)
+        self.outcome, known = _outcome_of(error)
         self.cause = (cause or known).value
 
 
-def _judged(error: BaseException) -> tuple[str, Cause]:
+def _outcome_of(error: BaseException) -> tuple[str, Cause]:
     match error:
         case PeerRefusedError():
             return REFUSED, error.cause
@@ -63,29 +63,29 @@ def _judged(error: BaseException) -> tuple[str, Cause]:
 
 
 class TransferMetrics:
-    """The families, and the one place in which they are fed."""
+    """The series of attempts, counted in one place."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         which = ("carrier", "attempt")
         self._attempts = Counter(
             "tandem_transfers",
-            "Attempts at a transfer; those that did not succeed with their cause.",
+            "Attempts at transfers by outcome, failed ones with their cause.",
             ("outcome", "cause", *which),
             registry=registry,
         )
         self._bytes = Counter(
-            "tandem_transfer_bytes", "KV bytes that attempts moved.", which, registry=registry
+            "tandem_transfer_bytes", "KV bytes moved by attempts.", which, registry=registry
         )
         self._seconds = Histogram(
             "tandem_transfer_seconds",
-            "From the start of an attempt to its end.",
+            "Duration of attempts.",
             ("outcome", *which),
             registry=registry,
             buckets=SECONDS,
         )
         self._exposed = Histogram(
             "tandem_transfer_exposed_seconds",
-            "From the last layer computed to the last byte confirmed.",
+            "Time from the last computed layer to the last confirmed byte.",
             which,
             registry=registry,
             buckets=SECONDS,
@@ -93,7 +93,7 @@ class TransferMetrics:
 
     @contextmanager
     def attempt(self, number: int) -> Iterator[AttemptRecord]:
-        """Count what happens within; an exception says how the attempt ended."""
+        """Record one attempt; an exception determines its outcome."""
         record = AttemptRecord(number)
         try:
             yield record

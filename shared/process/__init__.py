@@ -1,1 +1,1 @@
-"""What any long-running process needs: its lifeline, signals, threads, probes, backoff."""
+"""Parts of any long-running process: its lifeline, signals, threads, probes, backoff."""

@@ -1,4 +1,4 @@
-"""How parts of a cluster reach each other: the one place that opens channels and binds servers.
+"""Credentials of a cluster: the only module that opens channels and binds servers.
 
 ``Credentials`` hold a certificate with its key, the authority that this process trusts, and the
 cluster's tokens; what was not configured is empty. Files are read again when they change: servers
@@ -79,7 +79,7 @@ class Credentials:
 
     @property
     def current(self) -> CredentialFiles:
-        """What the files hold now."""
+        """The current content of the files."""
         return self.files.value() if self.files is not None else CredentialFiles()
 
     @property
@@ -97,16 +97,16 @@ class Credentials:
 
     @property
     def encrypted(self) -> bool:
-        """Whether TLS is on, and with it CURVE, whose keys travel over the control plane."""
+        """True with TLS, and then CURVE, whose keys travel over the control plane."""
         return bool(self.current.certificate)
 
     @property
     def complete(self) -> bool:
-        """Whether strangers can neither read nor join, so that other machines may connect."""
+        """True if strangers can neither read nor join, so that other machines may connect."""
         return self.encrypted and bool(self.tokens)
 
     def expiries(self) -> dict[str, float]:
-        """When the first certificate of each flag's file expires, as Unix time."""
+        """Expiry of the first certificate to expire in each flag's file, as Unix time."""
         certificates = {
             "--tls-cert": self.current.certificate,
             "--tls-ca": self.current.authority,
@@ -157,7 +157,8 @@ class Credentials:
         return bound
 
     def explain(self, error: grpc.RpcError) -> str:
-        """What a failed call means, and what to do if the two sides' credentials do not match."""
+        """The meaning of a failed call, with a remedy if the two sides' credentials do not
+        match."""
         details = str(error.details() or error.code().name)
         for sign, meaning in _TROUBLES:
             if sign in details:
