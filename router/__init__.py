@@ -1,1 +1,1 @@
-"""HTTP in, tokens out: protocol surfaces, text, and which node gets what. Never imports torch."""
+"""The router: HTTP surfaces, text, placement and the registry. Never imports torch."""

@@ -1,1 +1,1 @@
-"""The nodes of a cluster, as this router knows them."""
+"""The nodes of a cluster: joins and heartbeats, their load, and the connections to them."""

@@ -171,12 +171,12 @@ class Registry(RegistryServicer):
         node = self._nodes.named(node_id)
         if node is None:
             known = ", ".join(sorted(n.node_id for n in self._nodes)) or "none"
-            message = f"no node {node_id[:MAX_NAME]!r} is here; there are: {known}"
+            message = f"no node is called {node_id[:MAX_NAME]!r}; the nodes are: {known}"
             await context.abort(grpc.StatusCode.NOT_FOUND, message)
         elif node.address in self._options.prefill_addresses:
             message = (
-                f"node {node.node_id} was named with --pd-url and sends this router no "
-                f"heartbeats; end it with SIGTERM, which drains it"
+                f"node {node.node_id} is one of --pd-url and sends this router no heartbeats; stop "
+                f"it with SIGTERM, which drains it"
             )
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
         assert node is not None, "abort raises"
@@ -187,14 +187,14 @@ class Registry(RegistryServicer):
             return "a node's role is prefill or decode"
         wanted = role_name(request.role)
         if node.draining:
-            return f"node {node.node_id} is draining; ask again when it has joined anew"
+            return f"node {node.node_id} is draining; try again when it has rejoined"
         if node.role == request.role:
-            return f"node {node.node_id} is a {wanted} node already"
+            return f"node {node.node_id} is already a {wanted} node"
         others = any(n is not node and not n.is_prefill and not n.draining for n in self._nodes)
         if request.role == pb.ROLE_PREFILL and not others and not request.force:
             return (
-                f"node {node.node_id} is the last decode node that takes work, and nothing would "
-                f"be served without it; start another one first, or add --force"
+                f"node {node.node_id} is the last decode node that takes work, and without it no "
+                f"request could be served; start another one first, or add --force"
             )
         return ""
 

@@ -1,1 +1,1 @@
-"""``tandem doctor``: a survey of the cluster and what is wrong with it."""
+"""``tandem doctor``: a survey of a cluster, and its findings."""

@@ -1,4 +1,4 @@
-"""What is wrong with a cluster, in words, and what to do: a pure function of a survey."""
+"""Findings: the problems of a cluster and their remedies, as a pure function of a survey."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from ...shared.telemetry.prefill_origin import LOCAL, REMOTE, LocalReason, known
 from ...shared.telemetry.process_metrics import DAY, EXPIRY, SOON_SECONDS
 from ...shared.telemetry.prompt_metrics import RECENT, RECENT_SECONDS
 from ...shared.unix_sockets import UNIX
-from .survey import NodeSeen, Survey
+from .survey import Survey, SurveyedNode
 
-# Prompts that no prefill node would get in a cluster where all is well.
+# Reasons for local prefill in a healthy cluster.
 NEVER_REMOTE = {LocalReason.SHORT, LocalReason.NOTHING_MISSING, LocalReason.PROMPT_LOGPROBS}
-# Reasons by which a decode node decides; with the others it would have handed over, and could not.
+# Reasons of choice; with the other reasons a decode node tried to hand over, and could not.
 CHOSEN = {LocalReason.FASTER_HERE, LocalReason.TOO_LATE_THERE, LocalReason.NO_NODE}
-# Fewer say nothing.
+# Fewer prompts prove nothing.
 MIN_PROMPTS = 5
-# A heartbeat is late when this many more should have come since; of a router that does not say how
-# often they come, one a second.
+# A heartbeat is late after this many periods. The period is assumed for a router too old to report
+# it.
 LATE_HEARTBEATS = 2.0
 USUAL_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``wrong``: requests fail or take a worse way because of it; otherwise good to know."""
+    """``wrong``: requests fail or are slower because of it; otherwise it is a note."""
 
     subject: str
     problem: str
@@ -40,11 +40,11 @@ class Finding:
 
 
 def findings(survey: Survey) -> list[Finding]:
-    """What is wrong first."""
+    """All findings, problems before notes."""
     found = [
         *_of_router(survey),
         *_of_absent(survey),
-        *(one for seen in survey.nodes for one in _of_node(seen, _late_seconds(survey))),
+        *(found for seen in survey.nodes for found in _of_node(seen, _late_seconds(survey))),
         *_of_models(survey.nodes),
         *_of_versions(survey),
         *_of_placement(survey),
@@ -73,18 +73,18 @@ def _of_router(survey: Survey) -> Iterator[Finding]:
     elif not _with_role(survey.nodes, pb.ROLE_DECODE):
         yield Finding(
             "router",
-            "no decode node is here, so every request gets 503",
+            "no decode node has joined, so every request gets 503",
             f"start one: tandem decode-node MODEL --join {survey.registry}",
         )
     elif not _with_role(survey.nodes, pb.ROLE_PREFILL):
         yield Finding(
             "router",
-            "no prefill node is here, so decode nodes prefill every prompt",
-            f"if that is not meant: tandem prefill-node MODEL --join {survey.registry}",
+            "no prefill node has joined, so decode nodes prefill every prompt",
+            f"if this is not intended: tandem prefill-node MODEL --join {survey.registry}",
             wrong=False,
         )
     elif survey.ready.problem and not survey.health.problem:
-        yield Finding("router", f"is not ready: {survey.ready.problem}", "look at its log")
+        yield Finding("router", f"is not ready: {survey.ready.problem}", "see its log")
 
 
 def _of_absent(survey: Survey) -> Iterator[Finding]:
@@ -112,29 +112,29 @@ def _late_seconds(survey: Survey) -> float:
     return LATE_HEARTBEATS * ((reply and reply.heartbeat_seconds) or USUAL_SECONDS)
 
 
-def _of_node(seen: NodeSeen, late_seconds: float) -> Iterator[Finding]:
+def _of_node(seen: SurveyedNode, late_seconds: float) -> Iterator[Finding]:
     info, status = seen.info, seen.status.reply
     subject = f"{role_name(info.role)} node {info.node_id}"
     if info.heartbeat_age_seconds > late_seconds:
         yield Finding(
             subject,
             f"its last heartbeat is {info.heartbeat_age_seconds:.1f} s old",
-            "if it stays so, the process is overloaded, or the network loses its calls",
-            wrong=False,  # whether it answers now says more
+            "if this persists, the process is overloaded, or the network loses its calls",
+            wrong=False,  # a missing answer is a finding of its own
         )
     if status is None:
         yield Finding(
             subject,
             f"does not answer at {info.address}: {seen.status.problem}",
             "see whether the process is stopped, and whether its --port is open from here; if it "
-            "listens elsewhere, name that with --advertise",
+            "listens at another address, set --advertise",
         )
         return
     if status.epoch != info.epoch or status.node_id != info.node_id:
         yield Finding(
             subject,
             f"another process, {status.node_id}, answers at {info.address}",
-            "two nodes advertise one address; give each its own --port or --advertise",
+            "two nodes advertise the same address; give each its own --port or --advertise",
         )
         return
     yield from _of_status(subject, status)
@@ -142,12 +142,14 @@ def _of_node(seen: NodeSeen, late_seconds: float) -> Iterator[Finding]:
 
 def _of_status(subject: str, status: pb.StatusReply) -> Iterator[Finding]:
     if status.draining:
-        yield Finding(subject, "drains: it takes no more work", "nothing, if that is meant", False)
+        yield Finding(
+            subject, "drains: it takes no more work", "nothing, if this is intended", False
+        )
     if not status.load.free_blocks:
         yield Finding(
             subject,
             f"none of its {status.load.total_blocks} KV blocks is free",
-            "if it stays so: raise --kv-fraction, add a node, or lower --max-num-seqs",
+            "if this persists: raise --kv-fraction, add a node, or lower --max-num-seqs",
             wrong=False,
         )
     yield from _of_metrics(subject, status)
@@ -158,8 +160,8 @@ def _of_metrics(subject: str, status: pb.StatusReply) -> Iterator[Finding]:
     if corrupt:
         yield Finding(
             subject,
-            f"{corrupt:.0f} frames of KV came with a wrong checksum since it started",
-            "none was used, but memory or network on the way is bad",
+            f"{corrupt:.0f} frames of KV arrived with a wrong checksum since it started",
+            "none was used, but memory or the network is faulty",
             wrong=False,
         )
     held = _sum(status, "tandem_data_plane_staging_slots", state="held")
@@ -167,13 +169,13 @@ def _of_metrics(subject: str, status: pb.StatusReply) -> Iterator[Finding]:
         yield Finding(
             subject,
             f"all {held:.0f} slots of its staging ring are in use",
-            "if it stays so, receivers or the network are slow; raise --staging-bytes",
+            "if this persists, receivers or the network are slow; raise --staging-bytes",
             wrong=False,
         )
 
 
 def _of_placement(survey: Survey) -> Iterator[Finding]:
-    """Prefill nodes that nobody uses are seen nowhere else: every request is answered."""
+    """Find unused prefill nodes, which nothing else shows, since all requests are answered."""
     if not _with_role(survey.nodes, pb.ROLE_PREFILL):
         return
     recent: Counter[tuple[str, str]] = Counter()
@@ -191,10 +193,10 @@ def _of_placement(survey: Survey) -> Iterator[Finding]:
     shown = ", ".join(f"{reason}: {count}" for reason, count in reasons.items())
     yield Finding(
         "prefill nodes",
-        f"got no prompt in the last {RECENT_SECONDS / 60:.0f} minutes, in which decode nodes "
+        f"received no prompt in the last {RECENT_SECONDS / 60:.0f} minutes, although decode nodes "
         f"prefilled {sum(reasons.values())} themselves that were long enough ({shown})",
         "see the findings about pairs, and the decode nodes' logs; if the reason is 'faster here', "
-        "the prefill nodes or the links to them are too slow to be of use",
+        "the prefill nodes or the links to them are too slow to be useful",
         wrong=any(reason not in CHOSEN for reason in reasons),
     )
 
@@ -216,8 +218,9 @@ def _of_certificates(survey: Survey) -> Iterator[Finding]:
             )
 
 
-def _of_models(nodes: list[NodeSeen]) -> Iterator[Finding]:
-    """A router refuses other models, but a node behind it may have been started again."""
+def _of_models(nodes: list[SurveyedNode]) -> Iterator[Finding]:
+    """Find nodes of other models. A router rejects them, but a node of --pd-url may have been
+    restarted with another model."""
     known = [seen for seen in nodes if seen.status.reply is not None]
     for seen in known[1:]:
         first = known[0]
@@ -240,19 +243,19 @@ def _of_versions(survey: Survey) -> Iterator[Finding]:
         yield Finding(
             "versions",
             f"the router runs {listed.version}, but: {shown}",
-            "finish the update; mixed versions are meant to last only as long as one",
+            "finish the update; mixed versions are supported only for its duration",
             wrong=False,
         )
 
 
 def _of_pairs(survey: Survey) -> Iterator[Finding]:
-    """Refusals too: an examination meets those that still count, and no others."""
+    """Find pairs that cannot move KV, including those in which one node refuses the other."""
     for decode, answer in survey.pairs.items():
         if answer.problem:
             yield Finding(
                 f"decode node {decode}",
                 f"could not be examined: {answer.problem}",
-                "ask again; if it stays so, look at its log",
+                "run tandem doctor again; if this persists, see its log",
             )
             continue
         for pair in answer.reply.pairs:
@@ -260,7 +263,7 @@ def _of_pairs(survey: Survey) -> Iterator[Finding]:
                 yield Finding(
                     f"{pair.node_id} to {decode}",
                     f"KV cannot move: {pair.problem}",
-                    _REMEDIES.get(pair.cause, "look at the logs of both nodes"),
+                    _REMEDIES.get(pair.cause, "see the logs of both nodes"),
                 )
 
 
@@ -272,15 +275,16 @@ def _of_unexamined(survey: Survey) -> Iterator[Finding]:
         seen = sum(1 for _ in survey.reports())
         yield Finding(
             "pairs",
-            f"of {seen + left_out} ways from a prefill node to a decode node {seen} were examined, "
-            f"and {left_out} were left out",
-            "ask again, which examines others; nothing is known to be wrong with them",
+            f"of {seen + left_out} pairs of a prefill and a decode node {seen} were examined, and "
+            f"{left_out} were left out",
+            "run tandem doctor again, which examines other pairs; no problem of these is known",
             wrong=False,
         )
 
 
 def _of_carriers(survey: Survey) -> Iterator[Finding]:
-    """A way that works, and is several times slower than it could be, shows nowhere else."""
+    """Find carriers that work but are several times slower than possible, which nothing else
+    shows."""
     hosts = {seen.info.node_id: _host(seen.info.address) for seen in survey.nodes}
     for decode, pair in survey.reports():
         if pair.carrier == TCP and hosts.get(decode) == _host(pair.address):
@@ -316,13 +320,13 @@ _REMEDIES: dict[str, str] = {
     "them), and see that --kv-host is an address that it can reach",
     Cause.REFUSED: "start both with the same model, options and version",
     Cause.CANARY: "start both with the same weights and version, then restart the prefill node",
-    Cause.NO_BLOCKS: "the decode node is full; ask again when it has free blocks",
-    Cause.BUSY: "the prefill node is full or drains; ask again",
+    Cause.NO_BLOCKS: "the decode node is full; try again when it has free blocks",
+    Cause.BUSY: "the prefill node is full or drains; try again",
     Cause.NO_PLACE: "raise --max-peers of the prefill node, or run fewer decode nodes",
 }
 
 
-def _with_role(nodes: list[NodeSeen], role: pb.Role) -> bool:
+def _with_role(nodes: list[SurveyedNode], role: pb.Role) -> bool:
     return any(seen.info.role == role for seen in nodes)
 
 

@@ -1,4 +1,4 @@
-"""``tandem doctor``: a survey of the cluster and what is wrong with it, for people or programs."""
+"""The output of ``tandem doctor``: a survey of a cluster and its findings, as text or JSON."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ...proto import tandem_pb2 as pb
 from ...proto.roles import role_name
 from ...shared.errors import UsageError
 from .findings import Finding
-from .survey import NodeSeen, Survey
+from .survey import Survey, SurveyedNode
 
 WIDTH = 200
-# Of what a node says of itself, that which is not its model or its metrics.
+# The fields of a node's status, without its model and metrics.
 _SHOWN = ("ready", "draining", "load", "refused", "version")
 
 
 def as_json(survey: Survey, found: Sequence[Finding]) -> str:
-    """The same as the tables, with every field."""
+    """A JSON object with every field."""
     report = {
         "healthy": not any(finding.wrong for finding in found),
         "findings": [
@@ -39,7 +39,7 @@ def as_json(survey: Survey, found: Sequence[Finding]) -> str:
 
 
 def host_of(url: str) -> str:
-    """The host of a router's address, as an address has it. Raises ``UsageError``."""
+    """The host of a router's URL, in the form of an address. Raises ``UsageError``."""
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -51,8 +51,8 @@ def host_of(url: str) -> str:
 
 
 def as_text(survey: Survey, found: Sequence[Finding]) -> str:
-    """Tables of what is there, then what is wrong with it."""
-    # Into a file or a pipe nothing needs to be folded.
+    """Tables of nodes and pairs, then the findings."""
+    # A file or a pipe needs no folding.
     terminal = Console()
     console = Console(width=None if terminal.is_terminal else WIDTH)
     with console.capture() as capture:
@@ -67,8 +67,8 @@ def _show(survey: Survey, found: Sequence[Finding], console: Console) -> None:
         console.print(_pairs(survey))
     for finding in found:
         mark = "[red]wrong[/]" if finding.wrong else "[yellow]note[/]"
-        told = f"{finding.subject}: {finding.problem}. What to do: {finding.remedy}."
-        console.print(f"{mark} {escape(told)}", soft_wrap=True)
+        text = f"{finding.subject}: {finding.problem}. What to do: {finding.remedy}."
+        console.print(f"{mark} {escape(text)}", soft_wrap=True)
     if not any(finding.wrong for finding in found):
         count = len(survey.nodes)
         console.print(f"All well: the router and {count} node{'s' * (count != 1)}.")
@@ -99,7 +99,7 @@ def _nodes(survey: Survey) -> Table:
 
 def _pairs(survey: Survey) -> Table:
     table = Table(
-        title="Ways for KV, each tried just now; MB/s is what past transfers moved",
+        title="KV paths, each tested just now; MB/s is the rate of past transfers",
         title_justify="left",
     )
     for heading in ("from", "to", "carrier", "canary"):
@@ -122,7 +122,7 @@ def _measured(pair: pb.PairReport) -> tuple[str, ...]:
     )
 
 
-def _state(seen: NodeSeen) -> str:
+def _state(seen: SurveyedNode) -> str:
     if seen.status.reply is None:
         return "silent"
     if seen.info.draining:
@@ -130,7 +130,7 @@ def _state(seen: NodeSeen) -> str:
     return "ready" if seen.status.reply.ready else "starting"
 
 
-def _node_fields(seen: NodeSeen) -> dict[str, Any]:
+def _node_fields(seen: SurveyedNode) -> dict[str, Any]:
     fields = {"answer_seconds": seen.status.seconds, "problem": seen.status.problem}
     status = _fields(seen.status.reply) if seen.status.reply is not None else {}
     return {**_fields(seen.info), **fields, "status": {n: status[n] for n in _SHOWN if n in status}}

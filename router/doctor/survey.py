@@ -1,6 +1,6 @@
-"""What a cluster says when it is asked from outside: the router, every node, every pair.
+"""A survey of a cluster from outside: the router, every node, every pair of nodes.
 
-Nothing is judged here (see ``findings.py``), and nothing raises: silence is a fact too.
+It judges nothing (see ``findings.py``), and records failed calls instead of raising.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ...shared.config.limits import MAX_EXAMINED
 from ...shared.security.credentials import INSECURE, Credentials, open_url
 
 CALL_SECONDS = 3.0
-# Longer than a decode node allows itself for all of its pairs.
+# Longer than a decode node's own deadline for all of its pairs.
 EXAMINE_SECONDS = 15.0
 MAX_CALLS = 64
-# Pairs of nodes that are examined, each by a prompt that the prefill node computes.
+# Pairs of nodes to examine, each with a prompt that the prefill node computes.
 MAX_PAIRS = 2048
 MAX_BODY = 1 << 16
 
@@ -34,8 +34,8 @@ Reply = TypeVar("Reply")
 
 
 @dataclass(frozen=True, slots=True)
-class NodeAnswer:
-    """What came of asking one part; exactly one of ``reply`` and ``problem`` is there."""
+class CallResult:
+    """The result of one call; exactly one of ``reply`` and ``problem`` is set."""
 
     seconds: float
     reply: Any = None
@@ -43,39 +43,39 @@ class NodeAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSeen:
-    """What the router says of a node, and what the node says of itself (``pb.StatusReply``)."""
+class SurveyedNode:
+    """A node as the router lists it, and its own status (``pb.StatusReply``)."""
 
     info: pb.NodeInfo
-    status: NodeAnswer
+    status: CallResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """Everything that was found out. ``pairs`` has the examinations by decode node
-    (``pb.ExamineReply``), ``unexamined`` is how many pairs were too many. ``encrypted``: all of it
-    was asked under TLS."""
+    """The results of all calls. ``pairs`` has the examinations (``pb.ExamineReply``) by decode
+    node; ``unexamined`` is the number of pairs over the limit; ``encrypted``: all calls used
+    TLS."""
 
     url: str
     registry: str
-    health: NodeAnswer
-    ready: NodeAnswer
-    listed: NodeAnswer
-    nodes: list[NodeSeen] = field(default_factory=list)
-    pairs: dict[str, NodeAnswer] = field(default_factory=dict)
+    health: CallResult
+    ready: CallResult
+    listed: CallResult
+    nodes: list[SurveyedNode] = field(default_factory=list)
+    pairs: dict[str, CallResult] = field(default_factory=dict)
     unexamined: int = 0
     encrypted: bool = False
     asked_at: float = field(default_factory=time.time)  # Unix time
 
     def reports(self) -> Iterator[tuple[str, pb.PairReport]]:
-        """Of every pair that was examined, with the decode node's name."""
+        """The report of every examined pair, with the decode node's name."""
         for decode, answer in self.pairs.items():
             for pair in answer.reply.pairs if answer.reply is not None else ():
                 yield decode, pair
 
 
 def survey(url: str, registry: str, credentials: Credentials = INSECURE) -> Survey:
-    """Ask the router at ``url`` and ``registry``, then its nodes, all at the same time."""
+    """Call the router at ``url`` and ``registry``, then all of its nodes in parallel."""
     health, ready = _get(f"{url}/live"), _get(f"{url}/ready")
     listed = _call(
         credentials, registry, RegistryStub, lambda s: s.List(pb.ListRequest(), **_LIMIT)
@@ -109,10 +109,10 @@ def survey(url: str, registry: str, credentials: Credentials = INSECURE) -> Surv
 
 
 def plan_pairs(decode: int, prefill: int, turn: int) -> list[list[int]]:
-    """For each decode node, the places of the prefill nodes that it is to examine.
+    """The indices of the prefill nodes that each decode node examines.
 
-    All of them, unless that is too many: then each decode node gets as many as another, and the
-    prefill nodes follow each other, from a place that ``turn`` shifts from survey to survey.
+    All of them, unless there are too many pairs. Then all decode nodes get the same number of
+    prefill nodes, in turn, starting at an index that ``turn`` varies between surveys.
     """
     if not prefill:
         return []
@@ -124,15 +124,17 @@ def plan_pairs(decode: int, prefill: int, turn: int) -> list[list[int]]:
     ]
 
 
-def _see(credentials: Credentials, info: pb.NodeInfo) -> NodeSeen:
+def _see(credentials: Credentials, info: pb.NodeInfo) -> SurveyedNode:
     kind = PrefillStub if info.role == pb.ROLE_PREFILL else DecodeStub
     status = _call(
         credentials, info.address, kind, lambda s: s.Status(pb.StatusRequest(), **_LIMIT)
     )
-    return NodeSeen(info, status)
+    return SurveyedNode(info, status)
 
 
-def _examine(credentials: Credentials, decode: pb.NodeInfo, prefill: list[NodeSeen]) -> NodeAnswer:
+def _examine(
+    credentials: Credentials, decode: pb.NodeInfo, prefill: list[SurveyedNode]
+) -> CallResult:
     request = pb.ExamineRequest(
         prefill=[
             pb.PrefillCandidate(
@@ -145,7 +147,7 @@ def _examine(credentials: Credentials, decode: pb.NodeInfo, prefill: list[NodeSe
     return _call(credentials, decode.address, DecodeStub, ask)
 
 
-# One call: it waits neither for ever, nor for a server that may come later.
+# Options of each call: a timeout, and no waiting for a server that is not there.
 _LIMIT: dict[str, Any] = {"timeout": CALL_SECONDS}
 
 
@@ -154,7 +156,7 @@ def _call(
     address: str,
     kind: Callable[[grpc.Channel], Any],
     ask: Callable[[Any], Any],
-) -> NodeAnswer:
+) -> CallResult:
     begun = time.monotonic()
     with credentials.blocking_channel(address) as channel:
         try:
@@ -164,23 +166,23 @@ def _call(
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 details = f"no answer within {time.monotonic() - begun:.0f} s"
             problem = details or error.code().name
-            return NodeAnswer(time.monotonic() - begun, problem=problem)
-    return NodeAnswer(time.monotonic() - begun, reply)
+            return CallResult(time.monotonic() - begun, problem=problem)
+    return CallResult(time.monotonic() - begun, reply)
 
 
-def _get(url: str) -> NodeAnswer:
-    """The JSON of a probe, also of one that says no."""
+def _get(url: str) -> CallResult:
+    """The JSON of a probe; an error status is a problem."""
     begun = time.monotonic()
     try:
         with open_url(url, CALL_SECONDS) as answer:
             reply = json.loads(answer.read(MAX_BODY))
     except urllib.error.HTTPError as error:
         with error:
-            return NodeAnswer(time.monotonic() - begun, problem=_message(error))
+            return CallResult(time.monotonic() - begun, problem=_message(error))
     except (OSError, http.client.HTTPException, ValueError) as error:
         why = getattr(error, "reason", error)
-        return NodeAnswer(time.monotonic() - begun, problem=str(why))
-    return NodeAnswer(time.monotonic() - begun, reply)
+        return CallResult(time.monotonic() - begun, problem=str(why))
+    return CallResult(time.monotonic() - begun, reply)
 
 
 def _message(error: urllib.error.HTTPError) -> str:

@@ -1,1 +1,1 @@
-"""HTTP without meaning: bounded reading, watched writing, connections, keys and hosts."""
+"""HTTP itself, without any API: bounded reading, watched writing, JSON, keys and hosts."""

@@ -1,1 +1,1 @@
-"""The OpenAI surface: requests parsed, answers formatted."""
+"""OpenAI's API: requests parsed, responses formatted."""

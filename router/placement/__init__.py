@@ -1,1 +1,1 @@
-"""Which nodes get a request: pure functions and the table of prefixes that they ask."""
+"""Placement: pure functions that choose the nodes for a prompt, and the table of prefixes."""

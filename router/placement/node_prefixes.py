@@ -1,7 +1,7 @@
-"""Which nodes hold the prefix of a prompt, by the short keys that their heartbeats tell.
+"""The prefixes that a node holds, by the short keys in its heartbeats.
 
-A node's keys are those of its own block size, and begin with the salt of the tenant whose prompt
-they are of; a prompt's are computed with its own salt, so that it is never matched with another's.
+A node's keys are those of its own block size, and their chains begin with the salt of the prompt's
+tenant. A prompt's keys are computed with its own salt, so it never matches another tenant's prefix.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 
 from ...proto import tandem_pb2 as pb
 from ...shared.kv.prefix_keys import chain, short_key, unpack_keys
-from .held_keys import KeySet
+from .key_set import KeySet
 from .prefix_table import Column
 
-# A node tells a quarter of it; one that says more is not believed at all.
+# A node reports at most a quarter of this; the keys of one that reports more are ignored.
 MAX_KEYS = 1 << 16
-# Keys that are computed of one prompt at the most, all block sizes together: some 30 ms, in which
-# no stream goes on. Half of them are 131,072 tokens in blocks of 16; what is beyond is not matched.
+# Keys that are computed for one prompt, for all block sizes together: about 30 ms, during which
+# streams wait. Half of them cover 131,072 tokens in blocks of 16; tokens beyond are not matched.
 MAX_PROMPT_KEYS = 1 << 14
 
 
 class PromptKeys:
-    """The chained short keys of one prompt, computed once for each block size that is met, and of
-    the leading blocks alone where there are very many."""
+    """The chained short keys of one prompt, computed once for each block size among the nodes, and
+    only for the leading blocks of a very long prompt."""
 
     def __init__(self, tokens: Sequence[int], salt: str = "") -> None:
         self.tokens = tokens
@@ -35,8 +35,8 @@ class PromptKeys:
         self._samples: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
     def sample(self, block_size: int, stride: int) -> list[tuple[int, int]]:
-        """The keys that a node tells when it holds them, and how many tokens lead up to the end
-        of each one's block; first to last."""
+        """The keys that a node with this stride reports if it holds them, each with the number of
+        tokens up to the end of its block; first to last."""
         if (block_size, stride) not in self._samples:
             numbered = enumerate(self._of(block_size), 1)
             found = [(number * block_size, key) for number, key in numbered if not key % stride]
@@ -45,7 +45,7 @@ class PromptKeys:
 
     def _of(self, block_size: int) -> list[int]:
         if block_size not in self._keys:
-            # Half of what is left, so that a node with tiny blocks leaves some for other sizes.
+            # Half of what is left, so that tiny blocks leave some for other block sizes.
             most = self._left // 2 * block_size
             tokens = self.tokens if len(self.tokens) <= most else self.tokens[:most]
             keys = [short_key(key) for key in chain(tokens, block_size, self.salt)]
@@ -55,11 +55,11 @@ class PromptKeys:
 
 
 class NodePrefixes:
-    """What one node holds, by its own word."""
+    """The prefixes that one node has reported."""
 
     def __init__(self) -> None:
         self.version = 0
-        self.block_size = 0  # 0: it has told nothing
+        self.block_size = 0  # 0: nothing reported
         self._stride = 1
         self._column: Column[Any] | None = None
         self._count = 0  # of keys, at most
@@ -68,13 +68,13 @@ class NodePrefixes:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def update(self, told: pb.Prefixes) -> None:
-        """Take what has changed. A change of a version that is not known here is passed over: the
-        reply says which one is, and the node tells the whole."""
-        if told.base > self.version or told.version < max(1, self.version):
+    def update(self, report: pb.Prefixes) -> None:
+        """Apply a report of changes. One that is based on a version other than ours is ignored:
+        the reply names our version, and the node then reports everything."""
+        if report.base > self.version or report.version < max(1, self.version):
             return
-        added, removed = unpack_keys(told.added), unpack_keys(told.removed)
-        if told.base:
+        added, removed = unpack_keys(report.added), unpack_keys(report.removed)
+        if report.base:
             self._keys.update(added, removed)
             self._count += len(added)
             if self._column is not None:
@@ -85,54 +85,55 @@ class NodePrefixes:
             self._keys = KeySet(added if self._count <= MAX_KEYS else ())
         if self._count > MAX_KEYS:
             self._count = len(self._keys)
-        self._stride = max(1, told.stride)
-        self.block_size = told.block_size if self._count <= MAX_KEYS else 0
+        self._stride = max(1, report.stride)
+        self.block_size = report.block_size if self._count <= MAX_KEYS else 0
         if not self.block_size:
             self._keys, self._count = KeySet(), 0
         if self._column is not None:
-            if not told.base or not self.block_size:
+            if not report.base or not self.block_size:
                 self._column.replace(self._keys.all())
             self._column.shape(self.block_size, self._stride)
-        self.version = told.version
+        self.version = report.version
 
     def __contains__(self, key: int) -> bool:
         return key in self._keys
 
     def show_in(self, column: Column[Any]) -> None:
-        """Be found by what is held, from now on."""
+        """Enter the held keys into a column of the prefix table."""
         self._column = column
         column.replace(self._keys.all())
         column.shape(self.block_size, self._stride)
 
     def hand_to(self, owner: object) -> None:
-        """The same node has come back as another object."""
+        """Let the column name another object, for a node that has returned."""
         if self._column is not None:
             self._column.owner = owner
 
     def hide(self) -> None:
-        """Be found no more."""
+        """Release the column."""
         if self._column is not None:
             self._column.release()
             self._column = None
 
     def expect(self, keys: Sequence[int]) -> None:
-        """Be found by these too, which the node has not told yet and may never tell."""
+        """Enter keys that the node has not reported yet, and may never report."""
         if self._column is not None:
             self._column.outdated(len(keys), self._keys.all)
             self._column.add(array("Q", keys))
 
     def sample(self, prompt: PromptKeys) -> list[tuple[int, int]]:
-        """The keys of a prompt that the node would tell if it held them, with the tokens up to
-        each; none when it has told nothing."""
+        """The prompt's keys that this node would report, each with its number of tokens; none if
+        it has reported nothing."""
         return prompt.sample(self.block_size, self._stride) if self.block_size else []
 
     def matched(
         self, prompt: PromptKeys, expected: Callable[[int], bool] = lambda key: False
     ) -> int:
-        """How many leading tokens of a prompt it holds; the last is always computed.
+        """The number of leading tokens of a prompt that the node holds, without the last token,
+        which is always computed.
 
-        ``expected`` are keys that it has not told yet. A node evicts the end of a prefix before
-        its beginning, so the last key that it holds is found by halving.
+        ``expected`` is true for keys that are not reported yet. A node evicts the end of a prefix
+        before its beginning, so the last held key is found by bisection.
         """
         sample = self.sample(prompt)
 

@@ -1,8 +1,8 @@
-"""Which node gets what: a pure function of a snapshot of the nodes and of the prompt.
+"""Choose the nodes for a prompt: a pure function of the prompt and a snapshot of the nodes.
 
-How nodes are compared is a policy's (``policies.py``); which may be chosen at all is decided here:
-none that drains or has failed this request, and KV passes only between nodes of one group, that is
-of one fingerprint.
+Policies compare nodes (``policies.py``). This module decides which are candidates: none that drains
+or has failed this request; and KV passes only between nodes of one group, which have the same
+fingerprint.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-# Prompts that share this many leading tokens are drawn to the same node, all else being equal;
-# shorter ones are not worth going back for.
+# Prompts that share this many leading tokens go to the same node, all else being equal; shorter
+# prefixes are not worth it.
 START_TOKENS = 128
 MAX_PREFILL_CANDIDATES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """What placement knows of a node.
+    """A node as placement of one prompt sees it.
 
-    ``ejected``: calls to it failed on the way lately. ``sequences``, running or waiting, and
-    ``queued_prefill_tokens`` count this router's own up to now, and others' by the node's last
-    report. ``held_tokens`` is how much of the prompt at hand it holds; ``room_tokens`` what its
-    free blocks take, ``None`` when it has not said. Rates are in tokens a second, 0 until measured;
+    ``ejected``: recent calls did not reach it. ``sequences``, running or waiting, and
+    ``queued_prefill_tokens`` count this router's up to now, and others' by the node's last report.
+    ``held_tokens`` is the part of the prompt that it holds; ``room_tokens`` is what fits into its
+    free blocks, ``None`` if not reported. Rates are in tokens a second, 0 until measured;
     ``link_rates`` are a decode node's, by the prefill nodes' names.
     """
 
@@ -46,7 +46,7 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A decode node, and the prefill nodes that it should try, best first."""
+    """A decode node, and the prefill nodes for it to try, best first."""
 
     decode: NodeView
     prefill: tuple[NodeView, ...]
@@ -54,22 +54,23 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class PromptView:
-    """What is to be placed. ``start`` is equal for prompts that start alike and are of one tenant,
-    and empty for short ones; ``turn`` counts placements."""
+    """A prompt as policies see it. ``start`` is equal for a tenant's prompts that start alike, and
+    empty for short ones; ``turn`` counts placements."""
 
     tokens: int
     start: bytes
     turn: int
 
     def affinity(self, node: NodeView) -> bytes:
-        """Rendezvous hashing: the smallest is the home of prompts that start like this one. Every
-        router comes to the same answer, also one that has just started."""
+        """A rendezvous hash: the node with the smallest value is the home of prompts that start
+        like this one, for every router, including one that has just started."""
         if not self.start:
             return node.node_id.encode()
         return hashlib.blake2b(node.node_id.encode(), key=self.start).digest()
 
 
-# Decode nodes (one at least), prefill nodes of all groups, the prompt; best prefill node first.
+# From at least one decode node, the prefill nodes of all groups, and the prompt, to the decode node
+# and its prefill nodes, best first.
 Policy = Callable[
     [Sequence[NodeView], Sequence[NodeView], PromptView], tuple[NodeView, Sequence[NodeView]]
 ]
@@ -84,15 +85,16 @@ def place(
     salt: str = "",
     exclude: frozenset[tuple[str, int]] = frozenset(),
 ) -> Placement | None:
-    """``None`` when no decode node can take it. ``exclude`` are (id, epoch) that have failed it."""
+    """The placement of a prompt; ``None`` if no decode node can take it. ``exclude`` has the (id,
+    epoch) of nodes that have failed it."""
     usable = [n for n in nodes if not n.draining and (n.node_id, n.epoch) not in exclude]
     decode = [node for node in usable if not node.prefill]
     if not decode:
         return None
-    # One that could not be reached lately is better than none.
+    # An ejected node is better than none.
     decode = [node for node in decode if not node.ejected] or decode
-    asked = PromptView(len(prompt), _start(prompt, salt), turn)
-    chosen, prefill = policy(decode, [node for node in usable if node.prefill], asked)
+    view = PromptView(len(prompt), _start(prompt, salt), turn)
+    chosen, prefill = policy(decode, [node for node in usable if node.prefill], view)
     return Placement(chosen, tuple(prefill[:MAX_PREFILL_CANDIDATES]))
 
 

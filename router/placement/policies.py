@@ -1,7 +1,7 @@
-"""The ways of choosing among nodes that may all be chosen. Pure functions, by name in ``POLICIES``.
+"""Policies, which choose among candidate nodes: pure functions, by name in ``POLICIES``.
 
-Peers have the same three under other names: vLLM's and SGLang's routers call the first
-``cache_aware``, Dynamo calls it ``kv``.
+Others have the same three: vLLM's and SGLang's routers call the first ``cache_aware``, Dynamo calls
+it ``kv``.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from statistics import fmean
 
 from .place import NodeView, Policy, PromptView, partners
 
-# Until any node has measured its own.
+# The prefill rate until any node has measured its own.
 ASSUMED_TOKENS_PER_SECOND = 1000.0
-# Until a link is measured: how much faster KV moves than it is computed.
+# How much faster KV moves than it is computed, until a link is measured.
 LINK_PACES = 10.0
-# A running sequence slows its neighbours down as much as this many tokens to be prefilled.
+# A running sequence slows others as much as this many tokens to prefill.
 SEQUENCE_TOKENS = 256
-# Only so many of either side are compared as pairs: a large cluster must not cost its square.
+# Nodes of each kind that are compared as pairs: the cost must not grow with the cluster's square.
 CONTENDERS = 8
 
 
 def prefix_aware(
     decode: Sequence[NodeView], prefill: Sequence[NodeView], prompt: PromptView
 ) -> tuple[NodeView, Sequence[NodeView]]:
-    """Whatever is estimated to have the first token soonest: what a node holds already need not be
-    computed or moved, what is queued there comes before."""
+    """The lowest estimated time to first token: a held prefix need not be computed or moved, and
+    queued work comes first."""
     costs = _Costs([*decode, *prefill], prompt)
     near = heapq.nsmallest(CONTENDERS, decode, key=costs.alone)
     of_each_group = {node.group: node for node in near}
@@ -42,7 +42,8 @@ def prefix_aware(
 def least_loaded(
     decode: Sequence[NodeView], prefill: Sequence[NodeView], prompt: PromptView
 ) -> tuple[NodeView, Sequence[NodeView]]:
-    """The fewest sequences, and the shortest queues in seconds, whatever they hold."""
+    """The decode node with the fewest sequences, and prefill nodes by their queues in seconds,
+    regardless of prefixes."""
     chosen = min(decode, key=lambda n: (n.sequences, n.queued_prefill_tokens, prompt.affinity(n)))
     costs = _Costs(prefill, prompt)
     order = sorted(partners(chosen, prefill), key=lambda n: (costs.queue(n), prompt.affinity(n)))
@@ -52,7 +53,7 @@ def least_loaded(
 def round_robin(
     decode: Sequence[NodeView], prefill: Sequence[NodeView], prompt: PromptView
 ) -> tuple[NodeView, Sequence[NodeView]]:
-    """Each in its turn, by name."""
+    """Each node in turn, by name."""
     chosen = _rotated(decode, prompt.turn)[0]
     return chosen, _rotated(partners(chosen, prefill), prompt.turn)
 
@@ -71,7 +72,7 @@ def _rotated(nodes: Sequence[NodeView], turn: int) -> list[NodeView]:
 
 
 class _Costs:
-    """Seconds, by what the nodes have measured; the mean stands in for what is not known yet."""
+    """Estimates in seconds from measured rates; a mean replaces those not measured yet."""
 
     def __init__(self, nodes: Sequence[NodeView], prompt: PromptView) -> None:
         rates = [n.prefill_tokens_per_second for n in nodes if n.prefill_tokens_per_second]
@@ -82,22 +83,22 @@ class _Costs:
         return node.queued_prefill_tokens / self._rate(node)
 
     def alone(self, node: NodeView) -> tuple[bool, float, int, bytes]:
-        """Of a decode node that prefills the prompt itself."""
+        """The cost of a decode node that prefills the prompt itself."""
         return self._total(node, self._compute(node))
 
     def helping(self, node: NodeView) -> tuple[bool, float, int, bytes]:
-        """Of a prefill node, whoever it is for."""
+        """The cost of a prefill node, for any decode node."""
         return self._ranked(node, self.queue(node) + self._compute(node))
 
     def with_help(
         self, node: NodeView, helpers: Sequence[NodeView]
     ) -> tuple[bool, float, int, bytes]:
-        """The same when it may have the prompt from the first of ``helpers``."""
+        """The cost of a decode node that may also receive the prompt from ``helpers[0]``."""
         ways = [self._compute(node), *(self._remote(node, helper) for helper in helpers[:1])]
         return self._total(node, min(ways))
 
     def best_first(self, node: NodeView, helpers: Sequence[NodeView]) -> list[NodeView]:
-        """Prefill nodes by how soon a decode node would have the prompt from them."""
+        """Prefill nodes by how soon a decode node would have received the prompt from them."""
         return sorted(helpers, key=lambda p: self._ranked(p, self._remote(node, p)))
 
     def _total(self, node: NodeView, prefill_seconds: float) -> tuple[bool, float, int, bytes]:
@@ -105,7 +106,7 @@ class _Costs:
         return self._ranked(node, load + prefill_seconds)
 
     def _ranked(self, node: NodeView, seconds: float) -> tuple[bool, float, int, bytes]:
-        """A node without room comes last: nobody knows when others will have left it."""
+        """A sort key in which a node without room comes last: when it will have room is unknown."""
         missing = self._missing(node)
         full = node.room_tokens is not None and node.room_tokens < missing
         return full, seconds, missing, self._prompt.affinity(node)

@@ -1,9 +1,9 @@
-"""Which of many nodes may hold a prefix, without asking each of them.
+"""A table of which of many nodes may hold a prefix, found without a lookup for each node.
 
-A table with a row for each of many groups of keys, and a bit for each node in a row: Bloom filters
-side by side, so that one row says which nodes may hold a key. It may name a node that does not hold
-it (22% for one key of a full set, far less for several), and never leaves one out. It takes 8 KiB
-a node.
+It has a row for each of many groups of keys, and a bit for each node in a row: Bloom filters side
+by side, so that one row names all nodes that may hold a key. It may name a node that does not hold
+the key (22% for one key of a full set, far fewer for several), but never omits one. It takes 8 KiB
+for each node.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from array import array
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-# A key's row is its upper 16 bits, which a view of many keys gives without a shift for each one.
+# A key's row is its upper 16 bits, which a strided view of many keys gives without shifting each.
 ROWS = 1 << 16
 SHIFT = 64 - 16
-# Bytes of a row that lie together. In one table for all nodes, those of a column would lie too far
-# apart for the processor's caches.
+# Bytes of a row in one part of the table. In a single part for all nodes, the bytes of a column
+# would be too far apart for the processor's caches.
 WIDTH = 16
-# More keys are entered into a copy of a column, which then goes back whole.
+# More keys than this are entered into a copy of a column, which then replaces it.
 FEW = 512
-# Bits cannot be cleared one by one; a column is written anew after so many removals.
+# Removals after which a column is rewritten, because single bits cannot be cleared.
 MAX_STALE = 4096
-# Nodes that are looked at closely at one depth of a prompt, besides those that are found.
+# Candidates that are checked at each depth of a prompt.
 MAX_LOOKS = 32
 
 Owner = TypeVar("Owner")
@@ -30,7 +30,7 @@ Sample = list[tuple[int, int]]
 
 
 class PrefixTable(Generic[Owner]):
-    """Owns the table. Each node has a column, by its slot."""
+    """Each owner has a column, by its slot."""
 
     def __init__(self) -> None:
         self._parts: list[bytearray] = []  # of the table, each for 8 * WIDTH columns, row by row
@@ -38,7 +38,7 @@ class PrefixTable(Generic[Owner]):
         self._shapes: dict[tuple[int, int], int] = {}
 
     def column(self, owner: Owner) -> Column[Owner]:
-        """A new one, empty; its owner gives it back with ``release``."""
+        """A new, empty column; ``release`` returns it."""
         slot = next((at for at, used in enumerate(self._columns) if used is None), None)
         if slot is None:
             slot = len(self._columns)
@@ -55,15 +55,15 @@ class PrefixTable(Generic[Owner]):
         limit: int,
         turn: int,
     ) -> list[Owner]:
-        """Owners that hold the most of a prompt first, then some that hold less of it.
+        """Up to ``limit`` owners, those that hold the most of a prompt first.
 
-        ``sample_of`` gives the prompt's keys for a block size and a stride; ``holds`` has the last
-        word on one of them. ``turn`` varies who is found where many hold the same.
+        ``sample_of`` gives the prompt's keys for a block size and a stride; ``holds`` checks one of
+        them. ``turn`` varies the result where many owners hold the same.
         """
         found: dict[int, Owner] = {}
         for (block_size, stride), slots in self._shapes.items():
             sample = sample_of(block_size, stride)
-            if sample:  # whoever holds anything of the prompt holds its beginning
+            if sample:  # any owner of a prefix of the prompt holds its beginning
                 slots &= self._row(sample[0][1])
             for depth in self._depths(sample, slots):
                 slots_there = self._at(sample, depth, slots)
@@ -78,7 +78,7 @@ class PrefixTable(Generic[Owner]):
         return list(found.values())
 
     def _depths(self, sample: Sample, slots: int) -> Iterator[int]:
-        """Places in a sample: the last that anybody may hold, then half as deep, and so on."""
+        """Indices into a sample: the deepest that an owner may hold, half of it, and so on."""
         low, high = 0, len(sample)
         while low < high:  # the ends of prefixes are evicted before their beginnings
             middle = (low + high) // 2
@@ -91,8 +91,8 @@ class PrefixTable(Generic[Owner]):
             low //= 2
 
     def _at(self, sample: Sample, depth: int, slots: int) -> int:
-        """Those of ``slots`` that may hold the prompt to this depth: three keys and its first are
-        seldom all wrong."""
+        """The subset of ``slots`` that may hold the prompt to this depth: three keys and the first
+        are rarely all false positives."""
         for place in {depth // 2, max(0, depth - 1), depth}:
             slots &= self._row(sample[place][1])
         return slots
@@ -104,24 +104,24 @@ class PrefixTable(Generic[Owner]):
 
 
 class Column(Generic[Owner]):
-    """What one node may hold."""
+    """The keys that one owner may hold."""
 
-    def __init__(self, holders: PrefixTable[Owner], slot: int, owner: Owner) -> None:
+    def __init__(self, table: PrefixTable[Owner], slot: int, owner: Owner) -> None:
         self.owner = owner
-        self._holders = holders
+        self._table = table
         self._slot = slot
-        self._part = holders._parts[slot // (8 * WIDTH)]
+        self._part = table._parts[slot // (8 * WIDTH)]
         self._place, self._bit = (slot >> 3) % WIDTH, 1 << (slot & 7)
         self._shape: tuple[int, int] | None = None
         self._stale = 0
         self._clean = True  # no bit of the column is set
 
     def shape(self, block_size: int, stride: int) -> None:
-        """Of which blocks its keys are; a block size of 0 stands for none."""
+        """Set the blocks that the keys are of; a block size of 0 stands for none."""
         shape = (block_size, stride) if block_size else None
         if shape == self._shape:
             return
-        shapes, bit = self._holders._shapes, 1 << self._slot
+        shapes, bit = self._table._shapes, 1 << self._slot
         if self._shape is not None:
             shapes[self._shape] &= ~bit
             if not shapes[self._shape]:
@@ -139,7 +139,7 @@ class Column(Generic[Owner]):
             self._part[(key >> SHIFT) * WIDTH + self._place] |= self._bit
 
     def outdated(self, count: int, keys: Callable[[], array[int]]) -> None:
-        """So many bits stand for keys that are not held; ``keys()`` are those that are."""
+        """Count bits whose keys are no longer held; ``keys()`` gives those that are."""
         self._stale += count
         if self._stale > MAX_STALE:
             self.replace(keys())
@@ -155,10 +155,11 @@ class Column(Generic[Owner]):
     def release(self) -> None:
         self.shape(0, 0)
         self.replace(array("Q"))
-        self._holders._columns[self._slot] = None
+        self._table._columns[self._slot] = None
 
     def _bytes(self) -> bytearray:
-        """A copy of the bytes with this column's bits, and those of seven others, a byte a row."""
+        """A copy of the bytes with this column's bits and those of seven others, one for each
+        row."""
         return self._part[self._place :: WIDTH]
 
     def _enter(self, keys: array[int], column: bytearray) -> None:
@@ -169,7 +170,7 @@ class Column(Generic[Owner]):
 
 
 def _some(bits: int, turn: int, count: int) -> Iterator[int]:
-    """At most ``count`` of the set bits, from a place on that ``turn`` shifts."""
+    """At most ``count`` of the set bits, starting at a bit that ``turn`` shifts."""
     start = turn * count % max(1, bits.bit_length())
     for part, base in ((bits >> start, start), (bits & (1 << start) - 1, 0)):
         while part and count:

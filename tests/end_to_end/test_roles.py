@@ -148,8 +148,8 @@ def test_a_node_whose_role_changes_finishes_its_streams_first(four: TestCluster)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("role", "nobody", "decode"), "no node 'nobody' is here; there are: d1, d2, p1, p2"),
-        (("role", "d1", "decode"), "node d1 is a decode node already"),
+        (("role", "nobody", "decode"), "no node is called 'nobody'; the nodes are: d1, d2, p1, p2"),
+        (("role", "d1", "decode"), "node d1 is already a decode node"),
         (("role", "d1", "both"), "'both' is not one of 'prefill', 'decode'"),
     ],
 )

@@ -13,7 +13,7 @@ from tandem.proto import tandem_pb2 as pb
 from tandem.router.cluster.absent_nodes import MAX_ABSENT, REMEMBERED_SECONDS, AbsentNodes
 from tandem.router.doctor.findings import Finding, findings
 from tandem.router.doctor.report import as_json, as_text
-from tandem.router.doctor.survey import MAX_PAIRS, NodeAnswer, NodeSeen, Survey, plan_pairs
+from tandem.router.doctor.survey import MAX_PAIRS, CallResult, Survey, SurveyedNode, plan_pairs
 from tandem.shared.telemetry.process_metrics import EXPIRY
 from tandem.shared.telemetry.prompt_metrics import RECENT
 
@@ -21,20 +21,20 @@ LOAD = pb.Load(free_blocks=5, total_blocks=9)
 CARD = pb.ModelCard(fingerprint="layers=2")
 
 
-def node(role: pb.Role, name: str, **status: Any) -> NodeSeen:
+def node(role: pb.Role, name: str, **status: Any) -> SurveyedNode:
     info = pb.NodeInfo(
         node_id=name, epoch=7, role=role, address=f"{name}:1", version="1", load=LOAD
     )
     said = {"node_id": name, "epoch": 7, "ready": True, "load": LOAD, "model": CARD} | status
-    return NodeSeen(info, NodeAnswer(0.01, pb.StatusReply(**said)))
+    return SurveyedNode(info, CallResult(0.01, pb.StatusReply(**said)))
 
 
-def examined(**fields: Any) -> dict[str, NodeAnswer]:
+def examined(**fields: Any) -> dict[str, CallResult]:
     pair = pb.PairReport(node_id="p", address="p:1", **fields)
-    return {"d": NodeAnswer(0.1, pb.ExamineReply(pairs=[pair]))}
+    return {"d": CallResult(0.1, pb.ExamineReply(pairs=[pair]))}
 
 
-def many(left_out: int) -> dict[str, NodeAnswer]:
+def many(left_out: int) -> dict[str, CallResult]:
     """What a node of before says that was asked for too many pairs."""
     seen = examined(carrier="tcp")
     seen["d"].reply.left_out = left_out
@@ -45,9 +45,9 @@ def healthy(**changes: Any) -> Survey:
     well = Survey(
         url="http://r:8000",
         registry="r:8001",
-        health=NodeAnswer(0.01, {}),
-        ready=NodeAnswer(0.01, {}),
-        listed=NodeAnswer(0.01, pb.ListReply(version="1")),
+        health=CallResult(0.01, {}),
+        ready=CallResult(0.01, {}),
+        listed=CallResult(0.01, pb.ListReply(version="1")),
         nodes=[node(pb.ROLE_PREFILL, "p"), node(pb.ROLE_DECODE, "d")],
         pairs=examined(carrier="tcp", canary_seconds=0.02),
         encrypted=True,
@@ -55,12 +55,12 @@ def healthy(**changes: Any) -> Survey:
     return replace(well, **changes)
 
 
-def with_node(seen: NodeSeen) -> Survey:
+def with_node(seen: SurveyedNode) -> Survey:
     """The healthy cluster with another prefill node."""
     return healthy(nodes=[seen, node(pb.ROLE_DECODE, "d")])
 
 
-def late(seen: NodeSeen) -> NodeSeen:
+def late(seen: SurveyedNode) -> SurveyedNode:
     seen.info.heartbeat_age_seconds = 2.5
     return seen
 
@@ -74,7 +74,7 @@ def at_one_host(carrier: str) -> Survey:
 
 def absent(**fields: Any) -> Survey:
     gone = pb.AbsentNode(node_id="gone", role=pb.ROLE_PREFILL, address="g:1", **fields)
-    return healthy(listed=NodeAnswer(0.01, pb.ListReply(version="1", absent=[gone])))
+    return healthy(listed=CallResult(0.01, pb.ListReply(version="1", absent=[gone])))
 
 
 def metric(name: str, value: float, **labels: str) -> pb.Metric:
@@ -82,7 +82,7 @@ def metric(name: str, value: float, **labels: str) -> pb.Metric:
 
 
 def test_heartbeats_are_late_by_the_period_that_the_router_asks_for() -> None:
-    seldom = NodeAnswer(0.01, pb.ListReply(version="1", heartbeat_seconds=5.0))
+    seldom = CallResult(0.01, pb.ListReply(version="1", heartbeat_seconds=5.0))
     assert findings(replace(with_node(late(node(PREFILL, "p"))), listed=seldom)) == []
 
 
@@ -115,13 +115,13 @@ SLOTS = "tandem_data_plane_staging_slots"
     ("seen", "problem", "remedy"),
     [
         (
-            healthy(health=NodeAnswer(3, problem="refused")),
+            healthy(health=CallResult(3, problem="refused")),
             "does not answer at http",
             "tandem router",
         ),
-        (healthy(ready=NodeAnswer(0, problem="stopping")), "is not ready: stopping", "log"),
+        (healthy(ready=CallResult(0, problem="stopping")), "is not ready: stopping", "log"),
         (
-            healthy(listed=NodeAnswer(3, problem="x"), nodes=[]),
+            healthy(listed=CallResult(3, problem="x"), nodes=[]),
             "registry does not answer",
             "--router",
         ),
@@ -130,7 +130,7 @@ SLOTS = "tandem_data_plane_staging_slots"
         (absent(reason="was silent for 3 s"), "silent for 3 s and was dropped", "stopped"),
         (with_node(node(PREFILL, "p", epoch=8)), "another process", "--advertise"),
         (
-            with_node(NodeSeen(node(PREFILL, "p").info, NodeAnswer(3, problem="no answer"))),
+            with_node(SurveyedNode(node(PREFILL, "p").info, CallResult(3, problem="no answer"))),
             "does not answer at p:1: no answer",
             "--port",
         ),
@@ -151,7 +151,7 @@ SLOTS = "tandem_data_plane_staging_slots"
         ),
         (healthy(pairs=examined(problem="?", cause="news")), "KV cannot move", "logs of both"),
         (
-            healthy(pairs={"d": NodeAnswer(9, problem="slow")}),
+            healthy(pairs={"d": CallResult(9, problem="slow")}),
             "could not be examined: slow",
             "again",
         ),
@@ -183,7 +183,7 @@ def test_prefill_nodes_that_get_nothing_are_told_of(reason: str, wrong: bool) ->
     seen = prefilled(("local", reason, 7), ("local", "below threshold", 100))
     [found] = findings(seen)
     assert found.wrong is wrong
-    assert "got no prompt in the last 5 minutes" in found.problem
+    assert "received no prompt in the last 5 minutes" in found.problem
     assert f"prefilled 7 themselves that were long enough ({reason}: 7)" in found.problem
 
 
@@ -198,7 +198,7 @@ def test_prefill_nodes_that_get_nothing_are_told_of(reason: str, wrong: bool) ->
 def test_prefill_nodes_that_have_nothing_to_get_are_not(prompts: list[Any]) -> None:
     assert findings(prefilled(*prompts)) == []
     without = prefilled(("local", "failed: peer_lost", 7))
-    assert "got no prompt" not in repr(findings(replace(without, nodes=without.nodes[1:])))
+    assert "received no prompt" not in repr(findings(replace(without, nodes=without.nodes[1:])))
 
 
 @pytest.mark.parametrize(
@@ -219,13 +219,13 @@ def test_certificates_that_end_soon_are_told_of(days: int, problem: str) -> None
         (with_node(node(PREFILL, "p", draining=True)), "drains"),
         (
             healthy(unexamined=99),
-            "of 100 ways from a prefill node to a decode node 1 were examined",
+            "of 100 pairs of a prefill and a decode node 1 were examined",
         ),
-        (healthy(pairs=many(left_out=36)), "of 37 ways from a prefill node to a decode node 1"),
+        (healthy(pairs=many(left_out=36)), "of 37 pairs of a prefill and a decode node 1"),
         (with_node(late(node(PREFILL, "p"))), "last heartbeat is 2.5 s old"),
         (with_node(node(PREFILL, "p", load=pb.Load(total_blocks=9))), "none of its 9 KV blocks"),
         (
-            healthy(listed=NodeAnswer(0, pb.ListReply(version="2"))),
+            healthy(listed=CallResult(0, pb.ListReply(version="2"))),
             "the router runs 2, but: p 1, d 1",
         ),
         (

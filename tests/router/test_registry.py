@@ -216,10 +216,10 @@ async def test_operators_can_change_the_role_of_a_node(tmp_path: Path) -> None:
                 admin.set_role(registry, name, role, **force)
 
         for name, role, words in (
-            ("x", "decode", "no node 'x' is here; there are: decode-0, "),
+            ("x", "decode", "no node is called 'x'; the nodes are: decode-0, "),
             (node.node_id, "prefill", "decode-1 is draining"),
             (node.node_id, "decode", "decode-1 is draining"),
-            ("decode-0", "decode", "is a decode node already"),
+            ("decode-0", "decode", "is already a decode node"),
             ("decode-0", "prefill", "last decode node .*--force"),
         ):
             await asyncio.to_thread(refused, name, role, words)
@@ -337,7 +337,7 @@ async def test_operators_see_the_nodes_and_can_drain_one(tmp_path: Path) -> None
         listed = await asyncio.to_thread(admin.list_nodes, registry)
         assert [node.draining for node in listed] == [False, True]
 
-        with pytest.raises(RequestError, match="no node 'x' is here; there are: decode-0, "):
+        with pytest.raises(RequestError, match="no node is called 'x'; the nodes are: decode-0, "):
             await asyncio.to_thread(admin.drain_node, registry, "x")
     with pytest.raises(UnavailableError, match=f"no router answers at {registry}"):
         await asyncio.to_thread(admin.list_nodes, registry)
@@ -391,9 +391,9 @@ async def test_a_node_that_sends_no_heartbeats_cannot_be_told_to_drain(tmp_path:
         )
         await c.registry.Join(request)
         registry = f"127.0.0.1:{c.router.registry_port}"
-        with pytest.raises(RequestError, match=r"named with --pd-url.*SIGTERM"):
+        with pytest.raises(RequestError, match=r"one of --pd-url.*SIGTERM"):
             await asyncio.to_thread(admin.drain_node, registry, "p")
-        with pytest.raises(RequestError, match=r"named with --pd-url"):
+        with pytest.raises(RequestError, match=r"one of --pd-url"):
             await asyncio.to_thread(admin.set_role, registry, "p", "decode")
 
 

@@ -1,4 +1,4 @@
-"""A set of 64-bit keys in eight bytes each, for a router that keeps millions of them."""
+"""A set of 64-bit keys of eight bytes each, for a router that holds millions of them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 
-# Changes kept beside the sorted keys; more are merged into them, which takes one or two
+# Changes held beside the sorted keys; more are merged into them, which takes one or two
 # milliseconds for 16,384 keys.
 MAX_CHANGES = 1024
 
 
 class KeySet:
-    """Sorted keys, and what has changed since they were sorted."""
+    """Sorted keys, and the changes since they were sorted."""
 
     def __init__(self, keys: Iterable[int] = ()) -> None:
-        # Nodes send theirs in order, which is soon sorted.
+        # Nodes send theirs in order, which makes sorting fast.
         self._sorted: array[int] = array("Q", sorted(keys))
         self._changes: dict[int, bool] = {}  # True: added, False: removed
 
@@ -33,12 +33,12 @@ class KeySet:
         return place < len(self._sorted) and self._sorted[place] == key
 
     def all(self) -> array[int]:
-        """The keys, in order; not to be changed."""
+        """The keys in order. Do not modify the result."""
         self._merge()
         return self._sorted
 
     def update(self, added: Sequence[int], removed: Sequence[int]) -> None:
-        """A key in both is held afterwards."""
+        """Add and remove keys; a key in both is added."""
         self._changes.update(dict.fromkeys(removed, False))
         self._changes.update(dict.fromkeys(added, True))
         if len(self._changes) > MAX_CHANGES:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.router.placement import held_keys
-from tandem.router.placement.held_keys import KeySet
+from tandem.router.placement import key_set
+from tandem.router.placement.key_set import KeySet
 
 KEYS = st.integers(0, 30) | st.integers(2**64 - 4, 2**64 - 1)
 SOME = st.lists(KEYS, max_size=8, unique=True)
@@ -21,7 +21,7 @@ def test_it_holds_what_a_set_would(
     first: list[int], steps: list[tuple[list[int], list[int]]], limit: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(held_keys, "MAX_CHANGES", limit)
+        patch.setattr(key_set, "MAX_CHANGES", limit)
         held, model = KeySet(first), set(first)
         for added, removed in steps:
             held.update(added, removed)
