@@ -11,14 +11,7 @@ import pytest
 
 from tandem.router.http.hosts import AllowedHosts
 from tandem.router.options import RouterOptions
-from tandem.tests.router.support import (
-    Cluster,
-    admitted,
-    cluster,
-    finished,
-    tokens_event,
-    until,
-)
+from tandem.tests.router.support import Cluster, admitted, cluster, finished, tokens_event, until
 
 JSON = "content-type: application/json\r\n"
 

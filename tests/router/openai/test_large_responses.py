@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tandem.router.http.encoding import TEXT_PIECE, EncodedArray, encode
 from tandem.router.openai.response_size import ResponseSize
 from tandem.router.options import RouterOptions
+from tandem.tests.router.openai.test_bad_input import check
 from tandem.tests.router.support import Cluster, cluster, events, longest_hold, until
-from tandem.tests.router.test_bad_input import check
 
 CONTEXT = 131_072
 # The loop also runs the fake node and the client, which is why it is not a few milliseconds.

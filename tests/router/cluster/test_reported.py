@@ -1,0 +1,174 @@
+"""Load and prefixes that nodes report, and the placements that follow from them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tandem.proto import tandem_pb2 as pb
+from tandem.proto.tandem_pb2_grpc import PrefillServicer, add_PrefillServicer_to_server
+from tandem.router.cluster.node_table import NodeTable
+from tandem.router.placement.node_prefixes import PromptKeys
+from tandem.shared.kv.prefix_keys import chain_keys, pack_keys, short_key
+from tandem.shared.kv.published import PrefixDigest
+from tandem.tests.router.support import FakeNode, cluster, make_model, until
+
+
+async def test_a_prefill_node_that_was_named_tells_what_it_holds_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.router.cluster.static_nodes.POLL_SECONDS", 0.02)
+    published = PrefixDigest()
+    asked: list[int] = []
+    named = FakeNode("p", [])
+
+    class Named(PrefillServicer):
+        async def Status(self, request: pb.StatusRequest, context: object) -> pb.StatusReply:
+            asked.append(request.prefix_version)
+            changes = published.since(request.prefix_version)
+            me = named.join_request(make_model(tmp_path / "model"), role=pb.ROLE_PREFILL)
+            reply = pb.StatusReply(
+                node_id="p", epoch=1, role=pb.ROLE_PREFILL, ready=True, model=me.model
+            )
+            told = pb.Prefixes(version=changes.version, base=changes.base, block_size=4, stride=1)
+            told.added = pack_keys(changes.added)
+            reply.prefixes.CopyFrom(told)
+            return reply
+
+    server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+    add_PrefillServicer_to_server(Named(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with cluster(tmp_path, pd_url=f"127.0.0.1:{port}") as c:
+            for tokens in (range(12), range(20)):
+                for key in chain_keys(tokens, 4):
+                    published.add(key)
+                await until(
+                    lambda: (
+                        [n.prefixes.version for n in c.router.nodes if n.is_prefill]
+                        == [published.since(0).version]
+                    )
+                )
+                assert [len(n.prefixes) for n in c.router.nodes if n.is_prefill] == [len(published)]
+            await until(lambda: asked[-1] == published.since(0).version)
+    finally:
+        await server.stop(grace=None)
+
+
+async def test_what_a_node_holds_draws_its_prompts_before_and_after_it_tells(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path, nodes=3) as c:
+        for node in c.nodes:
+            assert node.beat is not None
+            node.beat.cancel()
+        keys = pb.Prefixes(version=1, block_size=4, stride=1)
+        for node in c.nodes:
+            await c.registry.Heartbeat(
+                pb.HeartbeatRequest(node_id=node.node_id, epoch=node.epoch, prefixes=keys)
+            )
+        # No heartbeat comes between them: the router itself knows where it sent the first.
+        text = "the quick brown fox " * 12
+        await c.complete(text)
+        (home,) = [node for node in c.nodes if node.requests]
+        for _ in range(3):
+            await c.complete(text)
+        assert len(home.requests) == 4
+        # Another node tells that it holds the prompt, and the first has told that it does not.
+        (other, *_) = [node for node in c.nodes if node is not home]
+        tokens = c.encode(text)
+        keys.added = pack_keys(map(short_key, chain_keys(tokens, 4)))
+        keys.version = 2
+        for _ in range(2):
+            beat = pb.HeartbeatRequest(node_id=home.node_id, epoch=home.epoch)
+            await c.registry.Heartbeat(beat)
+        beat = pb.HeartbeatRequest(node_id=other.node_id, epoch=other.epoch, prefixes=keys)
+        assert (await c.registry.Heartbeat(beat)).prefix_version == 2
+        await c.complete(text)
+        assert len(other.requests) == 1
+        await c.complete(text, cache_salt="tenant")  # whose prompts nobody holds
+        assert all(node.inflight_load.queued_tokens == 0 for node in c.router.nodes)
+
+
+async def test_a_burst_that_no_heartbeat_has_counted_is_spread(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=3) as c:
+        for node in c.nodes:
+            assert node.beat is not None
+            node.beat.cancel()
+            node.delay = 0.05
+        prompt = "the quick brown fox " * 12
+        await asyncio.gather(*(c.complete(prompt) for _ in range(12)))
+        assert all(len(node.requests) >= 2 for node in c.nodes)
+
+
+def test_link_rates_add_up_from_reports_and_are_not_listed() -> None:
+    table = NodeTable(3.0)
+
+    def rates(**tokens_a_second: float) -> pb.Load:
+        links = [
+            pb.LinkRate(node_id=name, tokens_per_second=rate)
+            for name, rate in tokens_a_second.items()
+        ]
+        return pb.Load(running=1, link_rates=links)
+
+    join = pb.JoinRequest(node_id="a", epoch=1, role=pb.ROLE_DECODE, load=rates(x=1.0, y=2.0))
+    node = table.join(join, "127.0.0.1:9")
+    table.heartbeat(pb.HeartbeatRequest(node_id="a", epoch=1, load=rates(y=0.0, z=3.0)))
+    assert node.view(PromptKeys([1])).link_rates == {"x": 1.0, "z": 3.0}
+    assert not table.infos()[0].load.link_rates and table.infos()[0].load.running == 1
+
+
+async def test_prefill_candidates_travel_with_the_request(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        node = FakeNode("prefill-0", [])
+        node.port = 1234
+        await c.registry.Join(node.join_request(c.model, role=pb.ROLE_PREFILL))
+        c.node.prefill_node = "prefill-0"
+        body = (await c.chat()).json()
+        (candidate,) = c.node.requests[0].prefill
+        assert (candidate.node_id, candidate.epoch) == ("prefill-0", node.epoch)
+        assert candidate.address == "127.0.0.1:1234"
+        assert body["tandem"]["prefill_nodes"] == ["prefill-0"]
+        assert body["tandem"]["decode_nodes"] == ["decode-0"]
+
+
+async def test_metrics_under_vllms_names_and_a_few_of_each_node(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        c.load = pb.Load(running=3, free_blocks=9)
+        await c.chat(max_tokens=2)
+        await c.chat(temperature=9)
+        await until(lambda: all(node.load.running == 3 for node in c.router.nodes))
+        text = (await c.client.get("/metrics")).text
+        for line in (
+            'vllm:num_requests_running{model_name="tiny"} 0.0',
+            'vllm:generation_tokens_total{model_name="tiny"} 2.0',
+            'vllm:request_success_total{finished_reason="length",model_name="tiny"} 1.0',
+            'vllm:time_to_first_token_seconds_count{model_name="tiny"} 1.0',
+            'vllm:inter_token_latency_seconds_count{model_name="tiny"} 1.0',
+            'vllm:e2e_request_latency_seconds_count{model_name="tiny"} 1.0',
+            'tandem_request_errors_total{status="400"} 1.0',
+            'tandem_nodes{role="decode",state="ready"} 1',
+            'tandem_nodes{role="prefill",state="ready"} 0',
+            'tandem_node_up{node="decode-0",role="decode",state="ready"} 1',
+            'tandem_node_running{node="decode-0",role="decode"} 3',
+            'tandem_node_free_blocks{node="decode-0",role="decode"} 9',
+            'tandem_node_inflight{node="decode-0",role="decode"} 0',
+        ):
+            assert line in text, line
+        assert 'tandem_node_heartbeat_age_seconds{node="decode-0",role="decode"} 0.' in text
+        assert (await c.client.get("/version")).json()["version"]
+        page = await c.client.get("/")
+        assert "innerHTML" not in page.text and "text/html" in page.headers["content-type"]
+
+
+async def test_the_samples_that_older_nodes_put_into_heartbeats_are_ignored(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        old = pb.HeartbeatRequest(node_id=c.node.node_id, epoch=c.node.epoch)
+        # Field 5 was a message with a name (field 1).
+        old.MergeFromString(bytes([5 << 3 | 2, 7, 1 << 3 | 2, 5]) + b"spoof")
+        assert (await c.registry.Heartbeat(old)).known
+        assert "spoof" not in (await c.client.get("/metrics")).text

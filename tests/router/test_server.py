@@ -1,0 +1,96 @@
+"""A router as a process: its start, its ports, its credentials."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tandem.router.cluster import admin
+from tandem.router.options import RouterOptions
+from tandem.router.server import Router, run_router
+from tandem.shared.errors import RequestError, StartupError, UsageError
+from tandem.shared.security.credentials import Credentials
+from tandem.tests.router.support import cluster
+
+
+async def test_a_taken_port_is_a_startup_error(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=0) as c:
+        for taken in (
+            RouterOptions(port=c.router.http_port, registry_port=0),
+            RouterOptions(port=0, registry_port=c.router.registry_port),
+        ):
+            with pytest.raises(StartupError, match="cannot listen"):
+                await Router(taken).start()
+
+
+async def test_run_router_says_when_it_is_ready_and_stops_when_told() -> None:
+    stop = asyncio.Event()
+    options = RouterOptions(port=0, registry_port=0)
+    async with asyncio.timeout(10):
+        await run_router(options, stop, lambda router: stop.set())
+
+
+async def test_an_empty_key_or_a_wrong_address_is_a_usage_error() -> None:
+    for wrong in ({"api_key": ""}, {"api_key": "secret,"}, {"api_key": " "}, {"pd_url": "host"}):
+        with pytest.raises(UsageError, match="--"):
+            Router(RouterOptions(port=0, registry_port=0, **wrong))  # type: ignore[arg-type]
+
+
+START = """
+import asyncio, sys
+from tandem.router.options import RouterOptions
+from tandem.router.server import run_router
+stop = asyncio.Event()
+options = RouterOptions(port=0, registry_port=0)
+asyncio.run(run_router(options, stop, lambda router: stop.set()))
+heavy = {"torch", "numpy", "transformers", "fastapi"} & set(sys.modules)
+# Not ru_maxrss: a child inherits what its parent weighed when it forked.
+rss = next(x for x in open('/proc/self/status') if x.startswith('VmHWM:'))
+print(int(rss.split()[1]) // 1024, *heavy)
+assert sys.getswitchinterval() < 0.001, "threads would keep the loop from the interpreter for long"
+"""
+
+
+def test_a_router_starts_light(tmp_path: Path) -> None:
+    made = subprocess.run(
+        [sys.executable, "-c", START], capture_output=True, text=True, check=True, timeout=60
+    )
+    megabytes, *heavy = made.stdout.split()
+    assert not heavy
+    assert int(megabytes) < 150
+
+
+async def test_a_router_with_a_token_shows_it_asks_for_it_and_counts_who_lacks_it(
+    tmp_path: Path,
+) -> None:
+    options = RouterOptions(port=0, registry_port=0, drain_timeout=1.0)
+    router = Router(options, credentials=Credentials(token="of the cluster"))
+    await router.start()
+    try:
+        address = f"127.0.0.1:{router.registry_port}"
+        for token in ("", "wrong"):
+            with pytest.raises(RequestError, match="every part of this cluster needs the same"):
+                await asyncio.to_thread(admin.list_nodes, address, Credentials(token=token))
+        assert (
+            await asyncio.to_thread(admin.list_nodes, address, Credentials(token="of the cluster"))
+            == []
+        )
+        text = router.metrics.render().decode()
+        for reason in ("no token", "wrong token"):
+            assert f'tandem_registry_calls_refused_total{{reason="{reason}"}} 1.0' in text
+    finally:
+        await router.stop()
+
+
+async def test_a_registry_for_other_machines_needs_a_lock_or_the_operators_word() -> None:
+    options = RouterOptions(port=0, registry_port=0, registry_host="0.0.0.0")
+    with pytest.raises(UsageError, match=r"--registry-host 0.0.0.0 is reachable"):
+        await Router(options).start()
+    trusting = Router(replace(options, insecure=True))
+    await trusting.start()
+    await trusting.stop()
