@@ -42,6 +42,37 @@ _YARN = {
     "original_max_position_embeddings": 64,
 }
 _YARN_MLA = {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.5}
+
+
+_LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.5, 1.5, 1.8, 2.0, 2.5],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0],
+}
+_LONGROPE_PARTIAL: dict[str, Any] = {
+    **{key: value[:4] if isinstance(value, list) else value for key, value in _LONGROPE.items()},
+    "partial_rotary_factor": 0.5,
+    "original_max_position_embeddings": 1,
+    "attention_factor": 1.2,
+}
+_ROPE_BY_KIND = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 100000.0, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
+_GEMMA3: dict[str, Any] = {
+    "rope_parameters": None,
+    "sliding_window": 24,
+    "sliding_window_pattern": 3,
+    "query_pre_attn_scalar": 24,
+    "tie_word_embeddings": True,
+}
+_EXPERTS: dict[str, Any] = {
+    "num_experts": 12,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+}
 # Short chunks are attended in the absorbed form, but for the first of a prompt.
 _LATENT: dict[str, Any] = {
     "num_key_value_heads": 8,
@@ -71,7 +102,28 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {"num_key_value_heads": 4}),
     "qwen3": ("Qwen3", {}),
     "qwen3_tied": ("Qwen3", {"tie_word_embeddings": True, "num_key_value_heads": 8}),
+    "qwen3_moe": ("Qwen3Moe", _EXPERTS),
+    "qwen3_moe_mixed": (
+        "Qwen3Moe",
+        _EXPERTS | {"decoder_sparse_step": 2, "mlp_only_layers": [0], "norm_topk_prob": False},
+    ),
     "mistral": ("Mistral", {"sliding_window": 24}),
+    "phi3": ("Phi3", {"num_key_value_heads": 4, "sliding_window": 24}),
+    # The context is the original one, so that all factors are the short ones.
+    "phi3_short": (
+        "Phi3",
+        {"rope_parameters": _LONGROPE | {"original_max_position_embeddings": 4096}},
+    ),
+    # All factors are the long ones; on the first token transformers' short ones have no effect.
+    "phi3_partial": (
+        "Phi3",
+        {"rope_parameters": _LONGROPE_PARTIAL, "original_max_position_embeddings": 1},
+    ),
+    "gemma3": ("Gemma3", _GEMMA3),
+    "gemma3_linear": (
+        "Gemma3",
+        _GEMMA3 | {"rope_parameters": _ROPE_BY_KIND, "final_logit_softcapping": 5.0},
+    ),
     "deepseek_v2": ("DeepseekV2", _LATENT | {"q_lora_rank": None, "rope_parameters": _YARN_MLA}),
     "deepseek_v2_groups": (
         "DeepseekV2",
@@ -84,6 +136,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 SHARDED = frozenset({"qwen2"})
+WITHOUT_HEAD_DIM = frozenset({"Qwen2", "Phi3"})
+CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig"}
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -109,11 +163,11 @@ def build(
 
     prefix, config = MODELS[name]
     settings = {"tie_word_embeddings": False, **_SHAPE, **config, **changes}
-    if prefix == "Qwen2":
+    if prefix in WITHOUT_HEAD_DIM:
         del settings["head_dim"]
         settings["hidden_size"] = 128
     model = getattr(transformers, f"{prefix}ForCausalLM")(
-        getattr(transformers, f"{prefix}Config")(**settings)
+        getattr(transformers, CONFIG_CLASSES.get(prefix, f"{prefix}Config"))(**settings)
     )
     _randomise(model, seed)
     shards = {"max_shard_size": "200KB"} if name in SHARDED else {}
@@ -133,7 +187,8 @@ def _randomise(model: Any, seed: int) -> None:
             elif parameter.dim() == 1:
                 parameter.copy_(0.2 * noise)
             elif "embed_tokens" in name:
-                parameter.copy_(0.5 * noise)
+                scale = getattr(model.get_input_embeddings(), "scalar_embed_scale", 1.0)
+                parameter.copy_(0.5 / scale * noise)
             else:
                 # The layers must outweigh the embedding, or a tied model repeats its input.
                 parameter.copy_(1.5 * noise * parameter.shape[-1] ** -0.5)

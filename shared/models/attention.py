@@ -35,7 +35,7 @@ class Attention:
         self.heads = len(query)
         self.kv_heads = len(kv)
         self.dim = dim
-        self.params = AttentionParams(dim**-0.5, spec.sliding_window)
+        self.params = AttentionParams(spec.scale or dim**-0.5, spec.sliding_window)
 
     def project(
         self, x: torch.Tensor, batch: ForwardBatch, cos_sin: CosSin, cache: LayerKV

@@ -1,4 +1,4 @@
-"""Reading a ``config.json`` without guessing: what is not understood is refused by name."""
+"""Reading of a ``config.json``: unsupported keys and values are rejected by name."""
 
 from __future__ import annotations
 
@@ -7,16 +7,26 @@ from typing import Any
 
 from ..errors import ModelError
 from .no_effect import has_no_effect
-from .spec import LinearScaling, Llama3Scaling, RopeScaling, RopeSpec, YarnScaling
+from .spec import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeScaling,
+    RopeSpec,
+    YarnScaling,
+)
 
-# No size and no factor is larger. JSON as Python reads it also has NaN, Infinity and any integer.
+# The largest size or factor. JSON as Python reads it also has NaN, Infinity and any integer.
 _LARGEST = 1 << 40
+# Kinds of attention in ``layer_types``.
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 class Config:
     """A config dict that remembers which of its keys were read.
 
-    ``ignored`` keys are treated as if the file did not have them, in its tables too.
+    ``ignored`` keys are treated as absent, in tables too. ``max_model_len`` is the user's limit of
+    the context, if any.
     """
 
     def __init__(
@@ -24,18 +34,20 @@ class Config:
         values: dict[str, Any],
         file: str = "config.json",
         ignored: frozenset[str] = frozenset(),
+        max_model_len: int | None = None,
     ) -> None:
         self.values = {key: value for key, value in values.items() if key not in ignored}
         self.file = file
+        self.max_model_len = max_model_len
         self._ignored = ignored
         self._read: set[str] = set()
 
     def table(self, key: str, values: dict[str, Any]) -> Config:
         """A table inside this config, with keys of its own."""
-        return Config(values, f"{self.file}: {key}", self._ignored)
+        return Config(values, f"{self.file}: {key}", self._ignored, self.max_model_len)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value, or the default where the key is missing or null."""
+        """The value, or the default if the key is missing or null."""
         self._read.add(key)
         value = self.values.get(key)
         return default if value is None else value
@@ -70,7 +82,7 @@ class Config:
         return value
 
     def one_of(self, key: str, supported: tuple[Any, ...], default: Any = None) -> Any:
-        """A value that must be among those implemented."""
+        """A value that must be among the supported ones."""
         value = self.get(key, default)
         if value not in supported:
             raise self.refusal(key, value, " or ".join(repr(item) for item in supported))
@@ -78,18 +90,33 @@ class Config:
 
     def token_ids(self, key: str) -> tuple[int, ...]:
         """One token id, several, or none."""
+        return self._integers(key, "a token id or a list of them")
+
+    def layers(self, key: str) -> tuple[int, ...]:
+        """Indices of layers, if any."""
+        return self._integers(key, "a list of indices of layers")
+
+    def _integers(self, key: str, supported: str) -> tuple[int, ...]:
         value = self.get(key, [])
-        ids = value if isinstance(value, list) else [value]
-        if not all(isinstance(item, int) and not isinstance(item, bool) for item in ids):
-            raise self.refusal(key, value, "a token id or a list of them")
-        return tuple(ids)
+        listed = value if isinstance(value, list) else [value]
+        if not all(isinstance(item, int) and not isinstance(item, bool) for item in listed):
+            raise self.refusal(key, value, supported)
+        return tuple(listed)
+
+    def factors(self, key: str, count: int) -> tuple[float, ...]:
+        """A list of positive numbers."""
+        value = self.get(key)
+        if not isinstance(value, list) or len(value) != count:
+            raise self.refusal(key, value, f"a list of {count} numbers")
+        table = self.table(key, {str(index): item for index, item in enumerate(value)})
+        return tuple(table.number(str(index)) for index in range(count))
 
     def refusal(self, key: str, value: object, supported: str) -> ModelError:
-        """The error for a value that is not implemented."""
+        """The error for an unsupported value."""
         return ModelError(f"{self.file}: {key} is {value!r}; supported: {supported}")
 
     def finish(self) -> None:
-        """Refuse a key that nothing has read, unless it is off or known to have no effect."""
+        """Reject keys that were not read, unless they are off or known to have no effect."""
         unknown = [
             key
             for key, value in self.values.items()
@@ -98,49 +125,101 @@ class Config:
         if unknown:
             listed = ", ".join(f"{key} ({self.values[key]!r:.100})" for key in unknown)
             raise ModelError(
-                f"{self.file}: {listed} is not known for this model and may change what it "
+                f"{self.file}: {listed} is unknown for this model and may change what it "
                 f"computes; if it does not, add --ignore-config-keys {','.join(unknown)}"
             )
 
 
-def read_rope(config: Config, head_dim: int) -> RopeSpec:
-    """Both spellings: ``rope_parameters`` (transformers 5) and ``rope_theta``, ``rope_scaling``."""
-    config.one_of("partial_rotary_factor", (1.0,), 1.0)
-    theta = config.number("rope_theta", 10000.0)
+def read_rope(config: Config, head_dim: int, *, partial: bool = False) -> RopeSpec:
+    """Both spellings: ``rope_parameters`` (transformers 5) and ``rope_theta``, ``rope_scaling``.
+
+    ``partial`` allows heads of which only a part is rotated.
+    """
     key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
     values = config.get(key, {})
     config.get("rope_scaling")
     if not isinstance(values, dict) or any(isinstance(v, dict) for v in values.values()):
         raise config.refusal(key, values, "one flat table for all layers")
+    theta = config.number("rope_theta", 10000.0)
+    part = _rotated_part(config, partial, 1.0)
+    return read_rope_table(config, key, values, head_dim, theta=theta, partial=partial, part=part)
+
+
+def read_rope_table(
+    config: Config,
+    key: str,
+    values: dict[str, Any],
+    head_dim: int,
+    *,
+    theta: float,
+    partial: bool = False,
+    part: float = 1.0,
+) -> RopeSpec:
+    """The table ``key`` of a config, with defaults for what it leaves out."""
     rope = config.table(key, values)
     theta = rope.number("rope_theta", theta)
-    rope.one_of("partial_rotary_factor", (1.0,), 1.0)
-    scaling = _scaling(rope, config.integer("max_position_embeddings"))
+    dim = int(head_dim * _rotated_part(rope, partial, part))
+    scaling = _scaling(rope, config, dim)
     rope.finish()
-    return RopeSpec(theta=theta, head_dim=head_dim, scaling=scaling)
+    return RopeSpec(theta=theta, dim=dim, scaling=scaling)
 
 
-def _scaling(rope: Config, max_position: int) -> RopeScaling | None:
+def _rotated_part(config: Config, partial: bool, default: float) -> float:
+    if not partial:
+        config.one_of("partial_rotary_factor", (1.0,), default)
+        return 1.0
+    part = config.number("partial_rotary_factor", default)
+    if part > 1:
+        raise config.refusal("partial_rotary_factor", part, "at most 1")
+    return part
+
+
+def _scaling(rope: Config, config: Config, dim: int) -> RopeScaling | None:
+    max_position = config.integer("max_position_embeddings")
     old_name = rope.get("type", "default")
     kind = rope.get("rope_type", old_name)
-    if kind == "default":
-        return None
-    if kind == "linear":
-        return LinearScaling(factor=rope.number("factor"))
-    if kind == "llama3":
-        return Llama3Scaling(
-            factor=rope.number("factor"),
-            low_freq_factor=rope.number("low_freq_factor"),
-            high_freq_factor=rope.number("high_freq_factor"),
-            original_max_position=rope.integer("original_max_position_embeddings", max_position),
-        )
-    if kind == "yarn":
-        return _yarn(rope, max_position)
-    raise rope.refusal("rope_type", kind, "'default', 'linear', 'llama3' or 'yarn'")
+    match kind:
+        case "default":
+            return None
+        case "linear":
+            return LinearScaling(factor=rope.number("factor"))
+        case "llama3":
+            original = rope.integer("original_max_position_embeddings", max_position)
+            return Llama3Scaling(
+                factor=rope.number("factor"),
+                low_freq_factor=rope.number("low_freq_factor"),
+                high_freq_factor=rope.number("high_freq_factor"),
+                original_max_position=original,
+            )
+        case "yarn":
+            return _yarn(rope, max_position)
+        case "longrope" | "su":
+            return _longrope(rope, config, dim, max_position)
+    raise rope.refusal("rope_type", kind, "'default', 'linear', 'llama3', 'yarn' or 'longrope'")
+
+
+def _longrope(rope: Config, config: Config, dim: int, max_position: int) -> LongRopeScaling:
+    """The factors for short contexts if none can be longer than the original one, else the others.
+
+    transformers chooses anew in each step, so that a sequence that grows beyond the original
+    context continues from keys with other factors.
+    """
+    short, long = (rope.factors(f"{name}_factor", dim // 2) for name in ("short", "long"))
+    default = config.get("original_max_position_embeddings")
+    original = rope.integer("original_max_position_embeddings", default)
+    stretch = rope.number("factor", max_position / original)
+    default_factor = 1.0
+    if stretch > 1 and original > 1:
+        default_factor = math.sqrt(1 + math.log(stretch) / math.log(original))
+    longest = min(max_position, config.max_model_len or max_position)
+    return LongRopeScaling(
+        factors=long if longest > original else short,
+        attention_factor=rope.number("attention_factor", default_factor),
+    )
 
 
 def _yarn(rope: Config, max_position: int) -> YarnScaling:
-    """The attention factor is a quotient of two only where the config gives both weights."""
+    """The attention factor is a quotient of two only if the config has both weights."""
     factor = rope.number("factor")
     if factor < 1:
         raise rope.refusal("factor", factor, "1 or more")
@@ -158,29 +237,36 @@ def _yarn(rope: Config, max_position: int) -> YarnScaling:
 
 
 def _mscale(rope: Config, factor: float, key: str) -> float | None:
-    """How much larger queries or keys become with a context stretched by a factor, if the config
-    gives that a weight (zero is none)."""
+    """The growth of queries or keys with the stretch of the context, if the config has a weight for
+    it (zero is none)."""
     return 0.1 * rope.number(key) * math.log(factor) + 1.0 if rope.get(key) else None
 
 
 def read_window(config: Config) -> int | None:
-    """``sliding_window``, where null and zero are none."""
+    """``sliding_window``; null and zero mean none."""
     return config.count("sliding_window", 0) or None
 
 
 def read_windows(config: Config, layers: int, default: tuple[int | None, ...]) -> list[int | None]:
-    """The sliding window of each layer: ``layer_types`` where it stands, else the default."""
-    kinds = config.get("layer_types")
+    """The sliding window of each layer, by ``layer_types`` if the config has it."""
+    kinds = read_layer_types(config, layers)
     if kinds is None:
         return list(default)
-    known = ["full_attention", "sliding_attention"]
+    window = read_window(config)
+    if window is None and SLIDING in kinds:
+        raise config.refusal("sliding_window", None, "an integer, as layer_types asks for one")
+    return [window if kind == SLIDING else None for kind in kinds]
+
+
+def read_layer_types(config: Config, layers: int) -> list[str] | None:
+    """The kind of attention of each layer, or ``None`` if the config has no ``layer_types``."""
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return None
     if (
         not isinstance(kinds, list)
         or len(kinds) != layers
-        or not all(kind in known for kind in kinds)
+        or not all(kind in (FULL, SLIDING) for kind in kinds)
     ):
-        raise config.refusal("layer_types", kinds, f"{layers} of {known}")
-    window = read_window(config)
-    if window is None and "sliding_attention" in kinds:
-        raise config.refusal("sliding_window", None, "an integer, as layer_types asks for one")
-    return [window if kind == "sliding_attention" else None for kind in kinds]
+        raise config.refusal("layer_types", kinds, f"{layers} of {[FULL, SLIDING]}")
+    return kinds

@@ -24,6 +24,7 @@ from .spec import (
     LayerSpec,
     MLASpec,
     MoESpec,
+    NormLayout,
     tensor_parallel_problem,
 )
 
@@ -78,13 +79,16 @@ class VocabParallel:
 
 
 class Layer:
-    """One pre-norm layer."""
+    """Attention and feed-forward, with norms before each and, in a sandwich, after each."""
 
     def __init__(self, place: WeightPlacement, spec: LayerSpec, hidden: int, eps: float) -> None:
         self.attention_norm = RMSNorm(place, hidden, eps)
         self.attention = _attention(place, spec.attention, hidden, eps)
         self.mlp_norm = RMSNorm(place, hidden, eps)
         self.mlp = _feed_forward(place, spec.mlp, hidden)
+        sandwich = spec.norms is NormLayout.SANDWICH
+        self.post_attention_norm = RMSNorm(place, hidden, eps) if sandwich else None
+        self.post_mlp_norm = RMSNorm(place, hidden, eps) if sandwich else None
 
     def write_kv(
         self, x: torch.Tensor, batch: ForwardBatch, cos_sin: CosSin, cache: LayerKV
@@ -96,17 +100,26 @@ class Layer:
         self, x: torch.Tensor, q: torch.Tensor, batch: ForwardBatch, cache: LayerKV
     ) -> torch.Tensor:
         """Attention and feed-forward."""
-        normed, x = self.mlp_norm.add(self.attention.attend(q, batch, cache), x)
-        return x + self.mlp(normed)
+        attended = self.attention.attend(q, batch, cache)
+        if self.post_attention_norm is not None:
+            attended = self.post_attention_norm(attended)
+        normed, x = self.mlp_norm.add(attended, x)
+        out = self.mlp(normed)
+        return x + (out if self.post_mlp_norm is None else self.post_mlp_norm(out))
 
     def weight_slots(self, prefix: str) -> dict[str, WeightSlot]:
         """The parameters by name, for the loader."""
-        return {
+        slots = {
             **self.attention_norm.weight_slots(f"{prefix}.attention_norm"),
             **self.attention.weight_slots(f"{prefix}.attention"),
             **self.mlp_norm.weight_slots(f"{prefix}.mlp_norm"),
             **self.mlp.weight_slots(f"{prefix}.mlp"),
         }
+        if self.post_attention_norm is not None:
+            slots |= self.post_attention_norm.weight_slots(f"{prefix}.post_attention_norm")
+        if self.post_mlp_norm is not None:
+            slots |= self.post_mlp_norm.weight_slots(f"{prefix}.post_mlp_norm")
+        return slots
 
 
 def _attention(
@@ -145,7 +158,9 @@ class Decoder:
             if spec.tie_embeddings
             else VocabParallel(place, spec.vocab_size, spec.hidden_size)
         )
-        self.rope = Rope(spec.rope, place.device)
+        self.ropes = {layer.rope: Rope(layer.rope, place.device) for layer in spec.layers}
+        # Rounded as the embeddings are.
+        self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=place.dtype).item()
 
     def forward(
         self, batch: ForwardBatch, cache: Sequence[LayerKV], on_layer: OnLayer | None = None
@@ -155,10 +170,12 @@ class Decoder:
         ``on_layer(i)`` is called as soon as the step's KV of layer i is in the cache.
         """
         x = self.embed.embed(batch.tokens)
-        cos_sin = self.rope.cos_sin(batch.positions)
+        if self.embedding_scale != 1.0:
+            x = x * self.embedding_scale
+        cos_sin = {spec: rope.cos_sin(batch.positions) for spec, rope in self.ropes.items()}
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
-            q = layer.write_kv(x, batch, cos_sin, cache[index])
+            q = layer.write_kv(x, batch, cos_sin[self.spec.layers[index].rope], cache[index])
             if on_layer is not None:
                 on_layer(index)
             if index == last and not batch.needs_logits:
@@ -168,7 +185,8 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """[rows, vocabulary] in fp32 on rank 0, nothing on the others."""
-        return self.head.logits(hidden)
+        logits, cap = self.head.logits(hidden), self.spec.logit_soft_cap
+        return logits if logits is None or cap is None else torch.tanh(logits / cap) * cap
 
     def prepare_batched_decode(self, cache: Sequence[LayerKV], block_size: int) -> bool:
         """Compile the kernels that attend for all decoding rows at once. Return whether every layer

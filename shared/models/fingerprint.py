@@ -1,4 +1,4 @@
-"""What two nodes must agree on before KV may pass between them. No torch."""
+"""Model fingerprint: the fields in which two nodes must agree to hand over KV. No torch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from .spec import DecoderSpec, fingerprint_fields
 
 
 def model_fingerprint(spec: DecoderSpec, folder: Path) -> dict[str, str]:
-    """Shapes, rope, tokenizer and template, field by field; two trainings of one shape look the
-    same here."""
+    """Fields for shapes, rope, tokenizer and template. Two trainings of one architecture have equal
+    fingerprints."""
     fields = fingerprint_fields(spec)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         file = folder / name
@@ -20,5 +20,5 @@ def model_fingerprint(spec: DecoderSpec, folder: Path) -> dict[str, str]:
 
 
 def fingerprint_text(fields: dict[str, str]) -> str:
-    """``field=value`` lines, so that a router can name the field in which two nodes differ."""
+    """Format as ``field=value`` lines, from which a router names the field that differs."""
     return "\n".join(f"{key}={value}" for key, value in sorted(fields.items()))

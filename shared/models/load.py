@@ -17,6 +17,7 @@ from .decoder import Decoder
 from .parallel import TensorParallel, WeightPlacement, WeightSlot
 from .registry import Family, family_of, read_json, read_spec
 from .spec import DecoderSpec
+from .weight_names import AddOne, Split, Target, WeightNames
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 # dtypes of checkpoints, by safetensors' names.
@@ -40,14 +41,15 @@ def load_model(
     tp: TensorParallel | None = None,
     load_format: str = "auto",
     ignored_keys: frozenset[str] = frozenset(),
+    max_model_len: int | None = None,
     seed: int = 0,
     operators: Operators | None = None,
 ) -> Decoder:
     """Load this rank's part of the model in a folder. ``dummy`` needs ``config.json`` only.
 
-    ``ignored_keys``: see ``read_spec``.
+    ``ignored_keys``, ``max_model_len``: see ``read_spec``.
     """
-    spec = read_spec(folder, ignored_keys)
+    spec = read_spec(folder, ignored_keys, max_model_len)
     device = torch.device(device)
     place = WeightPlacement(
         resolve_dtype(dtype, spec, device),
@@ -73,27 +75,44 @@ def fill(model: Decoder, checkpoint: Checkpoint, family: Family) -> None:
     for theirs in checkpoint.names():
         if family.more_layers and _layer_of(theirs) >= len(model.spec.layers):
             continue
-        ours = _our_name(theirs, family.weights, checkpoint.folder)
-        if ours is None or (ours == "head.weight" and model.spec.tie_embeddings):
+        target = _target_of(theirs, family.weights, checkpoint.folder)
+        if target == "head.weight" and model.spec.tie_embeddings:
             continue  # a tied head is the embedding, whatever was saved beside it
-        slot = slots.pop(ours, None)
-        if slot is None:
+        names = _names_of(target)
+        if not all(name in slots for name in names):
             raise ModelError(f"{checkpoint.folder}: {theirs} has no place in this model: {_REMEDY}")
-        _check(checkpoint, theirs, slot)
-        if slot.end > slot.first:
-            slot.target.copy_(checkpoint.read(theirs, slot.dim, slot.first, slot.end))
+        _fill_slots([slots.pop(name) for name in names], target, checkpoint, theirs)
     if slots:
         missing = ", ".join(sorted(slots)[:3])
         raise ModelError(f"{checkpoint.folder} lacks {len(slots)} weights ({missing}): {_REMEDY}")
 
 
-def _check(checkpoint: Checkpoint, theirs: str, slot: WeightSlot) -> None:
+def _fill_slots(
+    slots: list[WeightSlot], target: Target, checkpoint: Checkpoint, theirs: str
+) -> None:
+    """Copy one tensor, which has the rows of all ``slots``, one after the other."""
+    if not slots:
+        return
+    rows = sum(slot.shape[0] for slot in slots)
+    _check(checkpoint, theirs, (rows, *slots[0].shape[1:]))
+    offset = 0
+    for slot in slots:
+        first, end = slot.first, slot.end
+        if slot.dim == 0:
+            first, end = first + offset, end + offset
+        if end > first:
+            part = checkpoint.read(theirs, slot.dim, first, end)
+            slot.target.copy_(part.float() + 1 if isinstance(target, AddOne) else part)
+        offset += slot.shape[0]
+
+
+def _check(checkpoint: Checkpoint, theirs: str, expected: tuple[int, ...]) -> None:
     """Reject a tensor of another shape, or in a dtype that needs scales."""
     shape, dtype = checkpoint.shape(theirs), checkpoint.dtype(theirs)
-    if shape != slot.shape:
+    if shape != expected:
         raise ModelError(
             f"{checkpoint.folder}: {theirs} has shape {list(shape)}, but config.json implies "
-            f"{list(slot.shape)}: {_REMEDY}"
+            f"{list(expected)}: {_REMEDY}"
         )
     if dtype not in _SAVED_IN:
         raise ModelError(
@@ -107,15 +126,36 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _REMEDY = "config.json and the weights do not belong together; download both again"
 
 
-def _our_name(theirs: str, names: dict[str, str | None], folder: Path) -> str | None:
-    """Our name for a tensor; numbers in it are those of the layer and the expert."""
+def _target_of(theirs: str, names: WeightNames, folder: Path) -> Target:
+    """The parameters of a tensor; numbers in its name are those of the layer and the expert."""
     numbers = _NUMBER.findall(theirs)
     letters = iter("ij")
     pattern = _NUMBER.sub(lambda number: f"{{{next(letters, '')}}}", theirs)
     if pattern not in names:
         raise ModelError(f"{folder}: tensor {theirs} is unknown for this model, and it may matter")
-    ours = names[pattern]
-    return None if ours is None else ours.format(**dict(zip("ij", numbers, strict=False)))
+    indices = dict(zip("ij", numbers, strict=False))
+    match names[pattern]:
+        case None:
+            return None
+        case Split(names=ours):
+            return Split(tuple(name.format(**indices) for name in ours))
+        case AddOne(name=our):
+            return AddOne(our.format(**indices))
+        case our:
+            return our.format(**indices)
+
+
+def _names_of(target: Target) -> tuple[str, ...]:
+    """The parameters that a tensor fills."""
+    match target:
+        case None:
+            return ()
+        case Split(names=names):
+            return names
+        case AddOne(name=name):
+            return (name,)
+        case name:
+            return (name,)
 
 
 def _layer_of(theirs: str) -> int:

@@ -1,4 +1,5 @@
-"""Mixture of experts: each token is computed by a few of many feed-forwards, and by a shared one.
+"""Mixture of experts: each token is computed by a few of many feed-forwards, and by a shared one if
+there is one.
 
 T rows, E experts, K of them for each row.
 """
@@ -26,13 +27,13 @@ class MoE:
         self.operators = place.operators
         self.activation = spec.expert.activation
         self.router = ExpertRouter(place, spec.router, hidden)
-        self.shared = DenseMLP(place, spec.shared, hidden)
+        self.shared = None if spec.shared is None else DenseMLP(place, spec.shared, hidden)
         self.experts = [DenseMLP(place, spec.expert, hidden) for _ in range(spec.router.experts)]
         self._experts: Experts | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         assert self._experts is not None, "finish_loading() comes first"
-        out = self.shared.partial(x)
+        out = torch.zeros_like(x) if self.shared is None else self.shared.partial(x)
         weights, chosen = self.router(x)
         self._experts(x, weights, chosen, out)
         return self.tp.all_reduce(out)
@@ -40,7 +41,8 @@ class MoE:
     def weight_slots(self, prefix: str) -> dict[str, WeightSlot]:
         """The parameters by name, for the loader."""
         slots = self.router.weight_slots(f"{prefix}.router")
-        slots |= self.shared.weight_slots(f"{prefix}.shared")
+        if self.shared is not None:
+            slots |= self.shared.weight_slots(f"{prefix}.shared")
         for index, expert in enumerate(self.experts):
             slots |= expert.weight_slots(f"{prefix}.experts.{index}")
         return slots
@@ -48,7 +50,8 @@ class MoE:
     def finish_loading(self) -> None:
         """Pack the weights, once they are loaded."""
         self.router.finish_loading()
-        self.shared.finish_loading()
+        if self.shared is not None:
+            self.shared.finish_loading()
         self._experts = self.operators.prepare_experts(
             [expert.gate_up.take_weight() for expert in self.experts],
             [expert.down.take_weight() for expert in self.experts],

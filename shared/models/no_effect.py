@@ -1,8 +1,8 @@
-"""Keys of a ``config.json`` that do not change what a decoder computes, whatever their value."""
+"""Keys of a ``config.json`` that do not change the computation, whatever their value."""
 
 from __future__ import annotations
 
-# What a file says about itself, the tools that wrote it, and its tokenizer.
+# About the file, the tools that wrote it, and the tokenizer.
 _DESCRIPTION = (
     "additional_special_tokens architectures attn_implementation auto_map base_model "
     "base_model_name_or_path bos_token chat_template custom_pipelines eos_token finetuning_task "
@@ -13,7 +13,7 @@ _DESCRIPTION = (
     "transformers_weights trust_remote_code truncation_side unk_token unsloth_fixed "
     "unsloth_version use_flash_attention use_flash_attention_2 use_flash_attn"
 )
-# How weights were initialized and trained, and how they are stored.
+# Initialisation, training and storage of the weights.
 _TRAINING = (
     "attention_dropout attention_probs_dropout_prob attn_pdrop classifier_dropout dropout dtype "
     "embd_pdrop gradient_checkpointing gradient_checkpointing_kwargs hidden_dropout "
@@ -24,7 +24,8 @@ _TRAINING = (
 )
 # Defaults of transformers' generation and of its classes; older versions wrote all of them.
 _TRANSFORMERS = (
-    "bad_words_ids begin_suppress_tokens chunk_size_feed_forward diversity_penalty do_sample "
+    "bad_words_ids begin_suppress_tokens cache_implementation chunk_size_feed_forward "
+    "diversity_penalty do_sample "
     "early_stopping encoder_no_repeat_ngram_size exponential_decay_length_penalty id2label "
     "is_decoder is_encoder_decoder label2id length_penalty max_length max_new_tokens "
     "max_window_layers min_length no_repeat_ngram_size num_beam_groups num_beams num_labels "
@@ -37,7 +38,7 @@ _NO_EFFECT = frozenset(f"{_DESCRIPTION} {_TRAINING} {_TRANSFORMERS}".split())
 
 
 def has_no_effect(key: str, value: object) -> bool:
-    """Whether a key can be ignored: its feature is off, or it is one of those above, an id of a
+    """Return whether a key can be ignored: its feature is off, or it is listed above, the id of a
     special token, or private to the library that wrote the file."""
     off = value is None or value is False or value in ({}, [], "")
     return off or key in _NO_EFFECT or key.startswith("_") or key.endswith("_token_id")

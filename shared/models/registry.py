@@ -1,4 +1,4 @@
-"""From a model folder's ``config.json`` to a spec and the names of its weights. No torch."""
+"""Model families: from a folder's ``config.json`` to a spec and weight names. No torch."""
 
 from __future__ import annotations
 
@@ -11,43 +11,50 @@ from typing import Any
 
 from ..errors import ModelError
 from .config import Config
-from .families import deepseek, llama, mistral, qwen2, qwen3
+from .families import deepseek, gemma3, llama, mistral, phi3, qwen2, qwen3, qwen3_moe
 from .spec import DecoderSpec
+from .weight_names import WeightNames
 
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of checkpoint: config in, spec and weight names out.
+    """One kind of checkpoint: how to read its config, and its weight names.
 
-    ``more_layers``: a checkpoint may have layers after the config's last, which are not for
-    generating token by token.
+    ``more_layers``: a checkpoint may have layers after the config's last, which predict further
+    tokens and are not used.
     """
 
     read: Callable[[Config], DecoderSpec]
-    weights: dict[str, str | None]
+    weights: WeightNames
     more_layers: bool = False
 
 
 FAMILIES = {
     "DeepseekV2ForCausalLM": Family(deepseek.read_v2, deepseek.WEIGHTS),
     "DeepseekV3ForCausalLM": Family(deepseek.read_v3, deepseek.WEIGHTS, more_layers=True),
+    "Gemma3ForCausalLM": Family(gemma3.read, gemma3.WEIGHTS),
     "LlamaForCausalLM": Family(llama.read, llama.WEIGHTS),
     "MistralForCausalLM": Family(mistral.read, mistral.WEIGHTS),
+    "Phi3ForCausalLM": Family(phi3.read, phi3.WEIGHTS),
     "Qwen2ForCausalLM": Family(qwen2.read, qwen2.WEIGHTS),
     "Qwen3ForCausalLM": Family(qwen3.read, qwen3.WEIGHTS),
+    "Qwen3MoeForCausalLM": Family(qwen3_moe.read, qwen3_moe.WEIGHTS),
 }
 _BY_MODEL_TYPE = {
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
+    "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
 }
 
 
 def family_of(values: dict[str, Any], file: str = "config.json") -> Family:
-    """The family that ``architectures`` names, or ``model_type`` where that is missing."""
+    """The family of ``architectures``, or of ``model_type`` if that is missing."""
     names = values.get("architectures") or [_BY_MODEL_TYPE.get(values.get("model_type") or "")]
     name = names[0] if isinstance(names, list) else names
     if not isinstance(name, str) or name not in FAMILIES:
@@ -58,15 +65,22 @@ def family_of(values: dict[str, Any], file: str = "config.json") -> Family:
     return FAMILIES[name]
 
 
-def read_spec(folder: str | Path, ignored_keys: frozenset[str] = frozenset()) -> DecoderSpec:
-    """The spec of the model in a folder, with the end tokens of ``generation_config.json`` too.
+def read_spec(
+    folder: str | Path,
+    ignored_keys: frozenset[str] = frozenset(),
+    max_model_len: int | None = None,
+) -> DecoderSpec:
+    """Read the spec of the model in a folder, including the end tokens of
+    ``generation_config.json``.
 
-    ``ignored_keys`` of ``config.json`` are treated as if they were not there.
+    ``ignored_keys`` of ``config.json`` are treated as absent. ``max_model_len`` is the user's limit
+    of the context, if any.
     """
     folder = Path(folder)
     file = folder / "config.json"
     values = read_json(file)
-    spec = family_of(values, str(file)).read(Config(values, str(file), ignored_keys))
+    config = Config(values, str(file), ignored_keys, max_model_len)
+    spec = family_of(values, str(file)).read(config)
     generation = folder / "generation_config.json"
     if not generation.is_file():
         return spec
@@ -75,7 +89,7 @@ def read_spec(folder: str | Path, ignored_keys: frozenset[str] = frozenset()) ->
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object of the model folder."""
+    """Read a JSON object from the model folder."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -7,12 +7,12 @@ import math
 import torch
 
 from ...kernels.operators import CosSin
-from .spec import LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
+from .spec import LinearScaling, Llama3Scaling, LongRopeScaling, RopeSpec, YarnScaling
 
 
 def inverse_frequencies(spec: RopeSpec) -> torch.Tensor:
-    """[head_dim / 2] in fp32, scaled as the spec says."""
-    exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.float32) / spec.head_dim
+    """[dim / 2] in fp32, scaled according to the spec."""
+    exponents = torch.arange(0, spec.dim, 2, dtype=torch.float32) / spec.dim
     frequencies = 1.0 / (spec.theta**exponents)
     match spec.scaling:
         case None:
@@ -23,6 +23,8 @@ def inverse_frequencies(spec: RopeSpec) -> torch.Tensor:
             return _llama3(frequencies, scaling)
         case YarnScaling() as scaling:
             return _yarn(frequencies, spec, scaling)
+        case LongRopeScaling(factors=factors):
+            return frequencies / torch.tensor(factors)
 
 
 def _llama3(frequencies: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
@@ -39,7 +41,7 @@ def _yarn(frequencies: torch.Tensor, spec: RopeSpec, scaling: YarnScaling) -> to
     high = _index_that_turns(scaling.beta_slow, spec, scaling)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, spec.head_dim - 1)
+    low, high = max(low, 0), min(high, spec.dim - 1)
     numbers = torch.arange(len(frequencies), dtype=torch.float32)
     stretched = ((numbers - low) / (high - low or 0.001)).clamp(0.0, 1.0)
     return (1 - stretched) * frequencies + stretched * frequencies / scaling.factor
@@ -48,21 +50,22 @@ def _yarn(frequencies: torch.Tensor, spec: RopeSpec, scaling: YarnScaling) -> to
 def _index_that_turns(times: float, spec: RopeSpec, scaling: YarnScaling) -> float:
     """The index of the frequency that turns so many times in the original context."""
     longest = scaling.original_max_position / (2 * math.pi * times)
-    return spec.head_dim * math.log(longest) / (2 * math.log(spec.theta))
+    return spec.dim * math.log(longest) / (2 * math.log(spec.theta))
 
 
 class Rope:
-    """Computes cos and sin once a step, instead of keeping a table as long as the context."""
+    """Computes cos and sin once a step, instead of keeping a table as long as the context.
 
-    def __init__(self, spec: RopeSpec, device: torch.device) -> None:
-        self.frequencies = inverse_frequencies(spec).to(device)
-        scaling = spec.scaling
-        self.attention_factor = (
-            scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
-        )
+    Without a spec they are empty, and nothing is rotated."""
+
+    def __init__(self, spec: RopeSpec | None, device: torch.device) -> None:
+        frequencies = torch.empty(0) if spec is None else inverse_frequencies(spec)
+        self.frequencies = frequencies.to(device)
+        scaling = None if spec is None else spec.scaling
+        self.attention_factor: float = getattr(scaling, "attention_factor", 1.0)
 
     def cos_sin(self, positions_T: torch.Tensor) -> CosSin:
-        """cos and sin, [T, 1, head_dim] in fp32, as the operators take them."""
+        """cos and sin, [T, 1, dim] in fp32, as the operators take them."""
         angles = (positions_T.float()[:, None] * self.frequencies)[:, None]
         cos, sin = angles.cos(), angles.sin()
         if self.attention_factor != 1.0:

@@ -1,14 +1,15 @@
-"""What can vary between decoders, as plain data without torch.
+"""Specs: everything that varies between decoders, as plain data without torch.
 
-The model is built from it, the KV planner lays blocks out from it, and the handoff compares it.
-Every per-layer pattern is resolved into ``DecoderSpec.layers`` when the config is read, so nobody
-downstream asks "is this one of the layers with a window?" again.
+The model is built from a spec, the KV cache is planned from it, and the handoff compares it. Every
+per-layer pattern is resolved into ``DecoderSpec.layers`` when the config is read, so no other code
+needs to know, for example, which layers have a sliding window.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from enum import Enum
 from itertools import groupby
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3Scaling:
-    """Low frequencies divided by a factor, high ones kept, a smooth ramp between the two."""
+    """Low frequencies divided by a factor, high ones kept, and a smooth ramp in between."""
 
     factor: float
     low_freq_factor: float
@@ -33,9 +34,9 @@ class Llama3Scaling:
 @dataclass(frozen=True, kw_only=True)
 class YarnScaling:
     """Frequencies that turn less than ``beta_slow`` times in the original context divided by a
-    factor, those that turn more than ``beta_fast`` times kept, a linear ramp over the ones between,
-    whose ends are whole numbers with ``truncate``. ``attention_factor`` multiplies cos and sin;
-    latent attention multiplies its scores with ``score_factor`` as well."""
+    factor, those that turn more than ``beta_fast`` times kept, and a linear ramp over the ones in
+    between, whose ends are rounded with ``truncate``. cos and sin are multiplied by
+    ``attention_factor``, and the scores of latent attention by ``score_factor`` as well."""
 
     factor: float
     original_max_position: int
@@ -46,22 +47,36 @@ class YarnScaling:
     score_factor: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class LongRopeScaling:
+    """Each frequency divided by a factor of its own; cos and sin are multiplied by
+    ``attention_factor``.
+
+    Checkpoints have factors for short and for long contexts. Those in use are chosen when the
+    config is read, from the longest context: cached keys of one sequence must have equal factors.
+    """
+
+    factors: tuple[float, ...]
+    attention_factor: float
+
+
 Activation = Literal["silu", "gelu_tanh"]
-RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
 
 
 @dataclass(frozen=True, kw_only=True)
 class RopeSpec:
-    """Rotary embedding over the whole head, the two halves of a head rotated against each other."""
+    """Rotary embedding of the first ``dim`` dimensions of a head, whose two halves are rotated
+    against each other."""
 
     theta: float
-    head_dim: int
+    dim: int
     scaling: RopeScaling | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class KVSpec:
-    """What a layer keeps of each token: on every one of ``sides``, ``heads`` vectors of ``dim``.
+    """A layer's KV of one token: for each of ``components``, ``heads`` vectors of ``dim``.
 
     ``window`` is how many of the newest tokens a token sees, itself included; ``None`` is no limit.
     """
@@ -72,7 +87,7 @@ class KVSpec:
     window: int | None = None
 
     def heads_of(self, rank: int, size: int) -> range:
-        """The heads that one rank holds; with more ranks than heads, several hold the same."""
+        """The heads on one rank; with more ranks than heads, several ranks hold the same head."""
         if size > self.heads:
             head = rank * self.heads // size
             return range(head, head + 1)
@@ -82,7 +97,8 @@ class KVSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
-    """Grouped-query attention. ``sliding_window`` counts the token itself; ``None`` is no limit."""
+    """Grouped-query attention. ``sliding_window`` counts the token itself; ``None`` is no limit.
+    Scores are multiplied by ``scale``, by default 1 / sqrt(head_dim)."""
 
     num_heads: int
     num_kv_heads: int
@@ -91,6 +107,7 @@ class AttentionSpec:
     o_bias: bool = False
     qk_norm: bool = False
     sliding_window: int | None = None
+    scale: float | None = None
 
     @property
     def kv(self) -> KVSpec:
@@ -103,7 +120,7 @@ class AttentionSpec:
         )
 
     def split_problem(self, size: int) -> str | None:
-        """Why this cannot be split over ``size`` ranks, or ``None`` if it can."""
+        """The reason why this cannot be split over ``size`` ranks, or ``None``."""
         if self.num_heads % size:
             return f"{self.num_heads} query heads do not divide by {size}"
         if self.num_kv_heads % size and size % self.num_kv_heads:
@@ -113,12 +130,12 @@ class AttentionSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class MLASpec:
-    """Multi-head latent attention: keys and values of all heads are products of one latent.
+    """Multi-head latent attention: keys and values of all heads are computed from one latent.
 
-    A query head has ``nope_dim`` numbers without position and ``rope_dim`` rotated ones, against
-    keys of the same parts; the rotated part of the keys is one for all heads. ``q_lora_rank`` is
-    the width that queries are compressed to, if they are. ``rope_interleaved``: the checkpoint has
-    the numbers that are rotated against each other side by side, not half a head apart.
+    A query head has ``nope_dim`` dimensions without position and ``rope_dim`` rotated ones, as have
+    keys; the rotated part of the keys is shared by all heads. ``q_lora_rank`` is the width that
+    queries are compressed to, if any. ``rope_interleaved``: dimensions that are rotated against
+    each other are neighbours in the checkpoint, not half a head apart.
     """
 
     num_heads: int
@@ -138,11 +155,11 @@ class MLASpec:
 
     @property
     def kv(self) -> KVSpec:
-        """The latent, normed, then the rotated part of the keys."""
+        """The normalised latent, then the rotated part of the keys."""
         return KVSpec(components=("latent",), heads=1, dim=self.kv_lora_rank + self.rope_dim)
 
     def split_problem(self, size: int) -> str | None:
-        """Why this cannot be split over ``size`` ranks, or ``None`` if it can."""
+        """The reason why this cannot be split over ``size`` ranks, or ``None``."""
         if self.num_heads % size:
             return f"{self.num_heads} query heads do not divide by {size}"
         return None
@@ -157,7 +174,7 @@ class DenseSpec:
     bias: bool = False
 
     def split_problem(self, size: int) -> str | None:
-        """Why this cannot be split over ``size`` ranks, or ``None`` if it can."""
+        """The reason why this cannot be split over ``size`` ranks, or ``None``."""
         if self.intermediate % size:
             return f"the feed-forward width {self.intermediate} does not divide by {size}"
         return None
@@ -165,12 +182,12 @@ class DenseSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class RouterSpec:
-    """Which ``chosen`` of the experts compute a token: those with the best scores.
+    """Routing of a token to the ``chosen`` experts with the best scores.
 
-    With ``groups`` of neighbouring experts, only those in the best ``open_groups``; a group is as
-    good as its ``group_best`` best scores together. With ``correction``, each expert has a bias
-    that counts for the choice alone. What an expert computes is weighted with its score, as a part
-    of all chosen ones' if ``normalise``, times ``scale``.
+    With several ``groups`` of neighbouring experts, only those in the best ``open_groups`` are
+    eligible; groups are ranked by the sum of their ``group_best`` best scores. With ``correction``,
+    each expert has a bias that affects the choice only. An expert's result is weighted by its
+    score, divided by the sum of the chosen ones' if ``normalise``, times ``scale``.
     """
 
     experts: int
@@ -186,51 +203,69 @@ class RouterSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class MoESpec:
-    """A feed-forward that every token goes through, and experts of which a router picks a few."""
+    """Experts, of which a router chooses a few for each token, and a feed-forward shared by all
+    tokens, if any."""
 
     router: RouterSpec
     expert: DenseSpec
-    shared: DenseSpec
+    shared: DenseSpec | None = None
 
     def split_problem(self, size: int) -> str | None:
-        """Why this cannot be split over ``size`` ranks, or ``None`` if it can."""
-        return self.expert.split_problem(size) or self.shared.split_problem(size)
+        """The reason why this cannot be split over ``size`` ranks, or ``None``."""
+        problem = self.expert.split_problem(size)
+        if problem is None and self.shared is not None:
+            return self.shared.split_problem(size)
+        return problem
+
+
+class NormLayout(Enum):
+    """The norms of a layer: before attention and feed-forward, or before and after both."""
+
+    PRE = "pre"
+    SANDWICH = "sandwich"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """One pre-norm layer."""
+    """One layer. Without ``rope``, its attention knows no positions."""
 
     attention: AttentionSpec | MLASpec
     mlp: DenseSpec | MoESpec
+    rope: RopeSpec | None = None
+    norms: NormLayout = NormLayout.PRE
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderSpec:
-    """A whole decoder. ``dtype`` is what the checkpoint says it was saved in, by its torch name."""
+    """A whole decoder. ``dtype`` is the torch name of the checkpoint's dtype.
+
+    Embeddings are multiplied by ``embedding_scale``. With ``logit_soft_cap`` c, logits are
+    ``c * tanh(logits / c)``.
+    """
 
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSpec, ...]
     norm_eps: float
-    rope: RopeSpec
     tie_embeddings: bool
     max_position: int
+    embedding_scale: float = 1.0
+    logit_soft_cap: float | None = None
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     dtype: str = "bfloat16"
 
     def dtype_for(self, wanted: str, *, on_cpu: bool) -> str:
-        """The type to run in. ``auto`` is the checkpoint's own, except that float16 becomes
-        bfloat16 on a CPU, which attends several times slower in float16 (ask for float16 or
-        float32 to keep all of its bits)."""
+        """The dtype to run in. ``auto`` is the checkpoint's own, except that float16 becomes
+        bfloat16 on a CPU, where attention is several times slower in float16 (request float16 or
+        float32 to keep full precision)."""
         if wanted != "auto":
             return wanted
         return "bfloat16" if on_cpu and self.dtype == "float16" else self.dtype
 
 
 def tensor_parallel_problem(spec: DecoderSpec, size: int) -> str | None:
-    """Why this decoder cannot be split over ``size`` ranks, or ``None`` if it can."""
+    """The reason why this decoder cannot be split over ``size`` ranks, or ``None``."""
     for layer in spec.layers:
         problem = layer.attention.split_problem(size) or layer.mlp.split_problem(size)
         if problem is not None:
@@ -239,37 +274,52 @@ def tensor_parallel_problem(spec: DecoderSpec, size: int) -> str | None:
 
 
 def kv_heads_by_rank(spec: DecoderSpec, size: int) -> list[range]:
-    """The KV heads that each of ``size`` ranks holds, in every layer alike."""
+    """The KV heads on each of ``size`` ranks, which are equal in every layer."""
     kv = spec.layers[0].attention.kv
     return [kv.heads_of(rank, size) for rank in range(size)]
 
 
 def layers_before_routing(spec: DecoderSpec) -> int:
-    """How many of the first layers have KV that no choice of experts has touched."""
+    """The number of first layers whose KV does not depend on any choice of experts."""
     routed = (n for n, layer in enumerate(spec.layers) if isinstance(layer.mlp, MoESpec))
     return next(routed, len(spec.layers) - 1) + 1
 
 
 def fingerprint_fields(spec: DecoderSpec) -> dict[str, str]:
-    """What both sides of a handoff must agree on, field by field, so that a refusal can name it."""
+    """The fields in which both nodes of a handoff must agree, so that an error can name one."""
     return {
         "layers": str(len(spec.layers)),
         "hidden_size": str(spec.hidden_size),
         "vocab_size": str(spec.vocab_size),
         **_fields_by_layer("attention", [layer.attention for layer in spec.layers]),
         **_fields_by_layer("mlp", [layer.mlp for layer in spec.layers]),
+        **_rope_fields([layer.rope for layer in spec.layers]),
+        "norms": _uniform_or_runs(layer.norms.value for layer in spec.layers),
         "norm_eps": repr(spec.norm_eps),
-        "rope_theta": repr(spec.rope.theta),
-        "rope_scaling": repr(spec.rope.scaling),
         "tie_embeddings": str(spec.tie_embeddings),
+        "embedding_scale": repr(spec.embedding_scale),
+        "logit_soft_cap": repr(spec.logit_soft_cap),
     }
 
 
 def _fields_by_layer(part: str, specs: list[Any]) -> dict[str, str]:
-    """Each field that a layer's spec has, with its value in every layer; a dash where a layer is of
-    a kind without it."""
+    """Each field of a layer's spec, with its value in every layer; a dash for a layer of a kind
+    without it."""
     names = dict.fromkeys(field.name for spec in specs for field in fields(spec))
     return {f"{part}.{name}": _runs(getattr(s, name, "-") for s in specs) for name in names}
+
+
+def _rope_fields(ropes: list[RopeSpec | None]) -> dict[str, str]:
+    return {
+        f"rope_{field.name}": _uniform_or_runs(getattr(rope, field.name, "-") for rope in ropes)
+        for field in fields(RopeSpec)
+    }
+
+
+def _uniform_or_runs(values: Iterable[object]) -> str:
+    """One value if it is the same in all layers, else runs."""
+    listed = list(values)
+    return str(listed[0]) if len(set(listed)) == 1 else _runs(listed)
 
 
 def _runs(values: Iterable[object]) -> str:

@@ -26,7 +26,7 @@ from tandem.shared.handoff.carriers.cuda_ipc.device_ring import OnDevice
 from tandem.shared.handoff.carriers.names import CUDA_IPC
 from tandem.shared.handoff.plane.messages import WINDOW_OF_CARRIER
 from tandem.shared.kv.cache import KVCache
-from tandem.shared.models.spec import AttentionSpec, DecoderSpec, DenseSpec, LayerSpec, RopeSpec
+from tandem.shared.models.spec import AttentionSpec, DecoderSpec, DenseSpec, LayerSpec
 from tandem.tests.shared.handoff.fake_driver import FAKE, REAL, device_named
 
 from .handoff_pair import (
@@ -122,7 +122,6 @@ def model_of(layers: int, tokens: int) -> DecoderSpec:
         hidden_size=8,
         layers=(layer,) * layers,
         norm_eps=1e-6,
-        rope=RopeSpec(theta=1e4, head_dim=DIM),
         tie_embeddings=True,
         max_position=tokens,
     )

@@ -1,4 +1,4 @@
-"""DeepSeek's second and third generation: latent attention, and experts after the first layers."""
+"""DeepSeek V2 and V3: latent attention, and experts after the first layers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from ..spec import (
     LayerSpec,
     MLASpec,
     MoESpec,
+    RopeSpec,
     RouterSpec,
     YarnScaling,
 )
+from ..weight_names import WeightNames
 from .dense import DENSE_WEIGHTS, read_decoder
 
-_ATTENTION: dict[str, str | None] = {
+_ATTENTION: WeightNames = {
     f"model.layers.{{i}}.self_attn.{theirs}.weight": f"layers.{{i}}.attention.{ours}.weight"
     for theirs, ours in {
         "q_a_proj": "q_a",
@@ -28,18 +30,18 @@ _ATTENTION: dict[str, str | None] = {
         "kv_b_proj": "kv_b",
     }.items()
 }
-_EXPERTS: dict[str, str | None] = {
+_EXPERTS: WeightNames = {
     f"model.layers.{{i}}.mlp.{theirs}.{part}_proj.weight": f"layers.{{i}}.mlp.{ours}.{part}.weight"
     for theirs, ours in {"experts.{j}": "experts.{j}", "shared_experts": "shared"}.items()
     for part in ("gate", "up", "down")
 }
-_ROUTER: dict[str, str | None] = {
+_ROUTER: WeightNames = {
     "model.layers.{i}.mlp.gate.weight": "layers.{i}.mlp.router.weight",
     "model.layers.{i}.mlp.gate.e_score_correction_bias": "layers.{i}.mlp.router.bias",
 }
 WEIGHTS = DENSE_WEIGHTS | _ATTENTION | _EXPERTS | _ROUTER
 
-# Of training, of distributing experts, of layers that predict further tokens; or said by others.
+# About training, expert parallelism, layers that predict further tokens; or implied by others.
 _NO_EFFECT = (
     "aux_loss_alpha",
     "ep_size",
@@ -51,12 +53,12 @@ _NO_EFFECT = (
     "seq_aux",
     "topk_group",
 )
-# Of the norms inside attention; the config's own is of the others.
+# Of the norms inside attention; the config's own is for the others.
 _LATENT_EPS = 1e-6
 
 
 def read_v2(config: Config) -> DecoderSpec:
-    """Scores are a softmax, and groups count with ``group_limited_greedy`` alone."""
+    """Read V2: scores are a softmax, and groups count with ``group_limited_greedy`` only."""
     methods = ("greedy", "group_limited_greedy")
     grouped = config.one_of("topk_method", methods, methods[0]) == methods[1]
     config.one_of("scoring_func", ("softmax",), "softmax")
@@ -66,7 +68,7 @@ def read_v2(config: Config) -> DecoderSpec:
 
 
 def read_v3(config: Config) -> DecoderSpec:
-    """Scores are sigmoids, and the choice has a bias that balanced the experts in training."""
+    """Read V3: scores are sigmoids, and the choice has a bias that balances the experts."""
     config.one_of("topk_method", ("noaux_tc",), "noaux_tc")
     config.one_of("scoring_func", ("sigmoid",), "sigmoid")
     router = _read_router(
@@ -84,7 +86,8 @@ def _read(config: Config, router: RouterSpec, *, rope_interleaved: bool) -> Deco
         config.one_of(key, (False,), False)
     for key in _NO_EFFECT:
         config.get(key)
-    attention = _read_attention(config, rope_interleaved)
+    rope = _read_rope(config)
+    attention = _read_attention(config, rope, rope_interleaved)
     dense = DenseSpec(
         intermediate=config.integer("intermediate_size"),
         activation=config.one_of("hidden_act", ("silu",), "silu"),
@@ -93,30 +96,34 @@ def _read(config: Config, router: RouterSpec, *, rope_interleaved: bool) -> Deco
     first = config.count("first_k_dense_replace")
     config.one_of("moe_layer_freq", (1,), 1)
     layers = tuple(
-        LayerSpec(attention=attention, mlp=dense if index < first else experts)
+        LayerSpec(attention=attention, mlp=dense if index < first else experts, rope=rope)
         for index in range(config.integer("num_hidden_layers"))
     )
-    return read_decoder(config, layers, rope_dim=attention.rope_dim)
+    return read_decoder(config, layers)
 
 
-def _read_attention(config: Config, rope_interleaved: bool) -> MLASpec:
+def _read_rope(config: Config) -> RopeSpec:
+    dim = config.integer("qk_rope_head_dim")
+    if dim % 2:
+        raise config.refusal("qk_rope_head_dim", dim, "an even number")
+    config.one_of("head_dim", (dim,), dim)
+    return read_rope(config, dim)
+
+
+def _read_attention(config: Config, rope: RopeSpec, rope_interleaved: bool) -> MLASpec:
     heads = config.integer("num_attention_heads")
     config.one_of("num_key_value_heads", (heads,), heads)
     nope_dim = config.integer("qk_nope_head_dim")
-    rope_dim = config.integer("qk_rope_head_dim")
-    if rope_dim % 2:
-        raise config.refusal("qk_rope_head_dim", rope_dim, "an even number")
-    config.one_of("head_dim", (rope_dim,), rope_dim)
-    scaling = read_rope(config, rope_dim).scaling
+    scaling = rope.scaling
     stretch = scaling.score_factor if isinstance(scaling, YarnScaling) else 1.0
     return MLASpec(
         num_heads=heads,
         q_lora_rank=config.integer("q_lora_rank") if config.get("q_lora_rank") else None,
         kv_lora_rank=config.integer("kv_lora_rank"),
         nope_dim=nope_dim,
-        rope_dim=rope_dim,
+        rope_dim=rope.dim,
         v_dim=config.integer("v_head_dim"),
-        softmax_scale=stretch * (nope_dim + rope_dim) ** -0.5,
+        softmax_scale=stretch * (nope_dim + rope.dim) ** -0.5,
         norm_eps=_LATENT_EPS,
         rope_interleaved=rope_interleaved,
     )
@@ -161,7 +168,7 @@ def _read_router(
 
 
 def _read_groups(config: Config, experts: int, least: int) -> tuple[int, int]:
-    """How many, and to how many of them a token may go. Each has ``least`` experts or more."""
+    """The number of groups, and of those open to a token. Each has at least ``least`` experts."""
     groups, opened = config.integer("n_group"), config.integer("topk_group")
     if experts % groups or experts // groups < least:
         raise config.refusal("n_group", groups, f"a divisor of {experts} up to {experts // least}")

@@ -1,13 +1,24 @@
-"""What Llama's many descendants share: keys of the config, and names of the weights."""
+"""Shared parts of Llama's many descendants: keys of the config, and names of the weights."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...errors import ModelError
 from ..config import Config, read_rope
-from ..spec import AttentionSpec, DecoderSpec, DenseSpec, LayerSpec, RopeSpec, YarnScaling
+from ..spec import (
+    AttentionSpec,
+    DecoderSpec,
+    DenseSpec,
+    LayerSpec,
+    MoESpec,
+    NormLayout,
+    RopeSpec,
+    YarnScaling,
+)
+from ..weight_names import WeightNames
 
-# Hugging Face's name to ours; {i} is the layer. None: known, and of no use to us.
-DENSE_WEIGHTS: dict[str, str | None] = {
+DENSE_WEIGHTS: WeightNames = {
     "model.embed_tokens.weight": "embed.weight",
     "model.norm.weight": "norm.weight",
     "lm_head.weight": "head.weight",
@@ -23,22 +34,22 @@ DENSE_WEIGHTS: dict[str, str | None] = {
     "model.layers.{i}.self_attn.rotary_emb.inv_freq": None,
 }
 
-QKV_BIAS: dict[str, str | None] = {
+QKV_BIAS: WeightNames = {
     "model.layers.{i}.self_attn.q_proj.bias": "layers.{i}.attention.q.bias",
     "model.layers.{i}.self_attn.k_proj.bias": "layers.{i}.attention.k.bias",
     "model.layers.{i}.self_attn.v_proj.bias": "layers.{i}.attention.v.bias",
 }
 
-O_BIAS: dict[str, str | None] = {
+O_BIAS: WeightNames = {
     "model.layers.{i}.self_attn.o_proj.bias": "layers.{i}.attention.o.bias",
 }
 
-QK_NORM: dict[str, str | None] = {
+QK_NORM: WeightNames = {
     "model.layers.{i}.self_attn.q_norm.weight": "layers.{i}.attention.q_norm.weight",
     "model.layers.{i}.self_attn.k_norm.weight": "layers.{i}.attention.k_norm.weight",
 }
 
-MLP_BIAS: dict[str, str | None] = {
+MLP_BIAS: WeightNames = {
     "model.layers.{i}.mlp.gate_proj.bias": "layers.{i}.mlp.gate.bias",
     "model.layers.{i}.mlp.up_proj.bias": "layers.{i}.mlp.up.bias",
     "model.layers.{i}.mlp.down_proj.bias": "layers.{i}.mlp.down.bias",
@@ -49,23 +60,30 @@ def read_dense(
     config: Config,
     *,
     windows: list[int | None],
+    ropes: Sequence[RopeSpec | None] | None = None,
+    mlps: Sequence[DenseSpec | MoESpec] | None = None,
+    norms: NormLayout = NormLayout.PRE,
+    scale: float | None = None,
     qkv_bias: bool = False,
     o_bias: bool = False,
     qk_norm: bool = False,
     mlp_bias: bool = False,
+    embedding_scale: float = 1.0,
+    logit_soft_cap: float | None = None,
+    tie_embeddings: bool = False,
 ) -> DecoderSpec:
-    """The spec, given what sets a family apart; refuses every key that nobody has read."""
-    hidden = config.integer("hidden_size")
+    """The spec of a decoder with grouped-query attention, given what sets its family apart.
+
+    By default all layers have the config's rope and its dense feed-forward. Read last: keys that
+    nothing has read are rejected.
+    """
     heads = config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         raise config.refusal("num_key_value_heads", kv_heads, f"a divisor of {heads}")
-    head_dim = config.integer("head_dim", hidden // heads)
-    mlp = DenseSpec(
-        intermediate=config.integer("intermediate_size"),
-        activation=config.one_of("hidden_act", ("silu",), "silu"),
-        bias=mlp_bias,
-    )
+    head_dim = read_head_dim(config)
+    ropes = ropes or [read_rope(config, head_dim)] * len(windows)
+    mlps = mlps or [read_mlp(config, bias=mlp_bias)] * len(windows)
     layers = tuple(
         LayerSpec(
             attention=AttentionSpec(
@@ -76,27 +94,59 @@ def read_dense(
                 o_bias=o_bias,
                 qk_norm=qk_norm,
                 sliding_window=window,
+                scale=scale,
             ),
             mlp=mlp,
+            rope=rope,
+            norms=norms,
         )
-        for window in windows
+        for window, rope, mlp in zip(windows, ropes, mlps, strict=True)
     )
-    return read_decoder(config, layers, rope_dim=head_dim)
+    return read_decoder(
+        config,
+        layers,
+        embedding_scale=embedding_scale,
+        logit_soft_cap=logit_soft_cap,
+        tie_embeddings=tie_embeddings,
+    )
 
 
-def read_decoder(config: Config, layers: tuple[LayerSpec, ...], *, rope_dim: int) -> DecoderSpec:
-    """What is around the layers. It is read last: what nobody has read by now is refused."""
+def read_head_dim(config: Config) -> int:
+    """The width of a head."""
+    width = config.integer("hidden_size") // config.integer("num_attention_heads")
+    return config.integer("head_dim", width)
+
+
+def read_mlp(config: Config, *, bias: bool = False) -> DenseSpec:
+    """The gated feed-forward of a layer without experts."""
+    return DenseSpec(
+        intermediate=config.integer("intermediate_size"),
+        activation=config.one_of("hidden_act", ("silu",), "silu"),
+        bias=bias,
+    )
+
+
+def read_decoder(
+    config: Config,
+    layers: tuple[LayerSpec, ...],
+    *,
+    embedding_scale: float = 1.0,
+    logit_soft_cap: float | None = None,
+    tie_embeddings: bool = False,
+) -> DecoderSpec:
+    """The spec around the layers. ``tie_embeddings`` is the family's default. Read last: keys that
+    nothing has read are rejected."""
     _refuse_quantized(config)
     bos = config.token_ids("bos_token_id")
-    rope = read_rope(config, rope_dim)
     spec = DecoderSpec(
         vocab_size=config.integer("vocab_size"),
         hidden_size=config.integer("hidden_size"),
         layers=layers,
         norm_eps=config.number("rms_norm_eps", 1e-6),
-        rope=rope,
-        tie_embeddings=config.flag("tie_word_embeddings"),
-        max_position=_context(config.integer("max_position_embeddings"), rope),
+        tie_embeddings=config.flag("tie_word_embeddings", tie_embeddings),
+        max_position=_context(config.integer("max_position_embeddings"), layers),
+        embedding_scale=embedding_scale,
+        logit_soft_cap=logit_soft_cap,
         eos_token_ids=config.token_ids("eos_token_id"),
         bos_token_id=bos[0] if bos else None,
         dtype=config.get("dtype", config.get("torch_dtype", "bfloat16")),
@@ -105,7 +155,7 @@ def read_decoder(config: Config, layers: tuple[LayerSpec, ...], *, rope_dim: int
     return spec
 
 
-# By the writer: transformers, MLX, and older compressed-tensors.
+# Written by transformers, MLX, and older compressed-tensors.
 _QUANTIZED = ("quantization_config", "quantization", "compression_config")
 
 
@@ -119,10 +169,12 @@ def _refuse_quantized(config: Config) -> None:
             )
 
 
-def _context(max_position: int, rope: RopeSpec) -> int:
-    """How many tokens there may be. Qwen says to add YaRN to its configs and leave the rest, so
-    that ``max_position_embeddings`` stays what it was without."""
-    scaling = rope.scaling
-    if not isinstance(scaling, YarnScaling):
-        return max_position
-    return max(max_position, int(scaling.factor * scaling.original_max_position))
+def _context(max_position: int, layers: tuple[LayerSpec, ...]) -> int:
+    """The context in tokens. Qwen's instructions add YaRN to a config and leave the rest, so that
+    ``max_position_embeddings`` does not count the stretch."""
+    for layer in layers:
+        scaling = layer.rope and layer.rope.scaling
+        if isinstance(scaling, YarnScaling):
+            stretched = int(scaling.factor * scaling.original_max_position)
+            max_position = max(max_position, stretched)
+    return max_position

@@ -10,7 +10,7 @@ WEIGHTS = DENSE_WEIGHTS | QKV_BIAS | O_BIAS | MLP_BIAS
 
 
 def read(config: Config) -> DecoderSpec:
-    """No window; biases only where the config says so."""
+    """Read a config: no window, and biases only if the config has them."""
     bias = config.flag("attention_bias")
     return read_dense(
         config,

@@ -1,4 +1,4 @@
-"""Mistral's dense models: a sliding window in all layers, or in those that ``layer_types`` says."""
+"""Mistral's dense models: a sliding window in all layers, or in those of ``layer_types``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WEIGHTS = DENSE_WEIGHTS
 
 
 def read(config: Config) -> DecoderSpec:
-    """``sliding_window: null`` (Mistral 0.2 and later) means full attention."""
+    """Read a config. ``sliding_window: null`` (Mistral 0.2 and later) means full attention."""
     layers = config.integer("num_hidden_layers")
     default = (read_window(config),) * layers
     return read_dense(config, windows=read_windows(config, layers, default))

@@ -10,7 +10,7 @@ WEIGHTS = DENSE_WEIGHTS | QKV_BIAS
 
 
 def qwen_windows(config: Config) -> list[int | None]:
-    """``sliding_window`` counts only with ``use_sliding_window``, from ``max_window_layers`` on."""
+    """``sliding_window``, only with ``use_sliding_window``, and from ``max_window_layers`` on."""
     layers = config.integer("num_hidden_layers")
     if not config.flag("use_sliding_window"):
         config.get("sliding_window")
@@ -22,5 +22,5 @@ def qwen_windows(config: Config) -> list[int | None]:
 
 
 def read(config: Config) -> DecoderSpec:
-    """The biases are part of the architecture, not of the config."""
+    """Read a config. The biases are part of the architecture, not of the config."""
     return read_dense(config, windows=qwen_windows(config), qkv_bias=True)

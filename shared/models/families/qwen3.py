@@ -11,7 +11,7 @@ WEIGHTS = DENSE_WEIGHTS | QK_NORM | QKV_BIAS | O_BIAS
 
 
 def read(config: Config) -> DecoderSpec:
-    """``attention_bias`` covers q, k, v and the output."""
+    """Read a config. ``attention_bias`` is for q, k, v and the output."""
     bias = config.flag("attention_bias")
     windows = qwen_windows(config)
     return read_dense(config, windows=windows, qk_norm=True, qkv_bias=bias, o_bias=bias)

@@ -14,7 +14,7 @@ from tandem.shared.engine.rank.setup import CacheOfPlane
 from tandem.shared.handoff.plane.messages import PeerJoined, Received, SendFinished
 from tandem.shared.handoff.wire.head_parts import parts_of
 from tandem.shared.kv.cache import KVCache
-from tandem.shared.models.spec import AttentionSpec, DecoderSpec, DenseSpec, LayerSpec, RopeSpec
+from tandem.shared.models.spec import AttentionSpec, DecoderSpec, DenseSpec, LayerSpec
 
 from .fake_driver import FakeDevice
 from .plane_pair import Rank, until
@@ -31,7 +31,6 @@ SPEC = DecoderSpec(
         for _ in range(LAYERS)
     ),
     norm_eps=1e-6,
-    rope=RopeSpec(theta=1e4, head_dim=DIM),
     tie_embeddings=True,
     max_position=1000,
 )

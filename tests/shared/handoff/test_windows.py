@@ -15,7 +15,6 @@ from tandem.shared.models.spec import (
     DecoderSpec,
     DenseSpec,
     LayerSpec,
-    RopeSpec,
 )
 
 from .plane_pair import CELL, LAYERS, Rank, expect, rows
@@ -37,7 +36,6 @@ def spec_of(*windows: int | None) -> DecoderSpec:
             for window in windows
         ),
         norm_eps=1e-6,
-        rope=RopeSpec(theta=1e4, head_dim=4),
         tie_embeddings=True,
         max_position=1000,
     )

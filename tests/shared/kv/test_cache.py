@@ -18,7 +18,6 @@ from tandem.shared.models.spec import (
     DenseSpec,
     LayerSpec,
     MLASpec,
-    RopeSpec,
 )
 
 KV_HEADS, DIM, BLOCKS, BLOCK = 4, 6, 40, 5
@@ -33,7 +32,6 @@ SPEC = DecoderSpec(
         for _ in range(2)
     ),
     norm_eps=1e-6,
-    rope=RopeSpec(theta=1e4, head_dim=DIM),
     tie_embeddings=True,
     max_position=1000,
 )

@@ -114,8 +114,9 @@ def test_the_second_generation() -> None:
     assert attention.kv == KVSpec(components=("latent",), heads=1, dim=512 + 64)
     # 192 ** -0.5 * (0.1 * 0.707 * ln(40) + 1) ** 2
     assert attention.softmax_scale == pytest.approx(0.114720, rel=1e-4)
-    assert isinstance(spec.rope.scaling, YarnScaling)
-    assert (spec.rope.head_dim, spec.rope.scaling.attention_factor) == (64, 1.0)
+    rope = first.rope
+    assert rope is not None and isinstance(rope.scaling, YarnScaling)
+    assert (rope.dim, rope.scaling.attention_factor) == (64, 1.0)
     assert first.mlp == DenseSpec(intermediate=10944)
     experts = MoESpec(
         router=RouterSpec(

@@ -54,7 +54,11 @@ def test_each_config_is_read(config: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("use_diff", [True, False], ids=["saved", "every default"])
 @pytest.mark.parametrize(
-    "kind", ["llama", "mistral", "qwen2", "qwen3", "deepseek_v2", "deepseek_v3"]
+    "kind",
+    [
+        *("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "gemma3_text"),
+        *("deepseek_v2", "deepseek_v3"),
+    ],
 )
 def test_what_the_installed_transformers_writes_is_read(kind: str, use_diff: bool) -> None:
     written = AutoConfig.for_model(kind).to_json_string(use_diff=use_diff)

@@ -43,3 +43,29 @@ def test_yarn(table: dict[str, Any], head_dim: int) -> None:
     cos, sin = rope.cos_sin(torch.tensor([0, 3]))
     torch.testing.assert_close(cos[1, 0], gain * (3 * expected).cos().repeat(2))
     torch.testing.assert_close(sin[1, 0, head_dim // 2 :], gain * (3 * expected).sin())
+
+
+@pytest.mark.parametrize(("limit", "chosen"), [(None, "long"), (4097, "long"), (4096, "short")])
+@pytest.mark.parametrize("part", [1.0, 0.75])
+def test_longrope(limit: int | None, chosen: str, part: float) -> None:
+    """The factors are chosen by the longest context, not by the sequence."""
+    count = int(16 * part) // 2
+    short, long = ([1.0 + step * i for i in range(count)] for step in (0.1, 1.5))
+    values = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": part}
+    values |= {"short_factor": short, "long_factor": long}
+    limits = {"max_position_embeddings": 65536, "original_max_position_embeddings": 4096}
+    theirs = transformers.Phi3Config(
+        hidden_size=64, num_attention_heads=4, rope_parameters=dict(values), **limits
+    )
+    length = 5000 if chosen == "long" else 1
+    expected, factor = ROPE_INIT_FUNCTIONS["longrope"](theirs, torch.device("cpu"), seq_len=length)
+    config = Config({"rope_parameters": values, **limits}, max_model_len=limit)
+    rope = Rope(read_rope(config, 16, partial=True), torch.device("cpu"))
+    torch.testing.assert_close(rope.frequencies, expected, rtol=1e-6, atol=0)
+    assert rope.attention_factor == pytest.approx(factor)
+    assert rope.cos_sin(torch.tensor([0, 3]))[0].shape == (2, 1, 2 * count)
+
+
+def test_without_a_spec_nothing_is_rotated() -> None:
+    cos, sin = Rope(None, torch.device("cpu")).cos_sin(torch.tensor([0, 3]))
+    assert cos.shape == sin.shape == (2, 1, 0)

@@ -1,0 +1,54 @@
+"""Qwen3's mixtures of experts: a norm over each head of q and k, and no shared expert."""
+
+from __future__ import annotations
+
+from ..config import Config
+from ..spec import DecoderSpec, DenseSpec, MoESpec, RouterSpec
+from ..weight_names import WeightNames, in_layers
+from . import qwen3
+from .dense import read_dense, read_mlp
+from .qwen2 import qwen_windows
+
+_EXPERT = {f"{part}_proj": f"mlp.experts.{{j}}.{part}" for part in ("gate", "up", "down")}
+WEIGHTS: WeightNames = (
+    qwen3.WEIGHTS | in_layers("mlp.experts.{j}", _EXPERT) | in_layers("mlp", {"gate": "mlp.router"})
+)
+
+
+def read(config: Config) -> DecoderSpec:
+    """Read a config. Layers of ``mlp_only_layers``, and those skipped by ``decoder_sparse_step``,
+    are dense."""
+    config.get("output_router_logits")
+    config.one_of("shared_expert_intermediate_size", (0,), 0)
+    config.one_of("use_qk_norm", (True,), True)
+    bias = config.flag("attention_bias")
+    windows = qwen_windows(config)
+    dense, experts = read_mlp(config), _read_experts(config)
+    step, skipped = config.integer("decoder_sparse_step", 1), config.layers("mlp_only_layers")
+    mlps = [
+        dense if index in skipped or (index + 1) % step else experts
+        for index in range(len(windows))
+    ]
+    return read_dense(config, windows=windows, mlps=mlps, qk_norm=True, qkv_bias=bias, o_bias=bias)
+
+
+def _read_experts(config: Config) -> MoESpec:
+    # Renamed in transformers 5.
+    experts = config.integer("num_local_experts", config.get("num_experts"))
+    chosen = config.integer("num_experts_per_tok")
+    if chosen > experts:
+        raise config.refusal("num_experts_per_tok", chosen, f"at most {experts}")
+    router = RouterSpec(
+        experts=experts,
+        chosen=chosen,
+        scoring="softmax",
+        groups=1,
+        open_groups=1,
+        group_best=1,
+        correction=False,
+        normalise=config.flag("norm_topk_prob"),
+        scale=1.0,
+    )
+    return MoESpec(
+        router=router, expert=DenseSpec(intermediate=config.integer("moe_intermediate_size"))
+    )
