@@ -55,6 +55,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("builtin_model",),
     (
         "models.spec",
+        "models.weight_names",
         "models.config",
         "models.no_effect",
         "models.families",
