@@ -12,9 +12,9 @@ from ..shared.telemetry.logs import add_log_context, logger
 from ..shared.telemetry.tracing import NO_TRACER, Tracer
 from ..shared.version import version
 from .cluster.node_table import NodeTable
-from .cluster.registry import Registry
+from .cluster.registry_service import Registry
 from .errors import ApiError, DrainingError, internal_error, to_api_error
-from .generate import GenerateHandler
+from .handler import GenerateHandler
 from .http.api_keys import ApiKeys
 from .http.exchange import ClientGoneError, HttpExchange
 from .http.hosts import AllowedHosts
@@ -49,7 +49,7 @@ class App:
         self._metrics = metrics
         self._keys = ApiKeys(options)
         self._hosts = AllowedHosts(options)
-        self.generate = GenerateHandler(options, nodes, registry, metrics, tracer)
+        self.handler = GenerateHandler(options, nodes, registry, metrics, tracer)
         self.draining = False
         self._surfaces = {surface.path: surface for surface in SURFACES}
         self._routes: dict[str, tuple[str, Handler]] = {
@@ -63,7 +63,7 @@ class App:
             "/v1/models/*": ("GET", self._one_model),
         }
         for surface in SURFACES:
-            handler = partial(self.generate.handle, surface=surface)
+            handler = partial(self.handler.handle, surface=surface)
             self._routes[surface.path] = ("POST", handler)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -84,7 +84,7 @@ class App:
                 exchange.access.log()
 
     def close(self) -> None:
-        self.generate.close()
+        self.handler.close()
 
     def _route(self, exchange: HttpExchange) -> Handler:
         path = exchange.path

@@ -80,7 +80,7 @@ class Dispatcher:
                 log.warning(
                     "node %s failed request %s: %s", node.node_id, request.request_id, error
                 )
-                # "No room" tells a client more than the failure of a later node does.
+                # "No room" is more useful to a client than the failure of a later node.
                 failure = failure if isinstance(failure, OverloadedError) else error
                 self._failed |= {node.key}
                 self._deaths += started
@@ -89,7 +89,7 @@ class Dispatcher:
         raise failure or UnavailableError("No decode node is available; try again soon.")
 
     async def _compute_keys(self, prompt: PromptKeys) -> None:
-        """Those of a long prompt take tens of milliseconds, so placement should find them done."""
+        """Compute the keys of a long prompt in a thread, since they take tens of milliseconds."""
         if len(prompt.tokens) <= QUICK_TOKENS:
             return
         held = [node.prefixes for node in self._nodes]

@@ -26,7 +26,7 @@ class EncodedPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextOptions:
-    """How the router turns a choice's tokens into text."""
+    """Options for turning a choice's tokens into text."""
 
     stop: StopStrings = field(default_factory=StopStrings)
     include_stop: bool = False

@@ -35,12 +35,17 @@ class Metrics:
         self._nodes = nodes
         self._page: asyncio.Task[bytes] | None = None
         self._page_until = 0.0
-        self.registry = own = CollectorRegistry()
-        own.register(nodes.absent.lost)
-        own.register(nodes.absent.refused)
+        self.registry = CollectorRegistry()
+        self.registry.register(nodes.absent.lost)
+        self.registry.register(nodes.absent.refused)
         self.running = Gauge(
-            "vllm:num_requests_running", "Requests in progress.", LABEL, registry=own
+            "vllm:num_requests_running", "Requests in progress.", LABEL, registry=self.registry
         )
+        self._add_times()
+        self._add_counts()
+
+    def _add_times(self) -> None:
+        own = self.registry
         self.first_token = Histogram(
             "vllm:time_to_first_token_seconds",
             "From the parsed request to its first output.",
@@ -69,6 +74,9 @@ class Metrics:
             buckets=WHOLE,
             registry=own,
         )
+
+    def _add_counts(self) -> None:
+        own = self.registry
         self.prompt_tokens = Counter(
             "vllm:prompt_tokens", "Prompt tokens of finished requests.", LABEL, registry=own
         )

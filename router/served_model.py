@@ -25,7 +25,7 @@ class ServedModel:
     defaults: dict[str, float] = field(default_factory=dict)
 
     def card(self) -> dict[str, Any]:
-        """Its entry of /v1/models."""
+        """The model's entry in /v1/models."""
         return {
             "id": self.name,
             "object": "model",

@@ -26,7 +26,7 @@ from ..shared.telemetry.tracing import NO_TRACER, Tracer
 from .app import App
 from .cluster.node_table import NodeTable
 from .cluster.pinned_model import read_pinned
-from .cluster.registry import Registry
+from .cluster.registry_service import Registry
 from .cluster.static_nodes import StaticNodes
 from .http.protocol import bounded
 from .metrics import Metrics
@@ -132,12 +132,12 @@ class Router:
         self.app.draining = True
         log.info(
             "closing the listener; %d requests have %g s to finish",
-            self.app.generate.active,
+            self.app.handler.active,
             self.options.drain_timeout,
         )
         if self._http is not None and self._serving is not None:
             loop = asyncio.get_running_loop()
-            deadline = loop.call_later(self.options.drain_timeout, self.app.generate.abort)
+            deadline = loop.call_later(self.options.drain_timeout, self.app.handler.abort)
             self._http.should_exit = True
             await asyncio.gather(self._serving, return_exceptions=True)
             deadline.cancel()

@@ -29,7 +29,7 @@ def conflict(present: Sequence[pb.ModelCard], newcomer: pb.ModelCard) -> str:
         )
     if text_of(namesakes[0]) != text_of(newcomer):
         return (
-            f"another text side of {newcomer.name!r}: "
+            f"another tokenizer or template of {newcomer.name!r}: "
             f"{difference(namesakes[0], newcomer, TEXT_FIELDS)} on the node; versions whose "
             f"tokenizers or templates differ need a router each"
         )

@@ -128,7 +128,7 @@ class NodeTable:
         if pause:
             self.ejections.labels(reason).inc()
             log.warning(
-                "node %s gets requests last for %g s, although its heartbeats come: %s",
+                "node %s gets requests last for %g s, although its heartbeats arrive: %s",
                 node.node_id,
                 pause,
                 reason,
@@ -148,8 +148,8 @@ class NodeTable:
         before = self._nodes.get(request.node_id)
         if before is not None and before.epoch != request.epoch and not before.draining:
             self.absent.lost.labels(role_name(before.role)).inc()
-            self._remove(request.node_id, "died, and has been started again", logging.WARNING)
-        reason = "was replaced by a new start, or role, of it"
+            self._remove(request.node_id, "died and was restarted", logging.WARNING)
+        reason = "was replaced by a restart or a change of role"
         self._remove(request.node_id, reason, keep=node is not None)
         return self._add(request, address)
 
@@ -214,8 +214,8 @@ class NodeTable:
         patience = self._timeout * (PATIENCE if many else 1.0)
         if many and not self._many_silent:
             log.warning(
-                "%d of %d nodes are silent at once: their heartbeats may be held up here or on the "
-                "way, so they are waited for %g s",
+                "%d of %d nodes are silent at once: their heartbeats may be delayed here or on the "
+                "way, so nodes are lost only after %g s",
                 count,
                 len(self._nodes),
                 patience,

@@ -17,7 +17,7 @@ from ...shared.security.credentials import Credentials
 from ...shared.telemetry.logs import logger
 from .connection import CHANNEL_OPTIONS
 from .node_table import NodeTable
-from .registry import Registry
+from .registry_service import Registry
 
 log = logger("router")
 

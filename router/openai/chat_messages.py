@@ -9,7 +9,7 @@ from typing import Any
 from ...shared.text.chat_template import flatten_content
 from ..errors import invalid
 from ..served_model import ServedModel
-from .fields import Fields, wrong_type
+from .body_fields import Fields, wrong_type
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_MESSAGES = 16_384

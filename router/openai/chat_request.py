@@ -10,8 +10,8 @@ from ..errors import invalid
 from ..generation import EncodedPrompt, GenerationRequest, new_tokens
 from ..options import RouterOptions
 from ..served_model import ServedModel
+from .body_fields import Fields
 from .chat_messages import characters_of, read_messages
-from .fields import Fields
 from .request_fields import (
     COMMON_FIELDS,
     COMMON_UNSUPPORTED,

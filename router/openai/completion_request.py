@@ -10,7 +10,7 @@ from ..errors import invalid
 from ..generation import EncodedPrompt, GenerationRequest, new_tokens
 from ..options import RouterOptions
 from ..served_model import ServedModel
-from .fields import Fields, check_integer, wrong_type
+from .body_fields import Fields, check_integer, wrong_type
 from .request_fields import (
     COMMON_FIELDS,
     COMMON_UNSUPPORTED,

@@ -11,7 +11,7 @@ from ..errors import invalid
 from ..generation import TextOptions
 from ..options import RouterOptions
 from ..served_model import ServedModel
-from .fields import Fields, check_integer, wrong_type
+from .body_fields import Fields, check_integer, wrong_type
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 64

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.router.cluster.node_table import NodeTable
-from tandem.router.cluster.registry import Registry
+from tandem.router.cluster.registry_service import Registry
 from tandem.router.errors import ApiError
 from tandem.router.generation import GenerationRequest
 from tandem.router.http.encoding import dump

@@ -90,7 +90,7 @@ async def test_a_failing_stream_ends_with_the_error_of_its_surface(tmp_path: Pat
             text = ""
             async for part in got.aiter_text():
                 if not text:
-                    c.router.app.generate.abort()
+                    c.router.app.handler.abort()
                 text += part
         assert "event: failed\ndata: The server is stopping" in text
         assert "event: end" not in text

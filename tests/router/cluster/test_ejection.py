@@ -89,7 +89,9 @@ async def test_a_node_that_cannot_be_reached_costs_one_request_its_timeout_and_n
         assert 'tandem_decode_nodes_ejected_total{reason="no answer"} 1.0' in (
             c.router.metrics.render().decode()
         )
-        assert "decode-0 gets requests last for 3600 s, although its heartbeats come" in caplog.text
+        assert (
+            "decode-0 gets requests last for 3600 s, although its heartbeats arrive" in caplog.text
+        )
 
 
 async def test_the_only_node_is_asked_all_the_same_and_is_back_when_it_answers(

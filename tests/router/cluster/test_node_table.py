@@ -61,7 +61,7 @@ async def test_nodes_that_are_lost_or_refused_are_counted_and_warned_of(
     for name in ("silent", "leaves", "restarts"):
         joined(table, name)
     joined(table, "restarts", epoch=2)
-    assert shown(lost) == 1 and "restarts died, and has been started again" in caplog.text
+    assert shown(lost) == 1 and "restarts died and was restarted" in caplog.text
     table.leave("leaves", 1)
     clock.now += 4
     joined(table, "restarts", epoch=2)

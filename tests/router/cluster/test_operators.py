@@ -12,7 +12,7 @@ import pytest
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.router.cluster import admin
-from tandem.router.cluster.registry import Registry
+from tandem.router.cluster.registry_service import Registry
 from tandem.shared.errors import RequestError, UnavailableError
 from tandem.tests.router.support import cluster, until
 

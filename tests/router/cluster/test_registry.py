@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.router.cluster.registry import _reachable
+from tandem.router.cluster.registry_service import _reachable
 from tandem.tests.router.support import FakeNode, cluster, until
 
 

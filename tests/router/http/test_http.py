@@ -84,7 +84,7 @@ async def test_a_broken_body_is_still_refused(tmp_path: Path) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", c.router.http_port)
         head = f"POST /v1/completions HTTP/1.1\r\n{JSON}transfer-encoding: chunked\r\n\r\n"
         writer.write(head.encode())
-        await until(lambda: c.router.app.generate.active == 1)
+        await until(lambda: c.router.app.handler.active == 1)
         writer.write(b"no chunk\r\n")
         async with asyncio.timeout(10):
             assert (await reader.read()).startswith(b"HTTP/1.1 400")

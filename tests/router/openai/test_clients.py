@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from tandem.router.generate import MAX_NAMED_FIELDS
+from tandem.router.handler import MAX_NAMED_FIELDS
 from tandem.tests.router.support import TEMPLATE, Cluster, cluster, make_model
 
 # A template that shows tool calls and thinking, as those of Qwen3 and others do.

@@ -256,7 +256,7 @@ class Registry(RegistryServicer):
         if await known.is_alive():
             raise PeerRefusedError(
                 f"two nodes are called {request.node_id!r}: one at {known.address}, which answers, "
-                f"and one at {address}; give one of them another --node-id, or end the other"
+                f"and one at {address}; give one of them another --node-id, or stop the other"
             )
 
     async def _load_tokenizer(self, card: pb.ModelCard) -> None:

@@ -12,7 +12,7 @@ from ..shared.errors import OverloadedError
 from ..shared.telemetry.logs import logger
 from ..shared.telemetry.tracing import Tracer, Value, serving
 from .cluster.node_table import NodeTable
-from .cluster.registry import Registry
+from .cluster.registry_service import Registry
 from .errors import DrainingError
 from .generation import ChoiceDelta, GenerationRequest, Output
 from .http.encoding import encode
@@ -24,7 +24,7 @@ from .http.slices import TimeSlices
 from .metrics import Metrics, RequestMetrics
 from .options import RouterOptions
 from .result import ResultCollector
-from .serve import serve
+from .serve_request import serve
 from .surface import Response, Surface
 
 log = logger("router")
