@@ -1,1 +1,1 @@
-"""Requests in, tokens out: continuous batching, and the driving side of every transfer."""
+"""The decode node: requests in, tokens out. It drives every transfer."""

@@ -1,4 +1,4 @@
-"""One short prompt through both nodes, before KV of a real one may pass between them."""
+"""The canary: a short prompt, prefilled here and on a peer before KV of others is transferred."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RETRY_SECONDS = 0.05
 
 
 class Canary:
-    """Compares what a peer computes with what this node does."""
+    """Compares a peer's KV with this node's."""
 
     def __init__(self, node: ReceivingNode) -> None:
         self._node = node
@@ -32,12 +32,14 @@ class Canary:
 
     @property
     def tokens(self) -> int:
-        """How many tokens' KV a canary moves."""
+        """The number of tokens whose KV a canary transfers."""
         return len(self._prompt) - 1
 
     async def check(self, peer: Peer) -> int:
-        """The bytes that were moved for it. Raises ``PeerRefusedError`` when the two compute other
-        KV, ``TransferError`` when that could not be found out."""
+        """Run a canary; returns the bytes transferred.
+
+        Raises ``PeerRefusedError`` if the KV differs, ``TransferError`` if it was not compared.
+        """
         try:
             with step("canary", address=peer.address):
                 async with asyncio.timeout(CANARY_SECONDS):
@@ -45,7 +47,7 @@ class Canary:
         except TimeoutError:
             raise TransferError(
                 f"{peer.address}: the canary took longer than {CANARY_SECONDS:g} s; this node or "
-                f"that one computes nothing, or has no free blocks",
+                f"that one is stuck, or has no free blocks",
                 cause=Cause.CANARY,
             ) from None
 
@@ -55,9 +57,7 @@ class Canary:
         reserved = await self._reserve(theirs, end)
         try:
             computed = self._compute(ours)
-            receipt = await self._node.receive(
-                theirs, peer, secrets.randbits(63), 0, CANARY_SECONDS
-            )
+            result = await self._node.receive(theirs, peer, secrets.randbits(63), 0, CANARY_SECONDS)
             await computed
             worst = await self._compare(ours, theirs, end, coarsest(self._formats(peer)))
         finally:
@@ -66,29 +66,29 @@ class Canary:
             self._core.release_held(ours)
         if worst.ratio > 1:
             raise PeerRefusedError(
-                f"{peer.address} computes other KV than this node for the same prompt: "
+                f"{peer.address} computes different KV than this node for the same prompt: "
                 f"{worst.side} of layer {worst.layer} differs by {worst.largest:.3g}, and "
                 f"{' and '.join(self._formats(peer))} allows {worst.allowed:.3g}; start both "
-                f"nodes with the same weights and version",
+                f"nodes with the same weights and version of Tandem",
                 cause=Cause.CANARY,
             )
-        return receipt.bytes
+        return result.bytes
 
     async def _reserve(self, theirs: Sequence, end: int) -> list[int]:
-        """Blocks for it, as soon as there are any: a full node is the one that needs another peer.
-        Whoever waits for the canary has a deadline."""
+        """Reserve blocks as soon as there are any: a full node is the one that needs another peer.
+        The canary's deadline ends the wait."""
         while (reserved := self._core.reserve(theirs, end)) is None:  # noqa: ASYNC110
             await asyncio.sleep(RETRY_SECONDS)
         return reserved
 
     def _formats(self, peer: Peer) -> list[str]:
-        """What rounds on the way from the prompt to the KV, here and there; each once."""
+        """The dtypes that round between the prompt and its KV, here and there; each once."""
         engine = self._node.engine
         here, there = (engine.weight_dtype, engine.kv_dtype), (peer.weight_format, peer.kv_dtype)
         return list(dict.fromkeys((*here, *there)))
 
     def _sequence(self, compute_until: int | None) -> Sequence:
-        # Nothing cached may answer for what is computed now, here or there.
+        # Private: no cached block may stand in for a computed one, here or there.
         return Sequence(
             self._core.new_id(),
             self._prompt,
@@ -98,7 +98,7 @@ class Canary:
         )
 
     def _compute(self, sequence: Sequence) -> asyncio.Future[None]:
-        """Prefill here, while the peer does. The queue's limit is for clients."""
+        """Prefill here, while the peer does. The queue's limit applies to clients only."""
         done = asyncio.get_running_loop().create_future()
 
         def on_step(output: StepOutput) -> None:
@@ -112,7 +112,7 @@ class Canary:
     async def _compare(
         self, ours: Sequence, theirs: Sequence, end: int, rounding: str
     ) -> Difference:
-        """The worst difference over all ranks, each of which holds its own heads."""
+        """The largest difference over all ranks, each of which holds its own heads."""
         if ours.finish_reason is not FinishReason.COMPUTED:
             failed = f"this node could not compute the canary: {ours.error}"
             raise TransferError(failed, cause=Cause.CANARY)
@@ -137,8 +137,8 @@ class Canary:
         return max(found, key=lambda difference: difference.ratio)
 
 
-def _difference(news: object) -> Difference:
-    if isinstance(news, ReceiveFailed):
-        raise TransferError(news.reason, cause=Cause(news.cause))
-    assert isinstance(news, Compared)
-    return Difference(news.layer, news.side, news.largest, news.allowed)
+def _difference(event: object) -> Difference:
+    if isinstance(event, ReceiveFailed):
+        raise TransferError(event.reason, cause=Cause(event.cause))
+    assert isinstance(event, Compared)
+    return Difference(event.layer, event.side, event.largest, event.allowed)

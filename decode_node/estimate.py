@@ -1,8 +1,8 @@
-"""Where to prefill a prompt: a pure function of what was measured, so that it is tested as a table.
+"""Where to prefill a prompt: a pure function of measurements, so that it is tested as a table.
 
-Prefilling here costs the request its own wait, and besides makes every stream of this node wait for
-each of its chunks. Prefilling there costs the round trips of a transfer, the queue there, and the
-slower of computing and moving.
+Local prefill makes the request wait, and every stream of this node for each of its chunks. Remote
+prefill costs the round trips of a transfer, the queue there, and the slower of computing and
+moving.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 from ..shared.telemetry.prefill_origin import LocalReason
 
-# Until this node's own rate is measured: below this, a round trip costs more than it saves.
+# Threshold until this node's rate is measured: for less, a round trip costs more than it saves.
 DEFAULT_TOKENS = 64
-# Opening, the first bytes, the last one's confirmation, and the step that waits for it.
+# Opening, the first bytes, the confirmation of the last, and the step that waits for it.
 ROUND_TRIPS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalEstimate:
-    """This node. ``tokens_per_second`` is 0 until measured; ``running`` sequences are decoding."""
+    """This node's speed and load. ``tokens_per_second`` is 0 until measured."""
 
     tokens_per_second: float
     queued_tokens: int = 0
@@ -29,9 +29,9 @@ class LocalEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteEstimate:
-    """A prefill node, as far as it is known: 0 stands for a rate that is not.
+    """A prefill node's speed and load; unknown rates are 0.
 
-    ``round_trip`` is in seconds; ``link_tokens_per_second`` counts tokens' KV.
+    ``round_trip`` is in seconds; ``link_tokens_per_second`` counts tokens whose KV is transferred.
     """
 
     tokens_per_second: float = 0.0
@@ -49,10 +49,10 @@ def why_local(
     threshold: int | None = None,
     seconds: float = math.inf,
 ) -> str:
-    """Why ``missing`` of ``prompt`` tokens are better computed here; empty when they are not.
+    """Why ``missing`` of ``prompt`` tokens are better computed here; empty if they are not.
 
-    ``threshold`` is the operator's word: with it the two sides are not compared. ``seconds`` are
-    those that the request has left: what would take longer there is not begun.
+    ``threshold`` is set by the operator and replaces the comparison of both sides. ``seconds`` are
+    left to the request: a remote prefill that would take longer is not begun.
     """
     if not missing:
         return LocalReason.NOTHING_MISSING
@@ -70,14 +70,14 @@ def why_local(
 
 def _seconds_here(here: LocalEstimate, missing: int) -> float:
     own = (here.queued_tokens + missing) / here.tokens_per_second
-    # One at least: a stream that comes while this computes waits for it too.
+    # At least one: a stream that arrives during the prefill waits for it too.
     others = max(1, here.running) * missing / here.tokens_per_second
     return own + others
 
 
 def _seconds_there(here: LocalEstimate, there: RemoteEstimate, prompt: int, missing: int) -> float:
     rate = there.tokens_per_second or here.tokens_per_second
-    # Nobody knows whether the node there still has the prefix that is cached here.
+    # Whether the node there has the prefix that is cached here is unknown.
     computing = prompt / rate
     moving = missing / there.link_tokens_per_second if there.link_tokens_per_second else 0.0
     return ROUND_TRIPS * there.round_trip + there.queued_tokens / rate + max(computing, moving)

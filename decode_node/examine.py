@@ -1,4 +1,4 @@
-"""Can KV move from a prefill node to this one, and how well? Asked by ``tandem doctor``."""
+"""Examinations of prefill nodes for ``tandem doctor``: if KV reaches this node, and how fast."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .peers import Peers
 from .receiving import ReceivingNode
 
 CONNECT_SECONDS = 2.0
-# All examinations of one call together; whoever asks must hear of it before giving up.
+# For all examinations of one call together: the doctor must get the reply before its own deadline.
 PAIR_SECONDS = 12.0
 
 
 class Examiner:
-    """Greets, connects, and runs the canary anew, whatever has passed before."""
+    """Greets, connects, and runs the canary anew, even if one has passed before."""
 
     def __init__(self, node: ReceivingNode, peers: Peers, canary: Canary) -> None:
         self._node = node
@@ -35,7 +35,7 @@ class Examiner:
         return self._examining.locked()
 
     async def examine(self, candidates: Sequence[pb.PrefillCandidate]) -> pb.ExamineReply:
-        """One report a candidate, of at most ``MAX_EXAMINED``; all at the same time."""
+        """One report for each of at most ``MAX_EXAMINED`` candidates, examined concurrently."""
         async with self._examining:
             chosen = candidates[:MAX_EXAMINED]
             pairs = await asyncio.gather(*(self._pair(candidate) for candidate in chosen))
@@ -45,30 +45,30 @@ class Examiner:
         report = pb.PairReport(node_id=candidate.node_id, address=candidate.address)
         try:
             async with asyncio.timeout(PAIR_SECONDS):
-                await self._look(candidate, report)
+                await self._examine(candidate, report)
         except TransferError as error:
             report.problem, report.cause = str(error), error.cause.value
         except TimeoutError:
-            report.problem = f"no verdict within {PAIR_SECONDS:g} s"
+            report.problem = f"the examination did not end within {PAIR_SECONDS:g} s"
             report.cause = Cause.TIMEOUT_TRANSFER.value
         return report
 
-    async def _look(self, candidate: pb.PrefillCandidate, report: pb.PairReport) -> None:
+    async def _examine(self, candidate: pb.PrefillCandidate, report: pb.PairReport) -> None:
         peer = await self._peers.greet(candidate)
         asked_at = time.monotonic()
         await self._peers.held(peer)
         report.round_trip_seconds = time.monotonic() - asked_at
         try:
-            await self._move(candidate, report)
+            await self._run_canary(candidate, report)
         except PeerRefusedError:
             raise
         except TransferError:
-            # A port that is closed says more than what fails for want of it. Where KV moves nothing
-            # needs to be tried, and to the peer each try is a stranger's.
+            # A closed port explains more than the failure that follows from it. Only tried after a
+            # failure, because the peer logs each such connection as a stranger's.
             await _connect(peer)
             raise
 
-    async def _move(self, candidate: pb.PrefillCandidate, report: pb.PairReport) -> None:
+    async def _run_canary(self, candidate: pb.PrefillCandidate, report: pb.PairReport) -> None:
         peer = await self._peers.meet(candidate)
         begun = time.monotonic()
         try:
@@ -83,7 +83,8 @@ class Examiner:
 
 
 async def _connect(peer: Peer) -> None:
-    """Raises ``TransferError`` for the first port of the peer's data plane that is closed to us."""
+    """Connect to each port of the peer's data plane. Raises ``TransferError`` for the first that
+    cannot be reached."""
     for endpoint in dict.fromkeys(
         at for rank in peer.endpoints for at in (rank.bulk, rank.control)
     ):

@@ -1,4 +1,4 @@
-"""Where the time until a request's first token goes on its decode node."""
+"""Breakdown of the time until a request's first token on its decode node."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..proto import tandem_pb2 as pb
 class FirstTokenClock:
     """Divides the time since its creation among the phases of ``pb.FirstToken``.
 
-    Each moment belongs to one phase, so they add up to the whole. What a prefill node says of its
-    own work is taken within the time that was measured here.
+    Each moment belongs to one phase, so the phases add up to the whole. The durations that a
+    prefill node reports are limited to the time measured here.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -24,24 +24,24 @@ class FirstTokenClock:
         self.spent.greet_seconds += self._lap()
 
     def failed(self) -> None:
-        """An attempt at a transfer, with all that it took."""
+        """An attempt at a transfer failed, with all the time it took."""
         self.spent.failed_seconds += self._lap()
 
-    def received(self, account: pb.OpenDone | None) -> None:
-        """The prompt's KV came from a prefill node, which may have told how."""
+    def received(self, done: pb.OpenDone | None) -> None:
+        """The prompt's KV came from a prefill node, which may have reported its durations."""
         left = self._lap()
-        if account is None:
+        if done is None:
             self.spent.prefill_seconds += left
             return
-        exposed = min(left, max(0.0, account.exposed_seconds))
-        computing = min(left - exposed, max(0.0, account.compute_seconds))
+        exposed = min(left, max(0.0, done.exposed_seconds))
+        computing = min(left - exposed, max(0.0, done.compute_seconds))
         self.spent.transfer_seconds += exposed
         self.spent.prefill_seconds += computing
         self.spent.queue_seconds += left - exposed - computing
 
     def sampled(self, started_at: float, *, remote: bool) -> None:
-        """The first token is there; the engine began to compute its sequence at ``started_at``, by
-        this clock."""
+        """The first token is sampled; its sequence's first step began at ``started_at``, by this
+        clock."""
         self.spent.queue_seconds += self._lap(max(self._since, started_at))
         if remote:
             self.spent.step_seconds += self._lap()

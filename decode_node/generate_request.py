@@ -16,7 +16,9 @@ def admitted_sequences(request: pb.GenerateRequest, engine: NodeEngine) -> list[
     """The n choices of a request that can run here. Raises ``RequestError``, ``OverloadedError`` or
     ``UnavailableError``."""
     if not request.deadline_seconds >= 0:  # also rejects NaN
-        raise RequestError(f"deadline_seconds is {request.deadline_seconds}; it must not be < 0")
+        raise RequestError(
+            f"deadline_seconds is {request.deadline_seconds}; it must not be negative"
+        )
     params = sampling_params(request.sampling)
     prompt = list(request.prompt)
     sequences = build_sequences(

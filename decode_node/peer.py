@@ -1,4 +1,4 @@
-"""A prefill node that was greeted, and what calling it can come to."""
+"""State of a greeted prefill node, and the mapping of errors of calls to it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .link import MeasuredLink
 
 
 class PeerLostError(TransferError):
-    """The process behind the address is gone, or is another one: greet again."""
+    """The process at the address is gone or was replaced: greet again."""
 
     cause = Cause.PEER_LOST
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Peer:
-    """One start of a prefill node: where its control and data planes are, and what it holds."""
+    """One start of a prefill node: its control and data planes, and the transfers it holds."""
 
     address: str
     node_id: str
@@ -43,11 +43,11 @@ class Peer:
     trust: LeaseTrust
     link: MeasuredLink = field(default_factory=MeasuredLink)
     weight_format: str = ""
-    sends_windows: bool = False  # and nothing that a layer's window leaves out
+    sends_windows: bool = False  # leaves out KV outside of a layer's window
 
 
-# A peer that says one of these is well, but does not take the request.
-_ANSWERS = {
+# Statuses of a healthy peer that does not take the request.
+_REJECTIONS = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: Cause.BUSY,
     grpc.StatusCode.INVALID_ARGUMENT: Cause.REFUSED,
 }
@@ -55,19 +55,19 @@ _ANSWERS = {
 
 @contextlib.contextmanager
 def calling() -> Iterator[None]:
-    """Whatever a call to a peer raises is a ``TransferError``, and a ``PeerLostError`` unless the
-    peer has answered that it will not."""
+    """Raise errors of calls to a peer as ``TransferError``; as ``PeerLostError`` unless the peer
+    has rejected the request."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
         reason = f"{error.code().name}: {error.details()}"
-        if error.code() in _ANSWERS:
-            raise TransferError(reason, cause=_ANSWERS[error.code()]) from None
+        if error.code() in _REJECTIONS:
+            raise TransferError(reason, cause=_REJECTIONS[error.code()]) from None
         raise PeerLostError(reason) from None
     except grpc.aio.UsageError:
-        raise PeerLostError("the connection was closed before") from None
+        raise PeerLostError("the connection was already closed") from None
     except asyncio.CancelledError:
-        # gRPC says so too when another transfer found the peer dead and closed the channel.
+        # gRPC raises this too if another transfer found the peer dead and closed the channel.
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
@@ -75,9 +75,9 @@ def calling() -> Iterator[None]:
 
 
 def endpoints_of(reply: pb.HelloReply, address: str) -> tuple[Endpoints, ...]:
-    """Where the ranks of the node at ``address`` (of its control plane) listen.
+    """The data-plane endpoints of the node whose control plane is at ``address``.
 
-    Raises ``TransferError`` for what is no endpoint.
+    Raises ``TransferError`` if one is invalid.
     """
     keys = list(reply.node.curve_keys) or [""] * len(reply.ranks)
     guarded = bool(reply.node.capabilities & CAPABILITY_GUARDED)
@@ -87,14 +87,14 @@ def endpoints_of(reply: pb.HelloReply, address: str) -> tuple[Endpoints, ...]:
             for rank, key in zip(reply.ranks, keys, strict=True)
         )
     except ValueError as error:
-        raise TransferError(f"{address} names an endpoint that is none: {error}") from None
+        raise TransferError(f"{address} announced an invalid endpoint: {error}") from None
 
 
 def reachable(endpoint: str, address: str) -> str:
-    """An endpoint that the node at ``address`` has told, as it is reached from here: a wildcard
-    means the host of that address. Raises ``ValueError``.
+    """An endpoint announced by the node at ``address``, as reached from here: a wildcard stands for
+    the host of that address. Raises ``ValueError``.
 
-    A node must not point us at local sockets, but for one that we meet in a folder.
+    A node must not direct us to local sockets, unless its own address is one in a shared folder.
     """
     folder = folder_of(address)
     if folder:

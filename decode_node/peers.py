@@ -1,89 +1,67 @@
-"""The prefill nodes that this decode node has met: channels, greetings, canaries, leases."""
+"""The prefill nodes that this decode node has greeted, and their leases."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-import grpc
-
 from ..proto import tandem_pb2 as pb
-from ..proto.tandem_pb2_grpc import PrefillStub
 from ..shared.causes import Cause
 from ..shared.config.limits import MAX_PEERS
 from ..shared.engine.start import NodeEngine, NodeIdentity
 from ..shared.errors import PeerRefusedError, TransferError
-from ..shared.handoff.carriers.zeromq.curve import check_keys
-from ..shared.handoff.lease import LeaseTrust
-from ..shared.handoff.wire.head_parts import parts_of
-from ..shared.node.introduction import CAPABILITY_WINDOWS, introduction
 from ..shared.node.metrics import NodeMetrics
 from ..shared.security.addresses import is_candidate
 from ..shared.security.credentials import INSECURE, Credentials
+from .canary_runs import CanaryRuns
+from .greeter import HELLO_SECONDS, Greeter
 from .link import MeasuredLink
-from .peer import Peer, PeerLostError, calling, endpoints_of
+from .peer import Peer, PeerLostError, calling
 from .prefill_backoff import CONDITION, PrefillBackoff
 from .refused_peers import RefusedPeers
 
 log = logging.getLogger("tandem.decode")
 
-HELLO_SECONDS = 2.0
 RECONCILE_SECONDS = 5.0
-# For the answer of a process that may have ended.
-ENDED_SECONDS = 1.0
-# How long after a canary has begun requests still wait for it; then they go elsewhere at once.
-VET_SECONDS = 5.0
-# Renewals come at a third of a lease; a peer that grants hardly any must not keep us busy, and one
-# that grants very long ones is looked at now and then, because it may have been forgotten.
+# Leases are renewed at a third of their length. A peer that grants very short ones must not keep
+# this node busy; one that grants very long ones is still called now and then, because it may have
+# restarted.
 MIN_RENEW_SECONDS = 0.1
 MAX_RENEW_SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Vetting:
-    """A canary under way, or what has come of it."""
-
-    canary: asyncio.Task[TransferError | None]
-    begun: float = field(default_factory=time.monotonic)
-
-
 class Peers:
-    """Greets a prefill node once an epoch, and keeps its leases alive.
+    """Greets a prefill node once for each of its epochs, and keeps its leases alive.
 
-    ``vet`` closes a greeting: it raises ``PeerRefusedError`` for a node that computes other KV than
-    this one, ``TransferError`` when it could not tell. It runs once for each pair of epochs.
+    ``check_canary`` completes a greeting, see ``CanaryRuns``.
     """
 
     def __init__(
         self,
         engine: NodeEngine,
         identity: NodeIdentity,
-        vet: Callable[[Peer], Awaitable[object]],
+        check_canary: Callable[[Peer], Awaitable[object]],
         metrics: NodeMetrics,
         credentials: Credentials = INSECURE,
         *,
         max_peers: int = MAX_PEERS,
     ) -> None:
-        self._engine = engine
         self._identity = identity
-        self._vet = vet
-        self._metrics = metrics
-        self._credentials = credentials
         self._max_peers = max_peers
         self._peers: dict[str, Peer] = {}
-        self._canaries: dict[Peer, _Vetting] = {}
-        self._passed: dict[str, int] = {}  # node to epoch
         self._refused_peers = RefusedPeers()
+        self._greeter = Greeter(engine, identity, self._refused_peers, credentials)
+        self._canaries = CanaryRuns(check_canary, self._refused_peers, metrics, max_peers)
         self.prefill_backoff = PrefillBackoff(time.monotonic)
-        # One an address, for as long as somebody greets it.
+        # One for each address that is being greeted.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._met = asyncio.Event()
+        self._greeted = asyncio.Event()
+
+    # ---- greetings -------------------------------------------------------------------------
 
     async def meet(self, candidate: pb.PrefillCandidate) -> Peer:
         """The greeted peer, whose canary has passed.
@@ -91,20 +69,72 @@ class Peers:
         Raises ``TransferError``; ``PeerRefusedError`` for a node with which no transfer can work.
         """
         peer = await self.greet(candidate)
-        if peer not in self._canaries:
-            self._canaries[peer] = _Vetting(asyncio.create_task(self._sing(peer)))
-        await self._vetted(peer, self._canaries[peer])
+        error = await self._canaries.result(peer)
+        if error is not None:
+            await self.forget(peer)
+            self._refused_peers.check(peer.address, peer.epoch)
+            cause = error.cause if error.cause in CONDITION else Cause.CANARY
+            raise TransferError(str(error), cause=cause)
         return peer
 
     async def greet(self, candidate: pb.PrefillCandidate) -> Peer:
         """The greeted peer, whose canary may not have passed yet. Raises like ``meet``."""
         async with self._locks.setdefault(candidate.address, asyncio.Lock()):
-            return await self._greeted(candidate)
+            return await self._greet(candidate)
 
-    async def held(self, peer: Peer) -> list[int]:
-        """The transfers that the peer keeps for this node. Raises ``TransferError``."""
-        with calling():
-            return list((await self._live(peer)).ids)
+    async def _greet(self, candidate: pb.PrefillCandidate) -> Peer:
+        if not is_candidate(candidate.address):
+            raise TransferError(f"{candidate.address[:100]!r} is not the host:port of a node")
+        # Inside the lock: of many concurrent requests, one finds out, and the others learn of it.
+        self.prefill_backoff.check(candidate.address, candidate.epoch)
+        known = self._peers.get(candidate.address)
+        if known is not None and candidate.epoch in (0, known.epoch):
+            return known
+        if known is None and len(self._peers) >= self._max_peers:
+            raise TransferError(
+                f"{self._max_peers} prefill nodes are known, which is the limit; see --max-peers"
+            )
+        try:
+            peer = await self._greeter.greet(candidate.address)
+        except PeerRefusedError as error:
+            if candidate.epoch:  # a refusal without an epoch would outlive the process
+                self._refused_peers.add(
+                    candidate.address, candidate.node_id, candidate.epoch, error
+                )
+            raise
+        return await self._made_current(peer)
+
+    async def _made_current(self, peer: Peer) -> Peer:
+        """Make a peer the one at its address, unless the same epoch is already known."""
+        known = self._peers.get(peer.address)
+        if known is not None and known.epoch == peer.epoch:
+            # The router that named another epoch has not noticed the restart yet. Closing the known
+            # peer would end the transfers of requests from routers that have.
+            await peer.channel.close(grace=0)
+            return known
+        if known is not None:
+            await self.forget(known)
+        self._peers[peer.address] = peer
+        self._greeted.set()
+        return peer
+
+    async def forget(self, peer: Peer) -> None:
+        """Greet again before the next transfer: the process at the address is another one."""
+        if self._peers.get(peer.address) is peer:
+            del self._peers[peer.address]
+        self._canaries.forget(peer)
+        await peer.channel.close(grace=0)
+
+    async def has_ended(self, candidate: pb.PrefillCandidate) -> bool:
+        """See ``Greeter.has_ended``."""
+        return await self._greeter.has_ended(candidate)
+
+    async def close(self) -> None:
+        await self._canaries.close()
+        for peer in list(self._peers.values()):
+            await self.forget(peer)
+
+    # ---- known peers -----------------------------------------------------------------------
 
     @property
     def refused(self) -> list[pb.RefusedPeer]:
@@ -115,196 +145,49 @@ class Peers:
         return self._refused_peers.holds(candidate.address, candidate.epoch)
 
     def link(self, candidate: pb.PrefillCandidate) -> MeasuredLink:
-        """What is known of the way to a node, which may never have been met."""
+        """The measurements of the link to a node, which may never have been greeted."""
         peer = self._peers.get(candidate.address)
         return peer.link if peer is not None else MeasuredLink()
 
     def link_rates(self) -> list[pb.LinkRate]:
-        """What routers may know of the measured links; the greeted peers bound it."""
+        """The measured rates, for routers; at most one for each greeted peer."""
         return [
             pb.LinkRate(node_id=peer.node_id, tokens_per_second=peer.link.tokens_per_second)
             for peer in self._peers.values()
             if peer.link.tokens_per_second
         ]
 
-    async def forget(self, peer: Peer) -> None:
-        """Greet again before the next transfer: the process behind the address is another one."""
-        if self._peers.get(peer.address) is peer:
-            del self._peers[peer.address]
-        vetting = self._canaries.get(peer)
-        if vetting is not None:
-            vetting.canary.add_done_callback(lambda _: self._canaries.pop(peer, None))
-        await peer.channel.close(grace=0)
+    # ---- leases ----------------------------------------------------------------------------
 
-    async def has_ended(self, candidate: pb.PrefillCandidate) -> bool:
-        """Whether nobody listens at the address any more, or another start of the process does. One
-        that is silent may have been stopped, or cut off."""
-        channel = self._credentials.channel(candidate.address, _CHANNEL)
-        try:
-            stub = self._credentials.stub(PrefillStub, channel)
-            hello = introduction(self._engine, self._identity)
-            reply = await stub.Hello(hello, timeout=ENDED_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            return error.code() is grpc.StatusCode.UNAVAILABLE
-        finally:
-            await channel.close(grace=0)
-        return bool(reply.node.epoch != candidate.epoch)
-
-    async def close(self) -> None:
-        canaries = [vetting.canary for vetting in self._canaries.values()]
-        for canary in canaries:
-            canary.cancel()
-        await asyncio.gather(*canaries, return_exceptions=True)
-        for peer in list(self._peers.values()):
-            await self.forget(peer)
+    async def held(self, peer: Peer) -> list[int]:
+        """The transfers that the peer keeps for this node. Raises ``TransferError``."""
+        with calling():
+            return list((await self._live(peer)).ids)
 
     async def keep_leases(self) -> None:
-        """Runs for ever: renews what is alive here, for each peer apart, because one that does not
-        answer, or grants long leases, must not keep others waiting beyond theirs."""
+        """Renew the leases of every peer, for ever.
+
+        Each peer has a task of its own, because one that does not answer, or grants long leases,
+        must not delay the renewal of others.
+        """
         kept: set[Peer] = set()
         async with asyncio.TaskGroup() as keepers:
             while True:
-                await self._met.wait()
-                self._met.clear()
+                await self._greeted.wait()
+                self._greeted.clear()
                 peers = set(self._peers.values())
                 for peer in peers - kept:
                     keepers.create_task(self._keep(peer))
                 kept = peers
 
     async def reconcile(self) -> None:
-        """Runs for ever: releases what only the peer holds, and forgets peers that have gone."""
+        """Release transfers that only a peer holds, and forget peers that have gone, for ever."""
         while True:
             await asyncio.sleep(RECONCILE_SECONDS)
-            await asyncio.gather(*(self._look_after(peer) for peer in self._peers.values()))
-
-    async def _greeted(self, candidate: pb.PrefillCandidate) -> Peer:
-        if not is_candidate(candidate.address):
-            raise TransferError(f"{candidate.address[:100]!r} is not the host:port of a node")
-        # Behind the lock: of many who come at once, one finds out, and the others hear of it.
-        self.prefill_backoff.check(candidate.address, candidate.epoch)
-        known = self._peers.get(candidate.address)
-        if known is not None and candidate.epoch in (0, known.epoch):
-            return known
-        if known is None and len(self._peers) >= self._max_peers:
-            raise TransferError(
-                f"{self._max_peers} prefill nodes are known, which is the limit; see --max-peers"
-            )
-        try:
-            peer = await self._greet(candidate.address)
-        except PeerRefusedError as error:
-            if candidate.epoch:  # a refusal of "whoever is there" would outlive the process
-                self._refused_peers.add(
-                    candidate.address, candidate.node_id, candidate.epoch, error
-                )
-            raise
-        return await self._settled(peer)
-
-    async def _settled(self, peer: Peer) -> Peer:
-        """Who answered is the peer from now on, unless it is the one that is known already."""
-        known = self._peers.get(peer.address)
-        if known is not None and known.epoch == peer.epoch:
-            # Whoever named another epoch has not heard of the restart yet. To close what stands
-            # would end the transfers of those who have.
-            await peer.channel.close(grace=0)
-            return known
-        if known is not None:
-            await self.forget(known)
-        self._peers[peer.address] = peer
-        self._met.set()
-        return peer
-
-    async def _sing(self, peer: Peer) -> TransferError | None:
-        """Runs the canary unless it has passed before; returns why the peer cannot be used now."""
-        if self._passed.get(peer.node_id) == peer.epoch:
-            return None
-        begun = time.monotonic()
-        try:
-            await self._vet(peer)
-        except TransferError as error:
-            outcome = "failed"
-            if isinstance(error, PeerRefusedError):
-                outcome = "mismatch"
-                self._refused_peers.add(peer.address, peer.node_id, peer.epoch, error)
-            log.warning("the canary of %s: %s", peer.address, error)
-            self._metrics.canaries.labels(outcome).inc()
-            return error
-        log.info("the canary of %s passed in %.3f s", peer.address, time.monotonic() - begun)
-        self._metrics.canaries.labels("passed").inc()
-        if len(self._passed) >= self._max_peers:
-            del self._passed[next(iter(self._passed))]
-        self._passed[peer.node_id] = peer.epoch
-        return None
-
-    async def _vetted(self, peer: Peer, vetting: _Vetting) -> None:
-        """Wait for the canary, but not for one that takes long."""
-        left = vetting.begun + VET_SECONDS - time.monotonic()
-        await asyncio.wait([vetting.canary], timeout=max(0.0, left))
-        if not vetting.canary.done():
-            waiting = f"{peer.address}: its canary is still under way"
-            raise TransferError(waiting, cause=Cause.CANARY)
-        if vetting.canary.cancelled():
-            raise TransferError("the node is shutting down", cause=Cause.STOPPING)
-        error = vetting.canary.result()
-        if error is not None:
-            await self.forget(peer)
-            self._refused_peers.check(peer.address, peer.epoch)
-            cause = error.cause if error.cause in CONDITION else Cause.CANARY
-            raise TransferError(str(error), cause=cause)
-
-    async def _greet(self, address: str) -> Peer:
-        channel = self._credentials.channel(address, _CHANNEL)
-        stub = self._credentials.stub(PrefillStub, channel)
-        asked_at = time.monotonic()
-        try:
-            reply = await stub.Hello(
-                introduction(self._engine, self._identity), timeout=HELLO_SECONDS
-            )
-            self._refused_peers.check(address, reply.node.epoch)
-            peer = self._introduced(address, reply, stub, channel)
-            peer.link.answered(time.monotonic() - asked_at)
-            return peer
-        except grpc.aio.AioRpcError as error:
-            await channel.close(grace=0)
-            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                raise PeerRefusedError(f"{address}: {error.details()}") from None
-            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-                full = f"{address} has no place for this node: {error.details()}"
-                raise TransferError(full, cause=Cause.NO_PLACE) from None
-            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                refused = f"{address} refuses this node: {error.details()}"
-                raise TransferError(refused, cause=Cause.REFUSED) from None
-            silent = f"{address} does not answer: {self._credentials.explain(error)}"
-            raise TransferError(silent, cause=Cause.PEER_LOST) from None
-        except BaseException:
-            await channel.close(grace=0)
-            raise
-
-    def _introduced(
-        self, address: str, reply: pb.HelloReply, stub: PrefillStub, channel: grpc.aio.Channel
-    ) -> Peer:
-        heads = self._engine.kv_heads(len(reply.ranks))
-        if not 0 < reply.lease_seconds < math.inf:  # NaN is not, either
-            raise TransferError(f"{address}: lease_seconds is {reply.lease_seconds}, not a time")
-        # Locked as this node is, or open as it is: KV must not pass in the clear by accident.
-        expected = len(reply.ranks) if self._engine.curve_keys else 0
-        check_keys(reply.node.curve_keys, expected, address)
-        return Peer(
-            address=address,
-            node_id=reply.node.node_id,
-            epoch=reply.node.epoch,
-            endpoints=endpoints_of(reply, address),
-            kv_dtype=reply.node.kv_dtype,
-            parts=parts_of(self._engine.kv_heads(self._engine.world_size), heads),
-            stub=stub,
-            channel=channel,
-            trust=LeaseTrust(reply.lease_seconds, time.monotonic),
-            # A node that does not tell keeps KV in the format of its weights.
-            weight_format=reply.node.weight_format or reply.node.kv_dtype,
-            sends_windows=bool(reply.node.capabilities & CAPABILITY_WINDOWS),
-        )
+            await asyncio.gather(*(self._reconcile(peer) for peer in self._peers.values()))
 
     async def _keep(self, peer: Peer) -> None:
-        """In one call for all of its leases, until it is forgotten."""
+        """Renew all leases of a peer in one call, until it is forgotten."""
         while self._peers.get(peer.address) is peer:
             await asyncio.sleep(_renew_seconds(peer))
             if peer.trust.ids:
@@ -322,17 +205,17 @@ class Peers:
         me = pb.LiveRequest(node_id=self._identity.node_id, epoch=self._identity.epoch)
         return await peer.stub.Live(me, timeout=HELLO_SECONDS)
 
-    async def _look_after(self, peer: Peer) -> None:
+    async def _reconcile(self, peer: Peer) -> None:
         try:
             with calling():
-                await self._free_orphans(peer)
+                await self._release_orphans(peer)
         except TransferError as error:
-            # One that left in peace fails no attempt, since routers name it no more.
+            # A peer that left without transfers fails no attempt: routers no longer name it.
             if isinstance(error, PeerLostError) and not peer.trust.ids:
                 log.info("%s is forgotten: %s", peer.address, error)
                 await self.forget(peer)
 
-    async def _free_orphans(self, peer: Peer) -> None:
+    async def _release_orphans(self, peer: Peer) -> None:
         held = await self._live(peer)
         if held.greet_again:
             await self.forget(peer)
@@ -348,14 +231,3 @@ class Peers:
 
 def _renew_seconds(peer: Peer) -> float:
     return min(MAX_RENEW_SECONDS, max(MIN_RENEW_SECONDS, peer.trust.lease_seconds / 3))
-
-
-# A vanished peer must be noticed within three seconds, also on an idle connection.
-_CHANNEL = [
-    ("grpc.keepalive_time_ms", 1000),
-    # Otherwise gRPC waits a minute for the answer, whatever keepalive_timeout_ms says.
-    ("grpc.http2.ping_timeout_ms", 1500),
-    ("grpc.keepalive_permit_without_calls", 0),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_receive_message_length", 4 << 20),
-]

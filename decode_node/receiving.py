@@ -1,12 +1,12 @@
 """The receiving side of one attempt: one peer fills one sequence's blocks.
 
-``_Receiving.run`` is the whole life::
+``_Receiving.run`` goes through all of its states::
 
     reserved ─► opening ─► receiving ─► verifying ─► committed
         └──────────┴───────────┴────────────┴─► failed
 
-Everything that happens (what the ranks report, what the peer says) is news in one queue, and every
-wait for news ends with the deadline of the state or of the lease.
+All events (of the ranks, and messages of the peer) go through one queue, and every wait for one
+ends with the deadline of the state or of the lease.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ from ..shared.process.uninterrupted import uninterrupted
 from ..shared.telemetry.tracing import current, metadata
 from .peer import Peer, PeerLostError, calling
 
-# A rank sees at once that its peer is gone; the heads, a little later.
-LAST_WORD_SECONDS = 1.0
+# A rank notices at once that its peer is gone; the heads, a little later.
+LAST_MESSAGE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
-    """What a committed attempt brought. ``account`` is the peer's own, if it still gave one.
+class TransferResult:
+    """The result of a committed attempt. ``done`` is the peer's own account, if it still sent one.
 
-    From token ``whole_from`` on every layer has its KV; before it, those with a window lack some.
+    From token ``whole_from`` on every layer has its KV; before it, layers with a window lack some.
     """
 
     bytes: int
-    account: pb.OpenDone | None
+    done: pb.OpenDone | None
     whole_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivingNode:
-    """What every attempt of this node works with."""
+    """The parts of a decode node that attempts need."""
 
     engine: NodeEngine
     identity: NodeIdentity
@@ -68,12 +68,12 @@ class ReceivingNode:
 
     async def receive(
         self, sequence: Sequence, peer: Peer, transfer_id: int, attempt: int, seconds: float
-    ) -> Receipt:
+    ) -> TransferResult:
         """Fill the sequence's blocks from ``sequence.computed`` to the last prompt token but one.
 
-        ``seconds`` are those that the request has left. On return every block is filled and
-        checked; on any exception no rank writes them any more.
-        Raises ``TransferError``; ``PeerLostError`` when the peer must be greeted again.
+        ``seconds`` are left to the request. On return every block is filled and checked; on any
+        exception no rank writes them any longer.
+        Raises ``TransferError``; ``PeerLostError`` if the peer must be greeted again.
         """
         return await _Receiving(self, sequence, peer, transfer_id, attempt, seconds).run()
 
@@ -93,25 +93,25 @@ class _Receiving:
         self._peer = peer
         self._seconds = seconds
         self._attempt = node.inbox.open(transfer_id, attempt)
-        self._life = decode_life(
+        self._transfer = decode_life(
             f"transfer {transfer_id} attempt {attempt}",
             request_seconds=seconds,
             silence_seconds=node.config.progress_timeout,
             clock=time.monotonic,
         )
-        # What a canary compares must all have come.
+        # A canary compares all tokens.
         windows = peer.sends_windows and not sequence.private
         self._resume_at = node.engine.core.resume_at(sequence) if windows else 0
         self._first_tokens = first_tokens(
             node.engine.spec, sequence.computed, len(sequence.prompt) - 1, self._resume_at
         )
         self._greeted = self._filled = self._bytes = 0
-        self._account: pb.OpenDone | None = None
+        self._done: pb.OpenDone | None = None
         self._peer_failed = False
         self._call: Any = None
         self._listener: asyncio.Task[None] | None = None
 
-    async def run(self) -> Receipt:
+    async def run(self) -> TransferResult:
         parts = len(self._peer.parts)
         try:
             self._expect()
@@ -121,20 +121,20 @@ class _Receiving:
             self._enter(DecodeState.VERIFYING)
             await self._compare_counts()
             self._enter(DecodeState.COMMITTED)
-            if self._account is not None:
+            if self._done is not None:
                 tokens = len(self._sequence.prompt) - 1 - self._sequence.computed
-                self._peer.link.moved(tokens, self._account)
-            return Receipt(self._bytes, self._account, max(self._first_tokens))
+                self._peer.link.moved(tokens, self._done)
+            return TransferResult(self._bytes, self._done, max(self._first_tokens))
         except TransferError as error:
-            error.computing = self._life.state is DecodeState.RECEIVING
+            error.computing = self._transfer.state is DecodeState.RECEIVING
             raise await self._explained(error) from None
         finally:
             await uninterrupted(self._close())
 
-    # ---- the steps ---------------------------------------------------------------------------
+    # ---- the states --------------------------------------------------------------------------
 
     def _expect(self) -> None:
-        """The ranks greet their peers, and accept frames for these blocks from now on."""
+        """Have the ranks greet their peers and accept frames for these blocks."""
         sequence, peer, config = self._sequence, self._peer, self._node.config
         for part in peer.parts:
             ends = peer.endpoints[part.sender]
@@ -172,7 +172,7 @@ class _Receiving:
             end_token=len(sequence.prompt) - 1,
             priority=sequence.priority,
             cache_salt=sequence.salt,
-            deadline_seconds=self._life.left_of_request,
+            deadline_seconds=self._transfer.left_of_request,
             window_bytes=config.window_bytes or WINDOW_OF_CARRIER,
             private=sequence.private,
             ranks=self._node.engine.world_size,
@@ -186,30 +186,32 @@ class _Receiving:
         self._listener = asyncio.create_task(_listen(self._call, self._attempt.news))
 
     async def _compare_counts(self) -> None:
-        """What the peer has sent must be what arrived. A peer that falls silent only now changes
-        nothing: every rank has verified its bytes. One that says it failed does: what it sent may
-        come from a step whose numbers are not good."""
+        """Compare the bytes that the peer has sent with those that arrived.
+
+        A peer that falls silent only now changes nothing: every rank has verified its bytes. A
+        failure that it reports does: the KV may come from a step with non-finite values.
+        """
         try:
-            await self._until(lambda: self._account is not None)
+            await self._until(lambda: self._done is not None)
         except TransferError:
             if self._peer_failed:
                 raise
-        if self._account is not None and self._account.bytes != self._bytes:
+        if self._done is not None and self._done.bytes != self._bytes:
             raise TransferError(
-                f"{self._peer.address} sent {self._account.bytes} bytes, {self._bytes} arrived",
+                f"{self._peer.address} sent {self._done.bytes} bytes, {self._bytes} arrived",
                 cause=Cause.INCOMPLETE,
             )
 
     async def _explained(self, error: TransferError) -> TransferError:
-        """When a rank has lost its peer, the peer's head may be about to say that its rank ended,
-        or may have ended itself."""
+        """A better error for a lost peer, if its head reports within a moment that its rank ended,
+        or has ended itself."""
         if not error.computing or error.cause is not Cause.PEER_LOST:
             return error
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORD_SECONDS):
+            async with asyncio.timeout(LAST_MESSAGE_SECONDS):
                 while not isinstance(error, PeerLostError):
                     try:
-                        self._take(await self._attempt.news.get())
+                        self._handle(await self._attempt.news.get())
                     except TransferError as other:
                         if other.cause is Cause.DIED or isinstance(other, PeerLostError):
                             other.computing, error = True, other
@@ -224,89 +226,89 @@ class _Receiving:
             self._call.cancel()
         await self._node.inbox.close(self._attempt, sending=False)
         self._peer.trust.end(self._attempt.transfer_id)
-        if not self._life.over:
+        if not self._transfer.over:
             self._enter(DecodeState.FAILED)
 
     def _enter(self, state: DecodeState) -> None:
-        if self._life.enter(state):
+        if self._transfer.enter(state):
             current().event(state.value)
 
-    # ---- news --------------------------------------------------------------------------------
+    # ---- events ------------------------------------------------------------------------------
 
     async def _until(self, reached: Callable[[], bool]) -> None:
         while not reached():
-            self._take(await self._next())
+            self._handle(await self._next())
 
     async def _next(self) -> object:
-        """Raises ``TransferError`` when the state or the lease is overdue."""
+        """The next event. Raises ``TransferError`` if the state or the lease is overdue."""
         lease = self._peer.trust.left(self._attempt.transfer_id)
         try:
             # Not wait_for: before Python 3.12 it may swallow a cancellation.
-            async with asyncio.timeout(min(self._life.left, lease)):
+            async with asyncio.timeout(min(self._transfer.left, lease)):
                 return await self._attempt.news.get()
         except TimeoutError:
             raise self._overdue() from None
 
     def _overdue(self) -> TransferError:
         address = self._peer.address
-        if self._account is not None:
-            missing = f"{address} says it is done, but not every byte arrived"
+        if self._done is not None:
+            missing = f"{address} reports that it is done, but bytes are missing"
             return TransferError(missing, cause=Cause.INCOMPLETE)
-        reason = self._life.overdue()
+        reason = self._transfer.overdue()
         if not reason:
             return TransferError(f"{address} has not renewed the lease", cause=Cause.LEASE)
-        if self._life.request_over:
+        if self._transfer.request_over:
             return TransferError(f"{address}: {reason}", cause=Cause.TIMEOUT_TRANSFER)
-        asked = self._life.state in (DecodeState.OPENING, DecodeState.RECEIVING)
-        if asked and self._life.idle >= self._node.config.progress_timeout:
-            opening = self._life.state is DecodeState.OPENING
+        asked = self._transfer.state in (DecodeState.OPENING, DecodeState.RECEIVING)
+        if asked and self._transfer.idle >= self._node.config.progress_timeout:
+            opening = self._transfer.state is DecodeState.OPENING
             cause = Cause.TIMEOUT_OPEN if opening else Cause.TIMEOUT_PROGRESS
-            return PeerLostError(f"{address} gives no sign of life: {reason}", cause=cause)
-        greeting = self._life.state is DecodeState.RESERVED
+            return PeerLostError(f"{address} is silent: {reason}", cause=cause)
+        greeting = self._transfer.state is DecodeState.RESERVED
         cause = Cause.TIMEOUT_GREET if greeting else Cause.TIMEOUT_TRANSFER
         return TransferError(f"{address}: {reason}", cause=cause)
 
-    def _take(self, news: object) -> None:
-        if isinstance(news, TransferError):
-            raise news
-        if isinstance(news, ReceiveFailed):
-            raise TransferError(news.reason, cause=Cause(news.cause))
-        if isinstance(news, Expecting):
+    def _handle(self, event: object) -> None:
+        if isinstance(event, TransferError):
+            raise event
+        if isinstance(event, ReceiveFailed):
+            raise TransferError(event.reason, cause=Cause(event.cause))
+        if isinstance(event, Expecting):
             self._greeted += 1
-        elif isinstance(news, Received):
-            # The bytes may be faster than the word that they were coming.
+        elif isinstance(event, Received):
+            # The bytes may arrive before the peer's message that it accepts the transfer.
             self._enter(DecodeState.RECEIVING)
             self._filled += 1
-            self._bytes += news.bytes
-        elif isinstance(news, pb.OpenEvent):
-            self._hear(news)
+            self._bytes += event.bytes
+        elif isinstance(event, pb.OpenEvent):
+            self._handle_peer(event)
 
-    def _hear(self, event: pb.OpenEvent) -> None:
+    def _handle_peer(self, event: pb.OpenEvent) -> None:
         self._enter(DecodeState.RECEIVING)
-        self._life.progress()
+        self._transfer.progress()
         if event.HasField("failed"):
             self._peer_failed = True
             cause = Cause(event.failed.cause)
             raise TransferError(f"{self._peer.address}: {event.failed.reason}", cause=cause)
         if event.HasField("done"):
             if not math.isfinite(event.done.compute_seconds + event.done.exposed_seconds):
-                raise TransferError(f"{self._peer.address}: its account makes no sense")
-            self._account = event.done
+                raise TransferError(f"{self._peer.address} reported invalid durations")
+            self._done = event.done
 
 
-async def _listen(call: Any, news: asyncio.Queue[object]) -> None:
-    """The peer's words as news; its end as a ``TransferError``, unless it has said the outcome."""
+async def _listen(call: Any, events: asyncio.Queue[object]) -> None:
+    """Pass the peer's messages on; then a ``TransferError``, unless the last one was an outcome."""
     try:
         with calling():
             while (event := await call.read()) is not _END:
-                news.put_nowait(event)
+                events.put_nowait(event)
                 if event.WhichOneof("event") in ("done", "failed"):
                     return
         ended = "the stream ended without an outcome"
-        news.put_nowait(TransferError(ended, cause=Cause.PEER_FAILED))
+        events.put_nowait(TransferError(ended, cause=Cause.PEER_FAILED))
     except TransferError as error:
-        news.put_nowait(error)
+        events.put_nowait(error)
 
 
-# What ``read`` gives at the end of a stream; the stubs for grpc do not know it.
+# The value of ``read`` at the end of a stream; the type stubs of grpc lack it.
 _END: Any = grpc.aio.EOF  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Prefill nodes that this node must never use, and why."""
+"""Prefill nodes that this node must not use, with the reasons."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from ..proto import tandem_pb2 as pb
 from ..shared.causes import Cause
 from ..shared.errors import PeerRefusedError
 
-MAX_REFUSALS = 1024
+MAX_REFUSED = 1024
 
 
 class RefusedPeers:
-    """The newest refusal of each address. Another start of the process there is another chance."""
+    """The latest refusal of each address. Another start of the process there may be used again."""
 
     def __init__(self) -> None:
         self._refused: dict[str, pb.RefusedPeer] = {}
 
     def add(self, address: str, node_id: str, epoch: int, error: PeerRefusedError) -> None:
-        if len(self._refused) >= MAX_REFUSALS:
+        if len(self._refused) >= MAX_REFUSED:
             del self._refused[next(iter(self._refused))]
         self._refused[address] = pb.RefusedPeer(
             address=address,
@@ -27,7 +27,7 @@ class RefusedPeers:
         )
 
     def holds(self, address: str, epoch: int) -> bool:
-        """Whether this start of the process was refused before."""
+        """True if this start of the process was refused before."""
         refused = self._refused.get(address)
         return refused is not None and refused.epoch == epoch
 

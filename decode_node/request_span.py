@@ -1,4 +1,4 @@
-"""What a request's span learns while its tokens come."""
+"""Attributes and events of a request's span while its tokens arrive."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from types import TracebackType
 
 from ..proto import tandem_pb2 as pb
 from ..shared.telemetry.tracing import NO_SPAN, current
-from .transfers import Outcome
+from .transfers import PrefillSource
 
 
 class RequestSpan:
-    """From the prompt's KV, wherever it came from, to the last token."""
+    """The span from the prompt's KV, whatever its source, to the last token."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, source: PrefillSource) -> None:
         self._request = current()
         self._local = NO_SPAN
-        if not outcome.node:
-            self._local = self._request.child("local prefill", reason=outcome.reason)
+        if not source.node:
+            self._local = self._request.child("local prefill", reason=source.reason)
         self._tokens = 0
 
     def __enter__(self) -> RequestSpan:
@@ -32,7 +32,7 @@ class RequestSpan:
         self._request.set(generated_tokens=self._tokens)
 
     def prompt_computed(self, spent: pb.FirstToken) -> None:
-        """The first token is there, after phases of these lengths."""
+        """The first token is sampled, after phases of these lengths."""
         self._local.end()
         self._request.set(**{f.name: value for f, value in spent.ListFields()})
 

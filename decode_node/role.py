@@ -1,4 +1,4 @@
-"""A decode node: the engine that may skip prefill."""
+"""The decode role: an engine that may skip prefill."""
 
 from __future__ import annotations
 

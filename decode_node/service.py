@@ -6,8 +6,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -22,11 +22,11 @@ from ..shared.node.calls import serving_call
 from ..shared.process.uninterrupted import uninterrupted
 from ..shared.telemetry.tracing import NO_TRACER, Tracer
 from .choices import Choices
-from .deaths import GivenUpError, PromptDeaths
 from .examine import Examiner
 from .generate_request import admitted_sequences
+from .prompt_deaths import GivenUpError, PromptDeaths
 from .request_span import RequestSpan
-from .transfers import Outcome, Transfers
+from .transfers import PrefillSource, Transfers
 
 log = logging.getLogger("tandem.decode")
 
@@ -42,9 +42,21 @@ _REASONS = {
 }
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    """One ``Generate`` RPC that has been admitted."""
+
+    request: pb.GenerateRequest
+    choices: Choices
+    seconds: float  # until the request's deadline, from its admission
+    deaths: PromptDeaths
+    prefill: asyncio.Task[PrefillSource]
+    task: asyncio.Task[Any]
+
+
 class DecodeService(DecodeServicer):
-    """Serves requests on one node's engine. The RPC owns the request: when it ends, for whatever
-    reason, so does everything the request holds."""
+    """Serves requests on one node's engine. The RPC owns the request: when the RPC ends, for any
+    reason, everything that the request holds is freed."""
 
     def __init__(
         self,
@@ -61,11 +73,14 @@ class DecodeService(DecodeServicer):
         self._examiner = examiner
         self._status = status
         self._tracer = tracer
-        self._calls: dict[int, Choices] = {}
-        self.requests = 0
+        self._calls: set[_Call] = set()
+        self._choices: dict[int, Choices] = {}  # by the router's id of the call
         self.draining = False
-        self._running: set[asyncio.Task[Any]] = set()
-        self._cut = False
+        self._cut_off = False
+
+    @property
+    def requests(self) -> int:
+        return len(self._calls)
 
     async def Generate(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -78,83 +93,43 @@ class DecodeService(DecodeServicer):
             prompt_tokens=len(request.prompt),
             choices=request.sampling.n,
         ):
-            async with aclosing(self._generate(request, context)) as events:
-                async for event in events:
-                    yield event
+            call = await self._begin(request, context)
+            try:
+                yield pb.GenerateEvent(admitted=pb.Admitted(node_epoch=self._identity.epoch))
+                async with asyncio.timeout(call.seconds):
+                    while (death := await call.deaths.events.get()) is not None:
+                        yield death
+                    source = await call.prefill
+                    with RequestSpan(source) as span:
+                        while (output := await call.choices.next()) is not None:
+                            for event in self._events(call, source, output, span):
+                                yield event
+            except (TimeoutError, UnavailableError, GivenUpError, asyncio.CancelledError) as error:
+                await self._abort(call, error, context)
+                raise
+            finally:
+                await uninterrupted(self._end(call))
 
-    async def _generate(
+    async def _begin(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncGenerator[pb.GenerateEvent, None]:
+    ) -> _Call:
+        """Admit the request and begin to prefill it. The caller must ``_end`` it."""
         choices = Choices(self._engine.core, await self._admit(request, context))
         choices.listen()
-        self._calls[request.call_id] = choices
-        self.requests += 1
         task = asyncio.current_task()
         assert task is not None, "gRPC runs a call in a task"
-        self._running.add(task)
         seconds = request.deadline_seconds or DEFAULT_DEADLINE_SECONDS
-        deadline = time.monotonic() + seconds
         deaths = PromptDeaths(request.deaths)
-        start = asyncio.create_task(
+        prefill = asyncio.create_task(
             self._transfers.prefill_remotely(
-                choices.leader, list(request.prefill), deadline, deaths
+                choices.leader, list(request.prefill), time.monotonic() + seconds, deaths
             )
         )
-        start.add_done_callback(lambda _: deaths.over())
-        try:
-            yield pb.GenerateEvent(admitted=pb.Admitted(node_epoch=self._identity.epoch))
-            async with asyncio.timeout(seconds):
-                while (death := await deaths.news.get()) is not None:
-                    yield death
-                outcome = await start
-                async for event in self._events(choices, outcome, request):
-                    yield event
-        except TimeoutError:
-            await context.abort(
-                grpc.StatusCode.DEADLINE_EXCEEDED,
-                f"the request took longer than {seconds:g} s",
-            )
-        except UnavailableError as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        except GivenUpError as error:
-            await context.abort(grpc.StatusCode.ABORTED, str(error))
-        except asyncio.CancelledError:
-            if self._cut:
-                message = f"{NODE_DRAINING}, and its time is over"
-                await context.abort(grpc.StatusCode.UNAVAILABLE, message)
-            raise
-        finally:
-            self._running.discard(task)
-            self.requests -= 1
-            self._calls.pop(request.call_id, None)
-            await uninterrupted(self._end(start, choices))
-
-    def cut_off(self) -> None:
-        """End what still runs, and say why: the time for draining is over."""
-        self._cut = True
-        for task in tuple(self._running):
-            task.cancel()
-
-    async def EndChoice(
-        self, request: pb.EndChoiceRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.EndChoiceReply:
-        choices = self._calls.get(request.call_id)
-        if choices is not None:  # or all of them have ended meanwhile
-            choices.end(request.index)
-        return pb.EndChoiceReply()
-
-    async def Status(
-        self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.StatusReply:
-        return self._status()
-
-    async def Examine(
-        self, request: pb.ExamineRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.ExamineReply:
-        if self._examiner.busy:
-            busy = "this node is being examined by somebody else; ask again soon"
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, busy)
-        return await self._examiner.examine(request.prefill)
+        prefill.add_done_callback(lambda _: deaths.close())
+        call = _Call(request, choices, seconds, deaths, prefill, task)
+        self._calls.add(call)
+        self._choices[request.call_id] = choices
+        return call
 
     async def _admit(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -172,48 +147,94 @@ class DecodeService(DecodeServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         raise AssertionError("abort returned")
 
-    async def _events(
-        self, choices: Choices, outcome: Outcome, request: pb.GenerateRequest
-    ) -> AsyncIterator[pb.GenerateEvent]:
-        with RequestSpan(outcome) as trace:
-            async for output in choices.outputs():
-                sequence = output.sequence
-                if sequence is choices.leader and output.prompt_done:
-                    outcome.clock.sampled(sequence.started_at, remote=bool(sequence.received))
-                    trace.prompt_computed(outcome.clock.spent)
-                    yield self._usage(sequence, outcome)
-                    if sequence.params.prompt_logprobs is not None:
-                        for event in _prompt_logprobs(sequence, request.split_prompt_logprobs):
-                            yield event
-                if output.tokens:
-                    trace.output(len(output.tokens))
-                    yield _tokens(output)
-                if output.finish_reason is FinishReason.ERROR:
-                    self._engine.core.check_ranks()  # the node's failure, not the request's
-                if output.finish_reason is not None:
-                    yield _finished(sequence)
+    def _events(
+        self, call: _Call, source: PrefillSource, output: StepOutput, span: RequestSpan
+    ) -> Iterator[pb.GenerateEvent]:
+        """One step's output of one choice, as events for the router."""
+        sequence = output.sequence
+        if sequence is call.choices.leader and output.prompt_done:
+            source.clock.sampled(sequence.started_at, remote=bool(sequence.received))
+            span.prompt_computed(source.clock.spent)
+            yield _usage(sequence, source)
+            if sequence.params.prompt_logprobs is not None:
+                yield from _prompt_logprobs(sequence, call.request.split_prompt_logprobs)
+        if output.tokens:
+            span.output(len(output.tokens))
+            yield _tokens(output)
+        if output.finish_reason is FinishReason.ERROR:
+            self._engine.core.check_ranks()  # the node's failure, not the request's
+        if output.finish_reason is not None:
+            yield _finished(sequence)
 
-    async def _end(self, start: asyncio.Task[Outcome], choices: Choices) -> None:
-        """Free everything, in every phase."""
-        if not start.done():
-            start.cancel()
-        await asyncio.wait([start])
-        if not start.cancelled() and start.exception() is not None:
-            log.error("a request could not start", exc_info=start.exception())
-        choices.cancel()
+    async def _abort(
+        self,
+        call: _Call,
+        error: BaseException,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        """End the RPC with the status of the error. Returns if the client has cancelled it."""
+        if isinstance(error, TimeoutError):
+            reason = f"the request took longer than {call.seconds:g} s"
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, reason)
+        if isinstance(error, UnavailableError):
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        if isinstance(error, GivenUpError):
+            await context.abort(grpc.StatusCode.ABORTED, str(error))
+        if self._cut_off:
+            reason = f"{NODE_DRAINING}, and its drain timeout is over"
+            await context.abort(grpc.StatusCode.UNAVAILABLE, reason)
 
-    def _usage(self, sequence: Sequence, outcome: Outcome) -> pb.GenerateEvent:
-        remote = bool(sequence.received)
-        return pb.GenerateEvent(
-            usage=pb.Usage(
-                prompt_tokens=len(sequence.prompt),
-                cached_tokens=sequence.cached,
-                remote_tokens=sequence.received,
-                prefill_node=outcome.node if remote else "",
-                local_reason="" if remote else outcome.reason,
-                first_token=outcome.clock.spent,
-            )
+    async def _end(self, call: _Call) -> None:
+        """Free everything, whatever the request was doing."""
+        self._calls.discard(call)
+        self._choices.pop(call.request.call_id, None)
+        if not call.prefill.done():
+            call.prefill.cancel()
+        await asyncio.wait([call.prefill])
+        if not call.prefill.cancelled() and call.prefill.exception() is not None:
+            log.error("a request could not start", exc_info=call.prefill.exception())
+        call.choices.cancel()
+
+    def cut_off(self) -> None:
+        """End the requests that still run when the drain timeout is over."""
+        self._cut_off = True
+        for call in tuple(self._calls):
+            call.task.cancel()
+
+    async def EndChoice(
+        self, request: pb.EndChoiceRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.EndChoiceReply:
+        choices = self._choices.get(request.call_id)
+        if choices is not None:  # else all of them have ended meanwhile
+            choices.stop(request.index)
+        return pb.EndChoiceReply()
+
+    async def Status(
+        self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.StatusReply:
+        return self._status()
+
+    async def Examine(
+        self, request: pb.ExamineRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ExamineReply:
+        if self._examiner.busy:
+            busy = "another examination of this node is under way; try again soon"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, busy)
+        return await self._examiner.examine(request.prefill)
+
+
+def _usage(sequence: Sequence, source: PrefillSource) -> pb.GenerateEvent:
+    remote = bool(sequence.received)
+    return pb.GenerateEvent(
+        usage=pb.Usage(
+            prompt_tokens=len(sequence.prompt),
+            cached_tokens=sequence.cached,
+            remote_tokens=sequence.received,
+            prefill_node=source.node if remote else "",
+            local_reason="" if remote else source.reason,
+            first_token=source.clock.spent,
         )
+    )
 
 
 def _tokens(output: StepOutput) -> pb.GenerateEvent:
@@ -227,8 +248,8 @@ def _tokens(output: StepOutput) -> pb.GenerateEvent:
 
 
 def _prompt_logprobs(sequence: Sequence, split: bool) -> Iterator[pb.GenerateEvent]:
-    """One event at least. Between the pieces other requests go on, here and in the router; older
-    routers take a single event only."""
+    """At least one event. In pieces, other requests proceed in between, here and in the router;
+    older routers take a single event only."""
     found = sequence.prompt_logprobs
     step = PIECE_POSITIONS if split else max(1, len(found))
     for start in range(0, max(1, len(found)), step):

@@ -1,7 +1,7 @@
-"""Where a prompt's KV comes from: reserve, try the prefill nodes in turn, else prefill here.
+"""The KV of a prompt: reserve blocks, try the prefill nodes in turn, else prefill here.
 
-Each attempt is ``receiving.py``'s; this owns the reservation and the outcome. No token reaches the
-client before the commit, so none of this can be seen.
+Each attempt is ``receiving.py``'s; this module owns the reservation and the result. No token
+reaches the client before the commit, so clients see none of this.
 """
 
 from __future__ import annotations
@@ -21,28 +21,44 @@ from ..shared.node.metrics import NodeMetrics
 from ..shared.telemetry.logs import log_context
 from ..shared.telemetry.prefill_origin import LOCAL, REMOTE, LocalReason, failed
 from ..shared.telemetry.tracing import step
-from .deaths import PromptDeaths
 from .estimate import LocalEstimate, RemoteEstimate, why_local
 from .first_token import FirstTokenClock
 from .peer import PeerLostError
 from .peers import Peers
 from .prefill_backoff import SILENCE, BackedOffError
-from .receiving import Receipt, ReceivingNode
+from .prompt_deaths import PromptDeaths
+from .receiving import ReceivingNode, TransferResult
 
 log = logging.getLogger("tandem.decode")
 
-# An attempt that fails sooner costs a request nothing that is worth avoiding.
+# An attempt that fails sooner costs a request too little to back off from the node.
 SLOW_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """Where a prompt's KV came from. ``node`` is empty for local prefill, with the reason why: one
-    of ``shared/telemetry/prefill_origin.py``."""
+class PrefillSource:
+    """The node that computed a prompt's KV. ``node`` is empty for local prefill; ``reason`` is one
+    of ``shared/telemetry/prefill_origin.py`` then."""
 
     node: str = ""
     reason: str = ""
     clock: FirstTokenClock = field(default_factory=FirstTokenClock, compare=False)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Prompt:
+    """A prompt on its way into this node's cache."""
+
+    sequence: Sequence
+    deadline: float  # by the monotonic clock
+    deaths: PromptDeaths
+    transfer_id: int
+    clock: FirstTokenClock
+    failure: str = ""  # of the last attempt
+
+    @property
+    def seconds_left(self) -> float:
+        return self.deadline - time.monotonic()
 
 
 class Transfers:
@@ -62,61 +78,60 @@ class Transfers:
         candidates: list[pb.PrefillCandidate],
         deadline: float,
         deaths: PromptDeaths,
-    ) -> Outcome:
+    ) -> PrefillSource:
         """Fill a new sequence's prompt from a prefill node, or queue it for local prefill.
 
         ``deadline`` is when the request ends, by the monotonic clock. Either way the sequence is
-        scheduled on return. When cancelled, the sequence is finished and its blocks are free, and
-        also when it raises ``GivenUpError``: too many processes have ended with this prompt.
+        scheduled on return. When cancelled, the sequence is finished and its blocks are free; also
+        when it raises ``GivenUpError``, because too many processes died with this prompt.
         """
         core, clock = self._engine.core, FirstTokenClock()
         end = len(sequence.prompt) - 1
         core.match_prefix(sequence)
         _, reason = self._choose(sequence, candidates, deadline)
         if reason:
-            return self._locally(sequence, reason, clock)
+            core.enqueue(sequence)
+            return self._local(reason, clock)
         reserved = await core.reserve_in_turn(sequence, end)
-        # What was true may not be any more, if it took long.
+        # The choice may have changed meanwhile.
         usable, reason = self._choose(sequence, candidates, deadline)
-        transfer_id = secrets.randbits(63)
-        self._live += 1
-        self._metrics.live_transfers.set(self._live)
+        prompt = _Prompt(
+            sequence=sequence,
+            deadline=deadline,
+            deaths=deaths,
+            transfer_id=secrets.randbits(63),
+            clock=clock,
+        )
         try:
-            for number, candidate in enumerate(usable):
-                with log_context(transfer_id=str(transfer_id), attempt=str(number + 1)):
-                    try:
-                        receipt = await self._attempt(
-                            sequence, transfer_id, number, candidate, deadline, clock
-                        )
-                    except TransferError as error:
-                        clock.failed()
-                        reason = failed(error.cause)
-                        log.warning(
-                            "attempt %d at transfer %d failed: %s", number + 1, transfer_id, error
-                        )
-                        if await self._has_died(candidate, error):
-                            deaths.add(candidate.node_id)
-                        continue
-                core.commit_received(sequence, reserved, end, receipt.whole_from)
-                self._metrics.prompts.count(REMOTE)
-                return Outcome(candidate.node_id, clock=clock)
+            with self._counted():
+                for number, candidate in enumerate(usable):
+                    result = await self._try(prompt, number, candidate)
+                    if result is not None:
+                        core.commit_received(sequence, reserved, end, result.whole_from)
+                        self._metrics.prompts.count(REMOTE)
+                        return PrefillSource(candidate.node_id, clock=clock)
         except BaseException:
             core.cancel_received(sequence, reserved)
             raise
+        core.abandon_received(sequence, reserved)
+        return self._local(prompt.failure or reason, clock)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count a transfer as live."""
+        self._live += 1
+        self._metrics.live_transfers.set(self._live)
+        try:
+            yield
         finally:
             self._live -= 1
             self._metrics.live_transfers.set(self._live)
-        core.abandon_received(sequence, reserved)
-        self._metrics.prompts.count(LOCAL, reason)
-        return Outcome(reason=reason, clock=clock)
 
-    async def _has_died(self, candidate: pb.PrefillCandidate, error: TransferError) -> bool:
-        """Whether the node's process ended while it computed. A connection may also break, and a
-        process fall silent, for reasons that have nothing to do with the prompt."""
-        if error.cause is Cause.DIED:
-            return True
-        broken = error.computing and error.cause is Cause.PEER_LOST
-        return broken and await self._peers.has_ended(candidate)
+    def _local(self, reason: str, clock: FirstTokenClock) -> PrefillSource:
+        self._metrics.prompts.count(LOCAL, reason)
+        return PrefillSource(reason=reason, clock=clock)
+
+    # ---- the choice ------------------------------------------------------------------------
 
     def _choose(
         self, sequence: Sequence, candidates: list[pb.PrefillCandidate], deadline: float
@@ -158,15 +173,64 @@ class Transfers:
             seconds=seconds,
         )
 
-    def _locally(self, sequence: Sequence, reason: str, clock: FirstTokenClock) -> Outcome:
-        self._metrics.prompts.count(LOCAL, reason)
-        self._engine.core.enqueue(sequence)
-        return Outcome(reason=reason, clock=clock)
+    # ---- one attempt -----------------------------------------------------------------------
+
+    async def _try(
+        self, prompt: _Prompt, number: int, candidate: pb.PrefillCandidate
+    ) -> TransferResult | None:
+        """Try one node; ``None`` if the attempt failed. Raises ``GivenUpError``."""
+        with log_context(transfer_id=str(prompt.transfer_id), attempt=str(number + 1)):
+            try:
+                return await self._attempt(prompt, number, candidate)
+            except TransferError as error:
+                prompt.clock.failed()
+                prompt.failure = failed(error.cause)
+                log.warning(
+                    "attempt %d at transfer %d failed: %s", number + 1, prompt.transfer_id, error
+                )
+                if await self._has_died(candidate, error):
+                    prompt.deaths.add(candidate.node_id)
+                return None
+
+    async def _attempt(
+        self, prompt: _Prompt, number: int, candidate: pb.PrefillCandidate
+    ) -> TransferResult:
+        """On return every block is filled and checked; on any exception no rank writes them any
+        longer. Raises ``TransferError``."""
+        sequence = prompt.sequence
+        tokens = len(sequence.prompt) - 1 - sequence.computed
+        with (
+            step(
+                "transfer",
+                transfer_id=str(prompt.transfer_id),
+                attempt=number + 1,
+                node=candidate.node_id,
+                tokens=tokens,
+            ) as span,
+            self._metrics.transfers.attempt(number) as record,
+            self._backing_off(candidate),
+        ):
+            peer = await self._peers.meet(candidate)
+            span.event("greeted")
+            prompt.clock.greeted()
+            try:
+                result = await self._node.receive(
+                    sequence, peer, prompt.transfer_id, number, prompt.seconds_left
+                )
+            except PeerLostError:
+                await self._peers.forget(peer)
+                raise
+            finally:
+                record.carrier = self._node.inbox.connections.carrier(peer.node_id, peer.epoch)
+            exposed = result.done.exposed_seconds if result.done is not None else None
+            record.succeeded("committed", result.bytes, exposed)
+            prompt.clock.received(result.done)
+            return result
 
     @contextlib.contextmanager
-    def _noticing_absence(self, candidate: pb.PrefillCandidate) -> Iterator[None]:
-        """Leave a node alone for a while when its silence costs a request seconds, or when it has
-        no place: each greeting is work for it."""
+    def _backing_off(self, candidate: pb.PrefillCandidate) -> Iterator[None]:
+        """Back off from a node whose silence cost the request seconds, or that has no place for
+        this one: each greeting is work for it."""
         begun = time.monotonic()
         try:
             yield
@@ -182,41 +246,10 @@ class Transfers:
             raise
         self._peers.prefill_backoff.end(candidate.address)
 
-    async def _attempt(
-        self,
-        sequence: Sequence,
-        transfer_id: int,
-        number: int,
-        candidate: pb.PrefillCandidate,
-        deadline: float,
-        clock: FirstTokenClock,
-    ) -> Receipt:
-        """One try with one node. On return every block is filled and checked; on any exception no
-        rank writes them any more."""
-        tokens = len(sequence.prompt) - 1 - sequence.computed
-        with (
-            step(
-                "transfer",
-                transfer_id=str(transfer_id),
-                attempt=number + 1,
-                node=candidate.node_id,
-                tokens=tokens,
-            ) as span,
-            self._metrics.transfers.attempt(number) as record,
-            self._noticing_absence(candidate),
-        ):
-            peer = await self._peers.meet(candidate)
-            span.event("greeted")
-            clock.greeted()
-            try:
-                seconds = deadline - time.monotonic()
-                receipt = await self._node.receive(sequence, peer, transfer_id, number, seconds)
-            except PeerLostError:
-                await self._peers.forget(peer)
-                raise
-            finally:
-                record.carrier = self._node.inbox.connections.carrier(peer.node_id, peer.epoch)
-            exposed = receipt.account.exposed_seconds if receipt.account is not None else None
-            record.succeeded("committed", receipt.bytes, exposed)
-            clock.received(receipt.account)
-            return receipt
+    async def _has_died(self, candidate: pb.PrefillCandidate, error: TransferError) -> bool:
+        """True if the node's process ended while it computed. A broken connection or a silent
+        process may have reasons that have nothing to do with the prompt."""
+        if error.cause is Cause.DIED:
+            return True
+        broken = error.computing and error.cause is Cause.PEER_LOST
+        return broken and await self._peers.has_ended(candidate)

@@ -1,1 +1,1 @@
-"""Tokens in, KV out: the service that fills transfers."""
+"""The prefill node: tokens in, KV out."""

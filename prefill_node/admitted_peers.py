@@ -1,4 +1,4 @@
-"""The decode nodes that have greeted, whose ranks' CURVE keys open this node's data plane."""
+"""Decode nodes that have greeted, whose ranks' CURVE keys open this node's data plane."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..shared.handoff.inbox import Inbox
 from ..shared.handoff.lease import Tenant
 from ..shared.handoff.plane.messages import Admit
 
-# A decode node that is there asks every five seconds what is held for it.
+# A live decode node asks every five seconds for the transfers held for it.
 SILENCE_SECONDS = 30.0
 CONFIRM_SECONDS = 1.5
 
@@ -21,20 +21,20 @@ CONFIRM_SECONDS = 1.5
 class _Peer:
     epoch: int
     keys: tuple[str, ...]
-    heard: float
+    seen: float
 
 
 @dataclass(slots=True)
 class _Round:
-    """One list on its way to the ranks, and which of them have not confirmed it."""
+    """One list on its way to the ranks; ``missing`` have not confirmed it."""
 
     missing: set[int]
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class AdmittedPeers:
-    """Owns the list of admitted keys. The ranks get the whole of it whenever it changes, so that
-    none can hold another list for long."""
+    """Owns the list of admitted keys. The ranks get the whole list at each change, so that none has
+    a different one for long."""
 
     def __init__(
         self,
@@ -54,10 +54,10 @@ class AdmittedPeers:
         inbox.on_admitted = self._confirmed
 
     async def admit(self, tenant: Tenant, keys: Iterable[str]) -> None:
-        """Once this returns, the ranks of ``tenant`` may connect; those of its last start may not.
+        """On return the ranks of ``tenant`` may connect; those of its previous start may not.
 
-        Raises ``OverloadedError`` when too many are here, ``TransferError`` when a rank does not
-        confirm in time.
+        Raises ``OverloadedError`` if too many peers are admitted, ``TransferError`` if a rank does
+        not confirm in time.
         """
         if tenant.node_id not in self._admitted and len(self._admitted) >= self._max_peers:
             raise OverloadedError(
@@ -70,40 +70,42 @@ class AdmittedPeers:
                 await self._rounds[version].done.wait()
         except TimeoutError:
             missing = sorted(self._rounds[version].missing)
-            raise TransferError(f"ranks {missing} have not taken the CURVE keys in time") from None
+            raise TransferError(
+                f"ranks {missing} have not confirmed the CURVE keys within {CONFIRM_SECONDS:g} s"
+            ) from None
         finally:
             del self._rounds[version]
 
-    def heard(self, tenant: Tenant) -> bool:
-        """Whether this start of the node is admitted; if so, it goes on to be."""
-        guest = self._admitted.get(tenant.node_id)
-        if guest is None or guest.epoch != tenant.epoch:
+    def seen(self, tenant: Tenant) -> bool:
+        """Note a sign of life. False if this start of the node is not admitted."""
+        peer = self._admitted.get(tenant.node_id)
+        if peer is None or peer.epoch != tenant.epoch:
             return False
-        guest.heard = self._clock()
+        peer.seen = self._clock()
         return True
 
-    def dismiss_silent(self) -> list[str]:
-        """The names of those who have gone without a word; their keys open nothing any more."""
+    def remove_silent(self) -> list[str]:
+        """Withdraw the keys of peers that have been silent for too long; returns their names."""
         now = self._clock()
-        gone = [n for n, guest in self._admitted.items() if now - guest.heard > SILENCE_SECONDS]
+        gone = [n for n, peer in self._admitted.items() if now - peer.seen > SILENCE_SECONDS]
         for name in gone:
             del self._admitted[name]
         if gone:
-            del self._rounds[self._publish()]  # nobody waits for the confirmation
+            del self._rounds[self._publish()]  # no caller waits for the confirmation
         return gone
 
     def _publish(self) -> int:
         self._version += 1
         self._rounds[self._version] = _Round(set(range(self._ranks)))
-        keys = tuple(key for guest in self._admitted.values() for key in guest.keys)
+        keys = tuple(key for peer in self._admitted.values() for key in peer.keys)
         for rank in range(self._ranks):
             self._inbox.tell(rank, Admit(version=self._version, keys=keys))
         return self._version
 
     def _confirmed(self, rank: int, version: int) -> None:
-        """A rank has taken a list, of which a newer one may be on its way."""
-        turn = self._rounds.get(version)
-        if turn is not None:
-            turn.missing.discard(rank)
-            if not turn.missing:
-                turn.done.set()
+        """A rank has taken a list; a newer one may be on its way."""
+        current = self._rounds.get(version)
+        if current is not None:
+            current.missing.discard(rank)
+            if not current.missing:
+                current.done.set()

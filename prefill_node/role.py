@@ -1,4 +1,4 @@
-"""A prefill node: the engine that stops before sampling."""
+"""The prefill role: an engine that stops before sampling."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PrefillRole:
         return self._service.live > 0
 
     def cut_off(self) -> None:
-        """Decode nodes go on without it when their calls end."""
+        """Nothing to do: decode nodes continue without this one when their calls end."""
 
     async def close(self) -> None:
-        """Its transfers end with their RPCs; nothing else is open."""
+        """Nothing to do: transfers end with their RPCs."""

@@ -1,7 +1,7 @@
-"""The sending side of one attempt: its sequence, its state, and what it tells the peer.
+"""The sending side of one attempt: its sequence, its state, and its messages to the peer.
 
-``Sending.events`` is the whole life, from the queue to the last confirmed byte; ``close`` lets go
-of the blocks, whatever happened before.
+``Sending.events`` goes through all states, from the queue to the last confirmed byte; ``close``
+releases the blocks, whatever happened before.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from ..shared.handoff.wire.head_parts import parts_of
 from ..shared.handoff.wire.layer_windows import first_tokens
 from .transfer_spans import TransferSpans
 
-# How often a decode node hears of us: a queue or a long chunk is silent, a dead node too.
-PULSE_SECONDS = 1.0
+# How often a decode node gets a message: without, a queue or a long chunk would look like a dead
+# node.
+HEARTBEAT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The engine computed a chunk; the last one when it ``finished``."""
+    """The engine computed a chunk; ``finished`` is set with the last one."""
 
     finished: FinishReason | None
 
 
 class Sending:
-    """One attempt that this node works on; ``task`` is the RPC that owns it."""
+    """One attempt of a peer; ``task`` is the RPC that owns it."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class Sending:
     ) -> None:
         self.request = request
         self.task = asyncio.current_task()
-        self.ended_by: Cause | None = None  # why somebody cancels the task
+        self.ended_by: Cause | None = None  # why the task is cancelled
         self._engine = engine
         self._inbox = inbox
         self._progress_seconds = progress_seconds
@@ -63,7 +64,7 @@ class Sending:
             compute_until=request.end_token,
             private=request.private,
         )
-        self._life = prefill_life(
+        self._transfer = prefill_life(
             f"transfer {request.transfer_id} attempt {request.attempt}",
             request_seconds=request_seconds,
             still_seconds=still_seconds,
@@ -76,41 +77,41 @@ class Sending:
         self._confirmed = 0
         self._bytes = 0
         self._exposed = 0.0
-        self._trace = TransferSpans()
+        self._spans = TransferSpans()
 
     @property
     def state(self) -> PrefillState:
-        return self._life.state
+        return self._transfer.state
 
     @property
     def held_blocks(self) -> list[int]:
-        """Blocks that are computed, and wait for nobody but the peer."""
+        """Computed blocks that only wait for the peer."""
         return self._sequence.block_table if self.state is PrefillState.HELD else []
 
     def start(self) -> int:
-        """Queue the sequence; returns the tokens that are ahead of it. Raises OverloadedError."""
+        """Queue the sequence; returns the tokens ahead of it. Raises ``OverloadedError``."""
         core = self._engine.core
         queued = core.load().queued_prefill_tokens
         key = (self.request.transfer_id, self.request.attempt)
         core.stream(self._sequence, key, self._start_sending)
-        self._trace.queued(queued)
+        self._spans.queued(queued)
         core.submit(self._sequence, self._on_step)
         return queued
 
     async def events(self) -> AsyncIterator[pb.OpenEvent]:
-        """Progress until every rank's bytes are confirmed, and the step that computed the last of
-        them is over: it may fail yet. Raises ``TransferError``."""
+        """Progress until every rank's bytes are confirmed and the step that computed the last of
+        them is over, which may still fail. Raises ``TransferError``."""
         while self._confirmed < len(self._parts) or self.state is not PrefillState.HELD:
-            news = await self._next()
-            if isinstance(news, SendFailed):
-                raise TransferError(news.reason, cause=Cause(news.cause))
-            if isinstance(news, SendFinished):
-                self._count(news)
-            elif isinstance(news, _Step):
-                self._computed(news)
+            event = await self._next()
+            if isinstance(event, SendFailed):
+                raise TransferError(event.reason, cause=Cause(event.cause))
+            if isinstance(event, SendFinished):
+                self._count(event)
+            elif isinstance(event, _Step):
+                self._computed(event)
             computed = pb.OpenProgress(computed_tokens=self._sequence.computed)
             yield pb.OpenEvent(progress=computed)
-        self._trace.confirmed(self._bytes, self._exposed)
+        self._spans.confirmed(self._bytes, self._exposed)
         yield pb.OpenEvent(
             done=pb.OpenDone(
                 bytes=self._bytes,
@@ -125,41 +126,41 @@ class Sending:
         return (self._computed_at or time.monotonic()) - self._started_at
 
     async def close(self) -> None:
-        """Return once no rank reads the blocks any more and they are given back."""
+        """Return once no rank reads the blocks any longer and they are free."""
         core = self._engine.core
         await self._inbox.close(self._attempt, sending=True)
         core.unstream(self._sequence)
         core.cancel(self._sequence)
         core.release_held(self._sequence)
-        self._life.enter(PrefillState.RELEASED)
-        self._trace.over()
+        self._transfer.enter(PrefillState.RELEASED)
+        self._spans.close()
 
     async def _next(self) -> object:
-        """What happened, or ``None`` when it is time for a sign of life."""
+        """The next event, or ``None`` when a heartbeat is due."""
         if self._engine.core.stepping:
-            # For this prompt or for one ahead of it. A step may last for half an hour, and one that
-            # hangs loses the ranks.
-            self._life.progress()
-        seconds = min(PULSE_SECONDS, self._life.left)
+            # For this prompt or for one ahead of it. A step may take half an hour, and the watchdog
+            # ends one that hangs.
+            self._transfer.progress()
+        seconds = min(HEARTBEAT_SECONDS, self._transfer.left)
         try:
             # Not wait_for: before Python 3.12 it may swallow a cancellation.
             async with asyncio.timeout(seconds):
                 return await self._attempt.news.get()
         except TimeoutError:
-            overdue = self._life.overdue()
+            overdue = self._transfer.overdue()
             if overdue:
                 raise TransferError(overdue, cause=Cause.TIMEOUT_TRANSFER) from None
             return None
 
     def _start_sending(self) -> None:
-        """The blocks are known: tell the ranks, and that the cached prefix is ready now."""
+        """Open the transfer at the ranks: the blocks are known, and the cached prefix is ready."""
         request, sequence = self.request, self._sequence
         self._started_at = time.monotonic()
-        self._life.enter(PrefillState.RUNNING)
+        self._transfer.enter(PrefillState.RUNNING)
         firsts = first_tokens(
             self._engine.spec, request.first_token, request.end_token, request.resume_at
         )
-        self._trace.started(sequence.computed)
+        self._spans.started(sequence.computed)
         for part in self._parts:
             opening = OpenSend(
                 transfer_id=request.transfer_id,
@@ -193,18 +194,18 @@ class Sending:
     def _on_step(self, output: StepOutput) -> None:
         if output.finish_reason is FinishReason.COMPUTED:
             self._computed_at = time.monotonic()
-            self._trace.computed()
+            self._spans.computed()
         self._attempt.news.put_nowait(_Step(output.finish_reason))
 
     def _computed(self, step: _Step) -> None:
         if step.finished is FinishReason.ERROR:
-            raise TransferError(self._sequence.error, cause=self._why_not_computed())
-        self._life.enter(PrefillState.STREAMING)
-        self._life.progress()
+            raise TransferError(self._sequence.error, cause=self._failure_cause())
+        self._transfer.enter(PrefillState.STREAMING)
+        self._transfer.progress()
         if step.finished is FinishReason.COMPUTED:
-            self._life.enter(PrefillState.HELD)
+            self._transfer.enter(PrefillState.HELD)
 
-    def _why_not_computed(self) -> Cause:
+    def _failure_cause(self) -> Cause:
         try:
             self._engine.core.check_ranks()
         except UnavailableError:

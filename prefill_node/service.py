@@ -1,6 +1,6 @@
-"""``tandem.v1.Prefill``: who may open a transfer, and how long it is held.
+"""``tandem.v1.Prefill``: admission of transfers, and their leases.
 
-``Open`` is the whole life of one attempt on this side; every other call ends or prolongs it.
+``Open`` lasts as long as one attempt on this side; every other call ends or prolongs it.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from .sending import Sending
 
 log = logging.getLogger("tandem.prefill")
 
-# Of a peer that does not say when its request ends.
+# For peers that do not send the deadline of their request.
 DEFAULT_REQUEST_SECONDS = 3600.0
-# Several times what this version sends.
+# Several times the length of this version's canary.
 MAX_CANARY_TOKENS = 128
 
 
@@ -78,10 +78,10 @@ class PrefillService(PrefillServicer):
 
     @property
     def live(self) -> int:
-        """Transfers that still hold blocks."""
+        """The number of transfers that still hold blocks."""
         return len(self._sending)
 
-    # ---- the life of one attempt -----------------------------------------------------------
+    # ---- one attempt -----------------------------------------------------------------------
 
     async def Open(
         self, request: pb.OpenRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -131,7 +131,7 @@ class PrefillService(PrefillServicer):
     async def _check(
         self, request: pb.OpenRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
-        """Refuse what cannot be started, with the status that tells the peer what to do."""
+        """Abort a request that cannot be started, with a status that tells the peer what to do."""
         code, reason = self._refusal(request)
         old = self._sending.get(request.transfer_id)
         if not reason and old is not None:
@@ -153,7 +153,7 @@ class PrefillService(PrefillServicer):
         if not request.first_token < request.end_token < len(request.prompt):
             return invalid, (
                 f"tokens [{request.first_token}, {request.end_token}) of a prompt of "
-                f"{len(request.prompt)}: the last token is never prefilled here"
+                f"{len(request.prompt)} tokens: the last one is never prefilled here"
             )
         if request.resume_at > request.end_token:
             return invalid, (
@@ -162,20 +162,22 @@ class PrefillService(PrefillServicer):
         if request.private and len(request.prompt) > MAX_CANARY_TOKENS:
             return invalid, (
                 f"a private prompt of {len(request.prompt)} tokens: it goes ahead of all others, "
-                f"so it may have {MAX_CANARY_TOKENS} at most"
+                f"so it may have at most {MAX_CANARY_TOKENS}"
             )
-        if not request.deadline_seconds >= 0:  # NaN is not, either
-            return invalid, f"deadline_seconds is {request.deadline_seconds}, not a time"
+        if not request.deadline_seconds >= 0:  # also rejects NaN
+            return invalid, (
+                f"deadline_seconds is {request.deadline_seconds}; it must not be negative"
+            )
         try:
             bytes_of(request.kv_dtype)
             self._engine.kv_heads(request.ranks)
         except PeerRefusedError as error:
             return invalid, str(error)
         if max(request.prompt) >= self._engine.spec.vocab_size:
-            return invalid, f"token {max(request.prompt)} is outside of the vocabulary"
+            return invalid, f"token {max(request.prompt)} is outside the vocabulary"
         old = self._sending.get(request.transfer_id)
         if old is not None and _tenant(old.request) != _tenant(request):
-            return invalid, f"transfer {request.transfer_id} is another node's"
+            return invalid, f"transfer {request.transfer_id} belongs to another node"
         if old is not None and old.request.attempt >= request.attempt:
             return invalid, f"attempt {request.attempt} is not newer than {old.request.attempt}"
         try:
@@ -195,15 +197,17 @@ class PrefillService(PrefillServicer):
         return grpc.StatusCode.OK, ""
 
     def _held_by(self, tenant: Tenant) -> int:
-        """Blocks that wait for one peer. As of a staging ring, nobody may hold more than is free: a
-        peer on a slow link leaves room for the others, and what it asks for beyond that is sooner
-        computed elsewhere."""
+        """The number of blocks that wait for one peer.
+
+        As in a staging ring, none may hold more than are free: a peer on a slow link leaves room
+        for others, and its further prompts are computed sooner elsewhere.
+        """
         own = (s for s in self._sending.values() if _tenant(s.request) == tenant)
         return len({block for sending in own for block in sending.held_blocks})
 
     def _accept(self, request: pb.OpenRequest) -> Sending:
         granted = self._leases.grant(_tenant(request), request.transfer_id, request.attempt)
-        assert granted, "checked before"
+        assert granted, "_refusal has checked it"
         sending = Sending(
             request,
             self._engine,
@@ -261,7 +265,7 @@ class PrefillService(PrefillServicer):
         )
 
     def _endpoints(self) -> list[tuple[str, str]]:
-        """Where decode nodes reach the ranks, by the operator's word if there is one."""
+        """The ranks' endpoints as decode nodes reach them; ``--kv-advertise`` takes precedence."""
         return [
             self._config.kv_advertised(rank) or (bulk, control)
             for rank, (bulk, control) in enumerate(self._engine.endpoints)
@@ -270,10 +274,10 @@ class PrefillService(PrefillServicer):
     async def _admit(
         self, request: pb.Introduction, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
-        """Let the data planes of a decode node in: with their keys, or as anybody, as this is."""
+        """Admit the data planes of a decode node; by their keys, if this node has CURVE."""
         ranks = request.tensor_parallel_size if self._engine.curve_keys else 0
         try:
-            self._engine.kv_heads(request.tensor_parallel_size)  # which the model bounds
+            self._engine.kv_heads(request.tensor_parallel_size)  # bounded by the model
             check_keys(request.curve_keys, ranks, request.node_id)
             if ranks:
                 await self._admitted.admit(_tenant(request), request.curve_keys)
@@ -298,7 +302,7 @@ class PrefillService(PrefillServicer):
         self, request: pb.LiveRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.TransferIds:
         tenant = _tenant(request)
-        known = not self._engine.curve_keys or self._admitted.heard(tenant)
+        known = not self._engine.curve_keys or self._admitted.seen(tenant)
         return pb.TransferIds(ids=self._leases.live(tenant), greet_again=not known)
 
     async def Status(
@@ -311,14 +315,14 @@ class PrefillService(PrefillServicer):
         return reply
 
     async def expire_leases(self) -> None:
-        """Runs for ever: frees what a vanished decode node does not renew."""
+        """Free transfers whose leases a vanished decode node does not renew, for ever."""
         while True:
             await asyncio.sleep(self._leases.lease_seconds / 10)
-            for name in self._admitted.dismiss_silent():
-                log.info("%s is gone: its keys open the data plane no more", name)
+            for name in self._admitted.remove_silent():
+                log.info("%s is gone: its keys no longer open the data plane", name)
             expired = self._leases.expire()
             if expired:
-                log.warning("transfers %s were not renewed: released", expired)
+                log.warning("leases of transfers %s were not renewed: released", expired)
                 await self._cancel(expired, Cause.LEASE)
 
 

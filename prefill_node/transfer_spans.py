@@ -1,4 +1,4 @@
-"""The three spans of one attempt on the sending side. They overlap, as the work does."""
+"""Spans of one attempt on the sending side: queue, compute, stream. The last two overlap."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..shared.telemetry.tracing import NO_SPAN, current
 
 
 class TransferSpans:
-    """Begun by the task that serves the attempt; the engine's loop then says how far it is."""
+    """Begun by the task that serves the attempt; the engine's loop reports its progress."""
 
     def __init__(self) -> None:
         self._attempt = current()
@@ -16,7 +16,7 @@ class TransferSpans:
         self._queue = self._attempt.child("queue", tokens_ahead=tokens_ahead)
 
     def started(self, cached_tokens: int) -> None:
-        """Blocks are there: from now on what is computed is also sent."""
+        """The sequence has its blocks: each computed layer is sent from now on."""
         self._queue.end()
         self._compute = self._attempt.child("compute", cached_tokens=cached_tokens)
         self._stream = self._attempt.child("stream")
@@ -29,7 +29,7 @@ class TransferSpans:
         self._stream.set(bytes=count, exposed_seconds=exposed_seconds)
         self._stream.end()
 
-    def over(self) -> None:
-        """What has not come to its end by now does not."""
+    def close(self) -> None:
+        """End the spans that are still open."""
         for span in (self._queue, self._compute, self._stream):
             span.end("the attempt ended before")

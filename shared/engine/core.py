@@ -20,7 +20,7 @@ from ..kv.published import Changes
 from .counters import EngineCounters, PrefillRate
 from .messages import KVStream
 from .plan import OUT_OF_MEMORY, StepFailure, StepPlan, StepResult
-from .scheduling.pace import Pace
+from .scheduling.prefill_pacer import PrefillPacer
 from .scheduling.scheduler import Scheduler
 from .sequence import FinishReason, Phase, Sequence, StepOutput
 
@@ -87,8 +87,8 @@ class Executor(Protocol):
 class EngineCore:
     """Runs sequences to their end and hands each step's output to their listeners.
 
-    ``on_lost`` is called once when the ranks are gone. ``pace`` limits how long prompts may hold up
-    streams.
+    ``on_lost`` is called once when the ranks are gone. ``pacer`` limits how long prompts may
+    hold up streams.
     """
 
     def __init__(
@@ -96,10 +96,10 @@ class EngineCore:
         scheduler: Scheduler,
         executor: Executor,
         on_lost: Callable[[str], None] = lambda reason: None,
-        pace: Pace | None = None,
+        pacer: PrefillPacer | None = None,
     ) -> None:
         self._scheduler = scheduler
-        self._pace = pace or Pace()
+        self._pacer = pacer or PrefillPacer()
         self._executor = executor
         self._on_lost = on_lost
         self._listeners: dict[Sequence, Listener] = {}
@@ -335,7 +335,7 @@ class EngineCore:
         self._grant_reservations()
         if not self._scheduler.has_work:
             return None
-        self._prompt_limit = self._pace.prompt_tokens
+        self._prompt_limit = self._pacer.limit
         return self._scheduler.schedule(self._prompt_limit)
 
     def _note_started(self) -> None:
@@ -365,7 +365,7 @@ class EngineCore:
             self._failed_in_a_row = 0
         chunk = sum(len(row.tokens) for row in plan.sequences if len(row.tokens) > 1)
         decoded = sum(len(row.tokens) == 1 for row in plan.sequences)
-        self._pace.measured(seconds, decoded=decoded, prompt_tokens=chunk)
+        self._pacer.measured(seconds, decoded=decoded, prompt_tokens=chunk)
         self._prefill_rate.measured(chunk, result.seconds, limit=self._prompt_limit)
         self.counters.step(result, prompt_tokens=chunk)
 

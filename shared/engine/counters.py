@@ -6,10 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from .plan import NOT_FINITE, StepResult
-from .scheduling.pace import LEAST
+from .scheduling.prefill_pacer import MIN_CHUNK
 
-# The time of a shorter chunk says more about the step than about its tokens.
-MIN_MEASURED_TOKENS = 64
 # Weight of the newest measurement in the running mean.
 _NEWEST = 0.3
 
@@ -40,7 +38,10 @@ class EngineCounters:
 
 
 class PrefillRate:
-    """Prompt tokens per second, as a running mean over chunks."""
+    """Prompt tokens per second, as a running mean over chunks.
+
+    The duration of a chunk below ``MIN_CHUNK`` says more about the step than about its tokens.
+    """
 
     def __init__(self) -> None:
         self.tokens_per_second = 0.0
@@ -53,7 +54,7 @@ class PrefillRate:
         """
         if not chunk and limit == 0:
             self._held_up += seconds
-        if seconds > 0 and (chunk >= MIN_MEASURED_TOKENS or (limit is not None and chunk >= LEAST)):
+        if seconds > 0 and chunk >= MIN_CHUNK:
             rate, known = chunk / (seconds + self._held_up), self.tokens_per_second
             self.tokens_per_second = (1 - _NEWEST) * known + _NEWEST * rate if known else rate
         if chunk:

@@ -30,7 +30,7 @@ def build_sequences(
     ):
         if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
             raise RequestError(
-                f"{name} has a token id outside of the vocabulary of {vocab_size}", param=name
+                f"{name} has a token id outside the vocabulary of {vocab_size}", param=name
             )
     seed = params.seed if params.seed is not None else secrets.randbits(63)
     sequences = [

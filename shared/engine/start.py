@@ -23,7 +23,7 @@ from ..weights.locate import display_name, locate_model
 from .core import EngineCore
 from .executor import MultiprocessExecutor
 from .messages import DataPlaneSettings, LoadFormats, RankSettings
-from .scheduling.pace import Pace
+from .scheduling.prefill_pacer import PrefillPacer
 from .scheduling.scheduler import Scheduler
 
 log = logging.getLogger("tandem.node")
@@ -106,7 +106,7 @@ async def start_engine(
         await ranks.stop()
         raise
     return NodeEngine(
-        core=EngineCore(_scheduler(config, spec, resolved), ranks, on_lost, _pace(config)),
+        core=EngineCore(_scheduler(config, spec, resolved), ranks, on_lost, _pacer(config)),
         ranks=ranks,
         spec=spec,
         folder=folder,
@@ -199,8 +199,8 @@ def _tokenizer_ends(folder: Path) -> list[int]:
     return [token for token in ids if isinstance(token, int)]
 
 
-def _pace(config: EngineConfig) -> Pace:
-    return Pace(None if config.itl_target is None else config.itl_target / 1000)
+def _pacer(config: EngineConfig) -> PrefillPacer:
+    return PrefillPacer(None if config.itl_target is None else config.itl_target / 1000)
 
 
 def _formats(config: EngineConfig, spec: DecoderSpec, device: NodeDevice) -> LoadFormats:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tandem.decode_node.canary import Canary
-from tandem.decode_node.receiving import Receipt
+from tandem.decode_node.receiving import TransferResult
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Sequence
 from tandem.shared.errors import PeerRefusedError, TransferError
@@ -24,11 +24,11 @@ class Receiving:
         self.error: TransferError | None = None
         self.received: list[Sequence] = []
 
-    async def receive(self, sequence: Sequence, *_: Any) -> Receipt:
+    async def receive(self, sequence: Sequence, *_: Any) -> TransferResult:
         self.received.append(sequence)
         if self.error is not None:
             raise self.error
-        return Receipt(0, None)
+        return TransferResult(0, None)
 
 
 class Somewhere:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tandem.decode_node.service import DecodeService
-from tandem.decode_node.transfers import Outcome
+from tandem.decode_node.transfers import PrefillSource
 from tandem.proto import tandem_pb2 as pb
 from tandem.tests.shared.handoff.fake_node import Node, until
 
@@ -28,9 +28,9 @@ REQUEST = pb.GenerateRequest(
 async def asked(node: Node) -> AsyncIterator[tuple[DecodeService, asyncio.Queue[Any]]]:
     """A service that is asked for two choices; its events, and ``None`` after the last."""
 
-    async def here(sequence: Any, *_: Any) -> Outcome:
+    async def here(sequence: Any, *_: Any) -> PrefillSource:
         node.core.submit(sequence, node.core._listeners[sequence])
-        return Outcome()
+        return PrefillSource()
 
     transfers: Any = SimpleNamespace(prefill_remotely=here)
     service = DecodeService(node.engine, node.identity, transfers, None, pb.StatusReply)  # type: ignore[arg-type]

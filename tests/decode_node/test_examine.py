@@ -125,5 +125,5 @@ async def test_a_peer_that_says_nothing_has_a_deadline_and_one_examination_runs_
     running = asyncio.create_task(world.report())
     while not world.examiner.busy:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    assert "no verdict within 0.1 s" in (await running).problem
+    assert "did not end within 0.1 s" in (await running).problem
     assert not world.examiner.busy

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from tandem.decode_node import canary_runs
 from tandem.decode_node import peers as module
 from tandem.decode_node.peer import Peer, PeerLostError
 from tandem.decode_node.peers import Peers
@@ -62,7 +63,7 @@ async def test_many_requests_share_one_greeting_and_one_canary() -> None:
 async def test_an_absent_node_is_not_greeted_until_it_starts_anew() -> None:
     async with met() as (peers, _, _), prefill() as fake:
         peers.prefill_backoff.add(fake.address, fake.epoch, "silent")
-        with pytest.raises(TransferError, match=r"left alone for .* silent"):
+        with pytest.raises(TransferError, match=r"not asked for .* silent"):
             await peers.meet(fake.candidate)
         assert fake.hellos == 0
         fake.epoch += 1
@@ -82,18 +83,20 @@ async def test_a_canary_is_not_repeated_for_the_same_pair_of_epochs() -> None:
 async def test_nobody_uses_a_peer_before_its_canary_has_passed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "VET_SECONDS", 0.05)
+    monkeypatch.setattr(canary_runs, "WAIT_SECONDS", 0.05)
     async with met() as (peers, vet, _), prefill() as fake:
         vet.ready.clear()
         for _ in range(2):
             with pytest.raises(TransferError, match="still under way"):
                 await peers.meet(fake.candidate)
         begun = time.monotonic()
-        monkeypatch.setattr(module, "VET_SECONDS", 0.0)  # who comes later does not wait at all
+        monkeypatch.setattr(
+            canary_runs, "WAIT_SECONDS", 0.0
+        )  # who comes later does not wait at all
         with pytest.raises(TransferError, match="still under way"):
             await peers.meet(fake.candidate)
         assert time.monotonic() - begun < 1
-        monkeypatch.setattr(module, "VET_SECONDS", 10.0)
+        monkeypatch.setattr(canary_runs, "WAIT_SECONDS", 10.0)
         vet.ready.set()
         await peers.meet(fake.candidate)
         assert (fake.hellos, vet.calls) == (1, 1)
@@ -336,4 +339,4 @@ async def test_it_is_remembered_of_so_many_nodes_that_their_canaries_have_passed
         other.node_id = "q"
         for fake in (one, other, one):
             await peers.forget(await peers.meet(fake.candidate))
-        assert vet.calls == 3 and len(peers._passed) == 1
+        assert vet.calls == 3 and len(peers._canaries._passed) == 1

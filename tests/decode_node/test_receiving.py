@@ -13,7 +13,7 @@ import pytest
 
 from tandem.decode_node import receiving
 from tandem.decode_node.peer import Peer, PeerLostError, reachable
-from tandem.decode_node.receiving import Receipt, ReceivingNode
+from tandem.decode_node.receiving import ReceivingNode, TransferResult
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.tandem_pb2_grpc import PrefillStub
 from tandem.shared.causes import Cause
@@ -66,12 +66,12 @@ class Attempt:
         expect = await self.node.ranks.wait(Expect)
         self.node.ranks.emit_all(Received, expect, bytes=count)
 
-    async def receipt(self) -> Receipt:
+    async def result(self) -> TransferResult:
         return await asyncio.wait_for(self.task, 10)
 
     async def error(self) -> TransferError:
         with pytest.raises(TransferError) as caught:
-            await self.receipt()
+            await self.result()
         return caught.value
 
 
@@ -120,9 +120,9 @@ async def test_it_is_committed_when_all_ranks_have_what_the_peer_has_sent() -> N
         yield done(RANKS * 100)
 
     async with attempt(script) as one:
-        receipt = await one.receipt()
-        assert receipt.bytes == RANKS * 100
-        assert receipt.account is not None and receipt.account.exposed_seconds == 0.5
+        result = await one.result()
+        assert result.bytes == RANKS * 100
+        assert result.done is not None and result.done.exposed_seconds == 0.5
         [opened] = one.fake.opened
         assert (opened.first_token, opened.end_token, opened.peer_epoch) == (0, 49, 3)
         assert one.node.ranks.of(CancelExpect) == []
@@ -145,13 +145,13 @@ async def test_of_layers_with_a_window_only_what_will_be_seen_is_asked_for(
     sequence = prompt_of_50(siblings=siblings, private=private)
     async with attempt(sequence=sequence, sends_windows=sends_windows) as one:
         await one.fill()
-        receipt = await one.receipt()
+        result = await one.result()
         [opened] = one.fake.opened
         assert opened.resume_at == resume_at
         first = max(0, resume_at - WINDOW + 1)
         for expect in one.node.ranks.of(Expect):
             assert expect.first_tokens == (0, first, first)
-        assert receipt.whole_from == first
+        assert result.whole_from == first
 
 
 async def test_bytes_may_be_faster_than_the_acceptance() -> None:
@@ -161,7 +161,7 @@ async def test_bytes_may_be_faster_than_the_acceptance() -> None:
         yield done(RANKS * 100)
 
     async with attempt(script) as one:
-        assert (await one.receipt()).bytes == RANKS * 100
+        assert (await one.result()).bytes == RANKS * 100
 
 
 async def test_a_peer_that_has_sent_another_count_is_not_believed() -> None:
@@ -181,7 +181,7 @@ async def test_a_peer_that_falls_silent_after_the_last_byte_changes_nothing(
     monkeypatch.setattr(transfer, "ACCOUNT_SECONDS", 0.1)
     async with attempt() as one:
         await one.fill()
-        assert await one.receipt() == Receipt(RANKS * 100, None)
+        assert await one.result() == TransferResult(RANKS * 100, None)
 
 
 async def test_a_peer_that_fails_after_the_last_byte_is_not_committed() -> None:
@@ -201,7 +201,7 @@ async def test_done_without_the_bytes_fails() -> None:
         yield done(100)
 
     async with attempt(script, progress_timeout=0.1) as one:
-        assert "not every byte arrived" in str(await one.error())
+        assert "bytes are missing" in str(await one.error())
 
 
 async def test_a_silent_peer_is_lost() -> None:
@@ -212,7 +212,7 @@ async def test_a_silent_peer_is_lost() -> None:
     async with attempt(script, progress_timeout=0.1) as one:
         error = await one.error()
         assert isinstance(error, PeerLostError)
-        assert "no sign of life: receiving for 0.1 s" in str(error)
+        assert "is silent: receiving for 0.1 s" in str(error)
 
 
 async def test_signs_of_life_prolong_a_transfer_until_its_request_ends() -> None:
@@ -262,7 +262,7 @@ async def test_a_rank_that_fails_ends_the_attempt_and_the_others_let_go() -> Non
 async def test_a_lost_connection_is_explained_by_the_last_word_of_the_peers_head(
     word: str, cause: Cause, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiving, "LAST_WORD_SECONDS", 0.2)
+    monkeypatch.setattr(receiving, "LAST_MESSAGE_SECONDS", 0.2)
     heard = asyncio.Event()
 
     async def script(request: pb.OpenRequest, context: Any) -> AsyncIterator[pb.OpenEvent]:

@@ -17,7 +17,7 @@ from tandem.decode_node.link import MeasuredLink
 from tandem.decode_node.peer import Peer
 from tandem.decode_node.peers import Peers, _renew_seconds
 from tandem.decode_node.service import DecodeService
-from tandem.decode_node.transfers import Outcome
+from tandem.decode_node.transfers import PrefillSource
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.errors import TransferError, UnavailableError
 from tandem.tests.decode_node.fake_prefill import prefill
@@ -72,7 +72,7 @@ def test_a_greeting_of_any_kind_makes_a_peer_or_an_error(reply: pb.HelloReply) -
     node = Node("d", 7)
     peers = Peers(node.engine, node.identity, _sound, node.metrics)
     try:
-        peer = peers._introduced("127.0.0.1:9", reply, Greeted(reply), None)  # type: ignore[arg-type]
+        peer = peers._greeter.introduced("127.0.0.1:9", reply, Greeted(reply), None)  # type: ignore[arg-type]
     except TransferError as error:
         assert str(error)
         return
@@ -127,7 +127,7 @@ class Context:
         raise AbortedError(details)
 
 
-async def _nowhere(*_: object) -> Outcome:
+async def _nowhere(*_: object) -> PrefillSource:
     """Where requests of this test end: it has no model."""
     raise UnavailableError("admitted")
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from tandem.decode_node import transfers as module
-from tandem.decode_node.deaths import GivenUpError, PromptDeaths
 from tandem.decode_node.link import MeasuredLink
 from tandem.decode_node.peer import PeerLostError
 from tandem.decode_node.prefill_backoff import SILENCE, PrefillBackoff
-from tandem.decode_node.receiving import Receipt
-from tandem.decode_node.transfers import Outcome, Transfers
+from tandem.decode_node.prompt_deaths import GivenUpError, PromptDeaths
+from tandem.decode_node.receiving import TransferResult
+from tandem.decode_node.transfers import PrefillSource, Transfers
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.causes import Cause
 from tandem.shared.config import HandoffConfig
@@ -52,7 +52,7 @@ class World:
         )
         self.transfers = Transfers(receiving, self, self.node.metrics)  # type: ignore[arg-type]
 
-    async def run(self, *candidates: pb.PrefillCandidate) -> Outcome:
+    async def run(self, *candidates: pb.PrefillCandidate) -> PrefillSource:
         deadline = time.monotonic() + self.seconds
         return await self.transfers.prefill_remotely(
             self.sequence, list(candidates), deadline, self.deaths
@@ -84,7 +84,7 @@ class World:
 
     async def receive(
         self, sequence: Sequence, peer: Any, _: int, attempt: int, seconds: float
-    ) -> Receipt:
+    ) -> TransferResult:
         assert 0 < seconds <= self.seconds
         self.tried.append((peer.address, attempt))
         error = self.fates[peer.address]
@@ -92,7 +92,7 @@ class World:
             await asyncio.Event().wait()  # for ever
         if error is not None:
             raise error
-        return Receipt(1000, None)
+        return TransferResult(1000, None)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ async def test_only_silence_that_took_long_and_want_of_a_place_make_a_node_absen
 ) -> None:
     monkeypatch.setattr(module, "SLOW_SECONDS", slow)
     world = World({"a": TransferError("silent", cause=cause), "b": None})
-    assert await world.run(A, B) == Outcome(node="b")
+    assert await world.run(A, B) == PrefillSource(node="b")
     with pytest.raises(TransferError, match="silent") if absent else contextlib.nullcontext():
         world.prefill_backoff.check("a", A.epoch)
     world.prefill_backoff.check("b", B.epoch)
@@ -120,13 +120,13 @@ async def test_a_node_without_a_place_is_left_alone_for_a_while_by_that_name() -
         world.sequence = Sequence(number, list(range(100)), SamplingParams())
         assert (await world.run(A)).reason == "failed: no_place"
     assert world.tried == [("a", 0)]
-    with pytest.raises(TransferError, match=f"left alone for .*: {full}"):
+    with pytest.raises(TransferError, match=f"not asked for .*: {full}"):
         world.prefill_backoff.check("a", A.epoch)
 
 
 async def test_the_first_node_that_can_fills_the_prompt() -> None:
     world = World({"a": None, "b": None})
-    assert await world.run(A, B) == Outcome(node="a")
+    assert await world.run(A, B) == PrefillSource(node="a")
     assert world.tried == [("a", 0)]
     assert (world.sequence.phase, world.sequence.received) == (Phase.WAITING, 99)
     assert world.node.scheduler.pool.counts().reserved == 0
@@ -135,7 +135,7 @@ async def test_the_first_node_that_can_fills_the_prompt() -> None:
 
 async def test_each_failure_is_another_attempt_with_the_next_node() -> None:
     world = World({"a": PeerRefusedError("no"), "b": PeerLostError("gone"), "c": None})
-    assert await world.run(A, B, C) == Outcome(node="c")
+    assert await world.run(A, B, C) == PrefillSource(node="c")
     assert world.tried == [("b", 1), ("c", 2)]
     assert world.forgotten == ["b"]
     for number, outcome, cause in (
@@ -170,7 +170,7 @@ async def test_a_node_with_a_long_queue_is_passed_over() -> None:
     world = World({"a": None, "b": None}, threshold=None)
     world.node.core._prefill_rate.tokens_per_second = 1000.0
     busy = pb.PrefillCandidate(node_id="a", address="a", queued_prefill_tokens=10_000)
-    assert await world.run(busy, B) == Outcome(node="b")
+    assert await world.run(busy, B) == PrefillSource(node="b")
     world.sequence = Sequence(2, list(range(200, 300)), SamplingParams())
     assert (await world.run(busy)).reason == "faster here"
 
@@ -198,7 +198,7 @@ async def test_a_prompt_that_ended_two_processes_is_given_up() -> None:
         await world.run(A, B, C)
     assert world.tried == [("a", 0), ("b", 1)]
     assert world.sequence.phase is Phase.FINISHED and world.node.held() == 0
-    told = [world.deaths.news.get_nowait() for _ in range(world.deaths.news.qsize())]
+    told = [world.deaths.events.get_nowait() for _ in range(world.deaths.events.qsize())]
     assert [event.prefill_died.node_id for event in told if event] == ["a", "b"]
 
 
@@ -224,8 +224,8 @@ async def test_what_says_nothing_about_the_prompt_is_no_death(
 ) -> None:
     world = World({"a": error, "b": error, "c": None})
     world.ended = {"a", "b"} if ended else set()
-    assert await world.run(A, B, C) == Outcome(node="c")
-    assert world.deaths.news.empty()
+    assert await world.run(A, B, C) == PrefillSource(node="c")
+    assert world.deaths.events.empty()
 
 
 async def test_a_cancelled_request_gives_its_reservation_back() -> None:
@@ -245,7 +245,7 @@ async def test_a_cancelled_request_gives_its_reservation_back() -> None:
 @contextlib.asynccontextmanager
 async def waiting_for_blocks(
     world: World,
-) -> AsyncIterator[tuple[asyncio.Task[Outcome], Callable[[], None]]]:
+) -> AsyncIterator[tuple[asyncio.Task[PrefillSource], Callable[[], None]]]:
     """A prompt that waits for blocks, and what gives them back."""
     scheduler = world.node.scheduler
     async with world.node.running():

@@ -50,11 +50,11 @@ def test_a_prefill_node_with_other_weights_is_never_used_and_says_why(
         assert node_metric(decode, 'tandem_canaries_total{outcome="mismatch"}') == 1
         # Nor is the way through it free when somebody examines it.
         told = examined(decode, other)
-        assert told.cause == "canary" and "computes other KV than this node" in told.problem
+        assert told.cause == "canary" and "computes different KV than this node" in told.problem
         [refused] = status(decode).refused
         assert refused.address == other.details["address"]
         for said in (refused.reason, decode.log.read_text()):
-            assert "computes other KV than this node" in said
+            assert "computes different KV than this node" in said
             assert "of layer" in said and "differs by" in said and "float32 allows" in said
         cluster.wait_idle(decode, other)
 

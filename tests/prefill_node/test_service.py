@@ -146,7 +146,7 @@ async def test_a_canary_is_taken_and_computed_first_however_long_the_queue() -> 
             assert len(node.ranks.of(OpenSend)) < until_sent
             await asyncio.sleep(0)
         code, reason = await refusal(node.open(11, private=True, prompt=[1] * 129, end_token=99))
-        assert code is grpc.StatusCode.INVALID_ARGUMENT and "may have 128 at most" in reason
+        assert code is grpc.StatusCode.INVALID_ARGUMENT and "may have at most 128" in reason
         await node.stub.Release(ids(*range(12)))
 
 
@@ -289,7 +289,7 @@ async def test_what_cannot_be_started_is_refused_with_the_reason() -> None:
     async with prefill_node() as node:
         for fields, code, reason in [
             ({"peer_epoch": 4}, grpc.StatusCode.ABORTED, "is not this process"),
-            ({"end_token": 100}, grpc.StatusCode.INVALID_ARGUMENT, "the last token"),
+            ({"end_token": 100}, grpc.StatusCode.INVALID_ARGUMENT, "the last one"),
             ({"resume_at": 100}, grpc.StatusCode.INVALID_ARGUMENT, "leaves a gap after 99"),
             ({"prompt": [9999] * 100}, grpc.StatusCode.INVALID_ARGUMENT, "vocabulary"),
             ({"prompt": [1] * 600}, grpc.StatusCode.INVALID_ARGUMENT, "context"),
@@ -328,7 +328,7 @@ async def test_a_prompt_waits_while_the_node_computes_and_no_longer_when_it_stan
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first one fills the pool; the step that computes it may take for ever."""
-    monkeypatch.setattr(sending, "PULSE_SECONDS", 0.05)
+    monkeypatch.setattr(sending, "HEARTBEAT_SECONDS", 0.05)
     of = {"first_token": 0, "end_token": 510}
     async with prefill_node(transfer_timeout=1.5) as node:
         node.ranks.computes.clear()

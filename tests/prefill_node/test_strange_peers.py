@@ -90,7 +90,7 @@ async def _open(request: pb.OpenRequest) -> None:
             async with asyncio.timeout(30):
                 first = await anext(events)
                 assert first.HasField("accepted") and service.live == 1
-                assert service._sending[request.transfer_id]._life.left <= 5  # NaN is not
+                assert service._sending[request.transfer_id]._transfer.left <= 5  # NaN is not
         except AbortedError:
             pass
         finally:
@@ -130,8 +130,8 @@ def test_an_open_without_fields_is_refused() -> None:
 
 
 def test_a_deadline_before_now_is_no_time() -> None:
-    assert _refusal(_within(-1.0)) == "deadline_seconds is -1.0, not a time"
-    assert _refusal(_within(float("nan"))) == "deadline_seconds is nan, not a time"
+    assert _refusal(_within(-1.0)) == "deadline_seconds is -1.0; it must not be negative"
+    assert _refusal(_within(float("nan"))) == "deadline_seconds is nan; it must not be negative"
 
 
 def _refusal(request: pb.OpenRequest) -> str:

@@ -47,7 +47,7 @@ async def test_a_new_start_of_a_node_takes_the_place_of_the_old(ranks: Ranks) ->
     await ranks.admitted_peers.admit(Tenant("a", 1), ["old"])
     await ranks.admitted_peers.admit(Tenant("a", 2), ["new"])
     assert ranks.keys[0] == ("new",)
-    assert ranks.admitted_peers.heard(Tenant("a", 2)) and not ranks.admitted_peers.heard(
+    assert ranks.admitted_peers.seen(Tenant("a", 2)) and not ranks.admitted_peers.seen(
         Tenant("a", 1)
     )
 
@@ -56,12 +56,12 @@ async def test_who_falls_silent_is_dismissed_and_who_speaks_stays(ranks: Ranks) 
     for name in ("a", "b"):
         await ranks.admitted_peers.admit(Tenant(name, 1), [name])
     ranks.now = module.SILENCE_SECONDS
-    assert ranks.admitted_peers.heard(Tenant("b", 1))
-    assert ranks.admitted_peers.dismiss_silent() == []
+    assert ranks.admitted_peers.seen(Tenant("b", 1))
+    assert ranks.admitted_peers.remove_silent() == []
     ranks.now += 1
-    assert ranks.admitted_peers.dismiss_silent() == ["a"]
+    assert ranks.admitted_peers.remove_silent() == ["a"]
     assert ranks.keys == {0: ("b",), 1: ("b",)}
-    assert not ranks.admitted_peers.heard(Tenant("a", 1))
+    assert not ranks.admitted_peers.seen(Tenant("a", 1))
 
 
 async def test_a_rank_that_does_not_confirm_is_named(
@@ -69,7 +69,7 @@ async def test_a_rank_that_does_not_confirm_is_named(
 ) -> None:
     monkeypatch.setattr(module, "CONFIRM_SECONDS", 0.05)
     ranks.silent = {1}
-    with pytest.raises(TransferError, match=r"ranks \[1\] have not taken the CURVE keys"):
+    with pytest.raises(TransferError, match=r"ranks \[1\] have not confirmed the CURVE keys"):
         await ranks.admitted_peers.admit(Tenant("a", 1), ["a"])
     ranks.silent = set()
     await asyncio.gather(

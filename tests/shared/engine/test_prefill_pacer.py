@@ -11,7 +11,12 @@ import pytest
 from tandem.shared.engine.counters import PrefillRate
 from tandem.shared.engine.plan import Sampled, StepPlan, StepResult
 from tandem.shared.engine.sampling_params import SamplingParams
-from tandem.shared.engine.scheduling.pace import LEAST, MOST_SKIPPED, PROBE_EVERY, Pace
+from tandem.shared.engine.scheduling.prefill_pacer import (
+    MAX_SKIPPED,
+    MIN_CHUNK,
+    PROBE_EVERY,
+    PrefillPacer,
+)
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import Phase, Sequence
 from tandem.shared.kv.block_pool import BlockPool
@@ -30,10 +35,10 @@ def seconds(plan: StepPlan) -> float:
 
 
 class Node:
-    """A scheduler and its pace, on a clock that steps move."""
+    """A scheduler and its pacer, on a clock that steps move."""
 
-    def __init__(self, pace: Pace) -> None:
-        self.pace = pace
+    def __init__(self, pacer: PrefillPacer) -> None:
+        self.pacer = pacer
         self.scheduler = Scheduler(
             BlockPool(40_000, 16),
             max_num_batched_tokens=512,
@@ -50,14 +55,14 @@ class Node:
         return one
 
     def step(self) -> None:
-        plan = self.scheduler.schedule(self.pace.prompt_tokens)
+        plan = self.scheduler.schedule(self.pacer.limit)
         assert plan is not None
         spent = seconds(plan)
         self.clock += spent
         self.longest = max(self.longest, spent)
         prompts = sum(len(row.tokens) for row in plan.sequences if len(row.tokens) > 1)
         decoded = sum(len(row.tokens) == 1 for row in plan.sequences)
-        self.pace.measured(spent, decoded=decoded, prompt_tokens=prompts)
+        self.pacer.measured(spent, decoded=decoded, prompt_tokens=prompts)
         drawn = [Sampled(row.sequence_id, [7]) for row in plan.sequences if row.sample]
         self.scheduler.apply(StepResult(plan.step, drawn))
 
@@ -68,9 +73,9 @@ class Node:
         return self.clock - begun
 
 
-def streaming(pace: Pace, streams: int) -> tuple[Node, list[Sequence], float]:
+def streaming(pacer: PrefillPacer, streams: int) -> tuple[Node, list[Sequence], float]:
     """A node with streams that run, and what each gets a second."""
-    node = Node(pace)
+    node = Node(pacer)
     running = [node.add(n, 16, 50_000) for n in range(streams)]
     for _ in range(20):
         node.step()
@@ -86,9 +91,9 @@ def streaming(pace: Pace, streams: int) -> tuple[Node, list[Sequence], float]:
 def test_streams_keep_a_third_and_the_prompt_is_at_most_twice_as_late(
     prompt: int, streams: int
 ) -> None:
-    quiet = Node(Pace())
+    quiet = Node(PrefillPacer())
     alone = quiet.first_token(quiet.add(100, prompt, 2))
-    node, running, speed = streaming(Pace(), streams)
+    node, running, speed = streaming(PrefillPacer(), streams)
     before = len(running[0].outputs)
     took = node.first_token(node.add(100, prompt, 2))
     assert (len(running[0].outputs) - before) / took >= 0.3 * speed
@@ -96,14 +101,14 @@ def test_streams_keep_a_third_and_the_prompt_is_at_most_twice_as_late(
 
 
 def test_without_a_target_the_prompt_would_stop_the_streams() -> None:
-    node, running, speed = streaming(Pace(0), 1)
+    node, running, speed = streaming(PrefillPacer(0), 1)
     before = len(running[0].outputs)
     took = node.first_token(node.add(100, 4000, 2))
     assert (len(running[0].outputs) - before) / took < 0.1 * speed
 
 
 def test_steps_meet_a_target_that_is_given() -> None:
-    node, _, _ = streaming(Pace(0.4), 4)
+    node, _, _ = streaming(PrefillPacer(0.4), 4)
     one = node.add(100, 2000, 2)
     for _ in range(5):
         node.step()
@@ -113,7 +118,7 @@ def test_steps_meet_a_target_that_is_given() -> None:
 
 
 def test_where_the_least_chunk_takes_longer_streams_get_steps_of_their_own() -> None:
-    node, running, _ = streaming(Pace(0.15), 4)
+    node, running, _ = streaming(PrefillPacer(0.15), 4)
     node.add(100, 30_000, 2)
     for _ in range(100):
         node.step()
@@ -125,48 +130,48 @@ def test_where_the_least_chunk_takes_longer_streams_get_steps_of_their_own() -> 
 
 
 def test_a_target_that_decoding_alone_misses_leaves_prompts_a_third_of_the_time() -> None:
-    quiet = Node(Pace())
+    quiet = Node(PrefillPacer())
     alone = quiet.first_token(quiet.add(100, 4000, 2))
-    node, _, _ = streaming(Pace(0.001), 4)
+    node, _, _ = streaming(PrefillPacer(0.001), 4)
     assert node.first_token(node.add(100, 4000, 2)) < 4 * alone
 
 
 def test_after_a_pause_of_the_machine_prompts_go_on() -> None:
-    node, _, _ = streaming(Pace(), 1)
+    node, _, _ = streaming(PrefillPacer(), 1)
     one = node.add(100, 4000, 2)
     node.step()
-    node.pace.measured(1000.0, decoded=1, prompt_tokens=LEAST)
-    for _ in range(MOST_SKIPPED):
-        assert node.pace.prompt_tokens == 0
+    node.pacer.measured(1000.0, decoded=1, prompt_tokens=MIN_CHUNK)
+    for _ in range(MAX_SKIPPED):
+        assert node.pacer.limit == 0
         node.step()
     node.step()
-    assert one.computed == 2 * LEAST
+    assert one.computed == 2 * MIN_CHUNK
 
 
 def test_the_time_of_decoding_stays_known_while_prompts_never_end() -> None:
-    pace = Pace()
-    assert pace.prompt_tokens == LEAST
+    pacer = PrefillPacer()
+    assert pacer.limit == MIN_CHUNK
     for _ in range(PROBE_EVERY):
-        pace.measured(0.1, decoded=1, prompt_tokens=32)
-    assert pace.prompt_tokens == 0
-    pace.measured(1 / 16, decoded=1, prompt_tokens=0)
-    pace.measured(1 / 8, decoded=1, prompt_tokens=64)
-    assert pace.prompt_tokens == 128
+        pacer.measured(0.1, decoded=1, prompt_tokens=32)
+    assert pacer.limit == 0
+    pacer.measured(1 / 16, decoded=1, prompt_tokens=0)
+    pacer.measured(1 / 8, decoded=1, prompt_tokens=64)
+    assert pacer.limit == 128
 
 
 def test_what_was_received_goes_on_at_once() -> None:
-    node, _, _ = streaming(Pace(0.001), 4)
+    node, _, _ = streaming(PrefillPacer(0.001), 4)
     one = Sequence(100, [100] * 1000, SamplingParams(max_tokens=2))
     node.scheduler.match_prefix(one)
     node.scheduler.commit_received(one, node.scheduler.receive(one, 999), 999)
-    node.pace.measured(10.0, decoded=1, prompt_tokens=32)
-    assert node.pace.prompt_tokens == 0
+    node.pacer.measured(10.0, decoded=1, prompt_tokens=32)
+    assert node.pacer.limit == 0
     node.step()
     assert one.outputs
 
 
 def test_prompts_without_streams_have_the_whole_budget() -> None:
-    node = Node(Pace())
+    node = Node(PrefillPacer())
     one = node.add(100, 4000, 2)
     for _ in range(7):
         node.step()
@@ -174,9 +179,9 @@ def test_prompts_without_streams_have_the_whole_budget() -> None:
 
 
 def test_a_step_without_prompts_delays_nobody_who_is_alone() -> None:
-    node, running, _ = streaming(Pace(), 1)
-    node.pace.measured(10.0, decoded=1, prompt_tokens=32)
-    assert node.pace.prompt_tokens == 0
+    node, running, _ = streaming(PrefillPacer(), 1)
+    node.pacer.measured(10.0, decoded=1, prompt_tokens=32)
+    assert node.pacer.limit == 0
     waiting = node.add(100, 4000, 2)
     node.scheduler.cancel(running[0])
     node.step()

@@ -1,0 +1,127 @@
+"""Greetings: how a decode node learns who is behind a prefill node's address."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import grpc
+
+from ..proto import tandem_pb2 as pb
+from ..proto.tandem_pb2_grpc import PrefillStub
+from ..shared.causes import Cause
+from ..shared.engine.start import NodeEngine, NodeIdentity
+from ..shared.errors import PeerRefusedError, TransferError
+from ..shared.handoff.carriers.zeromq.curve import check_keys
+from ..shared.handoff.lease import LeaseTrust
+from ..shared.handoff.wire.head_parts import parts_of
+from ..shared.node.introduction import CAPABILITY_WINDOWS, introduction
+from ..shared.security.credentials import INSECURE, Credentials
+from .peer import Peer, endpoints_of
+from .refused_peers import RefusedPeers
+
+HELLO_SECONDS = 2.0
+# For the reply of a process that may have ended.
+ENDED_SECONDS = 1.0
+
+# A vanished peer must be noticed within three seconds, also on an idle connection.
+_CHANNEL = [
+    ("grpc.keepalive_time_ms", 1000),
+    # Without it gRPC waits a minute for the answer, whatever keepalive_timeout_ms is.
+    ("grpc.http2.ping_timeout_ms", 1500),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", 4 << 20),
+]
+
+
+class Greeter:
+    """Says hello to prefill nodes. Peers that were refused before are refused again."""
+
+    def __init__(
+        self,
+        engine: NodeEngine,
+        identity: NodeIdentity,
+        refused: RefusedPeers,
+        credentials: Credentials = INSECURE,
+    ) -> None:
+        self._engine = engine
+        self._identity = identity
+        self._refused = refused
+        self._credentials = credentials
+
+    async def greet(self, address: str) -> Peer:
+        """A peer with a channel of its own. Raises ``TransferError``, or ``PeerRefusedError`` for a
+        node with which no transfer can work."""
+        channel = self._credentials.channel(address, _CHANNEL)
+        stub = self._credentials.stub(PrefillStub, channel)
+        asked_at = time.monotonic()
+        try:
+            reply = await stub.Hello(
+                introduction(self._engine, self._identity), timeout=HELLO_SECONDS
+            )
+            self._refused.check(address, reply.node.epoch)
+            peer = self.introduced(address, reply, stub, channel)
+            peer.link.answered(time.monotonic() - asked_at)
+            return peer
+        except grpc.aio.AioRpcError as error:
+            await channel.close(grace=0)
+            raise self._explained(address, error) from None
+        except BaseException:
+            await channel.close(grace=0)
+            raise
+
+    def _explained(self, address: str, error: grpc.aio.AioRpcError) -> TransferError:
+        details = error.details()
+        if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+            return PeerRefusedError(f"{address}: {details}")
+        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            full = f"{address} has no place for this node: {details}"
+            return TransferError(full, cause=Cause.NO_PLACE)
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            return TransferError(f"{address} refuses this node: {details}", cause=Cause.REFUSED)
+        silent = f"{address} does not answer: {self._credentials.explain(error)}"
+        return TransferError(silent, cause=Cause.PEER_LOST)
+
+    def introduced(
+        self, address: str, reply: pb.HelloReply, stub: PrefillStub, channel: grpc.aio.Channel
+    ) -> Peer:
+        """The peer that a reply describes. Raises ``TransferError`` for an invalid reply."""
+        heads = self._engine.kv_heads(len(reply.ranks))
+        if not 0 < reply.lease_seconds < math.inf:  # also rejects NaN
+            raise TransferError(
+                f"{address}: lease_seconds is {reply.lease_seconds}; it must be positive and finite"
+            )
+        # Encrypted if and only if this node is: KV must not be sent in the clear by accident.
+        expected = len(reply.ranks) if self._engine.curve_keys else 0
+        check_keys(reply.node.curve_keys, expected, address)
+        return Peer(
+            address=address,
+            node_id=reply.node.node_id,
+            epoch=reply.node.epoch,
+            endpoints=endpoints_of(reply, address),
+            kv_dtype=reply.node.kv_dtype,
+            parts=parts_of(self._engine.kv_heads(self._engine.world_size), heads),
+            stub=stub,
+            channel=channel,
+            trust=LeaseTrust(reply.lease_seconds, time.monotonic),
+            # A node that does not announce it keeps KV in the dtype of its weights.
+            weight_format=reply.node.weight_format or reply.node.kv_dtype,
+            sends_windows=bool(reply.node.capabilities & CAPABILITY_WINDOWS),
+        )
+
+    async def has_ended(self, candidate: pb.PrefillCandidate) -> bool:
+        """True if nothing listens at the address, or another start of the process does.
+
+        A silent process may have been stopped, or cut off.
+        """
+        channel = self._credentials.channel(candidate.address, _CHANNEL)
+        try:
+            stub = self._credentials.stub(PrefillStub, channel)
+            hello = introduction(self._engine, self._identity)
+            reply = await stub.Hello(hello, timeout=ENDED_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            return error.code() is grpc.StatusCode.UNAVAILABLE
+        finally:
+            await channel.close(grace=0)
+        return bool(reply.node.epoch != candidate.epoch)
