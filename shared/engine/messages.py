@@ -50,6 +50,7 @@ class RankSettings:
     block_size: int = 16
     load_format: str = "auto"
     ignored_config_keys: tuple[str, ...] = ()
+    max_model_len: int | None = None
     seed: int = 0
     threads: int = 1
     cpu_kernels: str = "torch"

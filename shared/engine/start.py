@@ -161,7 +161,7 @@ def _scheduler(config: EngineConfig, spec: DecoderSpec, resolved: ResolvedEngine
 def _read_spec(config: EngineConfig, folder: Path) -> DecoderSpec:
     """The model's spec; warns if the user asked for keys of config.json to be ignored."""
     ignored = config.ignored_config_keys
-    spec = read_spec(folder, ignored)
+    spec = read_spec(folder, ignored, config.max_model_len)
     if ignored:
         log.warning(
             "--ignore-config-keys: %s of %s are ignored; if one of them changes what the model "
@@ -234,6 +234,7 @@ def _rank_settings(
         block_size=config.block_size,
         load_format=config.load_format,
         ignored_config_keys=tuple(sorted(config.ignored_config_keys)),
+        max_model_len=config.max_model_len,
         seed=config.seed,
         threads=config.threads or share_of_cores(config.world_size),
         cpu_kernels=config.cpu_kernels,

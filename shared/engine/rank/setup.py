@@ -124,6 +124,7 @@ def load_model(settings: RankSettings, formats: LoadFormats, device: torch.devic
             tp=tp,
             load_format=settings.load_format,
             ignored_keys=frozenset(settings.ignored_config_keys),
+            max_model_len=settings.max_model_len,
             seed=settings.seed,
             operators=operators,
         )

@@ -1,9 +1,10 @@
-"""Latents live in blocks like any KV: shared prefixes, chunks, and preemption leave tokens as they
-were."""
+"""Engines of several families: shared prefixes, chunks and preemption do not change the tokens."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+import pytest
 
 from tandem import Engine, EngineConfig, SamplingParams
 
@@ -13,9 +14,10 @@ from ..models.test_parity import STEPS, prompt_of, reference_run
 LENGTHS = (50, 33, 60, 41)
 
 
-def test_prefixes_chunks_and_preemption_leave_the_tokens(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["deepseek_v3", "qwen3_moe", "phi3_partial", "gemma3"])
+def test_prefixes_chunks_and_preemption_leave_the_tokens(tmp_path: Path, name: str) -> None:
     """Four sequences need 32 blocks, and there are 20."""
-    folder = tiny_models.cached("deepseek_v3", tmp_path)
+    folder = tiny_models.cached(name, tmp_path)
     expected = [reference_run(folder, length, seed=length)[0] for length in LENGTHS]
     prompts = [prompt_of(length, seed=length) for length in LENGTHS]
     config = EngineConfig(
