@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..proto import tandem_pb2 as pb
-from .choice import ChoiceText
+from .choice import ChoiceStream
 from .cluster.node import Node
 from .echo import PIECE_TOKENS, Echo
 from .errors import NodeError
@@ -29,7 +29,7 @@ class NodeAttempt:
         self._echo = Echo(request, number) if request.text.echo else None
         offset = len(self._echo.text) if self._echo else 0
         first = number * request.n
-        self._choices = [ChoiceText(request, first + i, offset) for i in range(request.n)]
+        self._choices = [ChoiceStream(request, first + i, offset) for i in range(request.n)]
         self.served = ServedPrompt(node.node_id)
         self._stopped: list[int] = []
 
@@ -71,6 +71,7 @@ class NodeAttempt:
         """Add this prompt's tokens and nodes to the request's."""
         computed = self.served.computed
         usage.completion_tokens += sum(choice.tokens for choice in self._choices)
+        usage.reasoning_tokens += sum(choice.reasoning_tokens for choice in self._choices)
         usage.cached_tokens += computed.cached_tokens
         usage.remote_tokens += computed.remote_tokens
         for name, names in (
@@ -87,7 +88,7 @@ class NodeAttempt:
             yield from self._echo.deltas(delta.index)
         yield delta
 
-    def _choice(self, index: int) -> ChoiceText:
+    def _choice(self, index: int) -> ChoiceStream:
         if index >= len(self._choices):
             raise NodeError("The node sent output of a choice that was not requested.")
         return self._choices[index]

@@ -1,17 +1,18 @@
-"""The text of one choice: its tokens are detokenized until a stop string ends it."""
+"""One choice of a request: its tokens become deltas until the node or a stop string ends it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ..proto import tandem_pb2 as pb
-from ..shared.text.stop import StopMatcher
+from ..shared.text.output import OutputText, TextDelta
+from ..shared.text.reasoning import reasoning_parser
 from .generation import ChoiceDelta, GenerationRequest, ScoredToken
 
 REASONS: dict[int, str] = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
 
 
-class ChoiceText:
+class ChoiceStream:
     """Owned by the attempt of its prompt. A ``finished`` choice takes no more tokens."""
 
     def __init__(self, request: GenerationRequest, index: int, prompt_characters: int) -> None:
@@ -19,14 +20,24 @@ class ChoiceText:
         tokenizer = request.model.tokenizer
         self.index = index
         self.finished = False
-        self.tokens = 0
-        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=options.skip_special_tokens)
-        self._include_stop = options.include_stop
-        self._stops = StopMatcher(options.stop, include=options.include_stop)
-        self._min_tokens = options.min_tokens
+        self._text = OutputText(
+            tokenizer.detokenizer(skip_special_tokens=options.skip_special_tokens),
+            options.stop,
+            include_stop=options.include_stop,
+            min_tokens=options.min_tokens,
+            parser=reasoning_parser(options.reasoning_parser),
+        )
         self._discard = options.discard_output
-        self._offset = prompt_characters
+        self._first_offset = prompt_characters
         self._stop_ids = frozenset(request.sampling.stop_token_ids)
+
+    @property
+    def tokens(self) -> int:
+        return self._text.tokens
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self._text.reasoning_tokens
 
     def push(
         self, tokens: Sequence[int], logprobs: Sequence[pb.PositionLogprobs]
@@ -37,51 +48,49 @@ class ChoiceText:
         """
         if self._discard or self.finished:
             return None
-        text = []
+        content, reasoning = [], []
         taken = []
         scored = []
         for i, token in enumerate(tokens):
             taken.append(token)
             if logprobs:
-                scored.append(ScoredToken(token, self._offset, logprobs[i]))
-            text.append(self._visible(self._detokenizer.push(token)))
-            self.tokens += 1
-            if self._stops.matched is not None:
-                return self._stop("".join(text), taken, scored)
-        return ChoiceDelta(self.index, "".join(text), taken, scored)
+                offset = self._first_offset + self._text.characters
+                scored.append(ScoredToken(token, offset, logprobs[i]))
+            new = self._text.push(token)
+            content.append(new.content)
+            reasoning.append(new.reasoning)
+            if self._text.stopped_by is not None:
+                break
+        text = TextDelta("".join(content), "".join(reasoning))
+        return self._delta(text, taken, scored)
 
     def finish(self, finished: pb.Finished) -> ChoiceDelta | None:
         """Finish the choice as the node has, with the text that was held back, unless that
-        completes a stop string.
-
-        The token that ended it is not among those streamed; it counts and is listed, as in vLLM,
-        and its text is included if stop strings are.
-        """
+        completes a stop string. The token that ended it is listed, as in vLLM."""
         if self.finished:
             return None
         if self._discard:
-            return self._close(ChoiceDelta(self.index, finish_reason="length"))
+            self.finished = True
+            return ChoiceDelta(self.index, finish_reason="length")
         ended_by = [finished.stop_token] if finished.HasField("stop_token") else []
-        self.tokens += len(ended_by)
-        included = [self._detokenizer.push(token) for token in ended_by if self._include_stop]
-        text = self._visible("".join((*included, self._detokenizer.flush())))
-        if self._stops.matched is not None:
-            return self._stop(text, ended_by, [])
-        text += self._stops.flush()
+        text = self._text.finish(*ended_by)
         reason = REASONS.get(finished.reason, "stop")
         stop_id = next((token for token in ended_by if token in self._stop_ids), None)
-        return self._close(ChoiceDelta(self.index, text, ended_by, [], reason, stop_id))
+        return self._delta(text, ended_by, [], reason, stop_id)
 
-    def _visible(self, text: str) -> str:
-        """The part of new text, and of held-back text, that cannot be part of a stop string."""
-        self._offset += len(text)
-        # As in vLLM, stop strings do not count before min_tokens.
-        return self._stops.push(text) if self.tokens + 1 > self._min_tokens else text
-
-    def _stop(self, text: str, tokens: list[int], scored: list[ScoredToken]) -> ChoiceDelta:
-        delta = ChoiceDelta(self.index, text, tokens, scored, "stop", self._stops.matched)
-        return self._close(delta)
-
-    def _close(self, delta: ChoiceDelta) -> ChoiceDelta:
-        self.finished = True
-        return delta
+    def _delta(
+        self,
+        text: TextDelta,
+        tokens: list[int],
+        scored: list[ScoredToken],
+        reason: str | None = None,
+        stop_id: int | None = None,
+    ) -> ChoiceDelta:
+        """A stop string overrides the node's reason."""
+        stopped_by: str | int | None = stop_id
+        if self._text.stopped_by is not None:
+            reason, stopped_by = "stop", self._text.stopped_by
+        self.finished = reason is not None
+        return ChoiceDelta(
+            self.index, text.content, tokens, scored, reason, stopped_by, text.reasoning
+        )

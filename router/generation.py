@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
 from ..proto import tandem_pb2 as pb
+from ..shared.text.reasoning import NO_PARSER
 from ..shared.text.stop import StopStrings
 from .served_model import ServedModel
 
@@ -33,6 +34,7 @@ class TextOptions:
     skip_special_tokens: bool = True
     min_tokens: int = 0
     echo: bool = False
+    reasoning_parser: str = NO_PARSER
     discard_output: bool = False  # max_tokens 0 with echo: only the prompt is wanted
 
 
@@ -52,6 +54,7 @@ class GenerationRequest:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool = False
+    include_reasoning: bool = True
     priority: int = 0
     cache_salt: str = ""
     ignored: Set[str] = frozenset()  # unknown fields of the request
@@ -104,6 +107,7 @@ class ChoiceDelta:
     scored: Sequence[ScoredToken] = ()
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,7 @@ class Usage:
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0  # of the completion tokens
     cached_tokens: int = 0
     remote_tokens: int = 0
     prefill_nodes: list[str] = field(default_factory=list)

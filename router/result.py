@@ -48,14 +48,16 @@ class ChoiceResult:
 
     logprobs: ChoiceLogprobs | None = None
     text: StringIO = field(default_factory=StringIO)
+    reasoning: StringIO = field(default_factory=StringIO)
     tokens: array[int] = field(default_factory=new_tokens)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
     def add(self, delta: ChoiceDelta, *, keep_tokens: bool) -> int:
         """Add more output. Returns by how many bytes the result has grown."""
-        grown = len(delta.text) + 4 * len(delta.tokens)
+        grown = len(delta.text) + len(delta.reasoning) + 4 * len(delta.tokens)
         self.text.write(delta.text)
+        self.reasoning.write(delta.reasoning)
         if keep_tokens:
             self.tokens.extend(delta.tokens)
         if delta.scored and self.logprobs is not None:

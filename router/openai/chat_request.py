@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+from ...shared.text.reasoning import NO_PARSER
 from ...shared.text.tokenizer import TooManyTokensError
 from ..errors import invalid
 from ..generation import EncodedPrompt, GenerationRequest, new_tokens
@@ -34,6 +35,7 @@ KNOWN = (
         "add_generation_prompt",
         "chat_template_kwargs",
         "reasoning_effort",
+        "include_reasoning",
     }
     # No effect without tools, predictions and storage.
     | {"parallel_tool_calls", "prediction", "store", "service_tier"}
@@ -51,7 +53,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = COMMON_UNSUPPORTED | {
     "documents": ([],),
     "echo": (False,),
     "continue_final_message": (False,),
-    "include_reasoning": (True,),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "return_prompt_text": (False,),
@@ -65,7 +66,7 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
     fields = Fields(body)
     fields.check_names(KNOWN, UNSUPPORTED)
     shared = read_shared(fields, model, options)
-    text = read_text_options(fields)
+    text = read_text_options(fields, reasoning_parser=options.reasoning_parser)
     logprobs = _logprobs(fields)
     wanted = _max_tokens(fields)
     tokens = _encode(fields, model)
@@ -80,6 +81,7 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
         echoed=0,
         token_ids=shared["return_token_ids"],
         stream=shared["stream"],
+        copies=1 if text.reasoning_parser == NO_PARSER else 2,  # reasoning has two names
     )
     if wanted is None:
         granted = size.fit(granted, options)
@@ -92,6 +94,7 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
         text=text,
         logprobs=logprobs,
         ignored=fields.ignored,
+        include_reasoning=_include_reasoning(fields, options),
         **shared,
     )
 
@@ -125,6 +128,14 @@ def _template_variables(fields: Fields) -> dict[str, Any]:
     # As in vLLM; templates without these variables are not affected.
     own = {"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort else {}
     return own | given
+
+
+def _include_reasoning(fields: Fields, options: RouterOptions) -> bool:
+    include = fields.boolean("include_reasoning", True)
+    if not include and options.reasoning_parser == NO_PARSER:
+        message = "'include_reasoning' needs a router with --reasoning-parser."
+        raise invalid(message, "include_reasoning", "unsupported_value")
+    return include
 
 
 def _logprobs(fields: Fields) -> int | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import StringIO
 from typing import Any
 
 from ...proto import tandem_pb2 as pb
+from ...shared.text.reasoning import NO_PARSER
 from ...shared.text.tokenizer import Tokenizer
 from ..generation import ChoiceDelta, GenerationRequest, ScoredToken, Usage
 from ..http.encoding import EncodedArray
@@ -44,6 +46,7 @@ class ChatResponse:
         self._request = request
         self._tokenizer = request.model.tokenizer
         self._created = created
+        self._parsed = request.text.reasoning_parser != NO_PARSER
 
     def opening(self) -> bytes:
         """The role chunk of each choice."""
@@ -54,8 +57,12 @@ class ChatResponse:
         return b"".join(map(data_event, chunks))
 
     def chunk(self, delta: ChoiceDelta) -> bytes:
-        """The text, then the finish reason with an empty delta, as OpenAI sends it."""
+        """The reasoning, the text, then the finish reason with an empty delta, as OpenAI sends
+        it."""
         events = b""
+        if delta.reasoning and self._request.include_reasoning:
+            choice = _choice(delta.index, _reasoning(delta.reasoning))
+            events += data_event(self._chunk([choice]))
         if delta.text or delta.scored or (delta.tokens and self._request.return_token_ids):
             choice = _choice(delta.index, {"content": delta.text})
             if delta.scored:
@@ -73,7 +80,7 @@ class ChatResponse:
         """The chunk that ``include_usage`` requests."""
         if not self._request.include_usage:
             return b""
-        extra = {"usage": usage_body(usage), "tandem": placement_body(usage)}
+        extra = {"usage": self._usage(usage), "tandem": placement_body(usage)}
         return data_event(self._chunk([]) | extra)
 
     def end_of_stream(self) -> bytes:
@@ -89,7 +96,7 @@ class ChatResponse:
     def whole(self, result: GenerationResult) -> dict[str, Any]:
         body = self._head("chat.completion") | {
             "choices": [self._whole(i, choice) for i, choice in enumerate(result.choices)],
-            "usage": usage_body(result.usage),
+            "usage": self._usage(result.usage),
             "tandem": placement_body(result.usage),
             "prompt_token_ids": None,
             "prompt_logprobs": None,
@@ -103,7 +110,7 @@ class ChatResponse:
     def _whole(self, index: int, choice: ChoiceResult) -> dict[str, Any]:
         body = {
             "index": index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": self._message(choice),
             "logprobs": None if choice.logprobs is None else choice.logprobs.body(),
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
@@ -112,6 +119,18 @@ class ChatResponse:
         if self._request.return_token_ids:
             body["token_ids"] = choice.tokens
         return body
+
+    def _message(self, choice: ChoiceResult) -> dict[str, Any]:
+        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        if not self._parsed:
+            return message
+        has_reasoning = self._request.include_reasoning and choice.reasoning.tell() > 0
+        if not choice.text.tell():
+            message["content"] = None
+        return message | _reasoning(choice.reasoning if has_reasoning else None)
+
+    def _usage(self, usage: Usage) -> dict[str, Any]:
+        return usage_body(usage, with_reasoning=self._parsed)
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk = self._head("chat.completion.chunk") | {"choices": choices}
@@ -150,3 +169,8 @@ def _entry(entry: pb.TokenLogprob, tokenizer: Tokenizer) -> dict[str, Any]:
         "logprob": finite(entry.logprob),
         "bytes": list(tokenizer.texts.bytes_of(entry.token)),
     }
+
+
+def _reasoning(text: str | StringIO | None) -> dict[str, Any]:
+    """By vLLM's name and by its former one, which DeepSeek's clients know."""
+    return {"reasoning": text, "reasoning_content": text}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from ...proto import tandem_pb2 as pb
+from ...shared.text.reasoning import NO_PARSER
 from ...shared.text.stop import StopStrings
 from ..errors import invalid
 from ..generation import TextOptions
@@ -134,7 +135,11 @@ def _sampling(fields: Fields, model: ServedModel, options: RouterOptions) -> pb.
 
 
 def read_text_options(
-    fields: Fields, *, echo: bool = False, discard_output: bool = False
+    fields: Fields,
+    *,
+    echo: bool = False,
+    discard_output: bool = False,
+    reasoning_parser: str = NO_PARSER,
 ) -> TextOptions:
     """Read the options of how the router turns tokens into text."""
     return TextOptions(
@@ -143,6 +148,7 @@ def read_text_options(
         skip_special_tokens=fields.boolean("skip_special_tokens", True),
         min_tokens=fields.integer("min_tokens", 0, 0, INT32 - 1),
         echo=echo,
+        reasoning_parser=reasoning_parser,
         discard_output=discard_output,
     )
 

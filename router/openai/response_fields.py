@@ -33,14 +33,17 @@ class PromptLogprobsEncoder:
         return self._entries
 
 
-def usage_body(usage: Usage) -> dict[str, Any]:
+def usage_body(usage: Usage, *, with_reasoning: bool = False) -> dict[str, Any]:
     """OpenAI's usage object."""
-    return {
+    body: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+    if with_reasoning:
+        body["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+    return body
 
 
 def placement_body(usage: Usage) -> dict[str, Any]:

@@ -19,7 +19,8 @@ ENTRY_BYTES = 90
 class ResponseSize:
     """The size of one request's response. ``prompts`` are lengths in tokens; ``logprobs`` and
     ``prompt_alternatives`` are the alternatives for each generated token and prompt token;
-    ``echoed`` is the number of characters of all prompts that are returned as text.
+    ``echoed`` is the number of characters of all prompts that are returned as text, ``copies`` how
+    often the text of a token appears.
 
     A streamed response is not held, apart from the logprobs of prompts, which come all at once.
     """
@@ -31,6 +32,7 @@ class ResponseSize:
     echoed: int
     token_ids: bool
     stream: bool
+    copies: int = 1
 
     def fit(self, granted: Sequence[int], options: RouterOptions) -> list[int]:
         """Reduce the ``granted`` tokens of each prompt to what fits. For a default limit, not for
@@ -77,7 +79,10 @@ class ResponseSize:
             return 0
         ids = generated + sum(self.prompts) if self.token_ids else 0
         a_choice = (
-            CHOICE_BYTES * len(self.prompts) + TEXT_BYTES * generated + ID_BYTES * ids + self.echoed
+            CHOICE_BYTES * len(self.prompts)
+            + TEXT_BYTES * self.copies * generated
+            + ID_BYTES * ids
+            + self.echoed
         )
         return a_choice * self.n + ENTRY_BYTES * self._entries(generated)
 

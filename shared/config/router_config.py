@@ -177,6 +177,13 @@ class RouterConfig:
         minimum=0.0,
     )
     stats_interval: float = fields.stats_interval()
+    reasoning_parser: str = option(
+        "none",
+        "--reasoning-parser",
+        "Split the reasoning off the content of chat completions: qwen3 expects <think> and "
+        "</think> in the output, deepseek_r1 only </think>, because the prompt opens it.",
+        choices=("none", "qwen3", "deepseek_r1"),
+    )
     access_log: bool = option(True, "--access-log", "Log one line per request, at level info.")
 
     def __post_init__(self) -> None:

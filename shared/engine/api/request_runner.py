@@ -11,8 +11,8 @@ from ...text.tokenizer import Tokenizer
 from ..request import build_sequences
 from ..sequence import StepOutput
 from ..start import NodeEngine
-from .choice_text import ChoiceText
 from .prompts import Request
+from .sequence_text import SequenceText
 from .types import Completion
 
 
@@ -67,7 +67,7 @@ class RequestRunner:
         sequences = build_sequences(
             core, request.tokens, request.params, vocab_size=self.engine.spec.vocab_size
         )
-        choices = [ChoiceText(sequence, self.tokenizer) for sequence in sequences]
+        choices = [SequenceText(sequence, self.tokenizer) for sequence in sequences]
         # Bounded by n x max_tokens outputs.
         outputs: asyncio.Queue[StepOutput] = asyncio.Queue()
         core.submit(sequences[0], outputs.put_nowait)

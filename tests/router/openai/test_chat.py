@@ -151,3 +151,43 @@ async def test_the_openai_client_sync_async_and_streaming(tmp_path: Path) -> Non
                 return text + "|" + whole.choices[0].text
 
         assert await asyncio.to_thread(sync) == "hello world|hello world"
+
+
+REASONED = "<think>it is nine</think>\n\nnine"
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+async def test_reasoning_is_split_off_streamed_and_whole(tmp_path: Path, chunk: int) -> None:
+    async with cluster(tmp_path, reasoning_parser="qwen3") as c:
+        c.node.reply, c.node.chunk = c.encode(REASONED), chunk
+        body = (await c.chat("hi")).json()
+        message = body["choices"][0]["message"]
+        assert message["content"] == "\n\nnine"
+        assert message["reasoning"] == message["reasoning_content"] == "it is nine"
+        counted = body["usage"]["completion_tokens_details"]["reasoning_tokens"]
+        assert 0 < counted < body["usage"]["completion_tokens"]
+        response = await c.chat("hi", stream=True)
+        *chunks, _ = events(response.text)
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+        assert "".join(delta.get("reasoning", "") for delta in deltas) == "it is nine"
+        assert "".join(delta.get("content", "") for delta in deltas) == "\n\nnine"
+        assert not any("reasoning" in delta and "content" in delta for delta in deltas)
+
+
+async def test_reasoning_can_be_left_out(tmp_path: Path) -> None:
+    async with cluster(tmp_path, reasoning_parser="deepseek_r1") as c:
+        c.node.reply = c.encode("it is nine</think>nine")
+        message = (await c.chat("hi", include_reasoning=False)).json()["choices"][0]["message"]
+        assert (message["content"], message["reasoning"]) == ("nine", None)
+        response = await c.chat("hi", stream=True, include_reasoning=False)
+        *chunks, _ = events(response.text)
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+        assert "".join(delta.get("content", "") for delta in deltas) == "nine"
+        assert not any("reasoning" in delta for delta in deltas)
+
+
+async def test_a_router_without_a_parser_refuses_to_leave_reasoning_out(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        response = await c.chat("hi", include_reasoning=False)
+        assert response.status_code == 400
+        assert "--reasoning-parser" in response.json()["error"]["message"]

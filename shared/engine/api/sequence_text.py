@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...errors import UnavailableError
-from ...text.stop import StopMatcher
+from ...text.output import OutputText, TextDelta
 from ...text.tokenizer import Tokenizer
 from ..plan import PositionLogprobs
 from ..sequence import FinishReason, Sequence, StepOutput
 from .types import Completion, Delta
 
 
-class ChoiceText:
-    """Turns the tokens of a sequence into text until the model or a stop string ends it."""
+class SequenceText:
+    """Turns the tokens of a sequence into deltas until the model or a stop string ends it."""
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
         params = sequence.params
         self.sequence = sequence
         self.finish_reason: str | None = None
         self._stop_reason: str | int | None = None
-        self._detokenizer = tokenizer.detokenizer()
-        self._stops = StopMatcher(params.stop, include=params.include_stop_str_in_output)
+        self._output = OutputText(
+            tokenizer.detokenizer(),
+            params.stop,
+            include_stop=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+        )
         self._text: list[str] = []
         self._tokens: list[int] = []
         self._logprobs: list[PositionLogprobs] = []
@@ -36,7 +40,7 @@ class ChoiceText:
         if output.finish_reason is FinishReason.ERROR:
             raise UnavailableError(f"the generation failed: {output.sequence.error}")
         for position, token in enumerate(output.tokens):
-            text = self._visible(self._detokenizer.push(token))
+            text = self._output.push(token)
             yield self._delta(text, [token], output.logprobs[position : position + 1])
             if self.finish_reason is not None:
                 return
@@ -62,33 +66,23 @@ class ChoiceText:
         """Release the text that was held back, unless it completes a stop string."""
         sequence = self.sequence
         ended_by = [] if sequence.stop_token is None else [sequence.stop_token]
-        include = sequence.params.include_stop_str_in_output
-        included = [self._detokenizer.push(token) for token in ended_by if include]
-        text = self._visible("".join((*included, self._detokenizer.flush())))
-        if self.finish_reason is None:
-            text += self._stops.flush()
-            length = sequence.finish_reason is FinishReason.LENGTH
-            self.finish_reason = "length" if length else "stop"
-            if sequence.stop_token in sequence.params.stop_token_ids:
-                self._stop_reason = sequence.stop_token
+        text = self._output.finish(*ended_by)
+        length = sequence.finish_reason is FinishReason.LENGTH
+        self.finish_reason = "length" if length else "stop"
+        if sequence.stop_token in sequence.params.stop_token_ids:
+            self._stop_reason = sequence.stop_token
         return self._delta(text, ended_by, [])
 
-    def _visible(self, text: str) -> str:
-        """The text without a stop string. As in vLLM, none counts before ``min_tokens``."""
-        if len(self._tokens) < self.sequence.params.min_tokens:
-            return text
-        text = self._stops.push(text)
-        if self._stops.matched is not None:
-            self.finish_reason, self._stop_reason = "stop", self._stops.matched
-        return text
-
-    def _delta(self, text: str, tokens: list[int], logprobs: list[PositionLogprobs]) -> Delta:
-        self._text.append(text)
+    def _delta(self, text: TextDelta, tokens: list[int], logprobs: list[PositionLogprobs]) -> Delta:
+        """A stop string overrides the sequence's own reason."""
+        if self._output.stopped_by is not None:
+            self.finish_reason, self._stop_reason = "stop", self._output.stopped_by
+        self._text.append(text.content)
         self._tokens += tokens
         self._logprobs += logprobs
         return Delta(
             index=self.sequence.index,
-            text=text,
+            text=text.content,
             tokens=tokens,
             logprobs=logprobs,
             finish_reason=self.finish_reason,
