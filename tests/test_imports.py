@@ -1,4 +1,4 @@
-"""Who may import whom, as ARCHITECTURE.md has it, and what a process must not load."""
+"""The order of imports that ARCHITECTURE.md shows, and what a process must not load."""
 
 from __future__ import annotations
 
