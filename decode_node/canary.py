@@ -14,7 +14,7 @@ from ..shared.handoff.plane.messages import Compare, Compared, ReceiveFailed
 from ..shared.models.spec import layers_before_routing
 from ..shared.process.uninterrupted import uninterrupted
 from ..shared.telemetry.tracing import step
-from .peer import Peer
+from .peering.peer import Peer
 from .receiving import ReceivingNode
 
 CANARY_SECONDS = 30.0

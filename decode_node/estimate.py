@@ -1,4 +1,4 @@
-"""Where to prefill a prompt: a pure function of measurements, so that it is tested as a table.
+"""The choice between local and remote prefill: a pure function of measurements, tested as a table.
 
 Local prefill makes the request wait, and every stream of this node for each of its chunks. Remote
 prefill costs the round trips of a transfer, the queue there, and the slower of computing and
@@ -49,7 +49,7 @@ def why_local(
     threshold: int | None = None,
     seconds: float = math.inf,
 ) -> str:
-    """Why ``missing`` of ``prompt`` tokens are better computed here; empty if they are not.
+    """The reason to compute ``missing`` of ``prompt`` tokens here; empty if remote is better.
 
     ``threshold`` is set by the operator and replaces the comparison of both sides. ``seconds`` are
     left to the request: a remote prefill that would take longer is not begun.

@@ -12,8 +12,8 @@ from ..shared.causes import Cause
 from ..shared.config.limits import MAX_EXAMINED
 from ..shared.errors import PeerRefusedError, TransferError
 from .canary import Canary
-from .peer import Peer, PeerLostError
-from .peers import Peers
+from .peering.peer import Peer, PeerLostError
+from .peering.peers import Peers
 from .receiving import ReceivingNode
 
 CONNECT_SECONDS = 2.0
@@ -22,7 +22,7 @@ PAIR_SECONDS = 12.0
 
 
 class Examiner:
-    """Greets, connects, and runs the canary anew, even if one has passed before."""
+    """Greets, connects, and runs the canary, even if one has passed before."""
 
     def __init__(self, node: ReceivingNode, peers: Peers, canary: Canary) -> None:
         self._node = node

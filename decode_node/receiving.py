@@ -39,7 +39,7 @@ from ..shared.handoff.transfer import DecodeState, decode_life
 from ..shared.handoff.wire.layer_windows import first_tokens
 from ..shared.process.uninterrupted import uninterrupted
 from ..shared.telemetry.tracing import current, metadata
-from .peer import Peer, PeerLostError, calling
+from .peering.peer import Peer, PeerLostError, calling
 
 # A rank notices at once that its peer is gone; the heads, a little later.
 LAST_MESSAGE_SECONDS = 1.0

@@ -12,7 +12,7 @@ from ..proto.tandem_pb2_grpc import add_DecodeServicer_to_server
 from ..shared.node.process import NodeProcess
 from .canary import Canary
 from .examine import Examiner
-from .peers import Peers
+from .peering.peers import Peers
 from .receiving import ReceivingNode
 from .service import DecodeService
 from .transfers import Transfers

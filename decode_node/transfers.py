@@ -23,9 +23,9 @@ from ..shared.telemetry.prefill_origin import LOCAL, REMOTE, LocalReason, failed
 from ..shared.telemetry.tracing import step
 from .estimate import LocalEstimate, RemoteEstimate, why_local
 from .first_token import FirstTokenClock
-from .peer import PeerLostError
-from .peers import Peers
-from .prefill_backoff import SILENCE, BackedOffError
+from .peering.peer import PeerLostError
+from .peering.peers import Peers
+from .peering.prefill_backoff import SILENCE, BackedOffError
 from .prompt_deaths import PromptDeaths
 from .receiving import ReceivingNode, TransferResult
 

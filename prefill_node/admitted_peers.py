@@ -12,7 +12,7 @@ from ..shared.handoff.inbox import Inbox
 from ..shared.handoff.lease import Tenant
 from ..shared.handoff.plane.messages import Admit
 
-# A live decode node asks every five seconds for the transfers held for it.
+# A live decode node calls every five seconds, for the transfers held for it.
 SILENCE_SECONDS = 30.0
 CONFIRM_SECONDS = 1.5
 

@@ -124,14 +124,14 @@ class PrefillService(PrefillServicer):
             raise
         finally:
             self._record(record, request)
-            # The blocks may be freed only when no rank reads them any more; the RPC's own
+            # The blocks may be freed only when no rank reads them any longer; the RPC's own
             # cancellation must not interrupt that.
             await uninterrupted(self._end(sending))
 
     async def _check(
         self, request: pb.OpenRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
-        """Abort a request that cannot be started, with a status that tells the peer what to do."""
+        """Abort a request that cannot be started, with a status that directs the peer."""
         code, reason = self._refusal(request)
         old = self._sending.get(request.transfer_id)
         if not reason and old is not None:
@@ -315,7 +315,7 @@ class PrefillService(PrefillServicer):
         return reply
 
     async def expire_leases(self) -> None:
-        """Free transfers whose leases a vanished decode node does not renew, for ever."""
+        """Free transfers whose leases a vanished decode node does not renew, until cancelled."""
         while True:
             await asyncio.sleep(self._leases.lease_seconds / 10)
             for name in self._admitted.remove_silent():

@@ -26,7 +26,7 @@ from .sequence import FinishReason, Phase, Sequence, StepOutput
 
 log = logging.getLogger(__name__)
 
-# So many sequences that fail alone, without a successful step in between: the ranks are broken, and
+# After this many sequences fail alone, without a successful step in between, the ranks are broken:
 # a node that answers every request with an error attracts more of them.
 MAX_FAILED_IN_A_ROW = 16
 
@@ -251,7 +251,7 @@ class EngineCore:
             return None
 
     async def reserve_in_turn(self, sequence: Sequence, end: int) -> list[int]:
-        """As ``reserve``, but wait until the sequences that go first have their blocks.
+        """Reserve like ``reserve``, once the sequences that go first have their blocks.
 
         The wait ends with the caller's deadline. When cancelled, the sequence is finished. Raises
         ``UnavailableError`` when the ranks are lost.

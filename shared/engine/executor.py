@@ -346,7 +346,7 @@ def _check_together(replies: list[StepDone], failure: StepFailure) -> None:
 
 
 def _stuck(rank: Rank) -> str:
-    """How a rank is stuck; empty if it is not."""
+    """The symptom of a stuck rank; empty if it is not stuck."""
     if rank.unanswered >= MAX_UNANSWERED:
         return f"gave no sign of life for {MAX_UNANSWERED * PING_SECONDS:g} s"
     if pings := rank.watchdog.stuck:

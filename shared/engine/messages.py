@@ -35,7 +35,7 @@ class DataPlaneSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSettings:
-    """Everything that the head decides for one rank before it knows the rank's device.
+    """The head's settings for one rank, made before the rank's device is known.
 
     ``rendezvous`` is the address at which several ranks meet. ``data_plane`` is ``None`` on nodes
     that hand over no KV.
@@ -74,7 +74,7 @@ class LoadFormats:
 
 @dataclass(frozen=True, slots=True)
 class RankEndpoints:
-    """Where a rank's data plane listens, and its public CURVE key; empty without."""
+    """Endpoints of a rank's data plane, and its public CURVE key (empty without CURVE)."""
 
     bulk: str
     control: str

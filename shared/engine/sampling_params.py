@@ -12,7 +12,7 @@ MAX_LOGPROBS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the tokens of one request are drawn. Defaults are OpenAI's.
+    """Sampling and stop parameters of one request. Defaults are OpenAI's.
 
     ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 disable their filter.
     ``logprobs`` is the number of alternatives to return beside the chosen token (``None``: no
@@ -41,10 +41,10 @@ class SamplingParams:
 
 # Lowest and highest (inclusive); where these are whole numbers, the value must be one.
 #
-# These are the limits of the engine: what ranks can compute, from any caller. The HTTP surfaces
-# reject less of what OpenAI's API allows and more of what it does not, in router/openai/: a
-# temperature of at most 2 and 20 logprobs, for instance, so that clients meet the limits of the API
-# that they know. The router does not import the engine, and a node trusts no router.
+# These are the engine's own limits, for any caller: values that ranks can compute with. An HTTP
+# surface of the router enforces those of its API besides, which are narrower where both have one
+# (OpenAI: temperature at most 2, 20 logprobs), so that clients get the errors of the API that they
+# know. Nodes check again because they do not trust routers.
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
     "top_p": (0.0, 1.0),

@@ -20,7 +20,7 @@ from .sampling_params import SamplingParams
 
 
 class Phase(Enum):
-    """Where a sequence is in its life."""
+    """State of a sequence."""
 
     WAITING = "waiting"
     RECEIVING = "receiving"
@@ -40,7 +40,7 @@ _ALLOWED = {
 
 
 class FinishReason(Enum):
-    """Why a sequence ended."""
+    """Reason for the end of a sequence."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -51,7 +51,7 @@ class FinishReason(Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A prompt and what was generated for it so far.
+    """A prompt and the tokens generated for it so far.
 
     ``computed`` counts leading tokens whose KV is in the blocks of ``block_table``. A prefill-only
     sequence has ``compute_until`` set and never samples. ``siblings`` are the other choices of the
@@ -72,7 +72,7 @@ class Sequence:
     phase: Phase = Phase.WAITING
     outputs: list[int] = field(default_factory=list)
     computed: int = 0
-    cached: int = 0  # of the prompt, found in the prefix index at first match
+    cached: int = 0  # of the prompt, from the prefix index at the first match
     received: int = 0  # of the prompt, computed by a prefill node
     block_table: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
@@ -89,17 +89,17 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """Tokens so far, prompt and outputs."""
+        """The number of tokens so far, prompt and outputs."""
         return len(self.prompt) + len(self.outputs)
 
     @property
     def target(self) -> int:
-        """How many tokens must be computed before the sequence samples or ends."""
+        """The number of tokens to compute before the sequence samples or ends."""
         return self.length if self.compute_until is None else self.compute_until
 
     @property
     def decoding(self) -> bool:
-        """Exactly one token is left to compute, and it was sampled, not given."""
+        """True if exactly one token is left to compute, and it was sampled."""
         return bool(self.outputs) and self.computed == self.length - 1
 
     @property
@@ -117,7 +117,7 @@ class Sequence:
         return self.prompt[start:] + self.outputs[: end - prompt]
 
     def move(self, phase: Phase) -> None:
-        """Enter ``phase``; an illegal transition is a bug of ours and raises."""
+        """Enter ``phase``. Raises ``RuntimeError`` for an illegal transition, which is a bug."""
         if (self.phase, phase) not in _ALLOWED:
             raise RuntimeError(f"sequence {self.sequence_id}: {self.phase} cannot become {phase}")
         self.phase = phase

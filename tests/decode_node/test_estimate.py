@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tandem.decode_node.estimate import LocalEstimate, RemoteEstimate, why_local
-from tandem.decode_node.link import DEFAULT_ROUND_TRIP, MIN_BYTES, MeasuredLink
+from tandem.decode_node.peering.link import DEFAULT_ROUND_TRIP, MIN_BYTES, MeasuredLink
 from tandem.proto import tandem_pb2 as pb
 
 REMOTE, FASTER, BELOW, NONE = "", "faster here", "below threshold", "nothing missing"

@@ -11,7 +11,7 @@ import pytest
 
 from tandem.decode_node import examine
 from tandem.decode_node.examine import Examiner
-from tandem.decode_node.peer import PeerLostError
+from tandem.decode_node.peering.peer import PeerLostError
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.causes import Cause
 from tandem.shared.errors import PeerRefusedError, TransferError

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tandem.decode_node import canary_runs
-from tandem.decode_node import peers as module
-from tandem.decode_node.peer import Peer, PeerLostError
-from tandem.decode_node.peers import Peers
+from tandem.decode_node.peering import canary_runs
+from tandem.decode_node.peering import peers as module
+from tandem.decode_node.peering.peer import Peer, PeerLostError
+from tandem.decode_node.peering.peers import Peers
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.causes import Cause
 from tandem.shared.errors import PeerRefusedError, TransferError
@@ -63,7 +63,7 @@ async def test_many_requests_share_one_greeting_and_one_canary() -> None:
 async def test_an_absent_node_is_not_greeted_until_it_starts_anew() -> None:
     async with met() as (peers, _, _), prefill() as fake:
         peers.prefill_backoff.add(fake.address, fake.epoch, "silent")
-        with pytest.raises(TransferError, match=r"not asked for .* silent"):
+        with pytest.raises(TransferError, match=r"not called for .* silent"):
             await peers.meet(fake.candidate)
         assert fake.hellos == 0
         fake.epoch += 1

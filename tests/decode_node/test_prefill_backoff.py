@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.decode_node.prefill_backoff import MAX_ADDRESSES, PrefillBackoff
+from tandem.decode_node.peering.prefill_backoff import MAX_ADDRESSES, PrefillBackoff
 from tandem.shared.errors import TransferError
 from tandem.shared.process.backoff import LONGEST_PAUSE_SECONDS
 
@@ -45,7 +45,7 @@ def test_pauses_double_up_to_a_limit_and_begin_anew_after_a_success() -> None:
 def test_an_absence_is_of_one_start_of_one_address_and_says_why() -> None:
     prefill_backoff = PrefillBackoff(Clock())
     prefill_backoff.add("a:1", 7, "gives no sign of life")
-    with pytest.raises(TransferError, match=r"a:1 is not asked for 1.0 s: gives no sign of life"):
+    with pytest.raises(TransferError, match=r"a:1 is not called for 1.0 s: gives no sign of life"):
         prefill_backoff.check("a:1", 7)
     prefill_backoff.check("a:1", 8)
     prefill_backoff.check("b:1", 7)

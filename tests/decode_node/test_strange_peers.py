@@ -13,9 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tandem.decode_node.estimate import LocalEstimate, RemoteEstimate, why_local
-from tandem.decode_node.link import MeasuredLink
-from tandem.decode_node.peer import Peer
-from tandem.decode_node.peers import Peers, _renew_seconds
+from tandem.decode_node.peering.link import MeasuredLink
+from tandem.decode_node.peering.peer import Peer
+from tandem.decode_node.peering.peers import Peers, _renew_seconds
 from tandem.decode_node.service import DecodeService
 from tandem.decode_node.transfers import PrefillSource
 from tandem.proto import tandem_pb2 as pb

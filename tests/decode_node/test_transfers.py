@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tandem.decode_node import transfers as module
-from tandem.decode_node.link import MeasuredLink
-from tandem.decode_node.peer import PeerLostError
-from tandem.decode_node.prefill_backoff import SILENCE, PrefillBackoff
+from tandem.decode_node.peering.link import MeasuredLink
+from tandem.decode_node.peering.peer import PeerLostError
+from tandem.decode_node.peering.prefill_backoff import SILENCE, PrefillBackoff
 from tandem.decode_node.prompt_deaths import GivenUpError, PromptDeaths
 from tandem.decode_node.receiving import TransferResult
 from tandem.decode_node.transfers import PrefillSource, Transfers
@@ -120,7 +120,7 @@ async def test_a_node_without_a_place_is_left_alone_for_a_while_by_that_name() -
         world.sequence = Sequence(number, list(range(100)), SamplingParams())
         assert (await world.run(A)).reason == "failed: no_place"
     assert world.tried == [("a", 0)]
-    with pytest.raises(TransferError, match=f"not asked for .*: {full}"):
+    with pytest.raises(TransferError, match=f"not called for .*: {full}"):
         world.prefill_backoff.check("a", A.epoch)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.decode_node.peer import reachable
+from tandem.decode_node.peering.peer import reachable
 from tandem.shared.config import prefill_addresses
 from tandem.shared.errors import StartupError, UsageError
 from tandem.shared.unix_sockets import folder_of, kv_endpoint, reserved_folder

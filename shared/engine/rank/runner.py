@@ -1,4 +1,4 @@
-"""What one rank does with a step: build the batch, run the model, sample."""
+"""The model runner: executes one rank's share of a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...models.decoder import Decoder
 from ...models.parallel import TensorParallel
 from ..plan import COMPUTATION, OUT_OF_MEMORY, PositionLogprobs, SequenceStep, StepPlan, StepResult
 from .logprobs import position_logprobs
-from .sampler import NOT_FINITE, Sampler
+from .sampler import NOT_FINITE_MESSAGE, Sampler
 
 # Logits of prompt positions are taken this many rows at a time: a row is as wide as the vocabulary.
 _PROMPT_ROWS = 64
@@ -22,7 +22,7 @@ _PROMPT_ROWS = 64
 
 class ModelRunner:
     """Owns one rank's tensors. Between steps it keeps the weights, the cache and the sampler's
-    history; everything else comes with the plan. Rank 0 alone samples."""
+    history; everything else arrives with the plan. Only rank 0 samples."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class ModelRunner:
         )
 
     def recover(self) -> None:
-        """After a step that raised: wait until the device has nothing to do, and give memory back.
+        """Wait for the device and release memory after a step that raised.
 
-        Raises when the device itself is broken, so that no later step could work.
+        Raises if the device itself is broken, so that no later step could work.
         """
         gc.collect()
         if self.cache.device.type == "cuda":
@@ -70,8 +70,7 @@ class ModelRunner:
             torch.cuda.empty_cache()
 
     def _finish(self) -> None:
-        """The head takes a result to say that blocks are computed, and may be freed and written by
-        others; a GPU may have only begun."""
+        """Synchronise a GPU: the head frees and reuses blocks once it has the result of a step."""
         if self.cache.device.type == "cuda":
             torch.cuda.current_stream(self.cache.device).synchronize()
 
@@ -117,7 +116,7 @@ class ModelRunner:
 
 
 def cause_of(error: Exception) -> str:
-    """Which kind of failure of a step an exception is."""
+    """The cause of a step's failure, as one of plan.py's."""
     memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
     # torch's allocator for CPUs raises a plain RuntimeError.
     memory = memory or "can't allocate memory" in str(error)
@@ -125,19 +124,20 @@ def cause_of(error: Exception) -> str:
 
 
 def _not_finite(sequences: list[SequenceStep], hidden: torch.Tensor) -> dict[int, str]:
-    """Of the sequences that sample nothing, those whose last row has numbers that are not finite:
-    it has attended to all of their KV."""
+    """Failures of sequences that sample nothing, seen in the last row, which attends to all KV."""
     ids = [s.sequence_id for s in sequences if not s.sample]
     if not ids:
         return {}
     finite = hidden.sum(dim=-1, dtype=torch.float32).isfinite().tolist()
-    return {key: NOT_FINITE for key, good in zip(ids, finite, strict=True) if not good}
+    return {key: NOT_FINITE_MESSAGE for key, good in zip(ids, finite, strict=True) if not good}
 
 
 def _output_rows(sequences: list[SequenceStep]) -> tuple[list[int], list[SequenceStep]]:
-    """Rows whose hidden state is wanted: those that sample, those of prompt logprobs, whose
-    sequences are returned in the same order, and the last one of each sequence that samples
-    nothing."""
+    """Rows whose hidden states are needed, and the sequences that want prompt logprobs.
+
+    First the rows that sample, then those of prompt logprobs in the order of these sequences, then
+    the last row of each sequence that samples nothing.
+    """
     sampling: list[int] = []
     prompt: list[int] = []
     others: list[int] = []
@@ -154,7 +154,7 @@ def _output_rows(sequences: list[SequenceStep]) -> tuple[list[int], list[Sequenc
 
 
 def runner_of(model: Decoder, cache: KVCache, tp: TensorParallel) -> ModelRunner:
-    """A runner that has tried what its device can do."""
+    """A runner that has probed the abilities of its device."""
     sampler = Sampler(model.spec.vocab_size, cache.device)
     with torch.inference_mode():
         batched = model.prepare_batched_decode(cache.layers, cache.block_size)

@@ -1,11 +1,11 @@
-"""Drawing tokens from logits.
+"""Sampling: draws tokens from logits.
 
 A draw is the inverse of the cumulative distribution at one uniform number, which is a hash of the
-sequence's seed and the number of the output. So a token depends on its own logits and parameters
-alone: not on the batch it was in, the device's random generator, or a preemption.
+sequence's seed and the number of the output. So a token depends only on its own logits and
+parameters, not on its batch, the device's random generator, or a preemption.
 
-Every filter (top-k, top-p, min-p) is a threshold on the logits: tied tokens stand or fall
-together, and no order among them has to be invented. R rows, V vocabulary.
+Every filter (top-k, top-p, min-p) is a threshold on the logits: tied tokens are kept or dropped
+together, and need no order among them. R rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MASK = (1 << 64) - 1
 _GREEDY_BELOW = 1e-5
 # Top-p sorts this many of the best logits, and all of them only if those do not suffice.
 _TOP_P_CANDIDATES = 1024
-NOT_FINITE = (
+NOT_FINITE_MESSAGE = (
     "the model's logits are not finite: the weights may be broken, or the prompt overflows the "
     "model's dtype; try float32"
 )
@@ -104,10 +104,11 @@ class Sampler:
         failed: dict[int, str] = {}
         if not finite.all():
             good = finite.nonzero().flatten().tolist()
-            failed = {sequence_ids[row]: NOT_FINITE for row in set(range(len(states))) - set(good)}
+            bad = set(range(len(states))) - set(good)
+            failed = {sequence_ids[row]: NOT_FINITE_MESSAGE for row in bad}
             states, logits = [states[row] for row in good], logits[good]
         asking = [row for row, state in enumerate(states) if state.params.logprobs is not None]
-        raw = logits[asking] if asking else logits[:0]  # a copy: what follows edits them
+        raw = logits[asking] if asking else logits[:0]  # a copy: the logits are edited below
         for row, state in enumerate(states):
             if state.edits_logits:
                 _edit(logits[row], state)
@@ -174,9 +175,9 @@ def _draw_random(logits: torch.Tensor, states: list[_State]) -> list[int]:
     total = cumulative[:, -1:].contiguous()
     points = column([uniform(state.spec.seed, state.drawn) for state in states]) * total
     tokens = torch.searchsorted(cumulative, points, right=True)
-    # Rounding may put a point on the total itself; the last token with any probability is meant.
+    # Rounding may put a point on the total itself, beyond the last token with any probability.
     last = torch.searchsorted(cumulative, total)
-    # Where every token is blocked, nothing has a probability; what is drawn must still be a token.
+    # If every token is blocked, none has a probability; the draw must still be a valid token id.
     last.clamp_(max=cumulative.shape[-1] - 1)
     picked: list[int] = torch.minimum(tokens, last).flatten().tolist()
     return picked
@@ -207,13 +208,13 @@ def _cut(values: torch.Tensor, rows: list[int], thresholds: torch.Tensor) -> Non
 
 
 def _top_p_thresholds(values: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
-    """The least logit of the smallest set of best tokens whose probability reaches the limit."""
+    """The lowest logit of the smallest set of best tokens whose probability reaches the limit."""
     total = values.logsumexp(dim=-1, keepdim=True)
     best = values.topk(min(_TOP_P_CANDIDATES, values.shape[-1]), dim=-1).values
     reached = (best - total).exp().cumsum(dim=-1)
     if (reached[:, -1] < limits).any():
         best = values.sort(dim=-1, descending=True).values
         reached = (best - total).exp().cumsum(dim=-1)
-    # The count of those that do not reach it yet is the index of the one that does.
+    # The count of tokens that do not reach it yet is the index of the one that does.
     index = (reached < limits[:, None]).sum(dim=-1).clamp(max=best.shape[-1] - 1)
     return best.gather(1, index[:, None])[:, 0]

@@ -287,7 +287,7 @@ def _device(name: str, index: int) -> torch.device:
     if index >= count:
         raise StartupError(f"there is no CUDA device {index}, only {count} in all; see --d")
     torch.cuda.set_device(index)
-    # cuDNN, which torch prefers on the newest GPUs, plans its attention anew for each length: half
+    # cuDNN, which torch prefers on the newest GPUs, plans its attention for each length again: half
     # a second for every token of a stream.
     torch.backends.cuda.enable_cudnn_sdp(False)
     # Chunks attend with it, and it loads torch's compiler: now, not in a step.

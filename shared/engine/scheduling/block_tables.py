@@ -93,7 +93,7 @@ class BlockTables:
     def resume_at(self, sequence: Sequence) -> int:
         """The first token to compute here once all but the last of the prompt have been received.
 
-        With several choices it is the first of the prompt's last block, which each computes anew.
+        With several choices it is the first of the prompt's last block, which each computes itself.
         """
         last = len(sequence.prompt) - 1
         return last // self.pool.block_size * self.pool.block_size if sequence.siblings else last

@@ -1,4 +1,4 @@
-"""Limits the prompt tokens of a step while streams wait for it.
+"""The limit of prompt tokens in a step while streams wait for it.
 
 Streams get a token a step, so a step with a long chunk stops them for as long as the chunk takes.
 From the measured durations of steps the pacer knows how long decoding takes and what each prompt
@@ -12,7 +12,7 @@ from __future__ import annotations
 # Without --itl-target, a step may on average take this many times as long as decoding alone.
 # Streams keep a third of their speed, and prompts get two thirds of the time.
 STRETCH = 3.0
-# A lower target than this many times the duration of decoding is raised to it: prompts must go on.
+# The lowest target, as a multiple of the duration of decoding: prompts must proceed.
 MIN_STRETCH = 1.5
 # Tokens of the shortest chunk.
 MIN_CHUNK = 64

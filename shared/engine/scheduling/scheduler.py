@@ -1,7 +1,7 @@
-"""Decides what each step computes: running decodes first, then prompt chunks, under one budget.
+"""The scheduler: plans each step, running decodes first, then prompt chunks, under one budget.
 
-The scheduler owns every sequence; the block pool owns every block. It knows no torch, no sockets
-and no clock. Beside it: ``queues.py`` (the order), ``step_budget.py``, ``block_tables.py``,
+It owns every sequence; the block pool owns every block. There is no torch, no socket and no clock
+here. Beside it: ``queues.py`` (the order), ``step_budget.py``, ``block_tables.py``,
 ``preemption.py`` (which sequence loses its blocks) and ``reservations.py`` (prompts that arrive).
 """
 
@@ -385,7 +385,7 @@ class Scheduler:
             self._tables.release(sequence)
 
     def _remove_from_ranks(self, sequence: Sequence) -> None:
-        """Have the ranks drop their state; they get it anew if the sequence samples again."""
+        """Have the ranks drop their state; they get it again if the sequence samples again."""
         if sequence.known_to_ranks:
             self._removed.append(sequence.sequence_id)
             sequence.known_to_ranks = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..proto import tandem_pb2 as pb
+from ...proto import tandem_pb2 as pb
 
 # Before anything is measured.
 DEFAULT_ROUND_TRIP = 0.005

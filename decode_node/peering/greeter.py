@@ -7,16 +7,16 @@ import time
 
 import grpc
 
-from ..proto import tandem_pb2 as pb
-from ..proto.tandem_pb2_grpc import PrefillStub
-from ..shared.causes import Cause
-from ..shared.engine.start import NodeEngine, NodeIdentity
-from ..shared.errors import PeerRefusedError, TransferError
-from ..shared.handoff.carriers.zeromq.curve import check_keys
-from ..shared.handoff.lease import LeaseTrust
-from ..shared.handoff.wire.head_parts import parts_of
-from ..shared.node.introduction import CAPABILITY_WINDOWS, introduction
-from ..shared.security.credentials import INSECURE, Credentials
+from ...proto import tandem_pb2 as pb
+from ...proto.tandem_pb2_grpc import PrefillStub
+from ...shared.causes import Cause
+from ...shared.engine.start import NodeEngine, NodeIdentity
+from ...shared.errors import PeerRefusedError, TransferError
+from ...shared.handoff.carriers.zeromq.curve import check_keys
+from ...shared.handoff.lease import LeaseTrust
+from ...shared.handoff.wire.head_parts import parts_of
+from ...shared.node.introduction import CAPABILITY_WINDOWS, introduction
+from ...shared.security.credentials import INSECURE, Credentials
 from .peer import Peer, endpoints_of
 from .refused_peers import RefusedPeers
 

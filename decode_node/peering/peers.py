@@ -9,14 +9,14 @@ import time
 from collections.abc import Awaitable, Callable
 from weakref import WeakValueDictionary
 
-from ..proto import tandem_pb2 as pb
-from ..shared.causes import Cause
-from ..shared.config.limits import MAX_PEERS
-from ..shared.engine.start import NodeEngine, NodeIdentity
-from ..shared.errors import PeerRefusedError, TransferError
-from ..shared.node.metrics import NodeMetrics
-from ..shared.security.addresses import is_candidate
-from ..shared.security.credentials import INSECURE, Credentials
+from ...proto import tandem_pb2 as pb
+from ...shared.causes import Cause
+from ...shared.config.limits import MAX_PEERS
+from ...shared.engine.start import NodeEngine, NodeIdentity
+from ...shared.errors import PeerRefusedError, TransferError
+from ...shared.node.metrics import NodeMetrics
+from ...shared.security.addresses import is_candidate
+from ...shared.security.credentials import INSECURE, Credentials
 from .canary_runs import CanaryRuns
 from .greeter import HELLO_SECONDS, Greeter
 from .link import MeasuredLink
@@ -165,7 +165,7 @@ class Peers:
             return list((await self._live(peer)).ids)
 
     async def keep_leases(self) -> None:
-        """Renew the leases of every peer, for ever.
+        """Renew the leases of every peer, until cancelled.
 
         Each peer has a task of its own, because one that does not answer, or grants long leases,
         must not delay the renewal of others.
@@ -181,7 +181,7 @@ class Peers:
                 kept = peers
 
     async def reconcile(self) -> None:
-        """Release transfers that only a peer holds, and forget peers that have gone, for ever."""
+        """Release transfers that only a peer holds and forget vanished peers, until cancelled."""
         while True:
             await asyncio.sleep(RECONCILE_SECONDS)
             await asyncio.gather(*(self._reconcile(peer) for peer in self._peers.values()))

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..shared.causes import Cause
-from ..shared.errors import TransferError
-from ..shared.process.backoff import PeerBackoff
+from ...shared.causes import Cause
+from ...shared.errors import TransferError
+from ...shared.process.backoff import PeerBackoff
 
 # Causes that say something about the node. Any other may be the fault of one request, and one
 # client's long prompts must not take a prefill node away from all others.
@@ -21,7 +21,7 @@ MAX_ADDRESSES = 1024
 
 
 class BackedOffError(TransferError):
-    """The node was not asked, because this one backs off from it."""
+    """The node was not called, because this one backs off from it."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class _Entry:
 
 
 class PrefillBackoff:
-    """One backoff for each address; another start of the process there is asked at once."""
+    """One backoff for each address; another start of the process there is called at once."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -61,7 +61,7 @@ class PrefillBackoff:
         entry = self._of(address, epoch)
         if entry is not None and (left := entry.backoff.left):
             raise BackedOffError(
-                f"{address} is not asked for {left:.1f} s: {entry.reason}", cause=entry.cause
+                f"{address} is not called for {left:.1f} s: {entry.reason}", cause=entry.cause
             )
 
     def _of(self, address: str, epoch: int) -> _Entry | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..proto import tandem_pb2 as pb
-from ..shared.causes import Cause
-from ..shared.errors import PeerRefusedError
+from ...proto import tandem_pb2 as pb
+from ...shared.causes import Cause
+from ...shared.errors import PeerRefusedError
 
 MAX_REFUSED = 1024
 

@@ -8,9 +8,9 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from ..shared.causes import Cause
-from ..shared.errors import PeerRefusedError, TransferError
-from ..shared.node.metrics import NodeMetrics
+from ...shared.causes import Cause
+from ...shared.errors import PeerRefusedError, TransferError
+from ...shared.node.metrics import NodeMetrics
 from .peer import Peer
 from .refused_peers import RefusedPeers
 
