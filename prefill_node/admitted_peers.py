@@ -18,7 +18,7 @@ CONFIRM_SECONDS = 1.5
 
 
 @dataclass(slots=True)
-class _Peer:
+class _AdmittedPeer:
     epoch: int
     keys: tuple[str, ...]
     seen: float
@@ -48,7 +48,7 @@ class AdmittedPeers:
         self._ranks = ranks
         self._clock = clock
         self._max_peers = max_peers
-        self._admitted: dict[str, _Peer] = {}
+        self._admitted: dict[str, _AdmittedPeer] = {}
         self._version = 0
         self._rounds: dict[int, _Round] = {}
         inbox.on_admitted = self._confirmed
@@ -63,7 +63,7 @@ class AdmittedPeers:
             raise OverloadedError(
                 f"{self._max_peers} decode nodes have greeted, which is the limit; see --max-peers"
             )
-        self._admitted[tenant.node_id] = _Peer(tenant.epoch, tuple(keys), self._clock())
+        self._admitted[tenant.node_id] = _AdmittedPeer(tenant.epoch, tuple(keys), self._clock())
         version = self._publish()
         try:
             async with asyncio.timeout(CONFIRM_SECONDS):

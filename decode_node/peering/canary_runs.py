@@ -21,7 +21,7 @@ WAIT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _CanaryRun:
     """A canary under way, or its result."""
 
     task: asyncio.Task[TransferError | None]
@@ -46,7 +46,7 @@ class CanaryRuns:
         self._refused = refused
         self._metrics = metrics
         self._max_peers = max_peers
-        self._runs: dict[Peer, _Run] = {}
+        self._runs: dict[Peer, _CanaryRun] = {}
         self._passed: dict[str, int] = {}  # node to epoch
 
     async def result(self, peer: Peer) -> TransferError | None:
@@ -56,7 +56,7 @@ class CanaryRuns:
         """
         run = self._runs.get(peer)
         if run is None:
-            run = self._runs[peer] = _Run(asyncio.create_task(self._run(peer)))
+            run = self._runs[peer] = _CanaryRun(asyncio.create_task(self._run(peer)))
         left = run.begun + WAIT_SECONDS - time.monotonic()
         await asyncio.wait([run.task], timeout=max(0.0, left))
         if not run.task.done():

@@ -74,7 +74,7 @@ MAX_UNANSWERED = 10
 
 
 @dataclass(frozen=True, slots=True)
-class _Lost:
+class _RankGone:
     """Takes the place of the replies of a rank that is gone."""
 
     reason: str
@@ -88,7 +88,7 @@ class Rank:
     process: asyncio.subprocess.Process
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    replies: asyncio.Queue[Reply | _Lost] = field(default_factory=asyncio.Queue)
+    replies: asyncio.Queue[Reply | _RankGone] = field(default_factory=asyncio.Queue)
     pump: asyncio.Task[None] | None = None
     unanswered: int = 0  # pings since the rank's last message
     watchdog: Watchdog = field(default_factory=Watchdog)
@@ -266,12 +266,12 @@ class MultiprocessExecutor:
         """Fail everything that waits for a reply and, once, the node."""
         self._lost = self._lost or reason
         if not self._serving:
-            rank.replies.put_nowait(_Lost(reason))
+            rank.replies.put_nowait(_RankGone(reason))
             return
         # The node is lost with its first rank: the collectives of the others wait for that one.
         self._serving = False
         for each in self._ranks:
-            each.replies.put_nowait(_Lost(reason))
+            each.replies.put_nowait(_RankGone(reason))
         self._on_lost(reason)
 
     async def _ping(self) -> None:
@@ -326,7 +326,7 @@ class MultiprocessExecutor:
             return reply
         if isinstance(reply, Failed):
             raise (ModelError if reply.category == "model" else StartupError)(reply.reason)
-        if isinstance(reply, _Lost):
+        if isinstance(reply, _RankGone):
             raise StartupError(reply.reason)
         raise StartupError(f"rank {rank.index} sent {type(reply).__name__}, not {wanted.__name__}")
 
