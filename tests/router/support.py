@@ -69,7 +69,7 @@ def usage(request: pb.GenerateRequest, **fields: Any) -> pb.GenerateEvent:
 
 
 def logprobs(token: int, count: int) -> pb.PositionLogprobs:
-    """Made up, but the same for a token wherever it stands."""
+    """Arbitrary logprobs, the same for a token at any position."""
     top = [
         pb.TokenLogprob(token=(token + i) % 300, logprob=-0.5 - i, rank=i + 1) for i in range(count)
     ]
@@ -86,7 +86,7 @@ def finished(index: int, reason: int = pb.FINISH_REASON_STOP, **fields: Any) -> 
 
 
 class FakeNode(DecodeServicer):
-    """Says ``reply`` token by token for every choice, as a decode node would; or a ``script``."""
+    """A decode node that sends ``reply`` token by token for every choice, or runs a ``script``."""
 
     def __init__(self, node_id: str, reply: list[int]) -> None:
         self.node_id = node_id

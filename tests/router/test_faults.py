@@ -1,4 +1,4 @@
-"""Nodes that refuse, fail and vanish; clients that go away or stall."""
+"""Nodes that refuse, fail and vanish; clients that disconnect or stall."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def refuse(code: grpc.StatusCode, details: str) -> Any:
 
 
 async def hang(request: Any, context: Any) -> Any:
-    """Never answers."""
+    """A node that never answers."""
     await asyncio.sleep(60)
     yield
 
 
 async def stuck(request: Any, context: Any) -> Any:
-    """Answers, and then nothing."""
+    """A node that sends one token, then nothing."""
     yield admitted()
     yield tokens_event(0, [5])
     await asyncio.sleep(60)
 
 
 async def silent(request: Any, context: Any) -> Any:
-    """Admits, and then nothing."""
+    """A node that admits the request, then sends nothing."""
     yield admitted()
     await asyncio.sleep(60)
 

@@ -1,4 +1,4 @@
-"""The router's page of metrics: what it shows of nodes, and that making it holds nothing up."""
+"""The metrics page: the series of nodes, and rendering that does not hold the event loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def join(table: NodeTable, node_id: str, role: pb.Role = pb.ROLE_DECODE, **load:
 
 
 def samples(page: bytes) -> dict[tuple[str, str], float]:
-    """Values by series and node, of those that have one."""
+    """Values by series and node."""
     return {
         (sample.name, sample.labels["node"]): sample.value
         for family in text_string_to_metric_families(page.decode())

@@ -1,4 +1,4 @@
-"""What an operator sees of a router: its page of metrics, where it is served, and to whom."""
+"""Observing a router: where its metrics are served, and its log line about throughput."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes and clients that say anything at all: it is taken or refused, and the pages still work."""
+"""Arbitrary input from nodes and clients: accepted or rejected, never a crash."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tandem.tests.router.support import make_model
 
 
 class AbortedError(Exception):
-    """What a gRPC context raises when a call is refused."""
+    """The exception of an aborted gRPC call."""
 
 
 class Context:

@@ -1,4 +1,4 @@
-"""A surface of another shape than OpenAI's: the router serves it without knowing it."""
+"""A surface of another shape than OpenAI's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tandem.tests.router.support import cluster
 
 
 class Plain:
-    """Events with names and text, and errors of one line."""
+    """A surface with named events, and errors of one field."""
 
     path = "/plain"
 

@@ -1,4 +1,4 @@
-"""The way of a token through the router, from a node's event to the socket."""
+"""The stages that a token passes in the router, from a node's event to the socket."""
 
 from __future__ import annotations
 

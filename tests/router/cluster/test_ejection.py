@@ -1,4 +1,4 @@
-"""Decode nodes that send heartbeats and cannot be reached: requests do not wait for them again."""
+"""Decode nodes that send heartbeats but cannot be reached are ejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which versions may serve side by side: tables of model cards."""
+"""Groups: tables of model cards whose nodes may serve in one cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a router takes of a node's word: its address, its name, its numbers."""
+"""Limits on the address, name and numbers that a node may report."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_an_address_of_another_shape_is_refused(tmp_path: Path, address: s
 
 
 class Living(FakeNode):
-    """Says that it is there, with its own epoch."""
+    """A node that answers ``Status`` with its own epoch."""
 
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
         return pb.StatusReply(node_id=self.node_id, epoch=self.epoch)

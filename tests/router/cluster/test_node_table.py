@@ -1,4 +1,4 @@
-"""What the router makes of a node's reports."""
+"""The node table: calls, reports, lost nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A router that was told its model: nodes of another one never get in, not even first."""
+"""A router with --model rejects nodes of other models, even as the first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tandem.tests.router.support import Cluster, FakeNode, cluster
 
 
 async def join(c: Cluster, card: pb.ModelCard, node_id: str = "decode-0") -> FakeNode:
-    """A node of this model. Its folder is one that the router does not have."""
+    """A join of a node of this model, from a folder that the router does not have."""
     node = FakeNode(node_id, [20, 21, 22])
     await node.start()
     c.nodes.append(node)

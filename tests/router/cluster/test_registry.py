@@ -1,4 +1,4 @@
-"""Joins: which nodes the registry enters, and which it refuses."""
+"""Joins: nodes that the registry enters, and those that it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In a large cluster placement looks at a few nodes, and they are the right ones."""
+"""Placement in a large cluster compares a few nodes, and finds the right ones."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_the_idle_node_is_found_as_the_window_moves_on(name: str) -> None:
 
 @every_policy
 def test_idle_nodes_that_cannot_be_reached_hide_nobody_else(name: str) -> None:
-    """As many of them as are looked at, and all in one window."""
+    """As many unreachable nodes as a window has, all in one window."""
     fleet = Fleet()
     unreachable = {f"d{number}" for number in range(2 * LIGHTEST)}
     for node_id in unreachable:

@@ -1,4 +1,4 @@
-"""What a doctor makes of what it saw: one thing wrong at a time."""
+"""Findings: surveys with one problem each."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def examined(**fields: Any) -> dict[str, CallResult]:
 
 
 def many(left_out: int) -> dict[str, CallResult]:
-    """What a node of before says that was asked for too many pairs."""
+    """The answer of an older node to a request for too many pairs."""
     seen = examined(carrier="tcp")
     seen["d"].reply.left_out = left_out
     return seen
@@ -165,7 +165,7 @@ def test_what_is_wrong_is_said_with_what_to_do(seen: Survey, problem: str, remed
 
 
 def prefilled(*prompts: tuple[str, str, int]) -> Survey:
-    """What the decode node did with its prompts lately: where, why, how many."""
+    """A survey in which the decode node recently prefilled these prompts: side, reason, count."""
     said = [metric(RECENT, count, where=where, reason=why) for where, why, count in prompts]
     return healthy(nodes=[node(PREFILL, "p"), node(pb.ROLE_DECODE, "d", metrics=said)])
 

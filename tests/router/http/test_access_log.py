@@ -1,4 +1,4 @@
-"""The access log: one line for each request, with what an operator asks for and nothing it said."""
+"""The access log: one line for each request, without its text."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ SPENT = pb.FirstToken(queue_seconds=0.25, prefill_seconds=0.5)
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    """The fields of the lines so far, as --log-format=json has them."""
+    """The fields of all lines so far, as --log-format=json writes them."""
     return [record.fields for record in caplog.records if record.name == "tandem.access"]
 
 
 async def next_line(caplog: pytest.LogCaptureFixture, count: int = 1) -> dict[str, Any]:
-    """The newest, which is written when the answer has gone out."""
+    """The newest line, which is written after the response."""
     await until(lambda: len(lines(caplog)) >= count)
     return lines(caplog)[-1]
 
 
 def tell_where(c: Cluster, **fields: Any) -> None:
-    """The node says where it got its prompts' KV from."""
+    """Make the node report where its prompts were prefilled."""
 
     async def script(request: Any, context: Any) -> Any:
         yield admitted()

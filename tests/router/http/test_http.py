@@ -1,4 +1,4 @@
-"""HTTP below the requests: who may name which host, pipelined requests, idle connections."""
+"""HTTP below the requests: host names, pipelined requests, idle connections."""
 
 from __future__ import annotations
 

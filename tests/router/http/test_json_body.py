@@ -1,4 +1,4 @@
-"""Large bodies: the same values and refusals as from ``json``, and nobody waits for them."""
+"""Large bodies: the same values and errors as from ``json``, without stopping other threads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def array(item: str, count: int) -> str:
 
 
 def large(body: str) -> Any:
-    """The value of a body that is made large by spaces."""
+    """The value of a body that spaces make large."""
     return parse_json(body.encode() + b" " * MAX_BYTES_IN_C, CONTEXT)
 
 
@@ -102,7 +102,7 @@ def test_an_array_may_be_longer_than_a_short_context() -> None:
 
 
 class InC:
-    """The parser in C, and the longest text that it got: so long nobody else runs."""
+    """The parser in C, and the longest text that it parsed, during which no other thread runs."""
 
     def __init__(self) -> None:
         self.longest = 0

@@ -1,4 +1,4 @@
-"""Whose body is parsed next: small ones at once, the others by size class and client in turn."""
+"""The order of parsing: by size class, and by clients in turn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LARGE = LARGE_BODY + 1
 
 
 class Gate:
-    """Work that takes until it is let go."""
+    """Work that lasts until it is released."""
 
     def __init__(self) -> None:
         self.done: list[str] = []

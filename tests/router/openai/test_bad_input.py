@@ -1,4 +1,4 @@
-"""Everything a client can get wrong: the right status, at once, in OpenAI's shape."""
+"""Invalid requests: the right status, at once, in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 def check(response: Any, status: int) -> dict[str, Any]:
-    """The error object of a refusal."""
+    """The error object of an error response."""
     assert response.status_code == status, response.text
     body = response.json()
     assert set(body) == {"error"}
@@ -26,7 +26,7 @@ def check(response: Any, status: int) -> dict[str, Any]:
 
 
 def nested(levels: int) -> Any:
-    """As deep as Python's JSON still reads."""
+    """JSON as deep as Python's parser accepts."""
     value: Any = []
     for _ in range(levels):
         value = [value]
@@ -332,7 +332,7 @@ async def test_garbled_requests_do_not_fill_the_log(
 async def test_what_comes_after_an_answer_does_not_keep_a_connection(
     tmp_path: Path, rest: bytes
 ) -> None:
-    """Without any key, thousands of such connections would be all that the router has."""
+    """Otherwise thousands of such connections, without any key, could use up the router's."""
     head = b"POST /nowhere HTTP/1.1\r\ncontent-length: 1000\r\n\r\n"
     if rest == b"\r\n":
         head = b"GET /health HTTP/1.1\r\n\r\n"
@@ -432,5 +432,5 @@ async def test_all_that_a_template_may_show_counts(c: Cluster) -> None:
 
 
 async def test_the_first_quoted_control_token_makes_nobody_wait(c: Cluster) -> None:
-    """What reads it as text is a second tokenizer, which takes a while to make."""
+    """A second tokenizer reads it as text, and takes a while to create."""
     assert c.router.registry.model().tokenizer._literal is not None

@@ -1,4 +1,4 @@
-"""What clients written for OpenAI and vLLM send, and where they look for what they asked for."""
+"""Clients written for OpenAI and vLLM: the fields that they send and read."""
 
 from __future__ import annotations
 

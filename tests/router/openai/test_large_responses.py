@@ -1,5 +1,5 @@
-"""Answers that are as large as they may be: whole and right, and the event loop goes on meanwhile;
-larger ones are refused before anything is generated."""
+"""The largest permitted responses are correct and do not hold the event loop; larger ones are
+rejected before anything is generated."""
 
 from __future__ import annotations
 

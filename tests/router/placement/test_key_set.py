@@ -1,4 +1,4 @@
-"""A router's compact set of keys is a set."""
+"""The compact set of keys behaves like a set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A router finds the node that holds a prompt's prefix, and only among the tenant's own."""
+"""Prefixes of nodes: matched for a prompt, within its tenant only."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def test_a_full_prefill_node_comes_last() -> None:
 
 
 def test_a_burst_of_one_prefix_spreads_when_its_home_is_loaded() -> None:
-    """What the router has placed counts at once, so no heartbeat is needed."""
+    """Placed prompts count at once, without a heartbeat."""
     nodes = {name: decode(name) for name in "abcd"}
     for _ in range(24):
         chosen = placed(list(nodes.values())).decode
