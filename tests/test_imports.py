@@ -39,7 +39,7 @@ ALLOWED = {
         "shared.models.registry",
         "shared.weights.locate",
         "shared.kv.prefix_keys",
-        "shared.handoff.carriers.names",
+        "shared.handoff.carriers.tcp",
     ),
 }
 # Inside shared/, each may import those before it, and itself.

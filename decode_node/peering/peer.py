@@ -14,7 +14,7 @@ from ...proto import tandem_pb2 as pb
 from ...proto.tandem_pb2_grpc import PrefillStub
 from ...shared.causes import Cause
 from ...shared.errors import TransferError
-from ...shared.handoff.carriers.base import Endpoints
+from ...shared.handoff.carriers.transport import Endpoints
 from ...shared.handoff.lease import LeaseTrust
 from ...shared.handoff.wire.head_parts import HeadPart
 from ...shared.node.introduction import CAPABILITY_GUARDED

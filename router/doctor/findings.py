@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ...proto import tandem_pb2 as pb
 from ...proto.roles import role_name
 from ...shared.causes import Cause
-from ...shared.handoff.carriers.names import TCP
+from ...shared.handoff.carriers.tcp import NAME as TCP
 from ...shared.security.credentials import is_loopback
 from ...shared.telemetry.prefill_origin import LOCAL, REMOTE, LocalReason, known_reason
 from ...shared.telemetry.process_metrics import DAY, EXPIRY, SOON_SECONDS

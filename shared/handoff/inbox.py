@@ -29,7 +29,7 @@ from .plane.messages import (
     from_wire,
     to_wire,
 )
-from .stats import DataPlaneStats
+from .plane.stats import DataPlaneStats
 
 log = logging.getLogger("tandem.handoff")
 

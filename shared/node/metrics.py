@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from ...proto import tandem_pb2 as pb
 from ..engine.core import EngineCore
-from ..handoff.stats import DataPlaneStats
+from ..handoff.plane.stats import DataPlaneStats
 from ..kv.prefix_keys import pack_keys
 from ..telemetry.prompt_metrics import PromptMetrics
 from ..telemetry.stats_line import Work
@@ -111,7 +111,7 @@ class NodeMetrics:
             reserved_blocks=load.blocks.reserved,
             cached_blocks=load.blocks.cached,
             owned_blocks=load.blocks.owned,
-            links=sum(p.peers for p in self._planes.values()),
+            links=sum(p.connections for p in self._planes.values()),
             leases=self.count_leases(),
             block_size=self._core.block_size,
             link_rates=self.link_rates(),

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..handoff.stats import DataPlaneStats
+from ..handoff.carriers.registry import NAMES
+from ..handoff.plane.stats import DataPlaneStats
 
 # name: (help, label besides the rank if any, the field of the statistics for each of its values)
 _Series = dict[str, tuple[str, str, dict[str, str]]]
@@ -60,16 +61,6 @@ _GAUGES: _Series = {
         "state",
         {"held": "held_slots", "free": "free_slots"},
     ),
-    "tandem_data_plane_peers": (
-        "Live connections to other ranks, by what carries their KV.",
-        "carrier",
-        {
-            "tcp": "peers_tcp",
-            "shared_memory": "peers_shared_memory",
-            "nixl": "peers_nixl",
-            "cuda_ipc": "peers_cuda_ipc",
-        },
-    ),
     "tandem_data_plane_transfers": (
         "Transfers under way.",
         "direction",
@@ -93,3 +84,12 @@ class PlaneCollector(Collector):
                         labels = [str(rank), *([value] if label else [])]
                         family.add_metric(labels, getattr(stats, source))
                 yield family
+        yield self._peers()
+
+    def _peers(self) -> Metric:
+        text = "Live connections to other ranks, by what carries their KV."
+        family = GaugeMetricFamily("tandem_data_plane_peers", text, labels=["rank", "carrier"])
+        for rank, stats in sorted(self._stats.items()):
+            for carrier in dict.fromkeys([*NAMES, *stats.peers]):
+                family.add_metric([str(rank), carrier], stats.peers.get(carrier, 0))
+        return family

@@ -23,9 +23,8 @@ from ...proto import tandem_pb2 as pb
 from ...proto.roles import role_name
 from ..config import EngineConfig, HandoffConfig, NodeConfig
 from ..engine.start import DataPlaneOptions, NodeEngine, NodeIdentity, start_engine
-from ..errors import StartupError, UsageError
-from ..handoff.carriers.names import NIXL
-from ..handoff.carriers.nixl.agent import check_installed
+from ..errors import StartupError
+from ..handoff.carriers import registry as carriers
 from ..handoff.epoch import new_epoch
 from ..handoff.inbox import Inbox
 from ..models.fingerprint import fingerprint_text
@@ -87,7 +86,7 @@ async def run_node(
     Raises ``StartupError`` if the node cannot start or loses its ranks, so that a supervisor
     restarts it.
     """
-    check_carrier(handoff)
+    carriers.check(handoff.carrier, insecure=handoff.insecure)
     # Invalid addresses are rejected before anything starts.
     routers, _ = node.routers, node.advertised
     handoff.kv_advertised(engine_config.world_size - 1)
@@ -411,18 +410,6 @@ async def _drain(roles: RoleSwitch, registrations: list[Registration], shutdown:
         roles.cut_off()
     elif not shutdown.lost:
         log.info("drained in %.1f s", seconds)
-
-
-def check_carrier(handoff: HandoffConfig) -> None:
-    """Raise for a carrier that is impossible here, before a model is loaded."""
-    if handoff.carrier != NIXL:
-        return
-    if not handoff.insecure:
-        raise UsageError(
-            "--carrier nixl listens on ports and addresses that the library chooses, and is "
-            "neither encrypted nor authenticated; add --insecure if the network is trusted"
-        )
-    check_installed()
 
 
 def _visible(host: str) -> str:

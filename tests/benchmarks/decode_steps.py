@@ -33,8 +33,9 @@ from typing import Any
 import torch
 
 from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
-from tandem.shared.handoff.carriers.base import Endpoints
-from tandem.shared.handoff.carriers.names import SHARED_MEMORY, TCP
+from tandem.shared.handoff.carriers.shared_memory import NAME as SHARED_MEMORY
+from tandem.shared.handoff.carriers.tcp import NAME as TCP
+from tandem.shared.handoff.carriers.transport import Endpoints
 from tandem.shared.handoff.plane.data_plane import DataPlane
 from tandem.shared.handoff.plane.messages import Expecting, Received, SendFinished
 from tandem.tests.support.runners import build_runner

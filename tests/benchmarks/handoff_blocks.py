@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from tandem.shared.engine.rank.setup import CacheOfPlane
-from tandem.shared.handoff.carriers.names import SHARED_MEMORY, TCP
+from tandem.shared.handoff.carriers.shared_memory import NAME as SHARED_MEMORY
+from tandem.shared.handoff.carriers.tcp import NAME as TCP
 from tandem.shared.kv.cache import KVCache
 
 from .handoff_cuda_ipc import model_of

@@ -20,10 +20,9 @@ from pathlib import Path
 import torch
 
 from tandem.shared.engine.rank.setup import CacheOfPlane
-from tandem.shared.handoff.carriers.base import Endpoints
-from tandem.shared.handoff.carriers.cuda_ipc.device import DEVICE_SLOT_BYTES, DEVICE_SLOTS, Device
-from tandem.shared.handoff.carriers.cuda_ipc.device_ring import OnDevice
-from tandem.shared.handoff.carriers.names import CUDA_IPC
+from tandem.shared.handoff.carriers.cuda_ipc import NAME as CUDA_IPC
+from tandem.shared.handoff.carriers.device import DEVICE_SLOT_BYTES, Device
+from tandem.shared.handoff.carriers.transport import Endpoints
 from tandem.shared.handoff.plane.messages import WINDOW_OF_CARRIER
 from tandem.shared.kv.cache import KVCache
 from tandem.shared.models.spec import AttentionSpec, DecoderSpec, DenseSpec, LayerSpec
@@ -36,7 +35,6 @@ from .handoff_pair import (
     MIB,
     Ranks,
     Variant,
-    greeting,
     row,
     take_turns,
     whole_transfers,
@@ -75,11 +73,7 @@ def _frames(size: int) -> int:
 
 
 def device_sender(pipe: Connection, size: int, rounds: int, name: str) -> None:
-    device = device_named(name)
-    device.enter()
-    held = OnDevice(device, slots=DEVICE_SLOTS, payload_bytes=DEVICE_SLOT_BYTES)
-    assert held.ring is not None
-    sending = Sending(held.introduce(greeting("p", 1, CUDA_IPC)), held.ring)
+    sending = Sending(CUDA_IPC, device_named(name))
     pipe.send(sending.start())
     sending.meet()
     for _ in range(rounds):
@@ -89,15 +83,11 @@ def device_sender(pipe: Connection, size: int, rounds: int, name: str) -> None:
         sending.lend_at_most(0)
     pipe.recv()
     sending.close()
-    held.close()
 
 
 def device_receiver(pipe: Connection, size: int, rounds: int, name: str) -> None:
     endpoints: Endpoints = pipe.recv()
-    device = device_named(name)
-    device.enter()
-    held = OnDevice(device, slots=0, payload_bytes=DEVICE_SLOT_BYTES)
-    receiving = Receiving(greeting("d", 2, CUDA_IPC), endpoints, device_landing=held.landing)
+    receiving = Receiving(CUDA_IPC, endpoints, device_named(name))
     messages = receiving.messages()
     pipe.send(None)
     for _ in range(rounds):
@@ -105,7 +95,6 @@ def device_receiver(pipe: Connection, size: int, rounds: int, name: str) -> None
             assert len(next(messages).payload) == DEVICE_SLOT_BYTES
         pipe.send(None)
     receiving.close()
-    held.close()
 
 
 # ---- whole transfers ---------------------------------------------------------------------------

@@ -8,7 +8,7 @@ On one host the library copies from one process into the other (CMA) where the s
 
 from __future__ import annotations
 
-from tandem.shared.handoff.carriers.names import NIXL
+from tandem.shared.handoff.carriers.nixl import NAME as NIXL
 
 from .handoff_ring import compare
 

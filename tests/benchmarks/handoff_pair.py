@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from queue import Queue
@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from tandem.shared.handoff.carriers.base import Endpoints
-from tandem.shared.handoff.carriers.cuda_ipc.device import Device
+from tandem.shared.handoff.carriers.device import Device
+from tandem.shared.handoff.carriers.transport import Endpoints
 from tandem.shared.handoff.plane.cache_port import CachePort
 from tandem.shared.handoff.plane.data_plane import DataPlane
 from tandem.shared.handoff.plane.messages import (
@@ -36,7 +36,7 @@ from tandem.shared.handoff.plane.messages import (
     SendFinished,
 )
 from tandem.shared.handoff.plane.settings import DataPlaneConfig
-from tandem.shared.handoff.wire.greeting import Greeting
+from tandem.shared.handoff.wire.greeting import Greeting, PeerKey
 
 MIB = 1 << 20
 HEADS, DIM_BYTES, BLOCK = 8, 256, 16
@@ -103,11 +103,11 @@ def shuffled(tokens: int, seed: int) -> tuple[int, ...]:
     return tuple(int(block) for block in order)
 
 
-def greeting(name: str, epoch: int, carrier: str) -> Greeting:
-    """What a rank of this name says of itself."""
+def greeting(me: PeerKey, offers: Mapping[str, bytes]) -> Greeting:
     return Greeting(
-        node_id=name, epoch=epoch, rank=0, tp_size=1, dtype="bfloat16", num_layers=1,
-        layer_bytes_per_token=CELL, first_head=0, end_head=HEADS, carriers=carrier, host="here",
+        node_id=me.node_id, epoch=me.epoch, rank=0, tp_size=1, dtype="bfloat16", num_layers=1,
+        layer_bytes_per_token=CELL, first_head=0, end_head=HEADS, host="here",
+        offers=offers,
     )  # fmt: skip
 
 

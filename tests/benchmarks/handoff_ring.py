@@ -22,18 +22,21 @@ from typing import Any
 import numpy as np
 import zmq
 
-from tandem.shared.handoff.carriers.base import Carrier, Departure, Endpoints
-from tandem.shared.handoff.carriers.names import NIXL
-from tandem.shared.handoff.carriers.nixl.agent import NixlAgent
-from tandem.shared.handoff.carriers.nixl.landing import Landing
-from tandem.shared.handoff.carriers.staging import AnySlot, Ring, StagingRing
-from tandem.shared.handoff.carriers.staging_memory import StagingMemory
+from tandem.shared.handoff.carriers.base import SendHandle
+from tandem.shared.handoff.carriers.device import DEVICE_SLOT_BYTES, DEVICE_SLOTS, Device
+from tandem.shared.handoff.carriers.rank_carriers import (
+    CarrierSettings,
+    RankCarriers,
+    open_carriers,
+)
+from tandem.shared.handoff.carriers.registry import CARRIERS
+from tandem.shared.handoff.carriers.staging import RingSlot
+from tandem.shared.handoff.carriers.transport import Endpoints, TransportEnd
 from tandem.shared.handoff.carriers.zeromq.dialer import ZmqDialer
 from tandem.shared.handoff.carriers.zeromq.listener import ZmqListener
 from tandem.shared.handoff.carriers.zeromq.sockets import Timing
-from tandem.shared.handoff.stats import DataPlaneStats
 from tandem.shared.handoff.wire.frame import HEADER_BYTES
-from tandem.shared.handoff.wire.greeting import Greeting, PeerKey
+from tandem.shared.handoff.wire.greeting import PeerKey
 
 from .cores import two_cores
 from .handoff_pair import (
@@ -83,37 +86,52 @@ class Memcpy(Variant):
 # ---- the carrier alone -------------------------------------------------------------------------
 
 
-def _agent(me: Greeting) -> NixlAgent | None:
-    return NixlAgent(me.key.agent) if me.carriers == NIXL else None
+SENDER, RECEIVER = (
+    PeerKey(node_id=name, epoch=epoch, rank=0) for name, epoch in (("p", 1), ("d", 2))
+)
 
 
-def _await(carrier: Carrier, poller: zmq.Poller) -> None:
-    """Until there may be something to do; not for ever, as some carriers have to be asked."""
-    poller.poll(1 if carrier.needs_polling else 1000)
+def carriers_of(
+    me: PeerKey, carrier: str, *, sends: bool, device: Device | None = None
+) -> RankCarriers:
+    settings = CarrierSettings(
+        carrier=carrier,
+        sends=sends,
+        slots=SLOTS if sends else 2,
+        slot_bytes=MIB,
+        device_slots=DEVICE_SLOTS,
+        device_slot_bytes=DEVICE_SLOT_BYTES,
+    )
+    return open_carriers(CARRIERS, settings, me, device)
 
 
-def _register(carrier: Carrier, poller: zmq.Poller) -> None:
-    for each in carrier.sockets():
+def _await(end: TransportEnd, poller: zmq.Poller) -> None:
+    """Wait until there may be work; briefly, if the carrier must be polled."""
+    poller.poll(1 if end.needs_polling else 1000)
+
+
+def _register(end: TransportEnd, poller: zmq.Poller) -> None:
+    for each in end.sockets():
         poller.register(each, zmq.POLLIN)
 
 
 class Sending:
     """A sending end with one peer, and the frames that are lent to it."""
 
-    def __init__(self, me: Greeting, ring: Ring[Any], agent: NixlAgent | None = None) -> None:
-        self._ring = ring
-        self._peer = PeerKey(node_id="d", epoch=2, rank=0)
-        self._lent: deque[tuple[AnySlot, Departure]] = deque()
+    def __init__(self, carrier: str, device: Device | None = None) -> None:
+        self._carriers = carriers_of(SENDER, carrier, sends=True, device=device)
+        self._ring = self._carriers.ring_of(carrier)
+        self._peer = RECEIVER
+        self._lent: deque[tuple[RingSlot, SendHandle]] = deque()
         self._poller = zmq.Poller()
         self._context: zmq.Context[Any] = zmq.Context()
         self._listener = ZmqListener(
             self._context,
-            me,
+            greeting(SENDER, self._carriers.hellos()),
+            self._carriers,
             host="127.0.0.1",
             port=0,
             timing=TIMING,
-            stats=DataPlaneStats(),
-            agent=agent,
         )
 
     def start(self) -> Endpoints:
@@ -134,7 +152,7 @@ class Sending:
         assert slot is not None
         return slot
 
-    def lend(self, slot: AnySlot) -> None:
+    def lend(self, slot: RingSlot) -> None:
         message = slot.message(self._ring.payload_bytes)
         self._lent.append((slot, self._listener.send_bulk(self._peer, message, slot.offset)))
 
@@ -149,17 +167,21 @@ class Sending:
     def close(self) -> None:
         self._listener.close()
         self._context.destroy(linger=0)
+        self._carriers.close()
 
 
 class Receiving:
-    """A receiving end, which has joined its one peer. ``of`` is what a ``ZmqDialer`` takes."""
+    """A receiving end that has joined its one peer."""
 
-    def __init__(self, me: Greeting, endpoints: Endpoints, **of: Any) -> None:
+    def __init__(self, carrier: str, endpoints: Endpoints, device: Device | None = None) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
-        self._dialer = ZmqDialer(self._context, me, max_frame_bytes=FRAME, timing=TIMING, **of)
-        peer = PeerKey(node_id="p", epoch=1, rank=0)
-        self._dialer.connect(peer, endpoints, time.monotonic())
-        while not self._dialer.is_live(peer):
+        self._carriers = carriers_of(RECEIVER, carrier, sends=False, device=device)
+        me = greeting(RECEIVER, self._carriers.hellos())
+        self._dialer = ZmqDialer(
+            self._context, me, self._carriers, max_frame_bytes=FRAME, timing=TIMING
+        )
+        self._dialer.connect(SENDER, endpoints, time.monotonic())
+        while not self._dialer.is_live(SENDER):
             self._dialer.receive_control(time.monotonic())
         self._poller = zmq.Poller()
         _register(self._dialer, self._poller)
@@ -173,15 +195,12 @@ class Receiving:
     def close(self) -> None:
         self._dialer.close()
         self._context.destroy(linger=0)
+        self._carriers.close()
 
 
 def ring_sender(pipe: Connection, size: int, rounds: int, carrier: str) -> None:
     source = np.ones(size, np.uint8).data
-    me = greeting("p", 1, carrier)
-    agent = _agent(me)
-    memory = StagingMemory(carrier, SLOTS * StagingRing.stride(MIB), agent)
-    ring = StagingRing(slots=SLOTS, payload_bytes=MIB, memory=memory.memory)
-    sending = Sending(memory.introduce(me), ring, agent)
+    sending = Sending(carrier)
     pipe.send(sending.start())
     sending.meet()
     for _ in range(rounds):
@@ -198,10 +217,7 @@ def ring_sender(pipe: Connection, size: int, rounds: int, carrier: str) -> None:
 def ring_receiver(pipe: Connection, size: int, rounds: int, carrier: str) -> None:
     endpoints: Endpoints = pipe.recv()
     target = np.ones(size, np.uint8).data
-    me = greeting("d", 2, carrier)
-    agent = _agent(me)
-    landing = None if agent is None else Landing(agent, FRAME)
-    receiving = Receiving(me, endpoints, landing=landing)
+    receiving = Receiving(carrier, endpoints)
     messages = receiving.messages()
     pipe.send(None)
     for _ in range(rounds):

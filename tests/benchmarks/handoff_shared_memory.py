@@ -5,7 +5,7 @@ python -m tandem.tests.benchmarks.handoff_shared_memory
 
 from __future__ import annotations
 
-from tandem.shared.handoff.carriers.names import SHARED_MEMORY
+from tandem.shared.handoff.carriers.shared_memory import NAME as SHARED_MEMORY
 
 from .handoff_ring import compare
 

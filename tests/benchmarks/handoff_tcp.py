@@ -20,11 +20,9 @@ import numpy as np
 import xxhash
 import zmq
 
-from tandem.shared.handoff.carriers.names import TCP
+from tandem.shared.handoff.carriers.tcp import NAME as TCP
 from tandem.shared.handoff.carriers.zeromq.listener import ZmqListener
-from tandem.shared.handoff.stats import DataPlaneStats
 from tandem.shared.handoff.wire import frame
-from tandem.shared.handoff.wire.greeting import PeerKey
 
 from .handoff_pair import (
     MIB,
@@ -36,7 +34,7 @@ from .handoff_pair import (
     take_turns,
     whole_transfers,
 )
-from .handoff_ring import TIMING, Receiving
+from .handoff_ring import RECEIVER, SENDER, TIMING, Receiving, carriers_of
 from .report import write
 
 AGAINST = "raw socket, same cold source, same run"
@@ -77,17 +75,17 @@ def raw_receiver(pipe: Connection, size: int, rounds: int) -> None:
 def wire_sender(pipe: Connection, size: int, rounds: int) -> None:
     source = np.ones(size, np.uint8).data
     context: zmq.Context[Any] = zmq.Context()
+    carriers = carriers_of(SENDER, TCP, sends=True)
     listener = ZmqListener(
         context,
-        greeting("p", 1, TCP),
+        greeting(SENDER, carriers.hellos()),
+        carriers,
         host="127.0.0.1",
         port=0,
         timing=TIMING,
-        stats=DataPlaneStats(),
     )
     pipe.send(listener.start())
-    peer = PeerKey(node_id="d", epoch=2, rank=0)
-    while not listener.is_live(peer):
+    while not listener.is_live(RECEIVER):
         listener.receive_control(time.monotonic())
     for _ in range(rounds):
         pipe.recv()
@@ -95,14 +93,15 @@ def wire_sender(pipe: Connection, size: int, rounds: int) -> None:
         for at in range(0, size, MIB):
             while len(departures) >= WINDOW // MIB and not departures[-WINDOW // MIB].done:
                 time.sleep(0.0001)
-            departures.append(listener.send_bulk(peer, source[at : at + MIB]))
+            departures.append(listener.send_bulk(RECEIVER, source[at : at + MIB]))
     pipe.recv()
     listener.close()
     context.destroy(linger=0)
+    carriers.close()
 
 
 def wire_receiver(pipe: Connection, size: int, rounds: int) -> None:
-    receiving = Receiving(greeting("d", 2, TCP), pipe.recv())
+    receiving = Receiving(TCP, pipe.recv())
     messages = receiving.messages()
     pipe.send(None)
     for _ in range(rounds):

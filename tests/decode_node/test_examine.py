@@ -15,7 +15,7 @@ from tandem.decode_node.peering.peer import PeerLostError
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.causes import Cause
 from tandem.shared.errors import PeerRefusedError, TransferError
-from tandem.shared.handoff.carriers.base import Endpoints
+from tandem.shared.handoff.carriers.transport import Endpoints
 from tandem.shared.handoff.connections import Connections
 from tandem.shared.handoff.plane.messages import PeerJoined
 

@@ -22,7 +22,7 @@ from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Sequence
 from tandem.shared.errors import TransferError
 from tandem.shared.handoff import transfer
-from tandem.shared.handoff.carriers.base import Endpoints
+from tandem.shared.handoff.carriers.transport import Endpoints
 from tandem.shared.handoff.lease import LeaseTrust
 from tandem.shared.handoff.plane.messages import (
     CancelExpect,

@@ -237,7 +237,7 @@ async def test_a_peer_with_more_ranks_than_the_model_has_heads_cannot_greet(lock
     ("locked", "keys", "words"),
     [
         (True, (), "announces 0 CURVE keys, and 2 are expected"),
-        (True, (KEY, "short"), "announces 'short', which is no key"),
+        (True, (KEY, "short"), "announces the invalid key 'short'"),
         (False, (KEY, KEY), "announces 2 CURVE keys, and 0 are expected"),
     ],
 )

@@ -23,11 +23,13 @@ from ....kernels.gpu.operators import GpuOperators
 from ....kernels.operators import Operators
 from ....kernels.reference.operators import ReferenceOperators
 from ...errors import StartupError
+from ...handoff.carriers.choice import allows, not_possible
+from ...handoff.carriers.cuda_ipc import NAME as CUDA_IPC
+from ...handoff.carriers.cuda_ipc import NO_GPU
 from ...handoff.carriers.cuda_ipc.cuda_driver import CudaDriver
-from ...handoff.carriers.cuda_ipc.device import DEVICE_BYTES, NO_GPU, DeviceError, not_possible
 from ...handoff.carriers.cuda_ipc.torch_device import Gpu, marker
-from ...handoff.carriers.names import CUDA_IPC, allows
-from ...handoff.plane.cache_port import Buffer
+from ...handoff.carriers.device import DEVICE_BYTES, DeviceError
+from ...handoff.wire.buffer import Buffer
 from ...kv.backing import Backing
 from ...kv.cache import KVCache
 from ...kv.planning import CPU, CUDA, RankDevice, RankMemory, bytes_per_block
@@ -97,7 +99,7 @@ def open_device(settings: RankSettings) -> torch.device:
     """Open the device that the settings name. Raises ``StartupError``."""
     device = _device(settings.device, settings.device_index)
     if device.type == CPU and settings.carrier == CUDA_IPC:
-        raise not_possible(NO_GPU)
+        raise not_possible(CUDA_IPC, NO_GPU)
     return device
 
 
@@ -225,7 +227,7 @@ def _gpu(device: torch.device, carrier: str) -> Gpu | None:
         return Gpu(CudaDriver(device.index or 0), device)
     except DeviceError as error:  # another vendor's GPU, which torch calls cuda too
         if carrier == CUDA_IPC:
-            raise not_possible(str(error)) from None
+            raise not_possible(CUDA_IPC, str(error)) from None
         log.warning("KV of this GPU is transferred through the host: %s", error)
         return None
 

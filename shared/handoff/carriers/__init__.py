@@ -1,1 +1,2 @@
-"""What moves frames from one rank to another, one folder for each kind."""
+"""What moves frames from one rank to another: one folder for each kind, and the connection that
+they share."""

@@ -1,150 +1,220 @@
-"""The boundary between the transfer's state machines and what moves the bytes.
+"""A carrier: one way for frames to get from the sending to the receiving rank of a connection.
 
-A carrier has two ends. The listener belongs to the sending rank: it accepts greetings and gives out
-frames from the staging ring. The dialer belongs to the receiving rank: it connects, greets, and
-hands over each frame as a view: of what came over TCP, of the sender's ring, or of what was read
-out of it into memory here, which may be a device's.
+A kind of carrier is a subclass of ``Carrier``, and lives in one folder. An instance is what one
+rank holds of it. For each connection it makes a ``FrameWriter`` on the sending rank or a
+``FrameReader`` on the receiving one.
 
-All methods are called from the data-plane thread and none of them waits.
+All of it is used on the data-plane thread, and nothing waits.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from ...causes import Cause
 from ...errors import TransferError
 from ..wire.frame import Message
 from ..wire.greeting import PeerKey
+from .staging import HOST_WINDOW_BYTES, HostMemory, Ring, StagingRing
+
+if TYPE_CHECKING:
+    import zmq
+
+    from .device import Device
 
 # More than any ring has.
 MAX_SLOTS = 1 << 32
+# Frames that a peer may have in our ring at once. With more, they have left the cache when it reads
+# them: two Zen 3 cores move 10 GB/s with 4 to 6 frames of 1 MiB, and 6 GB/s with 32.
+LENT_FRAMES = 6
 
 
-class PeerGoneError(TransferError):
-    """There is no live connection to this peer."""
-
-    cause = Cause.PEER_LOST
+class CarrierUnavailableError(TransferError):
+    """This rank cannot use a carrier; another one may do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoints:
-    """Where a sending rank listens; both empty when it does not. ``key``: its public CURVE key, if
-    the data plane is locked. ``guarded``: if not, its epoch opens it; older ones are open to all.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankResources:
+    """What a rank provides to its carriers. ``sends`` False: it only receives.
+
+    ``memory`` is under the staging ``ring``. ``device``: the GPU that the cache lives on, if any.
     """
 
-    bulk: str = ""
-    control: str = ""
-    key: str = ""
-    guarded: bool = True
+    me: PeerKey
+    sends: bool
+    memory: HostMemory
+    ring: StagingRing
+    max_frame_bytes: int
+    device: Device | None
+    device_slots: int
+    device_slot_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
-    """Greeted in both directions, and agreed on a carrier. ``note``: why not on a better one."""
+class SendChannel:
+    """A connection as the sending rank has it: frames for the peer may go to ``socket``, after the
+    ``identity`` that it has there."""
 
-    peer: PeerKey
-    carrier: str
-    note: str = ""
+    connection: int
+    socket: zmq.Socket[bytes]
+    identity: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """The connection ended. ``refused``: no later connection can succeed either. ``full``: there
-    was no place for it, and there may be one later."""
+class ReceiveChannel:
+    """A connection as the receiving rank has it. ``give_back`` tells the sender that its oldest
+    lent frame has been read."""
 
+    connection: int
     peer: PeerKey
-    reason: str
-    refused: bool = False
-    full: bool = False
-
-    @property
-    def cause(self) -> Cause:
-        """What fails the transfers that the connection carried."""
-        if self.full:
-            return Cause.NO_PLACE
-        return Cause.REFUSED if self.refused else Cause.PEER_LOST
+    socket: zmq.Socket[bytes]
+    give_back: Callable[[], None]
 
 
-Notice = Joined | Lost
-
-
-class Departure(Protocol):
+class SendHandle(Protocol):
     """A frame on its way out of a staging slot."""
 
     @property
     def done(self) -> bool:
-        """The slot may be written again."""
+        """True when the slot may be written again."""
 
 
-class Carrier(Protocol):
-    """What both ends share."""
+class FrameWriter(Protocol):
+    """Sends frames over one connection."""
 
-    def sockets(self) -> Iterable[Any]:
-        """What a zmq.Poller can wait for."""
+    slots: int  # slots of the ring that frames for the peer may hold at once
+    lent: LentFrames
+    offer: bytes  # for the peer, in the answer to its greeting
 
     @property
     def needs_polling(self) -> bool:
-        """Whether something is under way of whose end none of the ``sockets`` tells."""
+        """True if ``poll`` may have work that no descriptor announces."""
 
-    def is_live(self, peer: PeerKey) -> bool: ...
+    def start(self) -> None:
+        """The peer has chosen this carrier."""
 
-    def on_device(self, peer: PeerKey) -> bool:
-        """Whether its frames move from one device's memory to another's."""
+    def descriptors(self) -> list[int]:
+        """Readable when ``poll`` has work."""
 
-    def live(self) -> Counter[str]:
-        """How many live connections use each carrier."""
+    def write(self, message: Message, offset: int | None) -> SendHandle:
+        """Send a frame, which lies at ``offset`` of the ring if that is given.
 
-    def send_control(self, peer: PeerKey, message: bytes) -> None:
-        """Send a small frame; raises PeerGoneError."""
+        Raises ``ZMQError`` or ``OSError`` when the connection is gone.
+        """
 
-    def receive_control(self, now: float) -> list[tuple[PeerKey, bytes]]:
-        """Small frames that have come, at most a fixed number; bounded, not yet parsed."""
-
-    def notices(self, now: float) -> list[Notice]:
-        """Who joined or was lost since the last call; also sends pings that are due."""
+    def poll(self) -> None:
+        """Take back frames that were read. Raises ``EOFError``, ``OSError`` or ``TransferError``
+        when the connection is gone."""
 
     def close(self) -> None: ...
 
 
-class Listener(Carrier, Protocol):
-    """The sending rank's end."""
+class FrameReader(Protocol):
+    """Receives frames over one connection. Any ``TransferError`` ends the connection."""
 
-    def start(self) -> Endpoints: ...
+    @property
+    def needs_polling(self) -> bool:
+        """True if a frame may come that no descriptor announces."""
 
-    def admit(self, keys: Iterable[str]) -> None:
-        """From now on let in dialers with these CURVE keys, and no others, if this end is locked;
-        otherwise anybody may come."""
+    def descriptors(self) -> list[Any]:
+        """Readable when ``read`` may have a frame."""
 
-    def send_bulk(self, peer: PeerKey, message: Message, offset: int | None = None) -> Departure:
-        """Send a frame without copying it; raises PeerGoneError. ``offset``: it lies there in the
-        staging ring, which the peer may have mapped. Data goes to a peer ``on_device`` out of the
-        ring in our device's memory."""
+    def read(self, now: float) -> Message | None:
+        """The next frame, if it is here; valid until ``release``."""
 
-    def slots_for(self, peer: PeerKey) -> int:
-        """How many slots of the ring frames for this peer may hold at once; whoever waits for one
-        of them is woken through ``sockets`` when that is fewer than ``MAX_SLOTS``."""
+    def release(self) -> None:
+        """The frame of the last ``read`` is no longer used."""
 
-
-class Dialer(Carrier, Protocol):
-    """The receiving rank's end."""
-
-    def connect(self, peer: PeerKey, endpoints: Endpoints, now: float) -> None:
-        """Begin to connect and greet, unless that is done or under way."""
-
-    def receive_bulk(self, now: float) -> tuple[PeerKey, Message] | None:
-        """The next frame, fair among peers; the view is valid until the next call."""
+    def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """What makes the two ends of a rank, with the arguments of ``ZmqListener`` and ``ZmqDialer``.
+class Carrier:
+    """A kind of carrier (the class), and what one rank holds of it (an instance).
 
-    Each is called, and what it makes is used, on the data-plane thread.
+    An instance is made on the data-plane thread; its constructor takes ``RankResources`` and raises
+    ``CarrierUnavailableError`` where this rank cannot use the carrier.
     """
 
-    listener: Callable[..., Listener]
-    dialer: Callable[..., Dialer]
+    name: ClassVar[str]
+    # Both ranks must be processes of one host that can open each other's memory.
+    one_host: ClassVar[bool] = False
+    # Used only when --carrier names it.
+    on_request: ClassVar[bool] = False
+    # Every version has it, so it needs no offer, and no choice where it is the only one.
+    baseline: ClassVar[bool] = False
+    # A peer that it cannot reach now may be reached later.
+    retriable: ClassVar[bool] = False
+    # Bytes of a transfer on the way, unless the transfer says otherwise.
+    window_bytes: ClassVar[int] = HOST_WINDOW_BYTES
+
+    def __init__(self, rank: RankResources) -> None:
+        self.ring: Ring[Any] = rank.ring  # frames for its peers are packed here
+
+    @classmethod
+    def check(cls, *, insecure: bool) -> None:
+        """Check a choice by ``--carrier``, before anything is loaded. ``insecure``: the network is
+        trusted. Raises ``UsageError`` or ``StartupError``."""
+
+    @classmethod
+    def prepare(cls) -> None:
+        """Load what takes longer than a start may. Raises ``StartupError``."""
+
+    @classmethod
+    def host_memory(cls, size: int) -> HostMemory | None:
+        """Memory for the staging ring that peers can reach; None: any will do. Raises
+        ``CarrierUnavailableError``."""
+        return None
+
+    def hello(self) -> bytes:
+        """Offered in the greeting of a receiving rank."""
+        return b""
+
+    def writer(self, channel: SendChannel, hello: bytes) -> FrameWriter:
+        """Prepare to send to a peer that said ``hello``. Raises ``OSError``, or ``TransferError``
+        when the two cannot use this carrier."""
+        raise NotImplementedError
+
+    def reader(self, channel: ReceiveChannel, offer: bytes) -> FrameReader:
+        """Begin to receive from a peer by the ``offer`` of its writer. Raises ``TransferError``."""
+        raise NotImplementedError
+
+    def tick(self) -> None:
+        """Called in each round of the loop."""
+
+    def close(self) -> None:
+        """Free what the rank holds. All connections have been closed."""
+
+
+@dataclass(slots=True)
+class LentFrame:
+    """A frame that the peer reads in our ring."""
+
+    done: bool = False
+
+
+class LentFrames:
+    """Frames in the ring that one peer has not given back yet, oldest first."""
+
+    def __init__(self) -> None:
+        self._lent: deque[LentFrame] = deque()
+
+    def __len__(self) -> int:
+        return len(self._lent)
+
+    def lend(self) -> SendHandle:
+        self._lent.append(LentFrame())
+        return self._lent[-1]
+
+    def give_back(self, frames: int) -> None:
+        """Raises ``TransferError`` when fewer are lent."""
+        if frames > len(self._lent):
+            raise TransferError(f"it gave back {frames} frames of {len(self._lent)}")
+        for _ in range(frames):
+            self._lent.popleft().done = True
+
+    def reclaim(self) -> None:
+        """Take back the frames of a lost peer. It may still read them: then its checksums fail, and
+        the transfer, which has failed here, can never be confirmed there."""
+        self.give_back(len(self._lent))

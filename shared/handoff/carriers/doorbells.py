@@ -1,16 +1,16 @@
-"""How the two ends of a shared-memory connection tell each other of frames in the ring.
+"""Doorbells: pipes that announce frames in a ring between two processes of one host.
 
-Two pipes for each connection. In one the sender writes a record for every frame that it has laid
-into the ring; small frames (a fin) travel in the record itself, so that nothing can overtake
-anything. In the other the receiver writes a byte for every frame that it has read. A pipe wakes its
-reader within microseconds and without a thread in between, which over ZeroMQ cost more than the
-copies; it has no name that could be left behind, and it ends when its last writer does, so the
-death of a peer is known at once.
+Each connection has two pipes. In one the sender writes a record for every frame that it has put
+into the ring; small frames (a fin) travel in the record itself, so that nothing overtakes anything.
+In the other the receiver writes a byte for every frame that it has read. A pipe wakes its reader
+within microseconds and without a thread in between, which over ZeroMQ cost more than the copies. It
+has no name that could be left behind, and it ends when its last writer does, so the death of a peer
+is known at once.
 
 The owner of the ring makes both pipes, and the receiver opens its ends through ``/proc``, as it
-does with the ring. A pipe says of itself neither whose it is nor what for, and may be any other
-program's of the same user; so their owner writes down, in a sealed memfd like the ring's, which two
-pipes are those of this connection. The receiver is told of the memfd alone.
+does with the ring. A pipe does not say whose it is or what it is for, and could be any other
+program's of the same user. So their owner records in a sealed memfd which two pipes belong to the
+connection, and only the memfd is announced to the receiver.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import os
 import stat
 import struct
 
-from .shared_memory.ring import RingError, open_memfd
+from .memfd import MemfdError, open_memfd
 
-# What a pipe takes in one piece, whatever else is written to it (POSIX's least PIPE_BUF is 512,
-# Linux has 4096).
+# A pipe takes this much in one piece, whatever else is written to it (PIPE_BUF is 4096 on Linux,
+# and at least 512 by POSIX).
 MAX_RECORD_BYTES = 4096
 _READ_BYTES = 65536
 _LENGTH = struct.Struct("<H")
@@ -38,7 +38,7 @@ _PAYLOAD_MAGIC = b"TDMD"
 
 
 def doorbell(offset: int, length: int) -> bytes:
-    """Says that a frame lies in the ring, and where."""
+    """Announce a frame at this place of the ring."""
     return _PLACE.pack(_PLACE_MAGIC, offset, length)
 
 
@@ -51,7 +51,7 @@ def read_doorbell(record: bytes) -> tuple[int, int] | None:
 
 
 def payload_doorbell(offset: int, length: int, head: memoryview) -> bytes:
-    """Says that the payload of a frame with this header lies in a device's ring, and where."""
+    """Announce a frame with this header, whose payload is at this place of a device's ring."""
     return _PLACE.pack(_PAYLOAD_MAGIC, offset, length) + head
 
 
@@ -63,7 +63,7 @@ def read_payload_doorbell(record: bytes) -> tuple[int, int, bytes] | None:
     return (offset, length, record[_PLACE.size :]) if magic == _PAYLOAD_MAGIC else None
 
 
-class Doorbells:
+class DoorbellWriter:
     """The sender's ends of one connection."""
 
     def __init__(self, connection: int) -> None:
@@ -81,29 +81,29 @@ class Doorbells:
 
     @property
     def descriptor(self) -> int:
-        """What the receiver opens first; until it has its ends, ``opened`` must not be called."""
+        """The memfd that the receiver opens; ``opened`` may be called once it has its ends."""
         return self._card
 
     def opened(self) -> None:
-        """The receiver has its ends. Ours of them go, so that its death ends the pipes."""
+        """Close our copies of the receiver's ends, so that its death ends the pipes."""
         for descriptor in (*self._theirs, self._card):
             _close(descriptor)
         self._theirs = [-1, -1]
         self._card = -1
 
     def fileno(self) -> int:
-        """Readable when the receiver has given frames back, or is gone."""
+        """The descriptor that is readable when frames were given back, or the receiver is gone."""
         return self._back
 
     def ring(self, record: bytes | memoryview) -> None:
-        """Say that a frame is there. Raises ``OSError`` when the receiver is gone or, with tens of
-        kilobytes unread, might as well be."""
+        """Write a record. Raises ``OSError`` when the receiver is gone, or has left tens of
+        kilobytes unread."""
         assert len(record) <= MAX_RECORD_BYTES - _LENGTH.size
         os.write(self._bell, _LENGTH.pack(len(record)) + record)
 
     def given_back(self) -> int:
-        """Frames that the receiver has read since the last call. Raises ``EOFError`` when it is
-        gone."""
+        """Count the frames that were given back since the last call. Raises ``EOFError`` when the
+        receiver is gone."""
         try:
             read = os.read(self._back, _READ_BYTES)
         except BlockingIOError:
@@ -119,27 +119,27 @@ class Doorbells:
         self._bell = self._back = -1
 
 
-class HeardDoorbells:
+class DoorbellReader:
     """The receiver's ends of one connection."""
 
     def __init__(self, pid: int, descriptor: int, connection: int) -> None:
-        """Open what the sender has made. Raises ``RingError``."""
+        """Open the sender's pipes. Raises ``MemfdError``."""
         self._unread = b""
         self._back = -1
         bell, back = _read_card(pid, descriptor, connection)
         self._bell = _open_pipe(pid, *bell, os.O_RDONLY)
         try:
             self._back = _open_pipe(pid, *back, os.O_WRONLY)
-        except RingError:
+        except MemfdError:
             self.close()
             raise
 
     def fileno(self) -> int:
-        """Readable when a frame has come, or the sender is gone."""
+        """The descriptor that is readable when a record has come, or the sender is gone."""
         return self._bell
 
     def next(self) -> bytes | None:
-        """The next record, ``None`` when there is none yet. Raises ``RingError`` when the sender
+        """The next record, ``None`` when there is none yet. Raises ``MemfdError`` when the sender
         is gone."""
         record = self._take()
         if record is None and self._read():
@@ -162,12 +162,12 @@ class HeardDoorbells:
         except BlockingIOError:
             return False
         if not read:
-            raise RingError("the sender's process has ended, or closed the doorbell")
+            raise MemfdError("the sender's process has ended, or closed the doorbell")
         self._unread += read
         return True
 
     def give_back(self) -> None:
-        """One more frame was read. A sender that is gone is noticed by ``next``."""
+        """Give the oldest frame back. ``next`` notices a sender that is gone."""
         with contextlib.suppress(OSError):
             os.write(self._back, b"r")
 
@@ -178,7 +178,7 @@ class HeardDoorbells:
 
 
 def _sealed(content: bytes) -> int:
-    """A memfd that nobody can change. Raises ``OSError``."""
+    """A memfd with unchangeable content. Raises ``OSError``."""
     descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.write(descriptor, content)
@@ -192,30 +192,30 @@ def _sealed(content: bytes) -> int:
 def _read_card(
     pid: int, descriptor: int, connection: int
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Descriptor and inode of either pipe, by the word of their owner. Raises ``RingError``."""
+    """Descriptor and inode of either pipe, as their owner recorded them. Raises ``MemfdError``."""
     opened = open_memfd(pid, descriptor, _NAME)
     try:
         content = os.pread(opened, _CARD.size + 1, 0)
     finally:
         os.close(opened)
     if len(content) != _CARD.size:
-        raise RingError(f"descriptor {descriptor} of process {pid} names no doorbells")
+        raise MemfdError(f"descriptor {descriptor} of process {pid} names no doorbells")
     magic, number, bell, bell_inode, back, back_inode = _CARD.unpack(content)
     if (magic, number) != (_CARD_MAGIC, connection):
-        raise RingError(f"the doorbells of process {pid} are another connection's")
+        raise MemfdError(f"the doorbells of process {pid} are another connection's")
     return (bell, bell_inode), (back, back_inode)
 
 
 def _open_pipe(pid: int, descriptor: int, inode: int, mode: int) -> int:
     path = f"/proc/{int(pid)}/fd/{int(descriptor)}"
     try:
-        # Looked at before it is opened: opening some devices has effects.
+        # Checked before it is opened: opening some devices has effects.
         found = os.stat(path)
         if not stat.S_ISFIFO(found.st_mode) or found.st_ino != inode:
-            raise RingError(f"{path} is not the pipe that it was")
+            raise MemfdError(f"{path} is not the pipe that it was")
         return os.open(path, mode | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise RingError(f"cannot open {path}: {error}") from None
+        raise MemfdError(f"cannot open {path}: {error}") from None
 
 
 def _close(descriptor: int) -> None:

@@ -1,19 +1,27 @@
-"""The staging ring: where KV is packed before it moves."""
+"""The staging ring: KV is packed into its slots before it moves."""
 
 from __future__ import annotations
 
+import ctypes
+import logging
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from ..plane.cache_port import Buffer
+from ..wire.buffer import Buffer
 from ..wire.frame import HEADER_BYTES, Message
+from .device import DeviceDriver, DeviceError
 
 DEFAULT_SLOT_BYTES = 1 << 20
+# Bytes of a transfer on the way, if its frames lie in memory of the host.
+HOST_WINDOW_BYTES = 8 << 20
 _NO_HEADER = bytes(HEADER_BYTES)
 
+log = logging.getLogger("tandem.handoff")
 
-class AnySlot(Protocol):
+
+class RingSlot(Protocol):
     """Room for one frame. ``offset`` is where a peer that reads it in the ring finds it."""
 
     @property
@@ -29,11 +37,11 @@ class AnySlot(Protocol):
     def payload(self) -> Buffer: ...
 
     def message(self, length: int) -> Message:
-        """The frame with so many bytes of payload."""
+        """The frame with ``length`` bytes of payload."""
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class StagingSlot:
     """Header and payload lie together, so that one send moves both."""
 
     index: int
@@ -52,7 +60,7 @@ class Slot:
         return self.buffer[: HEADER_BYTES + length]
 
 
-S = TypeVar("S", bound=AnySlot)
+S = TypeVar("S", bound=RingSlot)
 
 
 class Ring(Generic[S]):
@@ -61,11 +69,11 @@ class Ring(Generic[S]):
     def __init__(self, slots: Sequence[S], payload_bytes: int) -> None:
         if len(slots) < 2 or payload_bytes < 1:
             raise ValueError(
-                f"a ring of {len(slots)} slots of {payload_bytes} bytes; 2 of 1 at least"
+                f"a ring of {len(slots)} slots of {payload_bytes} bytes; it needs 2 slots of 1 byte"
             )
         self.payload_bytes = payload_bytes
         self._slots = slots
-        # Last in, first out: what was used last is still in the cache.
+        # Last in, first out: the slot that was used last is still in the cache.
         self._free = list(reversed(range(len(slots))))
         self._held: set[int] = set()
 
@@ -78,10 +86,10 @@ class Ring(Generic[S]):
         return len(self._free)
 
     def acquire(self) -> S | None:
-        """A free slot, or None: then wait until a frame has left.
+        """A free slot, or None until a frame has left.
 
         Its header is wiped before anything else is written, so that a reader in another process
-        that was given up for lost, and is not, can see that the frame is no more.
+        that was taken for lost, and is not, can see that the frame is gone.
         """
         if not self._free:
             return None
@@ -98,7 +106,8 @@ class Ring(Generic[S]):
         self._free.append(slot.index)
 
     def check_conserved(self, held: int) -> None:
-        """free + held == total, and the frames in flight account for every held slot."""
+        """Raise ``AssertionError`` unless free + held == total, and the frames in flight account
+        for every held slot."""
         if self.free + held != self.total or len(self._held) != held:
             raise AssertionError(
                 f"staging slots leaked: {self.free} free, {len(self._held)} held, "
@@ -106,11 +115,8 @@ class Ring(Generic[S]):
             )
 
 
-class StagingRing(Ring[Slot]):
-    """A fixed run of bytes, cut into equal slots.
-
-    ``memory`` lets the owner bring pinned or shared memory; otherwise the ring allocates its own.
-    """
+class StagingRing(Ring[StagingSlot]):
+    """A contiguous run of bytes, cut into equal slots; allocated unless ``memory`` is given."""
 
     def __init__(
         self,
@@ -124,10 +130,55 @@ class StagingRing(Ring[Slot]):
         if len(view) < slots * stride:
             raise ValueError(f"{len(view)} bytes hold no {slots} slots of {stride}")
         size = HEADER_BYTES + payload_bytes
-        cut = [Slot(i, i * stride, view[i * stride : i * stride + size]) for i in range(slots)]
+        cut = [
+            StagingSlot(i, i * stride, view[i * stride : i * stride + size]) for i in range(slots)
+        ]
         super().__init__(cut, payload_bytes)
 
     @staticmethod
     def stride(payload_bytes: int) -> int:
         """Bytes from one slot to the next: whole cache lines, so that slots share none."""
         return -(-(HEADER_BYTES + payload_bytes) // 64) * 64
+
+
+class HostMemory(Protocol):
+    """Memory under a staging ring."""
+
+    memory: memoryview
+
+    def close(self) -> None: ...
+
+
+class PrivateMemory:
+    """Memory that no other process can map."""
+
+    def __init__(self, size: int) -> None:
+        self.memory = memoryview(mmap.mmap(-1, size))
+
+    def close(self) -> None:
+        """The memory goes with its last view."""
+
+
+class PinnedMemory:
+    """Memory that a GPU copies to and from by itself, which is several times as fast."""
+
+    def __init__(self, driver: DeviceDriver, memory: memoryview) -> None:
+        """Raises ``DeviceError``."""
+        self._driver = driver
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        driver.pin(self._address, len(memory))
+
+    def close(self) -> None:
+        try:
+            self._driver.unpin(self._address)
+        except DeviceError as error:
+            log.warning("the staging ring stays pinned: %s", error)
+
+
+def pinned(driver: DeviceDriver, memory: memoryview) -> PinnedMemory | None:
+    """Pin memory; None where that fails, which is slower but no less right."""
+    try:
+        return PinnedMemory(driver, memory)
+    except DeviceError as error:
+        log.warning("the staging ring is not pinned (%s): KV leaves the GPU slower", error)
+        return None

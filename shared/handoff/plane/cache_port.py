@@ -1,19 +1,17 @@
-"""What the data plane needs of a rank's KV cache.
+"""The data plane's interface to a rank's KV cache.
 
-The plane's own thread is the only caller. It never learns the block size or the tensor's layout:
-tokens are named by their index in the sequence, heads by their number in the whole model, and
-bytes are always canonical, ``[layer][side][head][token][dim]``: of some of this rank's heads, or of
-all where ``heads`` is left out. The sides are K and V, or one latent that both are computed from.
-
-A buffer is a memoryview or, where frames lie in a device's memory, a tensor of bytes on it.
+The plane's own thread is the only caller. It does not know the block size or the tensor's layout:
+tokens are named by their index in the sequence, heads by their number in the whole model, and bytes
+are always canonical, ``[layer][side][head][token][dim]``: of some of this rank's heads, or of all
+if ``heads`` is omitted. The sides are K and V, or one latent that both are computed from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 
-Buffer: TypeAlias = Any
+from ..wire.buffer import Buffer
 
 
 class CachePort(Protocol):
@@ -30,7 +28,7 @@ class CachePort(Protocol):
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """What each layer keeps, by name, in the order of the bytes."""
+        """The parts of each layer's KV, by name, in the order of the bytes."""
 
     @property
     def layer_bytes_per_token(self) -> int:
@@ -46,8 +44,8 @@ class CachePort(Protocol):
         heads: range | None = None,
         dtype: str | None = None,
     ) -> None:
-        """Write ``[side][head][token][dim]`` of the tokens to ``out``, which has just their size in
-        the format ``dtype`` (the cache's own by default)."""
+        """Write ``[side][head][token][dim]`` of the tokens to ``out``, which has exactly their size
+        in ``dtype`` (the cache's own by default)."""
 
     def scatter(
         self,

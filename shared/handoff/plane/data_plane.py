@@ -1,4 +1,4 @@
-"""One rank's end of the data plane, as its other threads see it.
+"""One rank's end of the data plane, as its other threads use it.
 
 The plane's own thread owns the rank's sockets, its staging ring and all its transfers
 (``loop.py``). Other threads only queue commands and read counters. Events come back through
@@ -16,22 +16,23 @@ from dataclasses import replace
 import zmq
 
 from ...errors import StartupError
-from ..carriers.base import Endpoints, Ends
-from ..carriers.cuda_ipc.device import Device
-from ..carriers.names import NIXL, allows
-from ..carriers.nixl import agent as nixl_agent
+from ..carriers.choice import allows
+from ..carriers.device import Device
+from ..carriers.rank_carriers import Kinds
+from ..carriers.registry import CARRIERS
+from ..carriers.transport import Endpoints, Transport
 from ..carriers.zeromq.dialer import ZmqDialer
 from ..carriers.zeromq.listener import ZmqListener
 from ..carriers.zeromq.sockets import MAX_SOCKETS
-from ..stats import DataPlaneStats
 from .cache_port import CachePort
 from .commands import Commands
 from .computing import Announced
 from .loop import PlaneLoop
 from .messages import Command, Event, LayerReady, PlaneFailed
 from .settings import DataPlaneConfig
+from .stats import DataPlaneStats
 
-ZEROMQ = Ends(ZmqListener, ZmqDialer)
+ZEROMQ = Transport(ZmqListener, ZmqDialer)
 
 
 class DataPlane:
@@ -44,16 +45,19 @@ class DataPlane:
         on_event: Callable[[Event], None],
         *,
         clock: Callable[[], float] = time.monotonic,
-        ends: Ends = ZEROMQ,
+        transport: Transport = ZEROMQ,
+        carriers: Kinds = CARRIERS,
         device: Device | None = None,
     ) -> None:
-        """``device``: what the cache lives on, if that is a GPU."""
+        """``carriers``: the kinds that the config's choice is made from, best first. ``device``:
+        the GPU that the cache lives on, if any."""
         self._device = device
         self._config = config
         self._cache = cache
         self._on_event = on_event
         self._clock = clock
-        self._ends = ends
+        self._transport = transport
+        self._carriers = carriers
         self._commands = Commands(config.max_commands)
         self._stop = threading.Event()
         self._ready = threading.Event()
@@ -66,7 +70,7 @@ class DataPlane:
 
     @property
     def endpoints(self) -> Endpoints:
-        """Where this rank listens; known after ``start``."""
+        """The addresses on which this rank listens; known after ``start``."""
         return self._endpoints
 
     def start(self, timeout: float = 10.0) -> Endpoints:
@@ -76,8 +80,9 @@ class DataPlane:
                 f"one token of one layer has {self._cache.layer_bytes_per_token} bytes, a staging "
                 f"slot {self._config.slot_bytes}: raise the slot size"
             )
-        if allows(self._config.carrier, NIXL):
-            nixl_agent.load()  # it may take longer than the rest has time
+        for kind in self._carriers:
+            if allows(self._config.carrier, kind.name, on_request=kind.on_request):
+                kind.prepare()  # it may take longer than the rest has time
         self._commands.open()
         self._thread = threading.Thread(target=self._run, name="data-plane", daemon=True)
         self._thread.start()
@@ -132,7 +137,7 @@ class DataPlane:
         self._commands.close()
 
     def loop(self, context: zmq.Context[zmq.Socket[bytes]]) -> PlaneLoop:
-        """What the plane's thread works with; tests turn one by hand."""
+        """The loop of the plane's thread; tests step one by hand."""
         return PlaneLoop(
             self._config,
             self._cache,
@@ -141,7 +146,8 @@ class DataPlane:
             self._stats,
             context,
             clock=self._clock,
-            ends=self._ends,
+            transport=self._transport,
+            carriers=self._carriers,
             device=self._device,
         )
 

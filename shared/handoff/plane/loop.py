@@ -4,22 +4,16 @@ of each in turn."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import zmq
 
-from ..carriers.base import Carrier, Endpoints, Ends, Joined, Lost, Notice
-from ..carriers.cuda_ipc.device import Device
-from ..carriers.cuda_ipc.device_ring import OnDevice, on_device
-from ..carriers.names import CUDA_IPC, NIXL, SHARED_MEMORY, TCP, allowed, allows
-from ..carriers.nixl.agent import NixlAgent
-from ..carriers.nixl.landing import Landing
-from ..carriers.shared_memory.ring import host_identity
-from ..carriers.staging import StagingRing
-from ..carriers.staging_memory import StagingMemory
+from ..carriers.device import Device
+from ..carriers.memfd import host_identity
+from ..carriers.rank_carriers import CarrierSettings, Kinds, open_carriers
+from ..carriers.transport import Endpoints, Joined, Lost, Notice, Transport, TransportEnd
 from ..carriers.zeromq.curve import fresh_keys
-from ..stats import DataPlaneStats
 from ..wire import frame
 from ..wire.frame import HEADER_BYTES, FrameError, Header
 from ..wire.greeting import Greeting, PeerKey
@@ -43,6 +37,7 @@ from .messages import (
 from .receiver import Receiver
 from .sender import Sender
 from .settings import DataPlaneConfig
+from .stats import DataPlaneStats
 from .transfer_end import PlaneEnd
 
 TICK_SECONDS = 0.1
@@ -66,7 +61,8 @@ class PlaneLoop:
         context: zmq.Context[zmq.Socket[bytes]],
         *,
         clock: Callable[[], float],
-        ends: Ends,
+        transport: Transport,
+        carriers: Kinds,
         device: Device | None,
     ) -> None:
         """Other threads read ``stats``, which this one alone writes."""
@@ -75,66 +71,51 @@ class PlaneLoop:
         self._stats = stats
         self._emit = emit
         self._listens = config.listen_host is not None
-        self._device = device
-        self._on_device = self._enter_device(config)
-        self._me = greeting_of(config, cache, on_device=self._on_device is not None)
-        self._agent = NixlAgent(self._me.key.agent) if allows(config.carrier, NIXL) else None
-        limit = HEADER_BYTES + config.slot_bytes
+        peer = PeerKey(node_id=config.node_id, epoch=config.epoch, rank=config.rank)
+        settings = CarrierSettings(
+            carrier=config.carrier,
+            sends=self._listens,
+            slots=config.staging_slots if self._listens else 2,
+            slot_bytes=config.slot_bytes,
+            device_slots=config.device_slots,
+            device_slot_bytes=config.device_slot_bytes,
+        )
+        self._carriers = open_carriers(carriers, settings, peer, device)
+        self._me = greeting_of(config, cache, self._carriers.hellos())
         self._keys = fresh_keys() if config.curve else None
-        self._dialer = ends.dialer(
+        self._dialer = transport.dialer(
             context,
             self._me,
-            max_frame_bytes=limit,
+            self._carriers,
+            max_frame_bytes=HEADER_BYTES + config.slot_bytes,
             timing=config.timing,
             keys=self._keys,
-            landing=None if self._agent is None else Landing(self._agent, limit),
-            device_landing=None if self._on_device is None else self._on_device.landing,
         )
-        slots = config.staging_slots if self._listens else 2
-        self._memory = self._staging(config.carrier, slots * StagingRing.stride(config.slot_bytes))
-        self._listener = ends.listener(
+        self._listener = transport.listener(
             context,
-            self._introduced(),
+            self._me,
+            self._carriers,
             host=config.listen_host or "",
             port=config.listen_port,
             timing=config.timing,
-            stats=stats,
             keys=self._keys,
-            agent=self._agent,
             max_peers=config.max_peers,
         )
-        self._carriers: tuple[Carrier, ...] = (self._listener, self._dialer)
-        ring = StagingRing(slots=slots, payload_bytes=config.slot_bytes, memory=self._memory.memory)
-        end = PlaneEnd(cache=cache, me=self._me, emit=self._emit, stats=stats, clock=self._clock)
-        device_ring = None if self._on_device is None else self._on_device.ring
-        self._sender = Sender(end, self._listener, ring, device_ring)
+        self._ends: tuple[TransportEnd, ...] = (self._listener, self._dialer)
+        end = PlaneEnd(
+            cache=cache,
+            me=self._me,
+            carriers=self._carriers,
+            emit=self._emit,
+            stats=stats,
+            clock=self._clock,
+        )
+        self._sender = Sender(end, self._listener)
         self._computing = Computing(self._sender.ready)
         self._receiver = Receiver(end, self._dialer, max_payload=config.max_payload)
         self._next_tick = self._next_report = 0.0
         self._reported = DataPlaneStats()
         self._busy = False
-
-    def _enter_device(self, config: DataPlaneConfig) -> OnDevice | None:
-        if self._device is not None:
-            self._device.enter()
-        return on_device(
-            config.carrier,
-            self._device,
-            slots=config.device_slots if self._listens else 0,
-            payload_bytes=config.device_slot_bytes,
-        )
-
-    def _staging(self, carrier: str, size: int) -> StagingMemory:
-        """Nobody needs to reach that of a rank which sends nothing."""
-        if not self._listens:
-            return StagingMemory(TCP, size, None)
-        driver = None if self._device is None else self._device.driver
-        return StagingMemory(carrier, size, self._agent, driver)
-
-    def _introduced(self) -> Greeting:
-        """The greeting of a rank with these rings."""
-        me = self._memory.introduce(self._me)
-        return me if self._on_device is None else self._on_device.introduce(me)
 
     def start(self) -> Endpoints:
         if self._listens:
@@ -147,7 +128,7 @@ class PlaneLoop:
         self.turn()
 
     def turn(self) -> None:
-        """A bounded amount of everything."""
+        """Do a bounded amount of everything."""
         self._take_commands()
         self._computing.let_through()
         now = self._clock()
@@ -157,6 +138,7 @@ class PlaneLoop:
         more = self._sender.pump(FRAMES_A_ROUND)
         self._busy = more or received == FRAMES_A_ROUND
         self._take_notices(now)
+        self._carriers.tick()
         if now >= self._next_tick:
             self._next_tick = now + TICK_SECONDS
             self._sender.tick(now)
@@ -166,7 +148,7 @@ class PlaneLoop:
         self._report_stats(now)
 
     def _report_stats(self, now: float) -> None:
-        """The head reads counters that are a little old rather than asking for them."""
+        """Report the counters now and then, so that the head need not ask for them."""
         if now >= self._next_report and self._stats != self._reported:
             self._next_report = now + REPORT_SECONDS
             self._reported = replace(self._stats)
@@ -179,15 +161,15 @@ class PlaneLoop:
         elif (
             self._sender.awaits_slots
             or self._computing.under_way
-            or any(each.needs_polling for each in self._carriers)
+            or any(end.needs_polling for end in self._ends)
         ):
-            # Nothing wakes us when ZeroMQ lets go of a slot, a GPU has computed a layer, or a read
-            # over the network is over.
+            # Nothing wakes this thread when ZeroMQ releases a slot, a GPU has computed a layer, or
+            # a read over the network is over.
             seconds = SLOT_POLL_SECONDS
         poller = zmq.Poller()
         poller.register(self._commands.socket, zmq.POLLIN)
-        for carrier in self._carriers:
-            for each in carrier.sockets():
+        for end in self._ends:
+            for each in end.sockets():
                 poller.register(each, zmq.POLLIN)
         poller.poll(int(seconds * 1000))
         self._commands.rest()
@@ -205,7 +187,7 @@ class PlaneLoop:
         }
         for command in self._commands.take():
             if isinstance(command, (Expect, OpenSend)):
-                # A connection that was lost, but not told of yet, concerns the attempts before.
+                # A loss that was not reported yet concerns earlier attempts.
                 self._take_notices(self._clock())
             handlers[type(command)](command)
 
@@ -229,11 +211,11 @@ class PlaneLoop:
 
     def _take_control(
         self,
-        carrier: Carrier,
+        end: TransportEnd,
         handle: Callable[[PeerKey, Header, memoryview], None],
         now: float,
     ) -> None:
-        for peer, message in carrier.receive_control(now):
+        for peer, message in end.receive_control(now):
             try:
                 header, payload = frame.decode(message, frame.MAX_REASON_BYTES)
             except FrameError:
@@ -258,6 +240,8 @@ class PlaneLoop:
             if isinstance(notice, Lost):
                 self._sender.on_lost(notice.peer, notice.reason)
             self._report(notice)
+        self._stats.strangers = self._listener.strangers
+        self._stats.keys_refused = self._listener.keys_refused
         for notice in self._dialer.notices(now):
             if isinstance(notice, Lost):
                 self._receiver.on_lost(notice.peer, notice.reason, notice.cause)
@@ -266,9 +250,7 @@ class PlaneLoop:
             self._report(notice)
 
     def _report(self, notice: Notice) -> None:
-        live = self._listener.live() + self._dialer.live()
-        self._stats.peers_tcp, self._stats.peers_shared_memory = live[TCP], live[SHARED_MEMORY]
-        self._stats.peers_nixl, self._stats.peers_cuda_ipc = live[NIXL], live[CUDA_IPC]
+        self._stats.peers = dict(self._listener.live() + self._dialer.live())
         peer = notice.peer
         if isinstance(notice, Joined):
             self._emit(
@@ -293,24 +275,20 @@ class PlaneLoop:
         self._let_receivers_finish()
         self._listener.close()
         self._dialer.close()
-        # Closed sockets let go of their frames soon; only then may the ring's memory go away.
+        # Closed sockets release their frames soon; only then may the ring's memory go away.
         give_up = time.monotonic() + FAREWELL_SECONDS
         while not self._sender.settled and time.monotonic() < give_up:
             time.sleep(SLOT_POLL_SECONDS)
-        self._memory.close()
-        if self._on_device is not None:
-            self._on_device.close()
-        if self._device is not None:
-            self._device.leave()
-        if self._agent is not None:
-            self._agent.close()
+        self._carriers.close()
         self._sender.fill(self._stats)
         self._receiver.fill(self._stats)
 
     def _let_receivers_finish(self) -> None:
-        """A receiver may be copying out of a ring, whose memory must not go away under it: for a
-        GPU's, that is undefined. So lent frames are waited for, before the links are closed, which
-        would call them in."""
+        """Wait for lent frames, before the connections are closed, which would reclaim them.
+
+        A receiver may be copying out of a ring, whose memory must not go away meanwhile: in a GPU's
+        memory, the effect is undefined.
+        """
         give_up = time.monotonic() + FAREWELL_SECONDS
         while not self._sender.settled and time.monotonic() < give_up:
             now = self._clock()
@@ -319,8 +297,8 @@ class PlaneLoop:
             time.sleep(SLOT_POLL_SECONDS)
 
 
-def greeting_of(config: DataPlaneConfig, cache: CachePort, *, on_device: bool = False) -> Greeting:
-    me = Greeting(
+def greeting_of(config: DataPlaneConfig, cache: CachePort, offers: Mapping[str, bytes]) -> Greeting:
+    return Greeting(
         node_id=config.node_id,
         epoch=config.epoch,
         rank=config.rank,
@@ -330,7 +308,6 @@ def greeting_of(config: DataPlaneConfig, cache: CachePort, *, on_device: bool = 
         layer_bytes_per_token=cache.layer_bytes_per_token,
         first_head=config.first_head,
         end_head=config.end_head,
-        carriers=allowed(config.carrier),
         host=host_identity(),
+        offers=offers,
     )
-    return me if on_device else me.without_device()

@@ -17,10 +17,12 @@ from typing import Any, Literal, get_type_hints
 import msgpack
 
 from ...causes import Cause
-from ..stats import DataPlaneStats
 from ..wire.frame import FrameError
+from .stats import DataPlaneStats
 
 MAX_MESSAGE_BYTES = 16 << 20
+# Of one rank, in its counters.
+MAX_CARRIERS = 16
 # As many bytes on the way as suit what carries them.
 WINDOW_OF_CARRIER = 0
 
@@ -291,7 +293,7 @@ def from_wire(data: bytes | memoryview) -> Message:
     if len(data) > MAX_MESSAGE_BYTES:
         raise FrameError(f"message of {len(data)} bytes; the limit is {MAX_MESSAGE_BYTES}")
     try:
-        values = msgpack.unpackb(data, use_list=False, max_ext_len=0, max_map_len=0)
+        values = msgpack.unpackb(data, use_list=False, max_ext_len=0, max_map_len=MAX_CARRIERS)
     except Exception as error:  # msgpack raises a dozen unrelated types on hostile input
         raise FrameError(f"message is not msgpack of the expected shape: {error}") from None
     if not isinstance(values, tuple) or not values or type(values[0]) is not int:
@@ -321,6 +323,10 @@ def _fits(hint: Any, value: Any) -> bool:
         return isinstance(value, tuple) and all(type(item) is int for item in value)
     if hint == tuple[str, ...]:
         return isinstance(value, tuple) and all(type(item) is str for item in value)
+    if hint == dict[str, int]:
+        return isinstance(value, dict) and all(
+            type(key) is str and type(number) is int for key, number in value.items()
+        )
     if hint is float:
         return type(value) in (float, int)
     if isinstance(hint, type):

@@ -1,9 +1,9 @@
 """The decode rank's half of every transfer: check each frame, scatter it, grant credit, confirm.
 
-A frame is believed only when its connection, epochs, transfer, attempt, sequence, ranges, coverage
-and checksum all fit what was reserved. Anything else ends the attempt (never the process, never the
-request). Scattering happens on the one thread that also handles cancels, which is why an attempt
-that was cancelled or has failed can write nothing afterwards.
+A frame is accepted only if its connection, epochs, transfer, attempt, sequence, ranges, coverage
+and checksum all match the reservation. Anything else ends the attempt (never the process or the
+request). Frames are scattered on the thread that also handles cancels, so an attempt that was
+cancelled or has failed can write nothing afterwards.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 
 from ...causes import Cause
 from ...errors import TransferError
-from ..carriers.base import Dialer, Endpoints, PeerGoneError
-from ..stats import DataPlaneStats
+from ..carriers.transport import Dialer, Endpoints, PeerGoneError
 from ..wire import frame
+from ..wire.buffer import Buffer
 from ..wire.frame import ChecksumError, Digest, FrameError, Header, Kind, Message
 from ..wire.greeting import PeerKey
-from .cache_port import Buffer
 from .canary import worst_difference
 from .closed import ClosedAttempts
 from .coverage import Coverage, OverlapError
@@ -31,14 +30,15 @@ from .messages import (
     Received,
     ReceiveFailed,
 )
-from .transfer_end import PartKey, PlaneEnd, heads_of, part_of, why_not, window_of
+from .stats import DataPlaneStats
+from .transfer_end import PartKey, PlaneEnd, heads_of, part_of, refusal
 
-# How a connection that ended is told of, by cause.
+# The words for a connection that ended, by cause.
 _LOST = {Cause.REFUSED: "refused by", Cause.NO_PLACE: "no place at"}
 
-# The longest that received bytes stay unacknowledged. A sender counts what is not acknowledged as
+# The longest time that received bytes stay unacknowledged. A sender counts unacknowledged bytes as
 # waiting for its peer, so the rest of a quarter window must not wait for the next frame: the link
-# may be slow, and the computation may pause for as long as it likes.
+# may be slow, and the computation may pause for any time.
 ACK_SECONDS = 0.5
 
 
@@ -65,11 +65,11 @@ class Incoming:
 class Receiver:
     """All incoming transfers of one rank."""
 
-    def __init__(self, end: PlaneEnd, carrier: Dialer, *, max_payload: int) -> None:
+    def __init__(self, end: PlaneEnd, dialer: Dialer, *, max_payload: int) -> None:
         self._end = end
         self._cache, self._stats, self._clock = end.cache, end.stats, end.clock
         self._emit, self._me = end.emit, end.me
-        self._carrier = carrier
+        self._dialer = dialer
         self._max_payload = max_payload
         self._transfers: dict[PartKey, Incoming] = {}
         self._closed = ClosedAttempts()
@@ -82,7 +82,7 @@ class Receiver:
         if known is not None and known.command.attempt == command.attempt:
             return
         under_way = known.command.attempt if known else None
-        reason = why_not(command, self._me, under_way, self._closed)
+        reason = refusal(command, self._me, under_way, self._closed)
         if reason:
             self._report_failed(command, reason, Cause.OTHER, retriable=False)
             return
@@ -106,7 +106,7 @@ class Receiver:
             acknowledged_at=now,
         )
         self._transfers[part_of(command)] = transfer
-        self._carrier.connect(
+        self._dialer.connect(
             transfer.peer,
             Endpoints(command.bulk, command.control, command.key, command.guarded),
             now,
@@ -126,11 +126,11 @@ class Receiver:
         )
 
     def compare(self, command: Compare) -> None:
-        """Hold two block tables of this rank against each other."""
+        """Compare the KV of two block tables of this rank."""
         try:
             heads = self._me.end_head - self._me.first_head
             worst = worst_difference(self._cache, heads, self._me.dtype, command)
-        except Exception as error:  # whatever a cache raises ends one comparison, not the plane
+        except Exception as error:  # an error of the cache ends one comparison, not the plane
             reason = f"comparing failed: {error!r}"
             self._report_failed(command, reason, Cause.CANARY, retriable=True)
             return
@@ -151,7 +151,7 @@ class Receiver:
                 self._announce(transfer)
 
     def _announce(self, transfer: Incoming) -> None:
-        if transfer.announced or not self._carrier.is_live(transfer.peer):
+        if transfer.announced or not self._dialer.is_live(transfer.peer):
             return
         transfer.announced = True
         command = transfer.command
@@ -166,7 +166,7 @@ class Receiver:
     # ---- the wire ----------------------------------------------------------------------------
 
     def on_bulk(self, peer: PeerKey, message: Message) -> None:
-        """One frame from the bulk socket; whatever is wrong with it is dealt with here."""
+        """Handle one bulk frame, valid or not."""
         head, _ = frame.parts_of(message)
         seen = bytes(head)
         try:
@@ -182,19 +182,19 @@ class Receiver:
         assert transfer is not None
         try:
             self._take(transfer, header, payload, frame.verify(message))
-            # In shared memory a sender that takes us for dead may have packed another frame into
-            # the slot while we read it.
+            # In shared memory, a sender that takes this rank for dead may have packed another frame
+            # into the slot meanwhile.
             if head != seen:
                 raise FrameError("the frame changed while it was read; its sender took it back")
         except TransferError as error:
             self._stats.frames_refused += 1
             self._stats.checksum_failures += isinstance(error, ChecksumError)
             self._reject(transfer, str(error), error.cause)
-        except Exception as error:  # whatever a cache raises ends one transfer, not the plane
+        except Exception as error:  # an error of the cache ends one transfer, not the plane
             self._reject(transfer, f"scattering failed: {error!r}", Cause.OTHER)
 
     def _is_meant(self, transfer: Incoming | None, peer: PeerKey, header: Header) -> bool:
-        """Whether the frame belongs to what is expected now, from the process it is expected of."""
+        """Return whether the frame belongs to an expected attempt, from the expected process."""
         return (
             transfer is not None
             and transfer.peer == peer
@@ -204,7 +204,7 @@ class Receiver:
         )
 
     def _answer_stale(self, peer: PeerKey, header: Header) -> None:
-        """Abort, once an attempt: a window's worth of late frames needs one answer."""
+        """Abort an attempt, once: a whole window of late frames needs one answer."""
         if header.kind not in (Kind.DATA, Kind.FIN):
             return
         key = header.transfer_id, peer.rank
@@ -212,7 +212,7 @@ class Receiver:
             return
         self._aborted.add(key, header.attempt)
         answer = self._end.header(Kind.ABORT, peer, header.transfer_id, header.attempt)
-        if self._end.tell(self._carrier, peer, answer, "not expecting this attempt"):
+        if self._end.send_reason(self._dialer, peer, answer, "not expecting this attempt"):
             self._stats.aborts_sent += 1
 
     def _take(self, transfer: Incoming, header: Header, payload: Buffer, checksum: int) -> None:
@@ -226,7 +226,7 @@ class Receiver:
             raise FrameError(f"a {header.kind.name.lower()} frame on the bulk connection")
 
     def _data(self, transfer: Incoming, header: Header, payload: Buffer, checksum: int) -> None:
-        window = window_of(transfer.command, on_device=self._carrier.on_device(transfer.peer))
+        window = self._end.window_of(transfer.command, self._dialer.carrier(transfer.peer))
         self._check_data(transfer, header, len(payload), window)
         tokens = header.end_token - header.first_token
         step = tokens * transfer.cell_bytes
@@ -279,8 +279,7 @@ class Receiver:
             raise FrameError(f"fin after {coverage.cells} of {coverage.total} cells")
         transfer.sequence += 1
         self._acknowledge(transfer)
-        # The bytes are here, so a connection that broke on the last ack costs the sender an event
-        # and us nothing.
+        # The bytes are here, so if the connection broke on the last ack, only the send has failed.
         if self._transfers.get(part_of(transfer.command)) is transfer:
             self._drop(transfer)
         self._stats.receives_finished += 1
@@ -301,7 +300,7 @@ class Receiver:
             self._header(transfer, Kind.ACK), frame.ack_payload(transfer.received)
         )
         try:
-            self._carrier.send_control(transfer.peer, message)
+            self._dialer.send_control(transfer.peer, message)
         except PeerGoneError:
             return  # the carrier's notice will fail the transfer
 
@@ -312,27 +311,28 @@ class Receiver:
         )
 
     def on_control(self, peer: PeerKey, header: Header, payload: memoryview) -> None:
-        """An abort from a sender; the epochs have been checked. Never answered: that would echo."""
+        """Handle an abort from a sender; the epochs have been checked. It is never answered, as
+        that would echo."""
         transfer = self._transfers.get((header.transfer_id, peer.rank))
         if header.kind is Kind.ABORT and self._is_meant(transfer, peer, header):
             assert transfer is not None
             reason = frame.read_reason(payload)
-            told = f"aborted by the sender: {reason}"
-            self._fail(transfer, told, Cause.PEER_FAILED, retriable=True)
+            text = f"aborted by the sender: {reason}"
+            self._fail(transfer, text, Cause.PEER_FAILED, retriable=True)
 
     # ---- failures and time -------------------------------------------------------------------
 
     def on_lost(self, peer: PeerKey, reason: str, cause: Cause) -> None:
         what = _LOST.get(cause, "lost")
         for transfer in [t for t in self._transfers.values() if t.peer == peer]:
-            told, retriable = f"{what} {peer}: {reason}", cause is not Cause.REFUSED
-            self._fail(transfer, told, cause, retriable=retriable)
+            text, retriable = f"{what} {peer}: {reason}", cause is not Cause.REFUSED
+            self._fail(transfer, text, cause, retriable=retriable)
 
     def tick(self, now: float) -> None:
-        """Acknowledge the rest of what has come, and fail what is past its deadline.
+        """Acknowledge the rest of what has arrived, and fail transfers past their deadline.
 
-        Silence is not judged here. Between two frames the peer may compute for any time; that it
-        lives is seen by pings on the connection, and that the computation goes on by its head.
+        Silence is no failure here. Between two frames the peer may compute for any time; pings on
+        the connection show that it lives, and its head shows that the computation goes on.
         """
         for transfer in list(self._transfers.values()):
             seconds = transfer.command.deadline_seconds
@@ -343,12 +343,12 @@ class Receiver:
                 self._acknowledge(transfer)
 
     def _reject(self, transfer: Incoming, reason: str, cause: Cause) -> None:
-        """Tell the sender that this attempt failed here, and give it up."""
+        """Fail an attempt, and send the reason to the sender."""
         self._tell(transfer, Kind.NACK, reason)
         self._fail(transfer, reason, cause, retriable=True)
 
     def _tell(self, transfer: Incoming, kind: Kind, reason: str) -> None:
-        self._end.tell(self._carrier, transfer.peer, self._header(transfer, kind), reason)
+        self._end.send_reason(self._dialer, transfer.peer, self._header(transfer, kind), reason)
 
     def _fail(self, transfer: Incoming, reason: str, cause: Cause, *, retriable: bool) -> None:
         if self._transfers.get(part_of(transfer.command)) is not transfer:
@@ -375,7 +375,7 @@ class Receiver:
         key = part_of(transfer.command)
         del self._transfers[key]
         self._closed.add(key, transfer.command.attempt)
-        # Late frames of an attempt that we ended ourselves have had their answer.
+        # Late frames of an attempt that ended here have been answered.
         self._aborted.add(key, transfer.command.attempt)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """The prefill rank's half of every transfer: pack, send against credits, await the confirmation.
 
-A frame is packed straight from the cache at the moment when there is credit for it, so the compute
-thread never waits and nothing is copied early. Transfers take turns frame by frame, and no peer may
-hold more slots of the ring than are free: whoever does not drain stops getting slots, while some
+A frame is packed straight from the cache as soon as there is credit for it, so the compute thread
+never waits and nothing is copied early. Transfers take turns frame by frame, and no peer may hold
+more slots of the ring than are free: a peer that does not drain gets no more slots, while some
 always remain for the others.
 """
 
@@ -14,25 +14,18 @@ from typing import Any, NamedTuple
 
 from ...causes import Cause
 from ...errors import PeerRefusedError
-from ..carriers.base import Departure, Listener, PeerGoneError
-from ..carriers.staging import AnySlot, Ring
-from ..stats import DataPlaneStats
+from ..carriers.base import SendHandle
+from ..carriers.staging import HOST_WINDOW_BYTES, Ring, RingSlot
+from ..carriers.transport import Listener, PeerGoneError
 from ..wire import frame
+from ..wire.buffer import Buffer
 from ..wire.frame import Digest, Fin, Header, Kind
 from ..wire.greeting import PeerKey
-from .cache_port import Buffer
 from .closed import ClosedAttempts
 from .messages import Cancelled, CancelSend, LayerReady, OpenSend, SendFailed, SendFinished
-from .transfer_end import (
-    HOST_WINDOW_BYTES,
-    PartKey,
-    PlaneEnd,
-    heads_of,
-    part_of,
-    why_not,
-    window_of,
-)
-from .work_list import Piece, WorkList
+from .stats import DataPlaneStats
+from .transfer_end import PartKey, PlaneEnd, heads_of, part_of, refusal
+from .work_list import CellRange, WorkList
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,42 +53,34 @@ class Outgoing:
 
     @property
     def waits_for_peer(self) -> bool:
-        """Whether the next move is the receiver's (otherwise it is the computation's)."""
+        """True if the next step is the receiver's; otherwise it is the computation's."""
         return self.in_flight > 0 or self.fin_sent or not self.work.empty
 
 
-class Lane(NamedTuple):
-    """Frames for a peer leave a ring in order: that of the host, or that of the device."""
+class SlotHolder(NamedTuple):
+    """The frames for one peer in one ring; they leave it in order."""
 
     peer: PeerKey
-    on_device: bool
+    ring: Ring[Any]
 
 
 class Sender:
     """All outgoing transfers of one rank."""
 
-    def __init__(
-        self,
-        end: PlaneEnd,
-        carrier: Listener,
-        ring: Ring[Any],
-        device_ring: Ring[Any] | None = None,
-    ) -> None:
-        """``device_ring`` is for peers ``on_device``."""
+    def __init__(self, end: PlaneEnd, listener: Listener) -> None:
         self._end = end
         self._cache, self._stats, self._clock = end.cache, end.stats, end.clock
         self._emit = end.emit
-        self._carrier = carrier
-        self._ring = ring
-        self._rings = {False: ring} if device_ring is None else {False: ring, True: device_ring}
+        self._listener = listener
+        self._carriers = end.carriers
         self._transfers: dict[PartKey, Outgoing] = {}
         self._turn: deque[PartKey] = deque()
-        self._departing: dict[Lane, deque[tuple[AnySlot, Departure]]] = {}
-        self._held: Counter[Lane] = Counter()
-        # When a frame last left for a peer, or was acknowledged by it, in whichever transfer.
+        self._departing: dict[SlotHolder, deque[tuple[RingSlot, SendHandle]]] = {}
+        self._held: Counter[SlotHolder] = Counter()
+        # When a frame last left for a peer, or was acknowledged by it, in any transfer.
         self._moved_at: dict[PeerKey, float] = {}
         self._closed = ClosedAttempts()
-        # Whether the last pump could have sent more, had a slot been free.
+        # The last pump could have sent more, had a slot been free.
         self.awaits_slots = False
 
     # ---- commands ----------------------------------------------------------------------------
@@ -128,7 +113,7 @@ class Sender:
 
     def _refusal(self, command: OpenSend, known: Outgoing | None) -> str:
         under_way = known.command.attempt if known is not None else None
-        reason = why_not(command, self._end.me, under_way, self._closed)
+        reason = refusal(command, self._end.me, under_way, self._closed)
         if reason:
             return reason
         try:
@@ -138,12 +123,13 @@ class Sender:
         window = command.window_bytes or HOST_WINDOW_BYTES
         if window < 2 * cell:
             return f"a window of {window} bytes; two tokens need {2 * cell}"
-        if cell > self._ring.payload_bytes:
-            return f"one token has {cell} bytes, a staging slot {self._ring.payload_bytes}"
+        slot = self._carriers.ring.payload_bytes
+        if cell > slot:
+            return f"one token has {cell} bytes, a staging slot {slot}"
         return ""
 
     def ready(self, command: LayerReady) -> None:
-        """Cells are computed. Of a transfer that is over, that is no news."""
+        """Take cells that are computed; ignored for a transfer that is over."""
         for transfer in self._parts(command.transfer_id):
             if transfer.command.attempt == command.attempt:
                 self._computed(transfer, command)
@@ -177,7 +163,7 @@ class Sender:
     # ---- the wire ----------------------------------------------------------------------------
 
     def pump(self, max_frames: int) -> bool:
-        """Send up to ``max_frames``, one transfer after the other; whether more could go now."""
+        """Send up to ``max_frames``, one transfer after the other; return whether more could go."""
         self._reap()
         self.awaits_slots = False
         sent = idle = 0
@@ -192,7 +178,7 @@ class Sender:
 
     def _advance(self, transfer: Outgoing) -> bool:
         """Send one frame of a transfer, if credit and staging allow it."""
-        if transfer.fin_sent or not self._carrier.is_live(transfer.peer):
+        if transfer.fin_sent or not self._listener.is_live(transfer.peer):
             return False
         try:
             if transfer.work.empty:
@@ -200,42 +186,43 @@ class Sender:
             return self._send_piece(transfer)
         except PeerGoneError as error:
             self._fail(transfer, str(error), error.cause)
-        except Exception as error:  # whatever a cache raises ends one transfer, not the plane
+        except Exception as error:  # an error of the cache ends one transfer, not the plane
             self._fail(transfer, f"packing failed: {error!r}", Cause.OTHER, tell=True)
         return False
 
     def _send_piece(self, transfer: Outgoing) -> bool:
-        lane = Lane(transfer.peer, self._carrier.on_device(transfer.peer))
-        ring = self._rings[lane.on_device]
-        window = window_of(transfer.command, on_device=lane.on_device)
+        carrier = self._listener.carrier(transfer.peer)
+        ring = self._carriers.ring_of(carrier)
+        holder = SlotHolder(transfer.peer, ring)
+        window = self._end.window_of(transfer.command, carrier)
         piece = transfer.work.peek(min(ring.payload_bytes, window // 2) // transfer.cell_bytes)
         assert piece is not None
         length = piece.cells * transfer.cell_bytes
         if transfer.in_flight + length > window:
             return False
-        held = self._held[lane]
-        if held >= self._carrier.slots_for(transfer.peer):
+        held = self._held[holder]
+        if held >= self._listener.slots_for(transfer.peer):
             return False
         slot = ring.acquire() if held < ring.free else None
         if slot is None:
             self.awaits_slots = True
-            if not held:  # others have the whole ring, which is not this peer's fault
+            if not held:  # others hold the whole ring, which is not this peer's fault
                 transfer.progress_at = self._clock()
             return False
         try:
             message = slot.message(length)
             self._pack(transfer, piece, slot.payload[:length])
             checksum = frame.seal(message, self._data_header(transfer, piece))
-            departure = self._carrier.send_bulk(transfer.peer, message, slot.offset)
+            handle = self._listener.send_bulk(transfer.peer, message, slot.offset)
         except BaseException:
             ring.release(slot)
             raise
-        self._departing.setdefault(lane, deque()).append((slot, departure))
-        self._held[lane] += 1
+        self._departing.setdefault(holder, deque()).append((slot, handle))
+        self._held[holder] += 1
         self._count(transfer, piece, length, checksum)
         return True
 
-    def _pack(self, transfer: Outgoing, piece: Piece, out: Buffer) -> None:
+    def _pack(self, transfer: Outgoing, piece: CellRange, out: Buffer) -> None:
         tokens = piece.end_token - piece.first_token
         step = tokens * transfer.cell_bytes
         for index, layer in enumerate(range(piece.first_layer, piece.end_layer)):
@@ -249,7 +236,7 @@ class Sender:
                 transfer.command.dtype,
             )
 
-    def _count(self, transfer: Outgoing, piece: Piece, length: int, checksum: int) -> None:
+    def _count(self, transfer: Outgoing, piece: CellRange, length: int, checksum: int) -> None:
         if not transfer.in_flight:
             transfer.progress_at = self._clock()
         transfer.work.take(piece)
@@ -259,7 +246,7 @@ class Sender:
         self._stats.frames_sent += 1
         self._stats.bytes_sent += length
 
-    def _data_header(self, transfer: Outgoing, piece: Piece) -> Header:
+    def _data_header(self, transfer: Outgoing, piece: CellRange) -> Header:
         return replace(
             self._header(transfer, Kind.DATA),
             first_layer=piece.first_layer,
@@ -271,10 +258,10 @@ class Sender:
         )
 
     def _send_fin(self, transfer: Outgoing) -> bool:
-        """Behind the data on the same socket, so that it can never overtake it."""
+        """Send the fin behind the data, on the same socket, so that it never overtakes any."""
         fin = Fin(transfer.sequence, transfer.sent, transfer.digest.value)
         message = frame.encode(self._header(transfer, Kind.FIN), frame.fin_payload(fin))
-        self._carrier.send_bulk(transfer.peer, memoryview(message))
+        self._listener.send_bulk(transfer.peer, memoryview(message))
         transfer.fin_sent = True
         transfer.progress_at = self._clock()
         return True
@@ -297,11 +284,11 @@ class Sender:
             self._fail(transfer, reason, Cause.PEER_FAILED)
 
     def _answer_unknown(self, peer: PeerKey, header: Header) -> None:
-        """An ack for what we do not send: its owner should stop waiting. Aborts end here."""
+        """Abort a transfer that we do not send, so that its receiver stops waiting for it."""
         if header.kind is not Kind.ACK:
             return
         answer = self._end.header(Kind.ABORT, peer, header.transfer_id, header.attempt)
-        if self._end.tell(self._carrier, peer, answer, "not sending this attempt"):
+        if self._end.send_reason(self._listener, peer, answer, "not sending this attempt"):
             self._stats.aborts_sent += 1
 
     def _acknowledged(self, transfer: Outgoing, sequence: int, received: int) -> None:
@@ -312,7 +299,7 @@ class Sender:
         self._stats.bytes_acknowledged += received - transfer.acknowledged
         transfer.acknowledged = received
         transfer.progress_at = self._moved_at[transfer.peer] = self._clock()
-        # Only the answer to the fin counts it; all bytes acknowledged is not yet all verified.
+        # Only the answer to the fin counts it: the bytes are acknowledged before all is verified.
         if transfer.fin_sent and sequence == transfer.sequence + 1 and not transfer.in_flight:
             self._finish(transfer)
 
@@ -336,7 +323,7 @@ class Sender:
             self._fail(transfer, f"lost {peer}: {reason}", Cause.PEER_LOST)
 
     def tick(self, now: float) -> None:
-        """Fail what waits too long for its receiver; waiting for the computation is the head's.
+        """Fail transfers that wait too long for their receiver; the head watches the computation.
 
         Transfers to one peer share its link, where each may wait long for its turn: as long as
         anything moves to the peer, none of them has failed.
@@ -368,7 +355,7 @@ class Sender:
         )
 
     def _tell(self, transfer: Outgoing, kind: Kind, reason: str) -> None:
-        self._end.tell(self._carrier, transfer.peer, self._header(transfer, kind), reason)
+        self._end.send_reason(self._listener, transfer.peer, self._header(transfer, kind), reason)
 
     def _drop(self, transfer: Outgoing) -> None:
         key = part_of(transfer.command)
@@ -380,38 +367,39 @@ class Sender:
     # ---- staging -----------------------------------------------------------------------------
 
     def _reap(self) -> None:
-        """Take back the slots whose frames have left; a connection's leave in order."""
-        for lane, queue in list(self._departing.items()):
+        """Take back the slots whose frames have left."""
+        for holder, queue in list(self._departing.items()):
             while queue and queue[0][1].done:
-                self._rings[lane.on_device].release(queue.popleft()[0])
-                self._held[lane] -= 1
-                self._moved_at[lane.peer] = self._clock()
+                holder.ring.release(queue.popleft()[0])
+                self._held[holder] -= 1
+                self._moved_at[holder.peer] = self._clock()
             if not queue:
-                del self._departing[lane]
-                del self._held[lane]
+                del self._departing[holder]
+                del self._held[holder]
 
     def close(self) -> None:
-        """Fail everything; the slots come back as the carrier lets go of them (``settled``)."""
+        """Fail everything; the slots come back as their frames leave (``settled``)."""
         for transfer in list(self._transfers.values()):
             reason = "the data plane is shutting down"
             self._fail(transfer, reason, Cause.STOPPING, tell=True)
 
     @property
     def settled(self) -> bool:
-        """Whether every slot is free again; raises when the books do not balance."""
+        """True if every slot is free again. Raises ``AssertionError`` when slots have leaked."""
         self._reap()
-        for on_device, ring in self._rings.items():
-            held = (n for lane, n in self._held.items() if lane.on_device == on_device)
-            ring.check_conserved(sum(held))
-        return all(ring.free == ring.total for ring in self._rings.values())
+        rings = self._carriers.rings
+        for ring in rings:
+            ring.check_conserved(sum(n for held, n in self._held.items() if held.ring is ring))
+        return all(ring.free == ring.total for ring in rings)
 
     def fill(self, stats: DataPlaneStats) -> None:
         stats.active_sends = len(self._transfers)
         stats.credit_in_flight = sum(t.in_flight for t in self._transfers.values())
         granted = sum(
-            window_of(t.command, on_device=self._carrier.on_device(t.peer))
+            self._end.window_of(t.command, self._listener.carrier(t.peer))
             for t in self._transfers.values()
         )
         stats.credit_free = granted - stats.credit_in_flight
-        stats.free_slots = sum(ring.free for ring in self._rings.values())
-        stats.total_slots = sum(ring.total for ring in self._rings.values())
+        rings = self._carriers.rings
+        stats.free_slots = sum(ring.free for ring in rings)
+        stats.total_slots = sum(ring.total for ring in rings)

@@ -1,21 +1,20 @@
-"""Who a rank is on the data plane, and what it may use there."""
+"""The identity of a rank on the data plane, and the resources that it may use there."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from ...config.limits import MAX_PEERS
-from ..carriers.cuda_ipc.device import DEVICE_SLOT_BYTES, DEVICE_SLOTS
-from ..carriers.names import AUTO
+from ..carriers.choice import AUTO
+from ..carriers.device import DEVICE_SLOT_BYTES, DEVICE_SLOTS
 from ..carriers.staging import DEFAULT_SLOT_BYTES
 from ..carriers.zeromq.sockets import Timing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPlaneConfig:
-    """Who this rank is, and what it may use. ``listen_host`` None: it only receives.
-    ``listen_port`` and the next one are listened on; 0: any two that are free. ``curve``: peers are
-    known by keys."""
+    """``listen_host`` None: the rank only receives. It listens on ``listen_port`` and the next one;
+    0: any two free ports. ``curve``: peers are authenticated by keys."""
 
     node_id: str
     epoch: int
@@ -38,5 +37,5 @@ class DataPlaneConfig:
 
     @property
     def max_payload(self) -> int:
-        """Bytes of any frame; those that come over TCP are bounded by their sockets as well."""
+        """Bytes of any frame's payload; a socket bounds the messages that it receives as well."""
         return max(self.slot_bytes, self.device_slot_bytes)

@@ -1,13 +1,12 @@
-"""What the sending and the receiving end of a rank share: their surroundings and manners."""
+"""The context that the sending and the receiving end of a rank share, and their common rules."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..carriers.base import Carrier, PeerGoneError
-from ..carriers.cuda_ipc.device import DEVICE_WINDOW_BYTES
-from ..stats import DataPlaneStats
+from ..carriers.rank_carriers import RankCarriers
+from ..carriers.transport import PeerGoneError, TransportEnd
 from ..wire import frame
 from ..wire.frame import Header, Kind
 from ..wire.greeting import Greeting, PeerKey
@@ -15,14 +14,16 @@ from ..wire.kv_formats import bytes_of
 from .cache_port import CachePort
 from .closed import ClosedAttempts
 from .messages import Event, Expect, OpenSend
+from .stats import DataPlaneStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaneEnd:
-    """What an end works with. It lives on the data-plane thread, like both ends."""
+    """The context of both ends, on the data-plane thread."""
 
     cache: CachePort
     me: Greeting
+    carriers: RankCarriers
     emit: Callable[[Event], None]
     stats: DataPlaneStats
     clock: Callable[[], float]
@@ -41,19 +42,24 @@ class PlaneEnd:
         )
 
     def cell_bytes(self, command: Expect | OpenSend, dtype: str) -> int:
-        """Bytes of one token in one layer, of the heads of this part, in the format ``dtype``."""
+        """Bytes of one token in one layer, of the heads of this part, in ``dtype``."""
         return len(heads_of(command)) * self.me.head_values_per_token * bytes_of(dtype)
 
-    def tell(self, carrier: Carrier, peer: PeerKey, header: Header, reason: str) -> bool:
-        """Say why; False when nobody is there to be told, who then finds out alone."""
+    def window_of(self, command: Expect | OpenSend, carrier: str) -> int:
+        """Bytes of this part that may be on the way. Both ends know the carrier."""
+        return command.window_bytes or self.carriers.window_of(carrier)
+
+    def send_reason(
+        self, transport: TransportEnd, peer: PeerKey, header: Header, reason: str
+    ) -> bool:
+        """Send a frame with a reason; False when the connection is gone, which the peer will notice
+        by itself."""
         try:
-            carrier.send_control(peer, frame.encode(header, frame.reason_payload(reason)))
+            transport.send_control(peer, frame.encode(header, frame.reason_payload(reason)))
         except PeerGoneError:
             return False
         return True
 
-
-HOST_WINDOW_BYTES = 8 << 20
 
 # One part of a transfer on one rank: the transfer, and the peer's rank.
 PartKey = tuple[int, int]
@@ -67,22 +73,17 @@ def heads_of(command: Expect | OpenSend) -> range:
     return range(command.first_head, command.end_head)
 
 
-def window_of(command: Expect | OpenSend, *, on_device: bool) -> int:
-    """Bytes of this part that may be on the way. Both ends know what carries them."""
-    return command.window_bytes or (DEVICE_WINDOW_BYTES if on_device else HOST_WINDOW_BYTES)
-
-
-def why_not(
+def refusal(
     command: Expect | OpenSend, me: Greeting, under_way: int | None, closed: ClosedAttempts
 ) -> str:
-    """Why an attempt cannot begin beside the one that is ``under_way``; empty when it can."""
+    """The reason why an attempt cannot begin beside the one ``under_way``; empty if it can."""
     whole = command.transfer_id, None
     if any(closed.covers(key, command.attempt) for key in (whole, part_of(command))):
         return f"attempt {command.attempt} is over"
     if under_way is not None and under_way > command.attempt:
         return f"attempt {under_way} is under way"
     if not 0 <= command.first_token < command.end_token < 2**32:
-        return f"tokens [{command.first_token}, {command.end_token}) are no range"
+        return f"tokens [{command.first_token}, {command.end_token}) are an invalid range"
     firsts, span = command.first_tokens, range(command.first_token, command.end_token)
     if firsts and not (len(firsts) == me.num_layers and all(first in span for first in firsts)):
         return f"first tokens {firsts} do not fit {me.num_layers} layers and tokens {span}"

@@ -1,4 +1,4 @@
-"""What of a transfer is computed and not yet sent, cut into pieces the size of a frame."""
+"""The cells of a transfer that are computed and not yet sent, cut into frames."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .coverage import Coverage
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class CellRange:
     """A rectangle of cells that travels as one frame."""
 
     first_layer: int
@@ -26,25 +26,25 @@ class Piece:
 class WorkList:
     """Ready rectangles, first come first served.
 
-    Consecutive layers of the same tokens grow together while they wait, so a short chunk travels as
-    a few full frames; a wide layer is cut by tokens. What was announced before is dropped, because
-    a prefill that was preempted computes its chunks again; so is what a layer's window leaves out.
+    Consecutive layers of the same tokens are merged while they wait, so a short chunk travels as a
+    few full frames; a wide layer is cut by tokens. Cells that were announced before are dropped,
+    because a preempted prefill computes its chunks again; so are cells outside a layer's window.
     """
 
     def __init__(
         self, num_layers: int, first_token: int, end_token: int, first_tokens: Sequence[int] = ()
     ) -> None:
         self._ready = Coverage(num_layers, first_token, end_token, first_tokens)
-        self._pieces: deque[Piece] = deque()
+        self._ranges: deque[CellRange] = deque()
 
     @property
     def complete(self) -> bool:
-        """Every cell of the transfer has been announced."""
+        """True if every cell of the transfer has been announced."""
         return self._ready.complete
 
     @property
     def empty(self) -> bool:
-        return not self._pieces
+        return not self._ranges
 
     def add(self, first_layer: int, end_layer: int, first_token: int, end_token: int) -> None:
         if not 0 <= first_layer < end_layer <= self._ready.num_layers:
@@ -54,41 +54,41 @@ class WorkList:
         for layer in range(first_layer, end_layer):
             for first, end in self._ready.missing(layer, first_token, end_token):
                 self._ready.add(layer, layer + 1, first, end)
-                self._append(Piece(layer, layer + 1, first, end))
+                self._append(CellRange(layer, layer + 1, first, end))
 
-    def _append(self, piece: Piece) -> None:
-        last = self._pieces[-1] if self._pieces else None
+    def _append(self, piece: CellRange) -> None:
+        last = self._ranges[-1] if self._ranges else None
         if (
             last is not None
             and last.end_layer == piece.first_layer
             and (last.first_token, last.end_token) == (piece.first_token, piece.end_token)
         ):
-            self._pieces[-1] = Piece(
+            self._ranges[-1] = CellRange(
                 last.first_layer, piece.end_layer, piece.first_token, piece.end_token
             )
         else:
-            self._pieces.append(piece)
+            self._ranges.append(piece)
 
-    def peek(self, max_cells: int) -> Piece | None:
-        """The next piece of at most ``max_cells``; ``take`` removes it."""
-        if not self._pieces:
+    def peek(self, max_cells: int) -> CellRange | None:
+        """The next range of at most ``max_cells``; ``take`` removes it."""
+        if not self._ranges:
             return None
-        head = self._pieces[0]
+        head = self._ranges[0]
         tokens = head.end_token - head.first_token
         if tokens <= max_cells:
             end_layer = min(head.end_layer, head.first_layer + max_cells // tokens)
-            return Piece(head.first_layer, end_layer, head.first_token, head.end_token)
+            return CellRange(head.first_layer, end_layer, head.first_token, head.end_token)
         end_token = head.first_token + max_cells
-        return Piece(head.first_layer, head.first_layer + 1, head.first_token, end_token)
+        return CellRange(head.first_layer, head.first_layer + 1, head.first_token, end_token)
 
-    def take(self, piece: Piece) -> None:
-        """Remove what ``peek`` returned."""
-        head = self._pieces.popleft()
+    def take(self, piece: CellRange) -> None:
+        """Remove the range that ``peek`` returned."""
+        head = self._ranges.popleft()
         if piece.end_layer < head.end_layer:
-            self._pieces.appendleft(
-                Piece(piece.end_layer, head.end_layer, head.first_token, head.end_token)
+            self._ranges.appendleft(
+                CellRange(piece.end_layer, head.end_layer, head.first_token, head.end_token)
             )
         if piece.end_token < head.end_token:
-            self._pieces.appendleft(
-                Piece(head.first_layer, piece.end_layer, piece.end_token, head.end_token)
+            self._ranges.appendleft(
+                CellRange(head.first_layer, piece.end_layer, piece.end_token, head.end_token)
             )

@@ -29,7 +29,7 @@ import xxhash
 
 from ...causes import Cause
 from ...errors import TransferError
-from ..plane.cache_port import Buffer
+from .buffer import Buffer
 
 VERSION = 1
 MAGIC = b"TDMF"
@@ -255,9 +255,12 @@ def reason_payload(reason: str) -> bytes:
 
 
 def read_reason(payload: memoryview) -> str:
+    return printable(bytes(payload))
+
+
+def printable(text: bytes) -> str:
     """Text from a peer, made safe to log."""
-    text = bytes(payload).decode("utf-8", "replace")
-    return "".join(c if c.isprintable() else "?" for c in text)
+    return "".join(c if c.isprintable() else "?" for c in text.decode("utf-8", "replace"))
 
 
 def _kind(value: int) -> Kind:

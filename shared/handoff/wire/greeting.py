@@ -1,40 +1,35 @@
-"""What two ranks tell each other when they connect, before any KV moves.
+"""The first message of a connection, sent by both ranks before any KV moves.
 
-Equal where it must be equal, and refused by name where it is not. The model's fingerprint is
-compared by the heads over gRPC; this greeting guards what the ranks themselves rely on: the shape
-of a token's bytes, the slice of heads, and which start of which process is at the other end.
+It says who is at the other end (which start of which process), what the ranks must agree on (the
+shape of a token's bytes, the slice of heads), and which carriers a rank offers. The content of an
+offer is the carrier's own. The model's fingerprint is compared by the heads over gRPC.
 """
 
 from __future__ import annotations
 
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 import msgpack
 
 from ...errors import PeerRefusedError, TransferError
-from ..carriers.cuda_ipc.device import NO_DEVICE_PLACE, DevicePlace
-from ..carriers.names import BEST_FIRST, CUDA_IPC, NIXL, ON_ONE_HOST, SHARED_MEMORY, TCP
-from ..carriers.nixl.agent import MAX_DESCRIPTION_BYTES, NO_PLACE, NixlPlace
-from ..carriers.shared_memory.ring import NO_RING, RingPlace
 from . import frame
 from .frame import FrameError
 from .kv_formats import bytes_of
 
 MAGIC = b"TDMG"
-MAX_GREETING_BYTES = 4096 + MAX_DESCRIPTION_BYTES
+MAX_GREETING_BYTES = 20 << 10
 MAX_TEXT_BYTES = 256
-# Twice what this version says.
+MAX_OFFERS = 8
+MAX_NAME_BYTES = 32
+# The largest describes every network device of a machine.
+MAX_OFFER_BYTES = (16 << 10) + 64
+# Several times what this version sends.
 MAX_FIELDS = 64
 
 CAPABILITY_XXH3 = 1
-# Of a payload in a device's memory: xxh3 over its row sums (``kernels/row_sums.py``).
-CAPABILITY_ROW_SUMS = 2
-CAPABILITIES = CAPABILITY_XXH3 | CAPABILITY_ROW_SUMS
-_REQUIRED = {
-    CAPABILITY_XXH3: "the xxh3 checksum is required",
-    CAPABILITY_ROW_SUMS: f"{CUDA_IPC} requires the checksum of row sums",
-}
+CAPABILITIES = CAPABILITY_XXH3
 
 # A peer that differs here can never hand over to this rank.
 MUST_AGREE = (
@@ -55,23 +50,15 @@ class PeerKey:
     def __str__(self) -> str:
         return f"{self.node_id} rank {self.rank} (epoch {self.epoch:016x})"
 
-    @property
-    def agent(self) -> str:
-        """The name of its NIXL agent."""
-        return f"{self.node_id}/{self.rank}/{self.epoch:016x}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greeting:
     """``connection`` pairs the two sockets of one connection; ``refused`` is empty in a welcome.
-    ``full`` is 1 in a refusal for want of a place, which may be free later.
+    ``full`` is 1 in a refusal for lack of a place, which may be free later.
 
-    ``carriers`` are those that a rank may use, best first, with commas. ``host`` and the place of
-    a ring let two ranks on one host find each other's memory; a ring of no bytes is none.
-    ``bell_descriptor`` is the sender's doorbell for this connection, in the process of the ring.
-    ``nixl_description``, address and bytes are those of a ring that is registered with NIXL.
-    ``device_handle`` and bytes are those of a ring in the memory of the GPU ``device``, and
-    ``device_bell`` is its doorbell for this connection, in the process ``device_pid``.
+    ``offers``: what each carrier that the rank may use encoded for the peer, by the carrier's name,
+    best first. Empty in greetings of older versions. Two ranks of one ``host`` can open each
+    other's memory; empty: no other process can.
     """
 
     node_id: str
@@ -89,80 +76,14 @@ class Greeting:
     connection: int = 0
     refused: str = ""
     full: int = 0
-    carriers: str = TCP
     host: str = ""
-    ring_pid: int = 0
-    ring_descriptor: int = 0
-    ring_bytes: int = 0
-    ring_nonce: int = 0
-    bell_descriptor: int = 0
-    nixl_description: bytes = b""
-    nixl_address: int = 0
-    nixl_bytes: int = 0
-    device: str = ""
-    device_handle: bytes = b""
-    device_bytes: int = 0
-    device_pid: int = 0
-    device_bell: int = 0
+    offers: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def head_values_per_token(self) -> int:
         """Numbers in K and V of one head for one token in one layer."""
         heads = max(1, self.end_head - self.first_head)
         return self.layer_bytes_per_token // heads // bytes_of(self.dtype)
-
-    @property
-    def ring(self) -> RingPlace:
-        return RingPlace(self.ring_pid, self.ring_descriptor, self.ring_bytes, self.ring_nonce)
-
-    def with_ring(self, place: RingPlace) -> Greeting:
-        """The same from a rank whose ring can be mapped."""
-        return replace(
-            self,
-            ring_pid=place.pid,
-            ring_descriptor=place.descriptor,
-            ring_bytes=place.bytes,
-            ring_nonce=place.nonce,
-        )
-
-    def without_ring(self) -> Greeting:
-        """The same from a rank whose ring nobody can map."""
-        return replace(self.with_ring(NO_RING), carriers=self._carriers_but(SHARED_MEMORY))
-
-    @property
-    def nixl(self) -> NixlPlace:
-        return NixlPlace(self.nixl_description, self.nixl_address, self.nixl_bytes)
-
-    def with_nixl(self, place: NixlPlace) -> Greeting:
-        """The same from a rank whose ring can be read by NIXL."""
-        return replace(
-            self,
-            nixl_description=place.description,
-            nixl_address=place.address,
-            nixl_bytes=place.bytes,
-        )
-
-    def without_nixl(self) -> Greeting:
-        """The same to a peer that does not use NIXL, which need not know our keys."""
-        return replace(self.with_nixl(NO_PLACE), carriers=self._carriers_but(NIXL))
-
-    @property
-    def device_place(self) -> DevicePlace:
-        return DevicePlace(self.device, self.device_handle, self.device_bytes)
-
-    def with_device(self, place: DevicePlace) -> Greeting:
-        """The same from a rank with a ring in a device's memory."""
-        return replace(
-            self, device=place.device, device_handle=place.handle, device_bytes=place.bytes
-        )
-
-    def without_device(self) -> Greeting:
-        """The same from a rank whose KV does not move from device to device."""
-        none = self.with_device(NO_DEVICE_PLACE)
-        return replace(none, carriers=self._carriers_but(CUDA_IPC))
-
-    def _carriers_but(self, without: str) -> str:
-        return ",".join(name for name in self.carriers.split(",") if name != without)
 
     @property
     def key(self) -> PeerKey:
@@ -174,11 +95,6 @@ _LIMITS = {
     "peer_epoch": 2**64,
     "connection": 2**64,
     "capabilities": 2**64,
-    "ring_bytes": 2**64,
-    "ring_nonce": 2**64,
-    "nixl_address": 2**64,
-    "nixl_bytes": 2**64,
-    "device_bytes": 2**64,
 }
 
 
@@ -191,7 +107,7 @@ def is_greeting(message: memoryview | bytes) -> bool:
 
 
 def decode(message: memoryview | bytes) -> Greeting:
-    """A greeting out of bytes that anybody may have sent."""
+    """A greeting from untrusted bytes. Raises ``FrameError``."""
     if len(message) > MAX_GREETING_BYTES:
         raise FrameError(f"greeting of {len(message)} bytes; the limit is {MAX_GREETING_BYTES}")
     if not is_greeting(message):
@@ -200,7 +116,7 @@ def decode(message: memoryview | bytes) -> Greeting:
         values = msgpack.unpackb(
             bytes(message[len(MAGIC) :]),
             max_str_len=2 * MAX_TEXT_BYTES,
-            max_bin_len=MAX_DESCRIPTION_BYTES,
+            max_bin_len=MAX_OFFER_BYTES,
             max_ext_len=0,
             max_array_len=0,
             max_map_len=MAX_FIELDS,
@@ -211,13 +127,17 @@ def decode(message: memoryview | bytes) -> Greeting:
 
 
 def check(mine: Greeting, theirs: Greeting) -> None:
-    """Refuse a peer that differs in what must be equal, naming the field and both values."""
+    """Raise ``PeerRefusedError`` for a peer that differs in what must be equal; it names the field
+    and both values."""
     for name in MUST_AGREE:
         ours, other = getattr(mine, name), getattr(theirs, name)
         if ours != other:
             raise PeerRefusedError(f"{name}: here {ours}, at {theirs.node_id} {other}")
     if not mine.capabilities & theirs.capabilities & CAPABILITY_XXH3:
-        raise _lack_of(CAPABILITY_XXH3, mine, theirs)
+        raise PeerRefusedError(
+            f"capabilities: here {mine.capabilities:#x}, at {theirs.node_id} "
+            f"{theirs.capabilities:#x}; the xxh3 checksum is required"
+        )
 
 
 def refusal_text(refusal: TransferError) -> str:
@@ -225,61 +145,52 @@ def refusal_text(refusal: TransferError) -> str:
     return str(refusal).encode()[:MAX_TEXT_BYTES].decode(errors="ignore")
 
 
-def check_epoch(expected: int, found: int, whose: str) -> None:
-    """A restarted process is another process: what was agreed with the one before is void."""
+def check_epoch(expected: int, found: int, node_id: str) -> None:
+    """Raise ``PeerRefusedError`` for another start of a process: agreements do not outlive one."""
     if expected != found:
-        raise PeerRefusedError(f"epoch: {whose} was {expected:016x}, now {found:016x}")
-
-
-def possible_carriers(mine: Greeting, theirs: Greeting) -> tuple[str, ...]:
-    """What this pair may use, best first. Raises ``PeerRefusedError`` when that is nothing."""
-    ours, others = mine.carriers.split(","), theirs.carriers.split(",")
-    both = [name for name in BEST_FIRST if name in ours and name in others]
-    if not mine.host or mine.host != theirs.host:
-        both = [name for name in both if name not in ON_ONE_HOST]
-    if CUDA_IPC in both and not mine.capabilities & theirs.capabilities & CAPABILITY_ROW_SUMS:
-        both.remove(CUDA_IPC)
-        if not both:
-            raise _lack_of(CAPABILITY_ROW_SUMS, mine, theirs)
-    if not both:
-        where = "one host" if mine.host and mine.host == theirs.host else "two hosts"
-        raise PeerRefusedError(
-            f"carrier: here {mine.carriers}, at {theirs.node_id} {theirs.carriers}, on {where}"
-        )
-    return tuple(both)
-
-
-def _lack_of(capability: int, mine: Greeting, theirs: Greeting) -> PeerRefusedError:
-    return PeerRefusedError(
-        f"capabilities: here {mine.capabilities:#x}, at {theirs.node_id} "
-        f"{theirs.capabilities:#x}; {_REQUIRED[capability]}"
-    )
+        raise PeerRefusedError(f"epoch: {node_id} was {expected:016x}, now {found:016x}")
 
 
 def _checked(values: Any) -> Greeting:
     if not isinstance(values, dict):
         raise FrameError(f"greeting is a {type(values).__name__}, not a map")
-    # Another version of Tandem may say more, or less of what has a default.
-    known = [field for field in fields(Greeting) if field.name in values]
-    lacking = {field.name for field in fields(Greeting) if field.default is MISSING} - values.keys()
+    # Another version of Tandem may send more fields, or fewer of those with a default.
+    known = [each for each in fields(Greeting) if each.name in values]
+    required = {each.name for each in fields(Greeting) if _is_required(each)}
+    lacking = required - values.keys()
     if lacking:
         raise FrameError(f"greeting without {', '.join(sorted(lacking))}")
-    for field in known:
-        _check_value(field.name, str(field.type), values[field.name])
-    return Greeting(**{field.name: values[field.name] for field in known})
+    for each in known:
+        _check_value(each.name, str(each.type), values[each.name])
+    return Greeting(**{each.name: values[each.name] for each in known})
+
+
+def _is_required(each: Any) -> bool:
+    return each.default is MISSING and each.default_factory is MISSING
 
 
 def _check_value(name: str, kind: str, value: Any) -> None:
+    if name == "offers":
+        _check_offers(value)
+        return
     if kind == "str":
         if not isinstance(value, str) or len(value.encode()) > 2 * MAX_TEXT_BYTES:
             raise FrameError(f"greeting field {name} must be a short text")
         if not value.isprintable():
             raise FrameError(f"greeting field {name} holds unprintable characters")
         return
-    if kind == "bytes":
-        if not isinstance(value, bytes):
-            raise FrameError(f"greeting field {name} must be bytes")
-        return
     limit = _LIMITS.get(name, 2**32)
     if type(value) is not int or not 0 <= value < limit:
         raise FrameError(f"greeting field {name} must be a number from 0 to {limit - 1}")
+
+
+def _check_offers(offers: Any) -> None:
+    if not isinstance(offers, dict) or len(offers) > MAX_OFFERS:
+        raise FrameError(f"greeting field offers must be a map of at most {MAX_OFFERS} carriers")
+    for name, offer in offers.items():
+        if not isinstance(name, str) or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
+            raise FrameError(f"a carrier's name has 1 to {MAX_NAME_BYTES} bytes")
+        if not name.isprintable():
+            raise FrameError("a carrier's name holds unprintable characters")
+        if not isinstance(offer, bytes):
+            raise FrameError(f"the offer of carrier {name} must be bytes")

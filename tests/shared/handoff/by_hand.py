@@ -9,7 +9,7 @@ from typing import Any
 
 import zmq
 
-from tandem.shared.handoff.carriers.base import Ends
+from tandem.shared.handoff.carriers.transport import Transport
 from tandem.shared.handoff.carriers.zeromq.sockets import Timing
 from tandem.shared.handoff.plane.data_plane import ZEROMQ
 from tandem.shared.handoff.plane.loop import PlaneLoop
@@ -53,9 +53,8 @@ class HandRank(Rank):
         self.alive = False
         for end in (self.loop._listener, self.loop._dialer):
             end.close()
-        self.loop._memory.close()
-        if self.loop._on_device is not None:
-            self.loop._on_device.close()
+        self.loop._carriers.close()
+        if self.device is not None:
             driver = self.device.driver
             assert not driver.owned and not driver.opened, "each is given back once"
         self._context.destroy(linger=0)
@@ -83,9 +82,9 @@ class World:
         self.memory = carrier == MEMORY
         self.fake_clock = Clock()
         self.clock: Callable[[], float] = self.fake_clock if self.memory else time.monotonic
-        self.ends: Ends = self.network.ends if self.memory else ZEROMQ
+        self.transport: Transport = self.network.transport if self.memory else ZEROMQ
         if schedule is not None:
-            self.ends = faulty(self.ends, schedule, self.clock)
+            self.transport = faulty(self.transport, schedule, self.clock)
         self.ranks: list[HandRank] = []
         self.stack = ExitStack()  # what ends with the world, the newest first
 
@@ -98,7 +97,7 @@ class World:
     def rank(self, name: str, **config: Any) -> HandRank:
         config.setdefault("timing", Timing(ping_seconds=0.2, silence_seconds=1.5))
         carrier = "tcp" if self.memory else self.carrier
-        rank = HandRank(name, clock=self.clock, ends=self.ends, carrier=carrier, **config)
+        rank = HandRank(name, clock=self.clock, transport=self.transport, carrier=carrier, **config)
         self.ranks.append(self.stack.enter_context(rank))  # type: ignore[arg-type]
         return rank
 

@@ -19,9 +19,9 @@ import pytest
 import torch
 
 from tandem.shared.handoff.carriers.cuda_ipc.cuda_driver import CudaDriver
-from tandem.shared.handoff.carriers.cuda_ipc.device import DeviceError
 from tandem.shared.handoff.carriers.cuda_ipc.torch_device import Gpu
-from tandem.shared.handoff.plane.cache_port import Buffer
+from tandem.shared.handoff.carriers.device import DeviceError
+from tandem.shared.handoff.wire.buffer import Buffer
 
 _HANDLE = struct.Struct("<QQQ40x")
 _NUMBER = struct.Struct("<Q")

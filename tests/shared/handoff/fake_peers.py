@@ -5,25 +5,31 @@ from __future__ import annotations
 import os
 import secrets
 import select
+from collections.abc import Callable
 from dataclasses import replace
 
 import zmq
 
-from tandem.shared.handoff.carriers.cuda_ipc.device import DevicePlace
+from tandem.shared.handoff.carriers.cuda_ipc import NAME as CUDA_IPC
+from tandem.shared.handoff.carriers.cuda_ipc import carrier as cuda_ipc
+from tandem.shared.handoff.carriers.cuda_ipc.device_ring import DevicePlace
 from tandem.shared.handoff.carriers.doorbells import (
-    Doorbells,
-    HeardDoorbells,
+    DoorbellReader,
+    DoorbellWriter,
     doorbell,
     payload_doorbell,
     read_doorbell,
 )
-from tandem.shared.handoff.carriers.names import CUDA_IPC
+from tandem.shared.handoff.carriers.shared_memory import NAME as SHARED_MEMORY
+from tandem.shared.handoff.carriers.shared_memory import carrier as shared_memory
 from tandem.shared.handoff.carriers.shared_memory.ring import MappedRing, SharedRing
+from tandem.shared.handoff.carriers.tcp import NAME as TCP
 from tandem.shared.handoff.carriers.zeromq import password
 from tandem.shared.handoff.plane.loop import greeting_of
 from tandem.shared.handoff.plane.messages import Expecting
 from tandem.shared.handoff.wire import frame, greeting
 from tandem.shared.handoff.wire.frame import Header, Kind
+from tandem.shared.handoff.wire.greeting import Greeting
 
 from .plane_pair import CELL, HEADS, Rank, expect
 
@@ -35,7 +41,7 @@ class FakeSender:
 
     def __init__(self, real: Rank) -> None:
         self.config, self.cache = real.config, real.cache
-        self.me = greeting_of(real.config, real.cache)
+        self.me = greeting_of(real.config, real.cache, {TCP: b""})
         self.context = zmq.Context()
         self.bulk, self.control = (self.context.socket(zmq.ROUTER) for _ in range(2))
         for socket in (self.bulk, self.control):
@@ -44,7 +50,7 @@ class FakeSender:
             socket.bind("tcp://127.0.0.1:0")
         self.bulk_id = self.control_id = b""
         self.peer_epoch = 0
-        self.bells: Doorbells | None = None
+        self.bells: DoorbellWriter | None = None
 
     @property
     def plane(self) -> FakeSender:
@@ -69,25 +75,30 @@ class FakeSender:
             self.bells.close()
 
     def accept(
-        self, ring: SharedRing | None = None, device_ring: DevicePlace | None = None, **changed
+        self,
+        ring: SharedRing | None = None,
+        device_ring: DevicePlace | None = None,
+        encode: Callable[[Greeting], bytes] = greeting.encode,
+        **changed,
     ) -> None:
         """Answer one dialer's greeting, with fields changed; with a ring, in shared memory or in a
         device's."""
         self.bulk_id, _ = self.bulk.recv_multipart()
         self.control_id, message = self.control.recv_multipart()
+        self.hello = message
         theirs = greeting.decode(message)
         self.peer_epoch = theirs.epoch
         answer = replace(self.me, connection=theirs.connection)
         if ring is not None:
-            self.bells = Doorbells(theirs.connection)
-            answer = answer.with_ring(ring.place)
-            answer = replace(answer, bell_descriptor=self.bells.descriptor)
+            self.bells = DoorbellWriter(theirs.connection)
+            offer = shared_memory.encode_offer(ring.place, self.bells.descriptor)
+            answer = replace(answer, offers={SHARED_MEMORY: offer, TCP: b""})
         if device_ring is not None:
-            self.bells = Doorbells(theirs.connection)
-            bell = {"device_pid": os.getpid(), "device_bell": self.bells.descriptor}
-            answer = replace(answer.with_device(device_ring), carriers=CUDA_IPC, **bell)
+            self.bells = DoorbellWriter(theirs.connection)
+            offer = cuda_ipc.encode_offer(device_ring, os.getpid(), self.bells.descriptor)
+            answer = replace(answer, offers={CUDA_IPC: offer})
         answer = replace(answer, **changed)
-        self.control.send_multipart([self.control_id, greeting.encode(answer)])
+        self.control.send_multipart([self.control_id, encode(answer)])
 
     def expected_by(self, decode: Rank, transfer_id: int, blocks, **fields) -> None:
         decode.plane.submit(expect(self, transfer_id, blocks, **fields))
@@ -156,34 +167,41 @@ class FakeSender:
 class FakeReceiver:
     """A decode rank that greets and then grants credit only when the test says so."""
 
-    def __init__(self, real: Rank, sender: Rank, **changed) -> None:
+    def __init__(
+        self,
+        real: Rank,
+        sender: Rank,
+        encode: Callable[[Greeting], bytes] = greeting.encode,
+        **changed,
+    ) -> None:
         self.config = real.config
         self.epoch = real.config.epoch
         self.sender_epoch = sender.config.epoch
         self.context = zmq.Context()
         self.bulk, self.control = (self.context.socket(zmq.DEALER) for _ in range(2))
         hello = replace(
-            greeting_of(real.config, real.cache),
+            greeting_of(real.config, real.cache, {TCP: b""}),
             connection=secrets.randbits(64),
             peer_epoch=self.sender_epoch,
         )
-        hello = replace(hello, **({"carriers": "tcp"} | changed))
+        hello = replace(hello, **changed)
         endpoints = sender.plane.endpoints
         for socket, at in ((self.bulk, endpoints.bulk), (self.control, endpoints.control)):
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.RCVTIMEO, WAIT_MS)
             password.show(socket, self.sender_epoch)
             socket.connect(at)
-            socket.send(greeting.encode(hello))
-        self.welcome = greeting.decode(self.control.recv())
-        self.bells: HeardDoorbells | None = None
+            socket.send(encode(hello))
+        self.answer = self.control.recv()
+        self.welcome = greeting.decode(self.answer)
+        self.bells: DoorbellReader | None = None
         self.ring: MappedRing | None = None
 
     def share(self) -> None:
         """Choose shared memory, as a dialer does that has mapped the ring."""
-        welcome = self.welcome
-        self.ring = MappedRing(welcome.ring)
-        self.bells = HeardDoorbells(welcome.ring_pid, welcome.bell_descriptor, welcome.connection)
+        place, bell = shared_memory.read_offer(self.welcome.offers[SHARED_MEMORY])
+        self.ring = MappedRing(place)
+        self.bells = DoorbellReader(place.pid, bell, self.welcome.connection)
         self.send(Kind.CHOICE, payload=b"shared_memory")
 
     def __enter__(self) -> FakeReceiver:

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from tandem.shared.handoff.carriers.base import (
-    Departure,
+from tandem.shared.handoff.carriers.base import SendHandle
+from tandem.shared.handoff.carriers.transport import (
     Endpoints,
-    Ends,
     Lost,
     Notice,
     PeerGoneError,
+    Transport,
 )
 from tandem.shared.handoff.carriers.zeromq.dialer import ZmqDialer
 from tandem.shared.handoff.carriers.zeromq.listener import ZmqListener
@@ -81,7 +81,7 @@ class Leaving:
 
     message: Message
     offset: int | None
-    inner: Departure | None = None
+    inner: SendHandle | None = None
     over: bool = False
 
     @property
@@ -133,8 +133,8 @@ class _Faulty:
     def is_live(self, peer: PeerKey) -> bool:
         return bool(self._inner.is_live(peer))
 
-    def on_device(self, peer: PeerKey) -> bool:
-        return bool(self._inner.on_device(peer))
+    def carrier(self, peer: PeerKey) -> str:
+        return str(self._inner.carrier(peer))
 
     def live(self) -> Counter[str]:
         return self._inner.live()  # type: ignore[no-any-return]
@@ -236,6 +236,14 @@ class _Faulty:
 class FaultyListener(_Faulty):
     """A sending end whose messages meet faults."""
 
+    @property
+    def strangers(self) -> int:
+        return int(self._inner.strangers)
+
+    @property
+    def keys_refused(self) -> int:
+        return int(self._inner.keys_refused)
+
     def start(self) -> Endpoints:
         return self._inner.start()  # type: ignore[no-any-return]
 
@@ -245,7 +253,7 @@ class FaultyListener(_Faulty):
     def slots_for(self, peer: PeerKey) -> int:
         return int(self._inner.slots_for(peer))
 
-    def send_bulk(self, peer: PeerKey, message: Message, offset: int | None = None) -> Departure:
+    def send_bulk(self, peer: PeerKey, message: Message, offset: int | None = None) -> SendHandle:
         leaving = Leaving(message, offset)
         self._send(peer, "bulk", leaving)
         return leaving
@@ -261,11 +269,11 @@ class FaultyDialer(_Faulty):
         return self._inner.receive_bulk(now)  # type: ignore[no-any-return]
 
 
-def faulty(ends: Ends, schedule: Schedule, clock: Callable[[], float]) -> Ends:
+def faulty(inner: Transport, schedule: Schedule, clock: Callable[[], float]) -> Transport:
     """The same carrier with faults in both directions."""
-    return Ends(
-        lambda *args, **of: FaultyListener(ends.listener(*args, **of), schedule, clock),
-        lambda *args, **of: FaultyDialer(ends.dialer(*args, **of), schedule, clock),
+    return Transport(
+        lambda *args, **of: FaultyListener(inner.listener(*args, **of), schedule, clock),
+        lambda *args, **of: FaultyDialer(inner.dialer(*args, **of), schedule, clock),
     )
 
 

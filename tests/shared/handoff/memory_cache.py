@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tandem.shared.handoff.plane.cache_port import Buffer
+from tandem.shared.handoff.wire.buffer import Buffer
 
 from .fake_driver import as_memory
 

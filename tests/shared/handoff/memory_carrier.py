@@ -15,15 +15,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tandem.shared.errors import PeerRefusedError
-from tandem.shared.handoff.carriers.base import (
-    MAX_SLOTS,
-    Departure,
+from tandem.shared.handoff.carriers.base import MAX_SLOTS, SendHandle
+from tandem.shared.handoff.carriers.transport import (
     Endpoints,
-    Ends,
     Joined,
     Lost,
     Notice,
     PeerGoneError,
+    Transport,
 )
 from tandem.shared.handoff.carriers.zeromq.sockets import (
     CONTROL_BATCH,
@@ -82,7 +81,7 @@ class Wire:
 
 
 class Network:
-    """Who listens where. ``ends`` goes to a data plane."""
+    """Who listens where. ``transport`` goes to a data plane."""
 
     def __init__(self) -> None:
         self.listeners: dict[str, MemoryListener] = {}
@@ -90,10 +89,10 @@ class Network:
         self._numbers = itertools.count(1)
 
     @property
-    def ends(self) -> Ends:
-        return Ends(
-            lambda context, me, **of: MemoryListener(self, me, **of),
-            lambda context, me, **of: MemoryDialer(self, me, **of),
+    def transport(self) -> Transport:
+        return Transport(
+            lambda context, me, carriers, **of: MemoryListener(self, me, **of),
+            lambda context, me, carriers, **of: MemoryDialer(self, me, **of),
         )
 
     def new_address(self) -> str:
@@ -140,8 +139,8 @@ class _End:
     def is_live(self, peer: PeerKey) -> bool:
         return peer in self._links and self._links[peer].live
 
-    def on_device(self, peer: PeerKey) -> bool:
-        return False
+    def carrier(self, peer: PeerKey) -> str:
+        return MEMORY if self.is_live(peer) else ""
 
     def live(self) -> Counter[str]:
         return Counter({MEMORY: sum(link.live for link in self._links.values())})
@@ -191,6 +190,8 @@ class _End:
 class MemoryListener(_End):
     """The sending rank's end."""
 
+    strangers = keys_refused = 0
+
     def __init__(self, network: Network, me: Greeting, **of: Any) -> None:
         super().__init__(network, me, **of)
         self._address = ""
@@ -207,7 +208,9 @@ class MemoryListener(_End):
     def greet(self, hello: bytes, wire: Wire) -> None:
         self._hellos.append((hello, wire))
 
-    def send_bulk(self, peer: PeerKey, message: memoryview, offset: int | None = None) -> Departure:
+    def send_bulk(
+        self, peer: PeerKey, message: memoryview, offset: int | None = None
+    ) -> SendHandle:
         link = self._live_link(peer)
         if not link.wire.open:
             self.lose(peer, "bulk connection is gone")

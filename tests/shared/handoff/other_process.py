@@ -21,8 +21,8 @@ from subprocess import PIPE, Popen
 from types import SimpleNamespace
 from typing import Any
 
-from tandem.shared.handoff.carriers.base import Endpoints
 from tandem.shared.handoff.carriers.cuda_ipc.torch_device import Gpu
+from tandem.shared.handoff.carriers.transport import Endpoints
 from tandem.shared.handoff.plane.messages import Received
 
 from .fake_driver import device_named

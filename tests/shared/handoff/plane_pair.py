@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from tandem.shared.handoff.carriers.base import Ends
+from tandem.shared.handoff.carriers.cuda_ipc import NAME as CUDA_IPC
 from tandem.shared.handoff.carriers.cuda_ipc.torch_device import Gpu
-from tandem.shared.handoff.carriers.names import CUDA_IPC
+from tandem.shared.handoff.carriers.rank_carriers import Kinds
+from tandem.shared.handoff.carriers.registry import CARRIERS
+from tandem.shared.handoff.carriers.transport import Transport
 from tandem.shared.handoff.carriers.zeromq.sockets import Timing
 from tandem.shared.handoff.epoch import new_epoch
 from tandem.shared.handoff.plane.data_plane import ZEROMQ, DataPlane
@@ -103,7 +105,8 @@ class Rank:
         seed: int | None = None,
         epoch: int | None = None,
         clock: Callable[[], float] = time.monotonic,
-        ends: Ends = ZEROMQ,
+        transport: Transport = ZEROMQ,
+        carriers: Kinds = CARRIERS,
         device: Gpu | None = None,
         **config,
     ) -> None:
@@ -120,7 +123,13 @@ class Rank:
             device = FakeDevice()
         self.device = device
         self.plane = DataPlane(
-            self.config, self.cache, self.log, clock=clock, ends=ends, device=device
+            self.config,
+            self.cache,
+            self.log,
+            clock=clock,
+            transport=transport,
+            carriers=carriers,
+            device=device,
         )
 
     def __enter__(self) -> Rank:

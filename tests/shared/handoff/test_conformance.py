@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from tandem.shared.handoff.carriers.base import Departure, Joined, Lost, Notice, PeerGoneError
-from tandem.shared.handoff.carriers.names import CUDA_IPC
-from tandem.shared.handoff.carriers.staging import AnySlot
+from tandem.shared.handoff.carriers.base import SendHandle
+from tandem.shared.handoff.carriers.cuda_ipc import NAME as CUDA_IPC
+from tandem.shared.handoff.carriers.staging import RingSlot
+from tandem.shared.handoff.carriers.transport import Joined, Lost, Notice, PeerGoneError
 from tandem.shared.handoff.carriers.zeromq.curve import OVERHEAD_BYTES
 from tandem.shared.handoff.carriers.zeromq.sockets import MAX_CONTROL_MESSAGE, Timing
 from tandem.shared.handoff.plane.messages import (
@@ -59,7 +60,7 @@ def _key(rank: HandRank) -> PeerKey:
     return PeerKey(node_id=rank.config.node_id, epoch=rank.config.epoch, rank=rank.config.rank)
 
 
-def paint(slot: AnySlot, fill: bytes) -> None:
+def paint(slot: RingSlot, fill: bytes) -> None:
     """The same byte everywhere in a slot."""
     for part in (slot.head, as_memory(slot.payload)):
         part[:] = fill * len(part)
@@ -78,7 +79,7 @@ class Pair:
         self.decode = world.rank("d", listen_host=None, **config)
         self.listener, self.dialer = self.prefill.loop._listener, self.decode.loop._dialer
         self.ring = self.prefill.loop._sender._rings[world.carrier == CUDA_IPC]
-        self.held: list[AnySlot] = []
+        self.held: list[RingSlot] = []
         world.stack.callback(self.release)
         self.at_listener: list[Notice] = []
         self.at_dialer: list[Notice] = []
@@ -110,7 +111,7 @@ class Pair:
         self.turn()
         return self
 
-    def send(self, fill: bytes) -> tuple[AnySlot, Departure]:
+    def send(self, fill: bytes) -> tuple[RingSlot, SendHandle]:
         """One full frame out of a slot of the ring."""
         slot = self.ring.acquire()
         assert slot is not None
@@ -329,7 +330,7 @@ def test_an_empty_transfer_is_refused_on_both_sides(world: World) -> None:
     prefill.open(decode, 1, BLOCKS, first_token=5, end_token=5)
     world.turn()
     for rank, kind in ((prefill, SendFailed), (decode, ReceiveFailed)):
-        assert "tokens [5, 5) are no range" in rank.log.of(kind)[0].reason
+        assert "tokens [5, 5) are an invalid range" in rank.log.of(kind)[0].reason
 
 
 @pytest.mark.parametrize("window", [2 * CELL, 1000, 5000])

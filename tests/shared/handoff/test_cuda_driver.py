@@ -17,7 +17,7 @@ from tandem.shared.handoff.carriers.cuda_ipc.cuda_driver import (
     CudaDriver,
     device_count,
 )
-from tandem.shared.handoff.carriers.cuda_ipc.device import DeviceError
+from tandem.shared.handoff.carriers.device import DeviceError
 
 SOURCE = Path(__file__).with_name("fake_cuda.c")
 THE_DEVICE = 3
@@ -115,9 +115,9 @@ def test_an_error_without_a_name_is_told_by_its_number(library: str) -> None:
 
 
 def test_without_a_driver_it_says_so(tmp_path: Path) -> None:
-    with pytest.raises(DeviceError, match=r"no CUDA driver that can be used: .*libnone\.so"):
+    with pytest.raises(DeviceError, match=r"no usable CUDA driver: .*libnone\.so"):
         CudaDriver(0, str(tmp_path / "libnone.so"))
-    with pytest.raises(DeviceError, match=r"no CUDA driver that can be used: .*cuInit"):
+    with pytest.raises(DeviceError, match=r"no usable CUDA driver: .*cuInit"):
         CudaDriver(0, "libc.so.6")
 
 

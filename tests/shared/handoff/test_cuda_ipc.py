@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
-from tandem.shared.errors import PeerRefusedError, StartupError
-from tandem.shared.handoff.carriers.cuda_ipc.device import DEVICE_WINDOW_BYTES, DevicePlace
+from tandem.shared.errors import StartupError
+from tandem.shared.handoff.carriers.cuda_ipc import carrier as cuda_ipc
+from tandem.shared.handoff.carriers.cuda_ipc.device_ring import DevicePlace
+from tandem.shared.handoff.carriers.device import DEVICE_WINDOW_BYTES, DeviceError
+from tandem.shared.handoff.carriers.staging import HOST_WINDOW_BYTES
 from tandem.shared.handoff.plane import loop as plane_loop
 from tandem.shared.handoff.plane.data_plane import DataPlane
 from tandem.shared.handoff.plane.messages import (
@@ -25,14 +28,13 @@ from tandem.shared.handoff.plane.messages import (
     SendFinished,
 )
 from tandem.shared.handoff.plane.settings import DataPlaneConfig
-from tandem.shared.handoff.plane.transfer_end import HOST_WINDOW_BYTES
-from tandem.shared.handoff.wire import frame, greeting
+from tandem.shared.handoff.wire import frame
 from tandem.shared.handoff.wire.frame import HEADER_BYTES, ChecksumError, DeviceFrame
 
 from . import other_process
 from .by_hand import HandRank, World
 from .fake_driver import DEVICES, FakeDevice, FakeDriver, as_memory, device_named
-from .fake_peers import FakeSender
+from .fake_peers import FakeReceiver, FakeSender
 from .other_process import contents, go, other, peer, said
 from .plane_pair import BLOCKS, CELL, END, LAYERS, Rank, expect, hand_over, make_cache, rows, until
 
@@ -65,8 +67,7 @@ def test_two_ranks_with_gpus_of_one_host_agree_on_a_carrier(
         for rank in (prefill, decode):
             joined = rank.log.wait(PeerJoined)
             assert (joined.carrier, joined.note) == (chosen, "")
-            stats = rank.plane.stats()
-            assert (stats.peers_cuda_ipc, stats.peers) == (chosen == "cuda_ipc", 1)
+            assert rank.plane.stats().peers == {chosen: 1}
         assert bool(decode.device.driver.calls["copy"]) == (chosen == "cuda_ipc")
 
 
@@ -129,25 +130,29 @@ def test_memory_that_cannot_be_opened_is_done_without_and_the_reason_is_told() -
             assert "carrier: cuda_ipc only, and cannot" in forced.log.wait(ReceiveFailed, 2).reason
 
 
-def _greetings(**changed: Any) -> tuple[greeting.Greeting, greeting.Greeting]:
-    rank = Rank("p")
-    mine = plane_loop.greeting_of(rank.config, rank.cache, on_device=True)
-    return replace(mine, carriers="cuda_ipc"), replace(mine, **changed)
+@pytest.mark.parametrize(
+    ("offers", "carriers"), [({"cuda_ipc": b"\x02", "tcp": b""}, ["tcp"]), ({"cuda_ipc": b""}, [])]
+)
+def test_two_versions_that_sum_differently_do_not_use_it(
+    offers: dict[str, bytes], carriers: list[str]
+) -> None:
+    with (
+        Rank("p", device=FakeDevice()) as prefill,
+        FakeReceiver(Rank("d"), prefill, offers=offers) as receiver,
+    ):
+        assert list(receiver.welcome.offers) == carriers
+        if not carriers:
+            wanted = "carrier: cuda_ipc only, and cuda_ipc of another version: its checksums differ"
+            assert receiver.welcome.refused == wanted
 
 
-def test_two_versions_that_sum_differently_do_not_use_it() -> None:
-    mine, theirs = _greetings(capabilities=greeting.CAPABILITY_XXH3)
-    with pytest.raises(PeerRefusedError, match="capabilities: here 0x3, at p 0x1; cuda_ipc requi"):
-        greeting.possible_carriers(mine, theirs)
-    assert greeting.possible_carriers(theirs, theirs) == ("shared_memory", "tcp")
-
-
-def test_a_greeting_carries_the_place_of_a_ring_on_a_device() -> None:
-    mine, _ = _greetings()
+def test_an_offer_carries_the_place_of_a_ring_on_a_device() -> None:
     place = DevicePlace("GPU-1", bytes(range(64)), 1 << 33)
-    told = greeting.decode(greeting.encode(mine.with_device(place)))
-    assert told.device_place == place
-    assert not told.without_device().device_bytes
+    offer = cuda_ipc.encode_offer(place, 4711, 9)
+    assert cuda_ipc.read_offer(offer) == (place, 4711, 9)
+    for broken in (b"", offer[:-1], offer + b"x", b"\x02" + offer[1:]):
+        with pytest.raises(DeviceError, match="an offer of"):
+            cuda_ipc.read_offer(broken)
 
 
 def test_the_staging_ring_of_a_gpu_is_pinned_or_it_is_said_why_not(
@@ -305,7 +310,7 @@ def _overwritten(
     """A transfer during which the sender's ring is overwritten at a time of the test's choice."""
     with World("cuda_ipc") as world:
         prefill, decode = world.rank("p", seed=1), world.rank("d", listen_host=None)
-        spoil(lambda: prefill.loop._on_device.ring._memory.view.fill_(255), decode)  # type: ignore[union-attr]
+        spoil(lambda: prefill.loop._carriers["cuda_ipc"].ring._memory.view.fill_(255), decode)  # type: ignore[attr-defined]
         world.transfer(prefill, decode, 1, BLOCKS, first_token=0, end_token=END)
         world.until(lambda: bool(decode.log.of(Received) or decode.log.of(ReceiveFailed)))
         return prefill, decode

@@ -16,20 +16,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.shared.errors import PeerRefusedError
+from tandem.shared.handoff.carriers.base import RankResources
+from tandem.shared.handoff.carriers.cuda_ipc import carrier as cuda_ipc
+from tandem.shared.handoff.carriers.cuda_ipc.device_ring import DevicePlace
+from tandem.shared.handoff.carriers.device import DeviceError
 from tandem.shared.handoff.carriers.doorbells import (
-    Doorbells,
-    HeardDoorbells,
+    DoorbellReader,
+    DoorbellWriter,
     doorbell,
     payload_doorbell,
     read_doorbell,
     read_payload_doorbell,
 )
-from tandem.shared.handoff.carriers.shared_memory.ring import (
-    MappedRing,
-    RingError,
-    RingPlace,
-    SharedRing,
-)
+from tandem.shared.handoff.carriers.memfd import MemfdError
+from tandem.shared.handoff.carriers.nixl import carrier as nixl
+from tandem.shared.handoff.carriers.nixl.agent import NixlError, NixlPlace
+from tandem.shared.handoff.carriers.rank_carriers import RankCarriers
+from tandem.shared.handoff.carriers.shared_memory import carrier as shared_memory
+from tandem.shared.handoff.carriers.shared_memory.carrier import SharedMemoryCarrier
+from tandem.shared.handoff.carriers.shared_memory.ring import MappedRing, RingPlace, SharedRing
+from tandem.shared.handoff.carriers.staging import PrivateMemory, StagingRing
+from tandem.shared.handoff.carriers.tcp.carrier import TcpCarrier
 from tandem.shared.handoff.carriers.zeromq.sockets import about_connection
 from tandem.shared.handoff.plane import messages
 from tandem.shared.handoff.wire import frame, greeting
@@ -127,13 +134,12 @@ GREETINGS = st.builds(
     layer_bytes_per_token=U32,
     first_head=U32,
     end_head=U32,
-    carriers=st.sampled_from(["tcp", "cuda_ipc,shared_memory,tcp"]) | TEXTS,
     host=TEXTS,
-    ring_pid=U32,
-    ring_descriptor=U32,
-    ring_bytes=U64,
-    device_handle=st.binary(max_size=80),
-    device_bytes=U64,
+    offers=st.dictionaries(
+        st.sampled_from(["tcp", "cuda_ipc", "shared_memory"]) | TEXTS.filter(bool),
+        st.binary(max_size=80),
+        max_size=greeting.MAX_OFFERS,
+    ),
 )
 
 
@@ -146,11 +152,26 @@ def test_a_greeting_is_understood_or_refused(message: bytes) -> None:
     assert greeting.decode(greeting.encode(theirs)) == theirs
 
 
+NOTHING = RankResources(
+    me=ME.key,
+    sends=False,
+    memory=PrivateMemory(1),
+    ring=StagingRing(slots=2),
+    max_frame_bytes=1,
+    device=None,
+    device_slots=0,
+    device_slot_bytes=0,
+)
+CARRIERS_OF_ME = RankCarriers(
+    [SharedMemoryCarrier(NOTHING), TcpCarrier(NOTHING)], NOTHING.ring, contextlib.ExitStack()
+)
+
+
 @given(GREETINGS)
 def test_any_greeting_can_be_compared(theirs: Greeting) -> None:
     try:
         greeting.check(ME, theirs)
-        assert greeting.possible_carriers(ME, theirs)
+        assert CARRIERS_OF_ME.possible(ME, theirs)
     except PeerRefusedError as refusal:
         answer = replace(ME, refused=greeting.refusal_text(refusal))
         assert greeting.decode(greeting.encode(answer)) == answer
@@ -173,6 +194,31 @@ def test_a_greeting_with_any_value_in_any_field(name: str, value: object) -> Non
     assert getattr(theirs, name) == value and type(getattr(theirs, name)) is type(value)
 
 
+# ---- offers --------------------------------------------------------------------------------------
+
+RINGS = st.builds(RingPlace, U32, U32, U64, U64)
+DEVICES = st.builds(DevicePlace, TEXTS, st.binary(max_size=80), U64)
+
+
+@given(strange(st.builds(shared_memory.encode_offer, RINGS, U32)))
+def test_an_offer_of_shared_memory_is_understood_or_refused(offer: bytes) -> None:
+    with contextlib.suppress(MemfdError):
+        assert shared_memory.encode_offer(*shared_memory.read_offer(offer)) == offer
+
+
+@given(strange(st.builds(cuda_ipc.encode_offer, DEVICES, U32, U32)))
+def test_an_offer_of_a_device_is_understood_or_refused(offer: bytes) -> None:
+    with contextlib.suppress(DeviceError):
+        place, *_ = cuda_ipc.read_offer(offer)
+        assert place.device.isprintable() and 0 <= place.bytes < 2**64
+
+
+@given(strange(st.builds(NixlPlace, st.binary(max_size=80), U64, U64).map(nixl.encode_offer)))
+def test_an_offer_of_nixl_is_understood_or_refused(offer: bytes) -> None:
+    with contextlib.suppress(NixlError):
+        assert nixl.encode_offer(nixl.read_offer(offer)) == offer
+
+
 # ---- shared memory -------------------------------------------------------------------------------
 
 
@@ -190,8 +236,8 @@ def test_a_doorbell_names_a_place_or_is_none(message: bytes) -> None:
 
 @given(st.lists(strange(st.binary(max_size=40).map(lambda r: struct.pack("<H", len(r)) + r))))
 def test_any_bytes_in_a_doorbell_are_records_or_nothing_yet(written: list[bytes]) -> None:
-    ours = Doorbells(1)
-    heard = HeardDoorbells(os.getpid(), ours.descriptor, 1)
+    ours = DoorbellWriter(1)
+    heard = DoorbellReader(os.getpid(), ours.descriptor, 1)
     for part in written:
         os.write(ours._bell, part[:1000])
     records = list(iter(heard.next, None))
@@ -207,7 +253,7 @@ def _length(records: list[bytes]) -> int:
 
 @given(st.builds(RingPlace, U32, U32, U64 | st.integers(0, 10**6), U64))
 def test_a_place_of_no_ring_of_ours_is_refused(place: RingPlace) -> None:
-    with pytest.raises(RingError):
+    with pytest.raises(MemfdError):
         MappedRing(place)
 
 
@@ -216,7 +262,7 @@ def test_a_slice_lies_within_the_ring_or_is_refused(offset: int, length: int) ->
     ring = SharedRing(8192)
     try:
         assert len(MappedRing(ring.place).slice(offset, length)) == length
-    except RingError:
+    except MemfdError:
         assert offset + length > 8192
     finally:
         ring.close()
@@ -275,7 +321,7 @@ def test_a_frame_of_four_gigabytes_costs_nothing(length: int) -> None:
 def test_a_ring_of_exabytes_costs_nothing() -> None:
     with cheap(1):
         for size in (2**40, 2**63, 2**64 - 1):
-            with pytest.raises(RingError):
+            with pytest.raises(MemfdError):
                 MappedRing(RingPlace(1, 1, size, 0))
 
 

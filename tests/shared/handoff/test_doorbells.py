@@ -11,27 +11,28 @@ import pytest
 
 from tandem.shared.handoff.carriers.doorbells import (
     MAX_RECORD_BYTES,
-    Doorbells,
-    HeardDoorbells,
+    DoorbellReader,
+    DoorbellWriter,
     doorbell,
     read_doorbell,
 )
-from tandem.shared.handoff.carriers.shared_memory.ring import RingError, SharedRing
+from tandem.shared.handoff.carriers.memfd import MemfdError
+from tandem.shared.handoff.carriers.shared_memory.ring import SharedRing
 
 NUMBER = 2**63 + 5
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Doorbells, HeardDoorbells]]:
-    mine = Doorbells(NUMBER)
-    theirs = HeardDoorbells(os.getpid(), mine.descriptor, NUMBER)
+def ends() -> Iterator[tuple[DoorbellWriter, DoorbellReader]]:
+    mine = DoorbellWriter(NUMBER)
+    theirs = DoorbellReader(os.getpid(), mine.descriptor, NUMBER)
     mine.opened()
     yield mine, theirs
     theirs.close()
     mine.close()
 
 
-def _readable(end: Doorbells | HeardDoorbells) -> bool:
+def _readable(end: DoorbellWriter | DoorbellReader) -> bool:
     return bool(select.select([end], [], [], 0)[0])
 
 
@@ -77,19 +78,19 @@ def test_a_reader_that_stops_reading_is_an_error_and_no_wait(ends) -> None:
 
 
 def test_each_side_sees_the_other_one_go() -> None:
-    mine = Doorbells(NUMBER)
-    theirs = HeardDoorbells(os.getpid(), mine.descriptor, NUMBER)
+    mine = DoorbellWriter(NUMBER)
+    theirs = DoorbellReader(os.getpid(), mine.descriptor, NUMBER)
     mine.opened()
     mine.ring(b"last")
     mine.close()
     assert theirs.next() == b"last"
-    with pytest.raises(RingError, match="has ended"):
+    with pytest.raises(MemfdError, match="has ended"):
         theirs.next()
     theirs.give_back()  # to nobody
     theirs.close()
 
-    mine = Doorbells(NUMBER)
-    theirs = HeardDoorbells(os.getpid(), mine.descriptor, NUMBER)
+    mine = DoorbellWriter(NUMBER)
+    theirs = DoorbellReader(os.getpid(), mine.descriptor, NUMBER)
     mine.opened()
     theirs.give_back()
     theirs.close()
@@ -102,36 +103,36 @@ def test_each_side_sees_the_other_one_go() -> None:
 
 
 def test_only_the_doorbell_that_was_meant_is_opened() -> None:
-    mine, pid = Doorbells(NUMBER), os.getpid()
-    with pytest.raises(RingError, match="another connection's"):
-        HeardDoorbells(pid, mine.descriptor, NUMBER - 1)
-    with pytest.raises(RingError, match="cannot open"):
-        HeardDoorbells(2**31 - 1, 0, NUMBER)
-    with socket.socket() as other, pytest.raises(RingError, match="is no tandem-doorbells"):
-        HeardDoorbells(pid, other.fileno(), NUMBER)
+    mine, pid = DoorbellWriter(NUMBER), os.getpid()
+    with pytest.raises(MemfdError, match="another connection's"):
+        DoorbellReader(pid, mine.descriptor, NUMBER - 1)
+    with pytest.raises(MemfdError, match="cannot open"):
+        DoorbellReader(2**31 - 1, 0, NUMBER)
+    with socket.socket() as other, pytest.raises(MemfdError, match="is no tandem-doorbells"):
+        DoorbellReader(pid, other.fileno(), NUMBER)
     ring = SharedRing(4096)
-    with pytest.raises(RingError, match="is no tandem-doorbells"):
-        HeardDoorbells(pid, ring.place.descriptor, NUMBER)
+    with pytest.raises(MemfdError, match="is no tandem-doorbells"):
+        DoorbellReader(pid, ring.place.descriptor, NUMBER)
     ring.close()
     mine.close()
-    with pytest.raises(RingError, match="cannot open"):
-        HeardDoorbells(pid, 2**20, NUMBER)
+    with pytest.raises(MemfdError, match="cannot open"):
+        DoorbellReader(pid, 2**20, NUMBER)
 
 
 def test_a_pipe_of_somebody_else_is_neither_read_nor_written() -> None:
     """Whoever greets may name any pipe of a process that is ours."""
     read, write = os.pipe2(os.O_NONBLOCK)
-    mine = Doorbells(NUMBER)
+    mine = DoorbellWriter(NUMBER)
     try:
         os.write(write, b"theirs")
         for descriptor in (read, write):
-            with pytest.raises(RingError, match="is no tandem-doorbells"):
-                HeardDoorbells(os.getpid(), descriptor, NUMBER)
+            with pytest.raises(MemfdError, match="is no tandem-doorbells"):
+                DoorbellReader(os.getpid(), descriptor, NUMBER)
         # Another pipe under the number of one that has gone.
         for end, other in zip(mine._theirs, (read, write), strict=True):
             os.dup2(other, end)
-        with pytest.raises(RingError, match="not the pipe that it was"):
-            HeardDoorbells(os.getpid(), mine.descriptor, NUMBER)
+        with pytest.raises(MemfdError, match="not the pipe that it was"):
+            DoorbellReader(os.getpid(), mine.descriptor, NUMBER)
         assert os.read(read, 99) == b"theirs"
     finally:
         mine.close()
@@ -142,9 +143,9 @@ def test_a_pipe_of_somebody_else_is_neither_read_nor_written() -> None:
 def test_nothing_is_left_open() -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
-        mine = Doorbells(NUMBER)
-        with pytest.raises(RingError):
-            HeardDoorbells(os.getpid(), mine.descriptor, 0)
+        mine = DoorbellWriter(NUMBER)
+        with pytest.raises(MemfdError):
+            DoorbellReader(os.getpid(), mine.descriptor, 0)
         mine.close()
         mine.close()
     assert len(os.listdir("/proc/self/fd")) <= before  # others may let go of theirs

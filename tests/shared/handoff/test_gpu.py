@@ -13,8 +13,8 @@ from tandem.kernels.row_sums import row_sums
 from tandem.shared.engine.rank import setup as rank_setup
 from tandem.shared.errors import StartupError
 from tandem.shared.handoff.carriers.cuda_ipc.cuda_driver import CudaDriver
-from tandem.shared.handoff.carriers.cuda_ipc.device import DEVICE_BYTES, DeviceError
 from tandem.shared.handoff.carriers.cuda_ipc.torch_device import Gpu, marker
+from tandem.shared.handoff.carriers.device import DEVICE_BYTES, DeviceError
 from tandem.tests import on_gpu
 
 from .fake_driver import DEVICES, REAL, device_named

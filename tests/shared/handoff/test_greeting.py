@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.shared.errors import PeerRefusedError
-from tandem.shared.handoff.carriers.nixl.agent import MAX_DESCRIPTION_BYTES
 from tandem.shared.handoff.wire import greeting
 from tandem.shared.handoff.wire.frame import FrameError
 from tandem.shared.handoff.wire.greeting import Greeting
@@ -23,6 +22,7 @@ ME = Greeting(
     layer_bytes_per_token=512,
     first_head=0,
     end_head=8,
+    offers={"fast": b"how to reach it", "tcp": b""},
 )
 
 
@@ -68,8 +68,17 @@ def test_garbage_is_refused(garbage):
         {"node_id": "x" * 600},
         {"node_id": "a\nb"},
         {"dtype": None},
-        {"nixl_description": "text"},
-        {"nixl_description": bytes(MAX_DESCRIPTION_BYTES + 1)},
+        {"offers": None},
+        {"offers": "tcp"},
+        {"offers": {"tcp": "text"}},
+        {"offers": {"tcp": {}}},
+        {"offers": {b"tcp": b""}},
+        {"offers": {1: b""}},
+        {"offers": {"": b""}},
+        {"offers": {"a\nb": b""}},
+        {"offers": {"x" * (greeting.MAX_NAME_BYTES + 1): b""}},
+        {"offers": {"x": bytes(greeting.MAX_OFFER_BYTES + 1)}},
+        {"offers": {str(number): b"" for number in range(greeting.MAX_OFFERS + 1)}},
         {"dtype": msgpack.ExtType(1, b"x")},
         {"dtype": {"a": {}}},
     ],
@@ -82,9 +91,10 @@ def test_a_field_of_the_wrong_kind_is_refused(change):
 
 def test_a_greeting_of_another_version_is_understood_by_what_both_know():
     values = msgpack.unpackb(greeting.encode(ME)[4:])
-    del values["device_bell"], values["carriers"]
+    del values["offers"], values["full"]
     older_and_newer = values | {"of_a_later_version": "x"}
-    assert greeting.decode(greeting.MAGIC + msgpack.packb(older_and_newer)) == ME
+    without_offers = replace(ME, offers={})
+    assert greeting.decode(greeting.MAGIC + msgpack.packb(older_and_newer)) == without_offers
     del values["num_layers"], values["rank"]
     with pytest.raises(FrameError, match="greeting without num_layers, rank"):
         greeting.decode(greeting.MAGIC + msgpack.packb(values))

@@ -19,10 +19,10 @@ import zmq
 
 from tandem.shared.errors import PeerRefusedError
 from tandem.shared.handoff.carriers.zeromq import dialer as zmq_dialer
-from tandem.shared.handoff.carriers.zeromq import entrance, password
 from tandem.shared.handoff.carriers.zeromq import listener as zmq_listener
+from tandem.shared.handoff.carriers.zeromq import listening_port, password
 from tandem.shared.handoff.carriers.zeromq.curve import check_keys
-from tandem.shared.handoff.carriers.zeromq.entrance import Entrance
+from tandem.shared.handoff.carriers.zeromq.listening_port import ListeningPort
 from tandem.shared.handoff.carriers.zeromq.sockets import MAX_CONTROL_MESSAGE, Timing
 from tandem.shared.handoff.plane.loop import greeting_of
 from tandem.shared.handoff.plane.messages import Admit, Admitted, PeerJoined, ReceiveFailed
@@ -118,7 +118,7 @@ def test_a_rank_that_was_dismissed_is_a_stranger_again(locked: Rank) -> None:
 def test_an_unlocked_rank_gets_no_word_out_of_a_locked_one(locked: Rank) -> None:
     with Rank("d", listen_host=None) as decode:
         decode.plane.submit(expect(locked, 1, BLOCKS, first_token=0, end_token=END))
-        assert "the locks differ" in decode.log.wait(ReceiveFailed, 1).reason
+        assert "only one side is locked" in decode.log.wait(ReceiveFailed, 1).reason
         until(lambda: locked.plane.stats().strangers in (1, 2))
     hands_over(locked)
 
@@ -155,7 +155,7 @@ def test_whoever_answers_without_the_announced_key_is_not_believed(locked: Rank)
         command = expect(locked, 1, BLOCKS, first_token=0, end_token=END)
         fields = {name: getattr(command, name) for name in command.__slots__}
         decode.plane.submit(type(command)(**(fields | {"key": other.plane.endpoints.key})))
-        assert "the locks differ" in decode.log.wait(ReceiveFailed, 1).reason
+        assert "only one side is locked" in decode.log.wait(ReceiveFailed, 1).reason
         assert locked.plane.stats().keys_refused == 0
 
 
@@ -211,7 +211,7 @@ def test_a_flood_of_half_greetings_keeps_nobody_out() -> None:
         flood.setsockopt(zmq.LINGER, 0)
         password.show(flood, prefill.config.epoch)
         flood.connect(prefill.plane.endpoints.control)
-        me = greeting_of(prefill.config, prefill.cache)
+        me = greeting_of(prefill.config, prefill.cache, {"tcp": b""})
         for number in range(3000):
             flood.send(greeting.encode(replace(me, node_id="x", connection=number)))
         hands_over(prefill)
@@ -224,36 +224,36 @@ def test_strangers_that_say_nothing_are_limited(
 ) -> None:
     """Peers that are connected go on, and others get in once the handshakes of those who say
     nothing are overdue."""
-    entrances: list[Entrance] = []
+    known: list[ListeningPort] = []
 
-    class Known(Entrance):
+    class Known(ListeningPort):
         def __init__(self, bound: Any) -> None:
             super().__init__(bound)
-            entrances.append(self)
+            known.append(self)
 
-    monkeypatch.setattr(zmq_listener, "Entrance", Known)
-    monkeypatch.setattr(entrance, "MAX_STRANGERS", 20)
+    monkeypatch.setattr(zmq_listener, "ListeningPort", Known)
+    monkeypatch.setattr(listening_port, "MAX_STRANGERS", 20)
     with (
         Rank("p", seed=1, curve=curve) as prefill,
         Rank("e", listen_host=None, curve=curve) as old,
     ):
         admit(prefill, old.plane.endpoints.key)
         hand_over(prefill, old, 5)
-        accepted = [entrance.accepted for entrance in entrances]
+        accepted = [port.accepted for port in known]
         silent = [_dialling(port) for port in ports(prefill) * 30]
         try:
-            until(lambda: not any(entrance.admits for entrance in entrances))
+            until(lambda: not any(port.admits for port in known))
             late = [_dialling(port) for port in ports(prefill) * 30]
             silent += late
             hand_over(prefill, old, 6)
-            # Those that had connected before the door was shut may be let in still, the late never.
-            for one, before in zip(entrances, accepted, strict=True):
+            # Those that had connected before the port was shut may be let in still, the late never.
+            for one, before in zip(known, accepted, strict=True):
                 assert one.accepted <= before + 30
             assert not select.select([], late, [], 0)[1]
         finally:
             for each in silent:
                 each.close()
-        until(lambda: all(entrance.admits for entrance in entrances))
+        until(lambda: all(port.admits for port in known))
         hands_over(prefill)
 
 
@@ -269,20 +269,20 @@ def test_a_port_is_left_alone_for_a_while_when_it_cannot_be_accepted_from() -> N
     """ZeroMQ would try again without a pause."""
     with zmq.Context() as context:
         router = context.socket(zmq.ROUTER)
-        door = Entrance(router)
-        endpoint = door.listen("127.0.0.1", 0)
+        port = ListeningPort(router)
+        endpoint = port.listen("127.0.0.1", 0)
         told = struct.pack("=hi", zmq.EVENT_ACCEPT_FAILED, 24), endpoint.encode()
-        door.monitor, real = SimpleNamespace(recv_multipart=_once(told)), door.monitor
-        door.mind(0, now=100.0)
-        assert not door.admits
-        door.mind(0, now=100.5)
-        assert not door.admits
-        door.mind(0, now=101.5)
-        assert door.admits
-        door.monitor = real
+        port.monitor, real = SimpleNamespace(recv_multipart=_once(told)), port.monitor
+        port.update(0, now=100.0)
+        assert not port.admits
+        port.update(0, now=100.5)
+        assert not port.admits
+        port.update(0, now=101.5)
+        assert port.admits
+        port.monitor = real
         with socket.create_connection(("127.0.0.1", int(endpoint.rpartition(":")[2]))):
-            until(lambda: door.mind(0, now=102.0) or door.accepted == 1)
-        door.close()
+            until(lambda: port.update(0, now=102.0) or port.accepted == 1)
+        port.close()
 
 
 def _once(message: tuple[bytes, ...]) -> Any:

@@ -18,12 +18,20 @@ import pytest
 import zmq
 
 from tandem.shared.errors import StartupError
+from tandem.shared.handoff.carriers.base import ReceiveChannel
 from tandem.shared.handoff.carriers.doorbells import doorbell
-from tandem.shared.handoff.carriers.inlets import MAX_TOLD, READ_SECONDS, NixlInlet
-from tandem.shared.handoff.carriers.nixl.agent import NO_PLACE, NixlAgent, NixlError, NixlPlace
-from tandem.shared.handoff.carriers.nixl.landing import LANDING_SLOTS, Landing
+from tandem.shared.handoff.carriers.nixl.agent import NixlAgent, NixlError, NixlPlace
+from tandem.shared.handoff.carriers.nixl.buffers import RECEIVE_SLOTS, ReceiveBuffers
+from tandem.shared.handoff.carriers.nixl.carrier import (
+    MAX_ANNOUNCED,
+    READ_SECONDS,
+    NixlReader,
+    agent_name,
+    encode_offer,
+)
 from tandem.shared.handoff.plane.messages import PeerJoined, PeerLost, ReceiveFailed
 from tandem.shared.handoff.wire.frame import Kind
+from tandem.shared.handoff.wire.greeting import PeerKey
 
 from . import other_process
 from .fake_peers import FakeReceiver, FakeSender
@@ -32,6 +40,7 @@ from .plane_pair import BLOCKS, END, Rank, expect, hand_over, until
 
 SLOT = 512
 RING = NixlPlace(b"description", 1 << 20, 64 * SLOT)
+P, Q = (PeerKey(node_id=name, epoch=1, rank=0) for name in "pq")
 
 
 # ---- without the library -----------------------------------------------------------------------
@@ -58,7 +67,7 @@ class FakeReading:
     state: str = "under way"
     released: bool = False
 
-    def landed(self) -> bool:
+    def finished(self) -> bool:
         if self.state == "failed":
             raise NixlError("a read failed: made to")
         return self.state == "landed"
@@ -94,14 +103,14 @@ class FakeAgent:
 
 
 class Pair:
-    """A socket to ring at, and the inlet at its other end."""
+    """A socket to ring at, and the reader at its other end."""
 
-    def __init__(self, context: zmq.Context, landing: Landing, name: str) -> None:
+    def __init__(self, context: zmq.Context, buffers: ReceiveBuffers) -> None:
         self.bell, bulk = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
-        self.bell.bind(f"inproc://{name}")
-        bulk.connect(f"inproc://{name}")
+        self.bell.bind("inproc://p")
+        bulk.connect("inproc://p")
         self.given_back = 0
-        self.inlet = NixlInlet(bulk, landing, name, RING, self._give_back)
+        self.reader = NixlReader(ReceiveChannel(1, P, bulk, self._give_back), buffers, RING)
 
     def _give_back(self) -> None:
         self.given_back += 1
@@ -117,20 +126,20 @@ def agent() -> FakeAgent:
 
 
 @pytest.fixture
-def landing(agent: FakeAgent) -> Iterator[Landing]:
-    landing = Landing(agent, SLOT)  # type: ignore[arg-type]
-    yield landing
-    landing.close()
+def buffers(agent: FakeAgent) -> Iterator[ReceiveBuffers]:
+    buffers = ReceiveBuffers(agent, SLOT)  # type: ignore[arg-type]
+    yield buffers
+    buffers.close()
     assert agent.peers == []
     assert all(reading.released for reading in agent.readings)
 
 
 @pytest.fixture
-def pair(landing: Landing) -> Iterator[Pair]:
+def pair(buffers: ReceiveBuffers) -> Iterator[Pair]:
     context = zmq.Context()
-    pair = Pair(context, landing, "p")
+    pair = Pair(context, buffers)
     yield pair
-    pair.inlet.close()
+    pair.reader.close()
     context.destroy(linger=0)
 
 
@@ -139,52 +148,53 @@ def test_frames_are_read_at_once_and_given_out_in_the_order_of_the_doorbells(
 ) -> None:
     pair.lend(3, 1, 2)
     pair.bell.send(b"a small frame")
-    assert pair.inlet.next(0) is None
+    assert pair.reader.read(0) is None
     assert [theirs for theirs, _, _ in agent.reads] == [RING.address + n * SLOT for n in (3, 1, 2)]
     agent.readings[1].state = agent.readings[2].state = "landed"
-    assert pair.inlet.next(0) is None and pair.inlet.needs_polling
+    assert pair.reader.read(0) is None and pair.reader.needs_polling
     agent.readings[0].state = "landed"
     given = []
-    while (frame := pair.inlet.next(0)) is not None:
+    while (frame := pair.reader.read(0)) is not None:
         given.append(bytes(frame))
-        pair.inlet.done()
+        pair.reader.release()
     assert [len(frame) for frame in given] == [SLOT, SLOT, SLOT, 13]
     assert given[-1] == b"a small frame"
-    assert pair.given_back == 3 and not pair.inlet.needs_polling
+    assert pair.given_back == 3 and not pair.reader.needs_polling
 
 
 def test_a_slot_is_not_used_again_before_its_read_is_over(
-    agent: FakeAgent, landing: Landing, pair: Pair
+    agent: FakeAgent, buffers: ReceiveBuffers, pair: Pair
 ) -> None:
-    pair.lend(*range(MAX_TOLD))
-    pair.inlet.next(0)
+    pair.lend(*range(MAX_ANNOUNCED))
+    pair.reader.read(0)
     held = {ours for _, ours, _ in agent.reads}
-    assert len(held) == LANDING_SLOTS // 2  # no peer holds more than are free
+    assert len(held) == RECEIVE_SLOTS // 2  # no peer holds more than are free
     agent.readings[0].state = "landed"
-    pair.inlet.close()  # the peer is lost, with reads under way
-    assert agent.peers == ["p"]
-    with pytest.raises(NixlError, match="reads of the last connection to p are not over"):
-        landing.add("p", RING)
-    landing.add("q", RING)
+    pair.reader.close()  # the peer is lost, with reads under way
+    p = agent_name(P)
+    assert agent.peers == [p]
+    with pytest.raises(NixlError, match=r"reads of the last connection to p/0/.* are not over"):
+        buffers.add(p, RING)
+    buffers.add("q", RING)
     for holding in range(4):  # the slots of p that was read, and those that were free
-        landed = landing.read("q", 0, SLOT, holding)
-        assert landed is not None and agent.reads[-1][1] not in held - {agent.reads[0][1]}
-        landed.reading.state = "landed"  # type: ignore[attr-defined]
-        landing.free(landed)
+        read = buffers.read("q", 0, SLOT, holding)
+        assert read is not None and agent.reads[-1][1] not in held - {agent.reads[0][1]}
+        read.handle.state = "landed"  # type: ignore[attr-defined]
+        buffers.free(read)
     for reading in agent.readings:
         reading.state = "failed" if reading.state == "under way" else reading.state
-    landing.reap()
+    buffers.reap()
     assert agent.peers == ["q"]
-    landing.add("p", RING)  # what comes back is greeted anew
-    landing.remove("q", ())
-    assert agent.peers == ["p"]
+    buffers.add(p, RING)  # what comes back is greeted anew
+    buffers.remove("q", ())
+    assert agent.peers == [p]
 
 
 def test_a_busy_inlet_leaves_doorbells_on_its_socket(pair: Pair) -> None:
-    pair.lend(*range(MAX_TOLD + 3))
-    assert pair.inlet.descriptors()
-    pair.inlet.next(0)
-    assert pair.inlet.descriptors() == []  # a poller would find it readable for ever
+    pair.lend(*range(MAX_ANNOUNCED + 3))
+    assert pair.reader.descriptors()
+    pair.reader.read(0)
+    assert pair.reader.descriptors() == []  # a poller would find it readable for ever
 
 
 @pytest.mark.parametrize(
@@ -201,20 +211,20 @@ def test_a_place_that_cannot_be_is_refused(
 ) -> None:
     pair.bell.send(doorbell(offset, length))
     with pytest.raises(NixlError, match=problem):
-        pair.inlet.next(0)
+        pair.reader.read(0)
 
 
 def test_a_read_that_fails_or_takes_for_ever_ends_the_connection(
     agent: FakeAgent, pair: Pair
 ) -> None:
     pair.lend(0)
-    assert pair.inlet.next(100.0) is None
-    assert pair.inlet.next(100.0 + READ_SECONDS) is None
+    assert pair.reader.read(100.0) is None
+    assert pair.reader.read(100.0 + READ_SECONDS) is None
     with pytest.raises(NixlError, match="took over 5 s"):
-        pair.inlet.next(100.1 + READ_SECONDS)
+        pair.reader.read(100.1 + READ_SECONDS)
     agent.readings[0].state = "failed"
     with pytest.raises(NixlError, match="made to"):
-        pair.inlet.next(100.0)
+        pair.reader.read(100.0)
 
 
 # ---- with the library --------------------------------------------------------------------------
@@ -233,7 +243,7 @@ def test_it_is_used_when_both_sides_ask_for_it() -> None:
             hand_over(prefill, decode)
             for rank in (prefill, decode):
                 assert rank.log.wait(PeerJoined).carrier == "nixl"
-                until(lambda rank=rank: rank.plane.stats().peers_nixl == 1)  # type: ignore[misc]
+                until(lambda rank=rank: rank.plane.stats().peers == {"nixl": 1})  # type: ignore[misc]
         with Rank("e", listen_host=None, carrier="auto") as other:
             other.plane.submit(expect(prefill, 2, BLOCKS, first_token=0, end_token=END))
             failed = other.log.wait(ReceiveFailed, 2)
@@ -251,29 +261,20 @@ def decode(nixl: None) -> Iterator[Rank]:
 def registered() -> Iterator[tuple[FakeSender, NixlAgent, NixlPlace]]:
     """A sender that greets with real memory, and helps no read of it along."""
     with FakeSender(Rank("p", seed=1, carrier="nixl")) as sender:
-        agent = NixlAgent(sender.me.key.agent)
+        agent = NixlAgent(agent_name(sender.me.key))
         yield sender, agent, agent.register(memoryview(bytearray(64 * 2048))).place
         agent.close()
 
 
 def _greet(decode: Rank, sender: FakeSender, place: NixlPlace) -> None:
     decode.plane.submit(expect(sender, 1, BLOCKS, first_token=0, end_token=END))
-    sender.accept(**vars_of(place))
-
-
-def vars_of(place: NixlPlace) -> dict[str, Any]:
-    """The fields of a greeting."""
-    return {
-        "nixl_description": place.description,
-        "nixl_address": place.address,
-        "nixl_bytes": place.bytes,
-    }
+    sender.accept(offers={"nixl": encode_offer(place)})
 
 
 @pytest.mark.parametrize("description", [b"", b"garbage", b"nixlSerDes|" + bytes(300)])
 def test_a_description_that_means_nothing_loses_the_peer(decode: Rank, description: bytes) -> None:
     with FakeSender(Rank("p", carrier="nixl")) as sender:
-        _greet(decode, sender, replace(NO_PLACE, description=description, bytes=4096))
+        _greet(decode, sender, NixlPlace(description, 0, 4096))
         failed = decode.log.wait(ReceiveFailed, 1)
         assert "carrier: nixl only, and NIXL cannot use the description of p/0/" in failed.reason
         assert failed.retriable

@@ -201,7 +201,7 @@ def test_a_port_without_a_listener_is_noticed_at_once():
         with FakeSender(Rank("p")) as sender:
             command = expect(sender, 1, BLOCKS, first_token=0, end_token=END)
         decode.plane.submit(command)
-        assert "nobody listens there" in decode.log.wait(ReceiveFailed, 1).reason
+        assert "nothing listens there" in decode.log.wait(ReceiveFailed, 1).reason
 
 
 def test_a_peer_that_comes_back_is_greeted_anew():

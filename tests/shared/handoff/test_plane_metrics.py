@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from tandem.shared.handoff.plane import loop as plane_loop
 from tandem.shared.handoff.plane.messages import CancelSend, Received, to_wire
-from tandem.shared.handoff.stats import DataPlaneStats
+from tandem.shared.handoff.plane.stats import DataPlaneStats
 from tandem.shared.node.plane_metrics import PlaneCollector
 
 from .fake_node import Node

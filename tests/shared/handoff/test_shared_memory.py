@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tandem.shared.errors import StartupError
-from tandem.shared.handoff.carriers import inlets, staging_memory
-from tandem.shared.handoff.carriers.shared_memory.ring import MappedRing, RingError, SharedRing
+from tandem.shared.handoff.carriers.memfd import MemfdError
+from tandem.shared.handoff.carriers.shared_memory import carrier as shared_memory
+from tandem.shared.handoff.carriers.shared_memory.ring import MappedRing, SharedRing
 from tandem.shared.handoff.plane import loop as plane_loop
 from tandem.shared.handoff.plane.messages import (
     Expecting,
@@ -22,7 +23,7 @@ from tandem.shared.handoff.plane.messages import (
     ReceiveFailed,
     SendFailed,
 )
-from tandem.shared.handoff.wire import frame, greeting
+from tandem.shared.handoff.wire import frame
 from tandem.shared.handoff.wire.frame import Kind
 
 from .by_hand import World
@@ -51,10 +52,7 @@ def test_two_ranks_on_one_host_agree_on_a_carrier(here: str, there: str, chosen:
         hand_over(prefill, decode)
         for rank in (prefill, decode):
             assert rank.log.wait(PeerJoined).carrier == chosen
-            stats = rank.plane.stats()
-            assert (stats.peers_tcp, stats.peers_shared_memory) == (
-                (1, 0) if chosen == "tcp" else (0, 1)
-            )
+            assert rank.plane.stats().peers == {chosen: 1}
 
 
 def test_two_hosts_use_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,9 +79,9 @@ def test_a_forced_carrier_that_is_not_possible_is_a_refusal_by_name(
 
 def test_a_ring_that_cannot_be_mapped_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(place: object) -> None:
-        raise RingError("cannot map it")
+        raise MemfdError("cannot map it")
 
-    monkeypatch.setattr(inlets, "MappedRing", refuse)
+    monkeypatch.setattr(shared_memory, "MappedRing", refuse)
     with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
         hand_over(prefill, decode)
         joined = decode.log.wait(PeerJoined)
@@ -92,7 +90,7 @@ def test_a_ring_that_cannot_be_mapped_is_done_without(monkeypatch: pytest.Monkey
 
 
 def test_a_system_without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging_memory, "can_share", lambda: False)
+    monkeypatch.setattr(shared_memory, "can_share", lambda: False)
     with pytest.raises(StartupError, match="--carrier shared_memory is not possible here"):
         Rank("p", carrier="shared_memory").plane.start()
     with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
@@ -104,7 +102,7 @@ def test_a_system_without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def _receiver(prefill: Rank) -> FakeReceiver:
-    return FakeReceiver(Rank("d"), prefill, carriers="shared_memory,tcp")
+    return FakeReceiver(Rank("d"), prefill, offers={"shared_memory": b"", "tcp": b""})
 
 
 def test_slots_come_back_only_when_the_receiver_has_read_them() -> None:
@@ -235,7 +233,7 @@ def test_a_ring_is_seen_by_another_mapping_and_cannot_be_written_or_cut_there() 
     mapped = MappedRing(ring.place)
     assert mapped.slice(9_990, 10) == b"0123456789"
     assert mapped.slice(0, 1).readonly
-    with pytest.raises(RingError, match="of a ring of 10000"):
+    with pytest.raises(MemfdError, match="of a ring of 10000"):
         mapped.slice(9_991, 10)
     with pytest.raises(PermissionError):
         os.ftruncate(ring.place.descriptor, mmap.PAGESIZE)
@@ -246,19 +244,19 @@ def test_a_ring_is_seen_by_another_mapping_and_cannot_be_written_or_cut_there() 
 
 def test_only_the_ring_that_was_meant_is_mapped() -> None:
     ring = SharedRing(4096)
-    with pytest.raises(RingError, match="the ring of another process"):
+    with pytest.raises(MemfdError, match="the ring of another process"):
         MappedRing(replace(ring.place, nonce=ring.place.nonce ^ 1))
-    with pytest.raises(RingError, match="not of"):
+    with pytest.raises(MemfdError, match="not of"):
         MappedRing(replace(ring.place, bytes=8192))
     for size in (0, 2**63):
-        with pytest.raises(RingError, match="a ring of"):
+        with pytest.raises(MemfdError, match="a ring of"):
             MappedRing(replace(ring.place, bytes=size))
-    with pytest.raises(RingError, match="is no tandem-staging"):
+    with pytest.raises(MemfdError, match="is no tandem-staging"):
         MappedRing(replace(ring.place, descriptor=0))
-    with pytest.raises(RingError, match="cannot open"):
+    with pytest.raises(MemfdError, match="cannot open"):
         MappedRing(replace(ring.place, pid=2**31 - 1))
     ring.close()
-    with pytest.raises(RingError):
+    with pytest.raises(MemfdError):
         MappedRing(ring.place)
 
 
@@ -267,15 +265,17 @@ def test_an_unsealed_memory_file_is_refused() -> None:
     try:
         os.ftruncate(descriptor, mmap.PAGESIZE + 4096)
         place = replace(SharedRing(4096).place, descriptor=descriptor)
-        with pytest.raises(RingError, match="not sealed"):
+        with pytest.raises(MemfdError, match="not sealed"):
             MappedRing(place)
     finally:
         os.close(descriptor)
 
 
-def test_a_greeting_carries_the_place_of_a_ring() -> None:
+def test_an_offer_carries_the_place_of_a_ring() -> None:
     ring = SharedRing(BLOCK)
-    me = plane_loop.greeting_of(Rank("p").config, Rank("p").cache).with_ring(ring.place)
-    assert greeting.decode(greeting.encode(me)).ring == ring.place
-    assert not me.without_ring().ring_bytes and me.without_ring().carriers == "tcp"
+    offer = shared_memory.encode_offer(ring.place, 77)
+    assert shared_memory.read_offer(offer) == (ring.place, 77)
+    for broken in (b"", offer[:-1], offer + b"x"):
+        with pytest.raises(MemfdError, match="an offer of shared_memory with"):
+            shared_memory.read_offer(broken)
     ring.close()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.shared.handoff.plane.work_list import Piece, WorkList
+from tandem.shared.handoff.plane.work_list import CellRange, WorkList
 
 LAYERS, FIRST, END = 5, 4, 40
 
@@ -53,17 +53,17 @@ def test_layers_of_a_short_chunk_share_a_frame():
     work = WorkList(LAYERS, 0, 10)
     for layer in range(LAYERS):
         work.add(layer, layer + 1, 0, 10)
-    assert work.peek(1000) == Piece(0, LAYERS, 0, 10)
-    assert work.peek(25) == Piece(0, 2, 0, 10)
+    assert work.peek(1000) == CellRange(0, LAYERS, 0, 10)
+    assert work.peek(25) == CellRange(0, 2, 0, 10)
 
 
 def test_a_wide_layer_is_cut_by_tokens():
     work = WorkList(LAYERS, 0, 100)
     work.add(0, 1, 0, 100)
     piece = work.peek(60)
-    assert piece == Piece(0, 1, 0, 60)
+    assert piece == CellRange(0, 1, 0, 60)
     work.take(piece)
-    assert work.peek(60) == Piece(0, 1, 60, 100)
+    assert work.peek(60) == CellRange(0, 1, 60, 100)
 
 
 def test_a_layer_that_the_cache_does_not_have_is_refused():

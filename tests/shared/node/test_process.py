@@ -13,12 +13,12 @@ from tandem.proto import tandem_pb2 as pb
 from tandem.shared.config import HandoffConfig, NodeConfig
 from tandem.shared.engine.start import NodeIdentity
 from tandem.shared.errors import StartupError, UsageError
+from tandem.shared.handoff.carriers import registry as carriers
 from tandem.shared.node.process import (
     _Description,
     _drain,
     _Shutdown,
     _until,
-    check_carrier,
     with_host,
 )
 from tandem.shared.node.registration import Registration
@@ -26,12 +26,12 @@ from tandem.shared.node.role_switch import RoleSwitch
 
 
 def test_nixl_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_carrier(HandoffConfig(carrier="tcp"))
+    carriers.check("tcp", insecure=False)
     with pytest.raises(UsageError, match=r"--carrier nixl .* --insecure"):
-        check_carrier(HandoffConfig(carrier="nixl"))
+        carriers.check("nixl", insecure=False)
     monkeypatch.setitem(sys.modules, "nixl", None)
     with pytest.raises(StartupError, match=r"not installed: pip install 'tandem-llm\[nixl\]'"):
-        check_carrier(HandoffConfig(carrier="nixl", insecure=True))
+        carriers.check("nixl", insecure=True)
 
 
 def test_the_data_plane_follows_the_control_plane_unless_told_otherwise() -> None:

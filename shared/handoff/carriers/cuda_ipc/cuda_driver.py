@@ -1,8 +1,8 @@
 """CUDA's driver, called by ctypes: memory that other processes can open, and copies out of theirs.
 
-Not by torch: its allocator hands out pieces of larger segments, some of which cannot be exported at
-all, and its own way to share tensors pickles and counts references over files. All of it works in
-the primary context of the device, which is torch's.
+torch is of no use here: its allocator hands out pieces of larger segments, some of which cannot be
+exported at all, and its own way to share tensors uses pickle and reference counts in files. All of
+it works in the primary context of the device, which torch uses too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import uuid
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
-from .device import DeviceError
+from ..device import DeviceError
 
 LIBRARY = "libcuda.so.1"
 HANDLE_BYTES = 64
@@ -58,8 +58,8 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
 
 
 def device_count(library: str = LIBRARY) -> int:
-    """GPUs that this process may use, by the numbers that torch gives them: the driver heeds
-    ``CUDA_VISIBLE_DEVICES``. 0 without a driver. Takes nothing of any GPU."""
+    """The number of GPUs that this process may use, as torch counts them: the driver respects
+    ``CUDA_VISIBLE_DEVICES``. 0 without a driver. Allocates nothing on any GPU."""
     count = c_int()
     try:
         driver = _load(library)
@@ -86,7 +86,7 @@ class CudaDriver:
         self.identity = f"GPU-{uuid.UUID(bytes=bytes(named.bytes))}"
 
     def _call(self, name: str, *arguments: Any, what: str = "") -> None:
-        """Raises ``DeviceError`` with ``what`` it was about."""
+        """Call a function of the driver. Raises ``DeviceError``, which names ``what`` failed."""
         code = getattr(self._library, name)(*arguments)
         if code:
             said = f"{self._text('cuGetErrorName', code)}, {self._text('cuGetErrorString', code)}"
@@ -163,7 +163,7 @@ class CudaDriver:
 
 
 class _Array:
-    """Bytes on the device, as other libraries ask for them."""
+    """Bytes on the device, by CUDA's array interface."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__ = {
@@ -180,5 +180,5 @@ def _load(name: str) -> ctypes.CDLL:
         for function, arguments in _PROTOTYPES.items():
             getattr(library, function).argtypes = arguments
     except (OSError, AttributeError) as error:
-        raise DeviceError(f"there is no CUDA driver that can be used: {error}") from None
+        raise DeviceError(f"there is no usable CUDA driver: {error}") from None
     return library

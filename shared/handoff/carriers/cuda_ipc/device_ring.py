@@ -1,7 +1,7 @@
 """Memory on a device, as both ends of a connection between two processes of one host use it.
 
 The sender's ring is exported once. A receiver opens it when they greet, copies each frame into a
-slot of its own, gives the sender's back, and only then checks and scatters what it has: its copy
+slot of its own, gives the sender's slot back, and only then verifies and scatters its copy, which
 can no longer change, whatever the sender does. Headers never lie in a device's memory.
 """
 
@@ -11,21 +11,28 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...plane.cache_port import Buffer
+from ...wire.buffer import Buffer
 from ...wire.frame import HEADER_BYTES, DeviceFrame
-from ...wire.greeting import Greeting
-from ..names import CUDA_IPC, allows
+from ..device import Device, DeviceDriver, DeviceError
 from ..staging import Ring
-from .device import NO_GPU, Device, DeviceDriver, DeviceError, DevicePlace, not_possible
 
-# What copies of any width like, and more than the sums of a frame need.
+# Suits copies of any width, and exceeds the needs of a frame's sums.
 _ALIGNMENT = 512
 
 log = logging.getLogger("tandem.handoff")
 
 
+@dataclass(frozen=True, slots=True)
+class DevicePlace:
+    """Exported memory of a device. ``device`` names the GPU."""
+
+    device: str
+    handle: bytes
+    bytes: int
+
+
 class _Memory:
-    """An allocation of this process, which others open by its ``handle`` if it is exported."""
+    """An allocation of this process; others open it by its ``handle`` if it is exported."""
 
     def __init__(self, device: Device, size: int, *, export: bool = False) -> None:
         """Raises ``DeviceError``."""
@@ -42,7 +49,7 @@ class _Memory:
     def close(self) -> None:
         address, self.address = self.address, 0
         if address:
-            _end(self._driver.free, address)
+            _give_up(self._driver.free, address)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,7 +105,7 @@ class OpenedRing:
             ) from None
 
     def at(self, offset: int, length: int) -> int:
-        """The address of a piece. Raises ``DeviceError`` for what is not within the ring."""
+        """The address of a range. Raises ``DeviceError`` for a range outside the ring."""
         if offset + length > self._bytes:
             raise DeviceError(
                 f"bytes {offset} to {offset + length} of a device's ring of {self._bytes}"
@@ -108,20 +115,20 @@ class OpenedRing:
     def close(self) -> None:
         address, self._address = self._address, 0
         if address:
-            _end(self._driver.close, address)
+            _give_up(self._driver.close, address)
 
 
-def _end(end: Callable[[int], None], address: int) -> None:
-    """Memory that cannot be given back is no reason to give up what goes on without it."""
+def _give_up(release: Callable[[int], None], address: int) -> None:
+    """Release memory; a failure is logged, and must not end what does not need the memory."""
     try:
-        end(address)
+        release(address)
     except DeviceError as error:
         log.warning("memory of a device stays taken: %s", error)
 
 
-class DeviceLanding:
-    """Where a rank copies frames to, one at a time: the last one is done with when the next comes,
-    whoever it is from."""
+class DeviceReceiveBuffer:
+    """The slot that a rank copies frames to, one at a time: a frame is valid until the next one,
+    from whichever peer."""
 
     def __init__(self, device: Device, payload_bytes: int) -> None:
         """Raises ``DeviceError``."""
@@ -142,47 +149,3 @@ class DeviceLanding:
 
     def close(self) -> None:
         self._memory.close()
-
-
-class OnDevice:
-    """What one data plane has on its device: a slot to receive into and, if it sends, a ring."""
-
-    def __init__(self, device: Device, *, slots: int, payload_bytes: int) -> None:
-        """``slots`` 0: it only receives. Raises ``DeviceError``."""
-        self.ring: DeviceRing | None = None
-        self.landing = DeviceLanding(device, payload_bytes)
-        try:
-            if slots:
-                self.ring = DeviceRing(device, slots=slots, payload_bytes=payload_bytes)
-        except DeviceError:
-            self.close()
-            raise
-
-    def introduce(self, me: Greeting) -> Greeting:
-        """The greeting of a rank whose ring this is."""
-        return me if self.ring is None else me.with_device(self.ring.place)
-
-    def close(self) -> None:
-        """Nothing may be on its way any more."""
-        self.landing.close()
-        if self.ring is not None:
-            self.ring.close()
-
-
-def on_device(
-    setting: str, device: Device | None, *, slots: int, payload_bytes: int
-) -> OnDevice | None:
-    """``None`` where another carrier has to do. ``setting`` is that of ``--carrier``.
-
-    Raises ``StartupError`` where none other may.
-    """
-    problem = NO_GPU
-    if device is not None and allows(setting, CUDA_IPC):
-        try:
-            return OnDevice(device, slots=slots, payload_bytes=payload_bytes)
-        except DeviceError as error:
-            problem = str(error)
-            log.warning("KV cannot move from GPU to GPU by CUDA IPC: %s", problem)
-    if setting == CUDA_IPC:
-        raise not_possible(problem)
-    return None

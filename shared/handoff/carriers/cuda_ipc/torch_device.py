@@ -1,7 +1,7 @@
-"""What the data plane does on a GPU with torch: its stream, its views of memory, its sums.
+"""The data plane's operations on a GPU with torch: its stream, its views of memory, its sums.
 
-The plane's thread has a stream of its own, so that packing waits for no layer that is still being
-computed; ``marker`` says when one has been.
+The plane's thread has a stream of its own, so that packing does not wait for a layer that is still
+being computed; ``marker`` tells when one has been.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable
 import torch
 
 from .....kernels.row_sums import row_sums
-from ...plane.cache_port import Buffer
-from .device import DeviceDriver
+from ...wire.buffer import Buffer
+from ..device import DeviceDriver
 
 
 class Gpu:
-    """A ``Device``. Of a CPU, whose memory tests take for a device's, there is no stream."""
+    """A ``Device``. On a CPU, whose memory stands for a device's in tests, it has no stream."""
 
     def __init__(self, driver: DeviceDriver, device: torch.device) -> None:
         self.driver = driver
@@ -41,7 +41,8 @@ class Gpu:
 
 
 def marker(device: torch.device) -> Callable[[], Callable[[], bool]]:
-    """Marks a point in what this thread has begun to compute: the mark says whether it is over."""
+    """A function that marks a point in this thread's computation; the mark, called later, returns
+    True when the point has been passed."""
     stream = torch.cuda.current_stream(device)
 
     def mark() -> Callable[[], bool]:

@@ -1,1 +1,3 @@
 """KV over RDMA, by NIXL."""
+
+NAME = "nixl"

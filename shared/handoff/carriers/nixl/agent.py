@@ -1,12 +1,12 @@
-"""An agent of NIXL, which reads other processes' memory over RDMA: all that we use of the library.
+"""An agent of NIXL, which reads other processes' memory over RDMA: all that is used of the library.
 
-The owner of memory registers it and describes it; whoever adds that description can read from it.
-The agent has no thread of its own, which would keep a core busy for ever: while something is under
-way, both ends have to call in often (``progress``, ``Reading.landed``). Nothing here waits, and all
-of it belongs to one thread.
+The owner of memory registers it and describes it; an agent that adds the description can read from
+it. The agent has no thread of its own, which would keep a core busy forever: while something is
+under way, both ends have to call in often (``progress``, ``ReadHandle.finished``). Nothing here
+waits, and all of it belongs to one thread.
 
-The library parses descriptions in C++, and its keys let a peer write as well as read. It is for
-networks on which every peer is trusted.
+The library parses descriptions in C++, and its keys let a peer write as well as read. It is meant
+for networks on which every peer is trusted.
 """
 
 from __future__ import annotations
@@ -33,18 +33,15 @@ class NixlError(TransferError):
 
 @dataclass(frozen=True, slots=True)
 class NixlPlace:
-    """Registered memory of an agent, as others get to know it."""
+    """Registered memory of an agent, as it is announced to others."""
 
     description: bytes
     address: int
     bytes: int
 
 
-NO_PLACE = NixlPlace(b"", 0, 0)
-
-
 def check_installed() -> None:
-    """Raises ``StartupError``. Does not load the library: see ``load``."""
+    """Raise ``StartupError`` if the library is missing, without loading it."""
     if importlib.util.find_spec("nixl") is None:
         raise StartupError(
             "--carrier nixl needs the package nixl, which is not installed: "
@@ -53,7 +50,7 @@ def check_installed() -> None:
 
 
 def load() -> Any:
-    """The library, which takes seconds for the first time. Raises ``StartupError``."""
+    """Load the library, which takes seconds for the first time. Raises ``StartupError``."""
     check_installed()
     before = logging.raiseExceptions
     try:
@@ -61,7 +58,7 @@ def load() -> Any:
     except ImportError as error:  # built for another CUDA than torch's
         raise StartupError(f"--carrier nixl is not possible here: {error}") from error
     finally:
-        # It sets up logging for the whole process, and its own lines to go to stdout.
+        # It configures logging for the whole process, and sends its own lines to stdout.
         logging.raiseExceptions = before
     logger = logging.getLogger("nixl")
     logger.handlers.clear()
@@ -80,15 +77,15 @@ class Registered:
     buffer: Any
 
 
-class Reading:
-    """One read under way. It may write into our memory until it is over."""
+class ReadHandle:
+    """A read, which may write into our memory until it is over."""
 
     def __init__(self, agent: Any, handle: Any) -> None:
         self._agent = agent
         self._handle = handle
 
-    def landed(self) -> bool:
-        """Whether all bytes are here. Raises ``NixlError`` when they will never be."""
+    def finished(self) -> bool:
+        """True if all bytes are here. Raises ``NixlError`` when the read has failed."""
         try:
             state = self._agent.check_xfer_state(self._handle)
         except Exception as error:
@@ -98,14 +95,14 @@ class Reading:
         return bool(state == "DONE")
 
     def over(self) -> bool:
-        """Whether nothing is written any more, for better or worse."""
+        """True if nothing is written any longer: the read has finished or failed."""
         try:
-            return self.landed()
+            return self.finished()
         except NixlError:
             return True
 
     def release(self) -> None:
-        with contextlib.suppress(Exception):  # of a peer that is gone, there is nothing to release
+        with contextlib.suppress(Exception):  # nothing is left to release if the peer is gone
             self._agent.release_xfer_handle(self._handle)
 
 
@@ -143,7 +140,7 @@ class NixlAgent:
         return self._registered[-1]
 
     def add(self, name: str, description: bytes) -> None:
-        """Get to know the memory of a peer. Raises ``NixlError``."""
+        """Add the memory of a peer. Raises ``NixlError``."""
         try:
             found = self._agent.add_remote_agent(description)
         except Exception as error:
@@ -158,7 +155,7 @@ class NixlAgent:
         with contextlib.suppress(Exception):  # it may have gone by itself
             self._agent.remove_remote_agent(name)
 
-    def read(self, name: str, theirs: int, ours: int, length: int) -> Reading:
+    def read(self, name: str, theirs: int, ours: int, length: int) -> ReadHandle:
         """Begin to read from one address into another. Raises ``NixlError``."""
         local = self._agent.get_xfer_descs([(ours, length, 0)], _MEMORY)
         remote = self._agent.get_xfer_descs([(theirs, length, 0)], _MEMORY)
@@ -167,11 +164,11 @@ class NixlAgent:
             self._agent.transfer(handle)
         except Exception as error:
             raise NixlError(f"NIXL cannot read {length} bytes of {name}: {error}") from None
-        return Reading(self._agent, handle)
+        return ReadHandle(self._agent, handle)
 
     def progress(self) -> None:
-        """Do what peers wait for, where the network does not read our memory by itself."""
-        with contextlib.suppress(Exception):  # a peer that is gone is told of by its connection
+        """Serve the reads of peers, where the network does not read our memory by itself."""
+        with contextlib.suppress(Exception):  # a peer that is gone is noticed by its connection
             self._agent.get_new_notifs()
 
     def close(self) -> None:

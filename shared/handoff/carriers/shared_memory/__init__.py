@@ -1,1 +1,3 @@
 """KV through memory of the host that both processes map."""
+
+NAME = "shared_memory"

@@ -1,1 +1,1 @@
-"""Connections between two ranks over ZeroMQ: greetings, control frames, and TCP's bulk frames."""
+"""Connections between two ranks over ZeroMQ: greetings, control frames, bulk sockets."""

@@ -1,7 +1,7 @@
-"""CURVE on the sockets of the data plane: fresh keys, and a door that opens to announced ones.
+"""CURVE on the sockets of the data plane: fresh keys, and a handler that admits announced ones.
 
-A public key is worth what the way is worth on which it came, so keys travel over the control plane
-alone, and only when that has TLS. Keys are text in Z85, 40 characters.
+A public key is only as trustworthy as the channel that delivered it, so keys travel over the
+control plane alone, and only if that has TLS. Keys are text in Z85, 40 characters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from . import password
 from .sockets import CONTROL_BATCH, Socket
 
 KEY_CHARACTERS = 40
-# What CURVE adds to a message; ZeroMQ compares the sum with MAXMSGSIZE.
+# Added to a message by CURVE; ZeroMQ compares the sum with MAXMSGSIZE.
 OVERHEAD_BYTES = 64
 
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
@@ -28,19 +28,19 @@ _ZAP_VERSION = b"1.0"
 
 @dataclass(frozen=True, slots=True)
 class CurveKeys:
-    """One start of one data plane; the secret never leaves its process."""
+    """The keys of one start of a data plane; the secret never leaves its process."""
 
     public: str
     secret: str = field(repr=False)
 
     def serve(self, socket: Socket) -> None:
-        """Before it binds: only dialers that the door admits get through."""
+        """Let only admitted dialers through. Call before ``bind``."""
         socket.setsockopt_string(zmq.ZAP_DOMAIN, "tandem")
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt_string(zmq.CURVE_SECRETKEY, self.secret)
 
     def dial(self, socket: Socket, server: str) -> None:
-        """Before it connects: only the holder of this key answers."""
+        """Accept answers only from the holder of the key ``server``. Call before ``connect``."""
         socket.setsockopt_string(zmq.CURVE_SERVERKEY, server)
         socket.setsockopt_string(zmq.CURVE_PUBLICKEY, self.public)
         socket.setsockopt_string(zmq.CURVE_SECRETKEY, self.secret)
@@ -57,25 +57,26 @@ def fresh_keys() -> CurveKeys:
     return CurveKeys(public.decode(), secret.decode())
 
 
-def check_keys(keys: Iterable[str], ranks: int, whose: str) -> None:
-    """Raise ``PeerRefusedError`` unless a node announces so many keys; 0: this node is open."""
+def check_keys(keys: Iterable[str], ranks: int, owner: str) -> None:
+    """Raise ``PeerRefusedError`` unless a node announces a key for each rank; 0 ranks: this node
+    is open."""
     keys = list(keys)
     if len(keys) != ranks:
         raise PeerRefusedError(
-            f"{whose} announces {len(keys)} CURVE keys, and {ranks} are expected; give both nodes "
+            f"{owner} announces {len(keys)} CURVE keys, and {ranks} are expected; give both nodes "
             f"--tls-cert, or neither"
         )
     for key in keys:
         if _raw(key) is None:
-            raise PeerRefusedError(f"{whose} announces {key[:KEY_CHARACTERS]!r}, which is no key")
+            raise PeerRefusedError(f"{owner} announces the invalid key {key[:KEY_CHARACTERS]!r}")
 
 
-class Door:
-    """Answers libzmq's question, by ZAP, whether a dialer may come in: with a key that was
-    announced where the plane is locked, else with the ``epoch`` of this process as a password.
+class ZapHandler:
+    """Authenticates dialers for libzmq, by ZAP: with an announced key if the plane is locked, else
+    with the ``epoch`` of this process as a password.
 
     pyzmq's authenticators need an event loop or a thread of their own; the data plane has one
-    thread, and polls this beside its sockets. Bound before the sockets that it guards.
+    thread, and polls this beside its sockets. It is bound before the sockets that it guards.
     """
 
     def __init__(self, context: zmq.Context[Socket], *, locked: bool, epoch: int) -> None:
@@ -88,23 +89,23 @@ class Door:
         self.socket.bind(_ZAP_ADDRESS)
 
     def admit(self, keys: Iterable[str]) -> None:
-        """These dialers from now on, and no others; connections that stand are not touched."""
+        """Admit these dialers, and no others; established connections stay."""
         self._admitted = frozenset(raw for key in keys if (raw := _raw(key)) is not None)
 
     def answer(self) -> None:
-        """Answer a bounded number of those who wait."""
+        """Answer waiting requests, a bounded number."""
         for _ in range(CONTROL_BATCH):
             try:
-                question = self.socket.recv_multipart(zmq.NOBLOCK)
+                request = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            known = self._knows(question[6:])
-            self.refused += not known
-            status, text = (b"200", b"OK") if known else (b"400", b"not announced")
-            self.socket.send_multipart([_ZAP_VERSION, question[1], status, text, b"", b""])
+            valid = self._is_valid(request[6:])
+            self.refused += not valid
+            status, text = (b"200", b"OK") if valid else (b"400", b"not announced")
+            self.socket.send_multipart([_ZAP_VERSION, request[1], status, text, b"", b""])
 
-    def _knows(self, shown: list[bytes]) -> bool:
-        """The sockets decide which of the two is asked for."""
+    def _is_valid(self, shown: list[bytes]) -> bool:
+        """Check a key or a user and password, whichever the sockets ask for."""
         if self._locked:
             return len(shown) == 1 and shown[0] in self._admitted
         return compare_digest(b":".join(shown), b":".join(self._password))
@@ -114,7 +115,7 @@ class Door:
 
 
 def _raw(key: str) -> bytes | None:
-    """The 32 bytes of a key in Z85; ``None`` for anything else."""
+    """The 32 bytes of a key in Z85; None for anything else."""
     if len(key) != KEY_CHARACTERS or not key.isascii():
         return None
     try:

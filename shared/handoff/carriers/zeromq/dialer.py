@@ -16,12 +16,9 @@ from ....errors import PeerRefusedError, TransferError
 from ...wire import frame, greeting
 from ...wire.frame import FrameError, Kind, Message
 from ...wire.greeting import Greeting, PeerKey
-from ..base import Endpoints, Joined, Lost, Notice, PeerGoneError
-from ..cuda_ipc.device_ring import DeviceLanding
-from ..inlets import DeviceInlet, Inlet, NixlInlet, RingInlet, TcpInlet
-from ..names import CUDA_IPC, NIXL, TCP
-from ..nixl.agent import NixlError
-from ..nixl.landing import Landing
+from ..base import FrameReader, ReceiveChannel
+from ..rank_carriers import RankCarriers
+from ..transport import Endpoints, Joined, Lost, Notice, PeerGoneError
 from . import password
 from .curve import OVERHEAD_BYTES, CurveKeys
 from .sockets import (
@@ -31,7 +28,7 @@ from .sockets import (
     Socket,
     Timing,
     about_connection,
-    has_news,
+    is_readable,
     to_peer,
     turned_away,
     unwatch,
@@ -40,8 +37,8 @@ from .sockets import (
 
 
 @dataclass(slots=True)
-class _Dial:
-    """One connection to a sending rank."""
+class _DialedPeer:
+    """A connection to a sending rank. ``carrier`` is empty until both have greeted."""
 
     peer: PeerKey
     connection: int
@@ -51,23 +48,23 @@ class _Dial:
     heard: float
     next_ping: float
     carrier: str = ""
-    inlet: Inlet | None = None
+    reader: FrameReader | None = None
 
     @property
     def live(self) -> bool:
-        return self.inlet is not None
+        return self.reader is not None
 
     @property
     def ended(self) -> bool:
-        """Whether a connection has ended, and all that had come before is read."""
-        unread = has_news(self.bulk) or has_news(self.control)
-        return not unread and any(has_news(watch) for watch in self.watches)
+        """True if a connection has ended, and everything that came before is read."""
+        unread = is_readable(self.bulk) or is_readable(self.control)
+        return not unread and any(is_readable(watch) for watch in self.watches)
 
     def close(self) -> None:
         for socket, watched in zip((self.bulk, self.control), self.watches, strict=True):
             unwatch(socket, watched)
-        if self.inlet is not None:
-            self.inlet.close()
+        if self.reader is not None:
+            self.reader.close()
 
 
 class ZmqDialer:
@@ -77,25 +74,23 @@ class ZmqDialer:
         self,
         context: zmq.Context[Socket],
         me: Greeting,
+        carriers: RankCarriers,
         *,
         max_frame_bytes: int,
         timing: Timing,
         keys: CurveKeys | None = None,
-        landing: Landing | None = None,
-        device_landing: DeviceLanding | None = None,
     ) -> None:
         self._context = context
         self._me = me
         self._max_frame_bytes = max_frame_bytes
         self._timing = timing
         self._keys = keys
-        self._landing = landing
-        self._device_landing = device_landing
-        self._dials: dict[PeerKey, _Dial] = {}
+        self._carriers = carriers
+        self._dials: dict[PeerKey, _DialedPeer] = {}
         self._turn: deque[PeerKey] = deque()
         self._notices: list[Notice] = []
-        # Whence the frame came that was given out last.
-        self._reading: Inlet | None = None
+        # The source of the frame that was returned last.
+        self._reading: FrameReader | None = None
 
     def connect(self, peer: PeerKey, endpoints: Endpoints, now: float) -> None:
         if peer in self._dials:
@@ -114,7 +109,7 @@ class ZmqDialer:
                 (dial.bulk, endpoints.bulk),
                 (dial.control, endpoints.control),
             ):
-                # Of local sockets the head lets only those through that the operator has named.
+                # The head lets only those local sockets through that the operator has named.
                 if not endpoint.startswith(("tcp://", "ipc://")):
                     self._lose(dial, f"endpoint {endpoint!r} is not tcp://", refused=True)
                     return
@@ -126,12 +121,12 @@ class ZmqDialer:
                 elif endpoints.guarded:
                     password.show(socket, peer.epoch)
                 socket.connect(endpoint)
-                with contextlib.suppress(zmq.Again):  # it has ended already, and its watch tells
+                with contextlib.suppress(zmq.Again):  # it has ended already, as its watch will show
                     socket.send(greeting.encode(hello), zmq.NOBLOCK)
         except zmq.ZMQError as error:
             self._lose(dial, f"cannot connect to {endpoint!r}: {error}")
 
-    def _new_dial(self, peer: PeerKey, now: float) -> _Dial:
+    def _new_dial(self, peer: PeerKey, now: float) -> _DialedPeer:
         """Its sockets, not yet connected. Raises ``ZMQError`` when there are no more."""
         bulk, bulk_watch = self._socket(self._max_frame_bytes)
         try:
@@ -141,21 +136,21 @@ class ZmqDialer:
             raise
         bulk.setsockopt(zmq.RCVBUF, BULK_BUFFER_BYTES)
         watches = bulk_watch, control_watch
-        return _Dial(peer, secrets.randbits(64), bulk, control, watches, now, now)
+        return _DialedPeer(peer, secrets.randbits(64), bulk, control, watches, now, now)
 
     def _socket(self, limit: int) -> tuple[Socket, Socket]:
         return watched_socket(self._context, limit + OVERHEAD_BYTES, self._timing)
 
     def sockets(self) -> Iterable[Any]:
         sockets: list[Any] = [s for d in self._dials.values() for s in (d.control, *d.watches)]
-        return sockets + [each for inlet in self._inlets() for each in inlet.descriptors()]
+        return sockets + [each for reader in self._readers() for each in reader.descriptors()]
 
-    def _inlets(self) -> list[Inlet]:
-        return [dial.inlet for dial in self._dials.values() if dial.inlet is not None]
+    def _readers(self) -> list[FrameReader]:
+        return [dial.reader for dial in self._dials.values() if dial.reader is not None]
 
     @property
     def needs_polling(self) -> bool:
-        return any(inlet.needs_polling for inlet in self._inlets())
+        return any(reader.needs_polling for reader in self._readers())
 
     def live(self) -> Counter[str]:
         return Counter(dial.carrier for dial in self._dials.values() if dial.live)
@@ -164,9 +159,9 @@ class ZmqDialer:
         dial = self._dials.get(peer)
         return dial is not None and dial.live
 
-    def on_device(self, peer: PeerKey) -> bool:
+    def carrier(self, peer: PeerKey) -> str:
         dial = self._dials.get(peer)
-        return dial is not None and dial.carrier == CUDA_IPC
+        return "" if dial is None else dial.carrier
 
     def send_control(self, peer: PeerKey, message: bytes) -> None:
         dial = self._dials.get(peer)
@@ -194,8 +189,8 @@ class ZmqDialer:
                     taken.append((dial.peer, message))
         return taken
 
-    def _answered(self, dial: _Dial, message: bytes) -> None:
-        """The first message on a control socket is a welcome or a refusal."""
+    def _answered(self, dial: _DialedPeer, message: bytes) -> None:
+        """Handle the first message on a control socket: a welcome or a refusal."""
         try:
             theirs = greeting.decode(message)
             if theirs.refused and theirs.full:
@@ -212,71 +207,62 @@ class ZmqDialer:
             self._lose(dial, str(refusal), refused=True)
         except FrameError as error:
             self._lose(dial, f"bad greeting: {error}")
-        except NixlError as error:
+        except TransferError as error:
             self._lose(dial, str(error))
 
-    def _choose(self, dial: _Dial, theirs: Greeting) -> None:
-        """The best carrier that works. Raises ``PeerRefusedError`` when none ever will, and
-        ``NixlError`` when one may work later."""
-        possible = greeting.possible_carriers(self._me, theirs)
-        notes = []
-        for name in possible:
-            try:
-                dial.inlet = self._open(name, dial, theirs)
-            except TransferError as error:
-                notes.append(str(error))
-                continue
-            dial.carrier = name
-            break
-        if dial.inlet is None:
-            text = f"carrier: {' or '.join(possible)} only, and {notes[-1]}"
-            raise NixlError(text) if NIXL in possible else PeerRefusedError(text)
-        self._notices.append(Joined(dial.peer, dial.carrier, "; ".join(notes)))
-        if possible != (TCP,):
-            self._about(dial, Kind.CHOICE, frame.reason_payload(dial.carrier))
-
-    def _open(self, carrier: str, dial: _Dial, theirs: Greeting) -> Inlet:
-        """Raises ``TransferError`` when it does not work here."""
-        if carrier == TCP:
-            return TcpInlet(dial.bulk)
-        theirs = replace(theirs, connection=dial.connection)
-        if carrier == CUDA_IPC:
-            assert self._device_landing is not None
-            return DeviceInlet(theirs, self._device_landing, self._max_frame_bytes)
-        if carrier != NIXL:
-            return RingInlet(theirs, self._max_frame_bytes)
-        assert self._landing is not None
+    def _choose(self, dial: _DialedPeer, theirs: Greeting) -> None:
+        """Use the best carrier that works. Raises ``TransferError`` if one may work later, else
+        ``PeerRefusedError``."""
+        possible = self._carriers.possible(self._me, theirs)
         give_back = partial(self._about, dial, Kind.RELEASE)
-        return NixlInlet(dial.bulk, self._landing, dial.peer.agent, theirs.nixl, give_back)
+        channel = ReceiveChannel(dial.connection, dial.peer, dial.bulk, give_back)
+        problems: list[str] = []
+        for carrier in possible:
+            try:
+                dial.reader = carrier.reader(channel, theirs.offers.get(carrier.name, b""))
+            except TransferError as error:
+                problems.append(str(error))
+                continue
+            dial.carrier = carrier.name
+            break
+        if dial.reader is None:
+            text = (
+                f"carrier: {' or '.join(each.name for each in possible)} only, and {problems[-1]}"
+            )
+            retriable = any(carrier.retriable for carrier in possible)
+            raise TransferError(text) if retriable else PeerRefusedError(text)
+        self._notices.append(Joined(dial.peer, dial.carrier, "; ".join(problems)))
+        if self._carriers.needs_choice(theirs.offers):
+            self._about(dial, Kind.CHOICE, frame.reason_payload(dial.carrier))
 
     def receive_bulk(self, now: float) -> tuple[PeerKey, Message] | None:
         reading, self._reading = self._reading, None
         if reading is not None:
-            reading.done()
-        if self._landing is not None:
-            self._landing.reap()
+            reading.release()
         for _ in range(len(self._turn)):
             self._turn.rotate(-1)
             dial = self._dials[self._turn[0]]
-            if dial.inlet is None:
+            if dial.reader is None:
                 continue
             try:
-                message = dial.inlet.next(now)
+                message = dial.reader.read(now)
             except TransferError as error:
                 self._lose(dial, str(error))
                 return None
             if message is not None:
                 dial.heard = now
-                self._reading = dial.inlet
+                self._reading = dial.reader
                 return dial.peer, message
         return None
 
-    def _about(self, dial: _Dial, kind: Kind, payload: bytes = b"") -> None:
-        """A frame about the connection; that it is gone is told by a notice."""
+    def _about(self, dial: _DialedPeer, kind: Kind, payload: bytes = b"") -> None:
+        """Send a frame about the connection; a notice tells if it is gone."""
         with contextlib.suppress(PeerGoneError):
             self.send_control(dial.peer, to_peer(kind, self._me.epoch, dial.peer, payload))
 
-    def _lose(self, dial: _Dial, reason: str, refused: bool = False, *, full: bool = False) -> None:
+    def _lose(
+        self, dial: _DialedPeer, reason: str, refused: bool = False, *, full: bool = False
+    ) -> None:
         if self._dials.pop(dial.peer, None) is None:
             return
         self._turn.remove(dial.peer)
@@ -296,12 +282,12 @@ class ZmqDialer:
         taken, self._notices = self._notices, []
         return taken
 
-    def _how_it_ended(self, dial: _Dial) -> tuple[str, bool]:
+    def _how_it_ended(self, dial: _DialedPeer) -> tuple[str, bool]:
         """The reason, and whether no later connection can succeed either."""
         if dial.live:
             return "the connection ended", False
         if not any(turned_away(watch) for watch in dial.watches):
-            return "nobody listens there, or the locks differ", False
+            return "nothing listens there, or only one side is locked", False
         if self._keys is not None:
             return "it does not know this rank's key", False
         was = f"{dial.peer.node_id} was {dial.peer.epoch:016x}"
@@ -312,10 +298,8 @@ class ZmqDialer:
             self._end(dial)
         self._dials.clear()
         self._turn.clear()
-        if self._landing is not None:
-            self._landing.close()
 
-    def _end(self, dial: _Dial) -> None:
-        if self._reading is dial.inlet:
+    def _end(self, dial: _DialedPeer) -> None:
+        if self._reading is dial.reader:
             self._reading = None
         dial.close()

@@ -1,10 +1,9 @@
-"""The sending rank's end of its connections: two bound sockets and a table of who greeted."""
+"""The sending rank's end of its connections: two bound sockets, and a table of greeted peers."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,19 +12,17 @@ import zmq
 
 from ....causes import Cause
 from ....config.limits import MAX_PEERS
-from ....errors import StartupError, TransferError
+from ....errors import PeerRefusedError, StartupError, TransferError
 from ....unix_sockets import UNIX, kv_endpoint
-from ...stats import DataPlaneStats
 from ...wire import frame, greeting
 from ...wire.frame import FrameError, Kind, Message
 from ...wire.greeting import Greeting, PeerKey
-from ..base import MAX_SLOTS, Departure, Endpoints, Joined, Lost, Notice, PeerGoneError
-from ..names import CUDA_IPC, NIXL, SHARED_MEMORY, TCP
-from ..nixl.agent import NixlAgent
-from ..outlets import DeviceOutlet, NixlOutlet, Outlet, RingOutlet, TcpOutlet
+from ..base import MAX_SLOTS, FrameWriter, SendChannel, SendHandle
+from ..rank_carriers import RankCarriers
+from ..transport import Endpoints, Joined, Lost, Notice, PeerGoneError
 from . import password
-from .curve import OVERHEAD_BYTES, CurveKeys, Door
-from .entrance import Entrance
+from .curve import OVERHEAD_BYTES, CurveKeys, ZapHandler
+from .listening_port import ListeningPort
 from .sockets import (
     BULK_BUFFER_BYTES,
     MAX_CONTROL_MESSAGE,
@@ -39,26 +36,26 @@ from .sockets import (
 from .strangers import Strangers
 
 # Connections of which one socket has greeted; the other follows at once.
-MAX_HALVES = 256
+MAX_HALF_OPEN = 256
 
 
 @dataclass(slots=True)
-class _Link:
+class _AcceptedPeer:
     """A greeted connection. ``carrier`` is empty until the peer has chosen among ``offered``."""
 
     peer: PeerKey
     control_id: bytes
     heard: float
-    offered: dict[str, Outlet]
+    offered: dict[str, FrameWriter]
     carrier: str = ""
 
     @property
-    def outlet(self) -> Outlet | None:
+    def writer(self) -> FrameWriter | None:
         return self.offered.get(self.carrier)
 
 
 @dataclass(slots=True)
-class _Half:
+class _HalfOpen:
     """A connection of which one socket has greeted so far."""
 
     first: Greeting
@@ -68,48 +65,47 @@ class _Half:
 
 
 class ZmqListener:
-    """The sending rank's end: two bound ROUTERs and a table of who greeted."""
+    """The sending rank's end: two bound ROUTERs and a table of greeted peers."""
 
     def __init__(
         self,
         context: zmq.Context[Socket],
         me: Greeting,
+        carriers: RankCarriers,
         *,
         host: str,
         port: int,
         timing: Timing,
-        stats: DataPlaneStats,
         keys: CurveKeys | None = None,
-        agent: NixlAgent | None = None,
         max_peers: int = MAX_PEERS,
     ) -> None:
         self._context = context
-        self._me = me
+        self._me = replace(me, offers={})
+        self._carriers = carriers
         self._host = host
         self._port = port
         self._timing = timing
-        self._stats = stats
         self._keys = keys
-        self._door: Door | None = None
+        self._zap: ZapHandler | None = None
         self._strangers = Strangers(timing.silence_seconds)
-        self._agent = agent
+        self.strangers = self.keys_refused = 0
         self._max_peers = max_peers
         self._bulk: Socket | None = None
         self._control: Socket | None = None
-        self._entrances: list[Entrance] = []
-        self._halves: dict[int, _Half] = {}
-        self._by_peer: dict[PeerKey, _Link] = {}
-        self._by_control: dict[bytes, _Link] = {}
+        self._ports: list[ListeningPort] = []
+        self._half_open: dict[int, _HalfOpen] = {}
+        self._by_peer: dict[PeerKey, _AcceptedPeer] = {}
+        self._by_control: dict[bytes, _AcceptedPeer] = {}
         self._notices: list[Notice] = []
 
     def start(self) -> Endpoints:
-        self._door = Door(self._context, locked=self._keys is not None, epoch=self._me.epoch)
+        self._zap = ZapHandler(self._context, locked=self._keys is not None, epoch=self._me.epoch)
         self._bulk = self._new_socket()
         # Frames in flight are bounded by the staging ring and by credits, which count bytes; a
-        # mark that counts messages could only get in their way.
+        # high-water mark, which counts messages, could only interfere.
         self._bulk.setsockopt(zmq.SNDHWM, 0)
         self._control = self._new_socket()
-        bulk, control = self._entrances
+        bulk, control = self._ports
         second = self._port and self._port + 1
         return Endpoints(
             bulk=self._listen(bulk, "bulk", self._port, BULK_BUFFER_BYTES),
@@ -118,14 +114,14 @@ class ZmqListener:
         )
 
     def admit(self, keys: Iterable[str]) -> None:
-        """From now on let in dialers with these CURVE keys, and no others."""
-        if self._door is not None:
-            self._door.admit(keys)
+        """Let in dialers with these CURVE keys, and no others."""
+        if self._zap is not None:
+            self._zap.admit(keys)
 
     def _new_socket(self) -> Socket:
-        # Only greetings and control frames come in, also on the bulk socket. The limit is one for a
-        # part of a message, and a message may have any number of them: so nobody may send one who
-        # has not passed the handshake.
+        # Only greetings and control frames come in, also on the bulk socket. The limit applies to a
+        # part of a message, which may have any number of parts, so only dialers that have passed
+        # the handshake may send.
         limit = MAX_CONTROL_MESSAGE + OVERHEAD_BYTES
         socket = open_socket(self._context, zmq.ROUTER, limit, self._timing)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -133,18 +129,18 @@ class ZmqListener:
             self._keys.serve(socket)
         else:
             password.guard(socket)
-        self._entrances.append(Entrance(socket))
+        self._ports.append(ListeningPort(socket))
         return socket
 
-    def _listen(self, entrance: Entrance, name: str, port: int, send_buffer: int = 0) -> str:
+    def _listen(self, at: ListeningPort, name: str, port: int, send_buffer: int = 0) -> str:
         folder = self._host.removeprefix(UNIX) if self._host.startswith(UNIX) else ""
         where = (
             kv_endpoint(folder, self._me.rank, name) if folder else f"{self._host}:{port or '*'}"
         )
         try:
             if folder:
-                return entrance.listen_in_folder(where)
-            return entrance.listen(self._host, port, send_buffer)
+                return at.listen_in_folder(where)
+            return at.listen(self._host, port, send_buffer)
         except (OSError, zmq.ZMQError) as error:
             raise StartupError(
                 f"cannot listen on {where} for KV: {error.strerror}; --kv-host must be an "
@@ -152,54 +148,56 @@ class ZmqListener:
             ) from None
 
     def sockets(self) -> Iterable[Any]:
-        door = None if self._door is None else self._door.socket
-        ours = [s for s in (self._bulk, self._control, door) if s is not None]
-        lent = [each for outlet in self._outlets() for each in outlet.descriptors()]
-        return [*ours, *(entrance.monitor for entrance in self._entrances), *lent]
+        zap = None if self._zap is None else self._zap.socket
+        ours = [s for s in (self._bulk, self._control, zap) if s is not None]
+        lent = [each for writer in self._writers() for each in writer.descriptors()]
+        return [*ours, *(port.monitor for port in self._ports), *lent]
 
-    def _outlets(self) -> list[Outlet]:
-        return [link.outlet for link in self._by_peer.values() if link.outlet is not None]
+    def _writers(self) -> list[FrameWriter]:
+        return [
+            accepted.writer for accepted in self._by_peer.values() if accepted.writer is not None
+        ]
 
     @property
     def needs_polling(self) -> bool:
-        return any(outlet.needs_polling for outlet in self._outlets())
+        return any(writer.needs_polling for writer in self._writers())
 
     def is_live(self, peer: PeerKey) -> bool:
-        link = self._by_peer.get(peer)
-        return link is not None and bool(link.carrier)
+        accepted = self._by_peer.get(peer)
+        return accepted is not None and bool(accepted.carrier)
 
     def live(self) -> Counter[str]:
-        return Counter(link.carrier for link in self._by_peer.values() if link.carrier)
+        return Counter(each.carrier for each in self._by_peer.values() if each.carrier)
 
-    def send_bulk(self, peer: PeerKey, message: Message, offset: int | None = None) -> Departure:
-        link = self._link(peer)
-        if link.outlet is None:
+    def send_bulk(self, peer: PeerKey, message: Message, offset: int | None = None) -> SendHandle:
+        accepted = self._accepted(peer)
+        if accepted.writer is None:
             raise PeerGoneError(f"{peer} has not chosen a carrier")
         try:
-            return link.outlet.send(message, offset)
+            return accepted.writer.write(message, offset)
         except (zmq.ZMQError, OSError) as error:
-            self._lose(link, f"bulk connection is gone: {error}")
+            self._lose(accepted, f"bulk connection is gone: {error}")
             raise PeerGoneError(f"{peer} is gone: {error}") from None
 
-    def on_device(self, peer: PeerKey) -> bool:
-        link = self._by_peer.get(peer)
-        return link is not None and link.carrier == CUDA_IPC
+    def carrier(self, peer: PeerKey) -> str:
+        accepted = self._by_peer.get(peer)
+        return "" if accepted is None else accepted.carrier
 
     def slots_for(self, peer: PeerKey) -> int:
-        link = self._by_peer.get(peer)
-        return MAX_SLOTS if link is None or link.outlet is None else link.outlet.slots
+        accepted = self._by_peer.get(peer)
+        return MAX_SLOTS if accepted is None or accepted.writer is None else accepted.writer.slots
 
     def send_control(self, peer: PeerKey, message: bytes) -> None:
-        link = self._link(peer)
-        if not self._reply(link.control_id, message):
-            self._lose(link, "control connection is gone")
+        accepted = self._accepted(peer)
+        if not self._reply(accepted.control_id, message):
+            self._lose(accepted, "control connection is gone")
             raise PeerGoneError(f"{peer} is gone")
 
-    def _link(self, peer: PeerKey) -> _Link:
-        link = self._by_peer.get(peer)
-        if link is None:
+    def _accepted(self, peer: PeerKey) -> _AcceptedPeer:
+        accepted = self._by_peer.get(peer)
+        if accepted is None:
             raise PeerGoneError(f"{peer} has not greeted")
-        return link
+        return accepted
 
     def _reply(self, control_id: bytes, message: bytes) -> bool:
         assert self._control is not None
@@ -212,88 +210,88 @@ class ZmqListener:
     def receive_control(self, now: float) -> list[tuple[PeerKey, bytes]]:
         if self._bulk is None or self._control is None:
             return []
-        if self._door is not None:
-            self._door.answer()
+        if self._zap is not None:
+            self._zap.answer()
         for sender, message in drain(self._bulk):
             self._greeted(message, now, bulk_id=sender)
         taken = []
         for sender, message in drain(self._control):
-            link = self._by_control.get(sender)
-            if link is None:
+            accepted = self._by_control.get(sender)
+            if accepted is None:
                 self._greeted(message, now, control_id=sender)
                 continue
-            link.heard = now
-            if not self._took(link, message):
-                taken.append((link.peer, message))
-        for link in list(self._by_peer.values()):
-            if link.outlet is not None:
-                self._take_back(link, link.outlet.poll)
+            accepted.heard = now
+            if not self._took(accepted, message):
+                taken.append((accepted.peer, message))
+        for accepted in list(self._by_peer.values()):
+            if accepted.writer is not None:
+                self._take_back(accepted, accepted.writer.poll)
         return taken
 
-    def _take_back(self, link: _Link, give_back: Callable[[], None]) -> None:
+    def _take_back(self, accepted: _AcceptedPeer, give_back: Callable[[], None]) -> None:
         try:
             give_back()
         except (EOFError, OSError, TransferError) as error:
-            self._lose(link, str(error))
+            self._lose(accepted, str(error))
 
-    def _took(self, link: _Link, message: bytes) -> bool:
-        """Whether the message was about the connection itself, and is dealt with."""
+    def _took(self, accepted: _AcceptedPeer, message: bytes) -> bool:
+        """Handle a message about the connection itself; return whether it was one."""
         found = about_connection(
-            message, link.peer, self._me.epoch, Kind.PING, Kind.CHOICE, Kind.RELEASE
+            message, accepted.peer, self._me.epoch, Kind.PING, Kind.CHOICE, Kind.RELEASE
         )
         if found is None:
             return False
         kind, payload = found
         if kind is Kind.PING:
-            self._reply(link.control_id, to_peer(Kind.PONG, self._me.epoch, link.peer))
+            self._reply(accepted.control_id, to_peer(Kind.PONG, self._me.epoch, accepted.peer))
         elif kind is Kind.RELEASE:
-            if link.outlet is not None:
-                self._take_back(link, partial(link.outlet.loans.give_back, 1))
+            if accepted.writer is not None:
+                self._take_back(accepted, partial(accepted.writer.lent.give_back, 1))
         else:
-            self._chosen(link, frame.read_reason(payload))
+            self._chosen(accepted, frame.read_reason(payload))
         return True
 
-    def _chosen(self, link: _Link, carrier: str) -> None:
-        if link.carrier or carrier not in link.offered:
-            offered = ", ".join(link.offered)
-            self._lose(link, f"it chose the carrier {carrier!r}, offered were {offered}")
+    def _chosen(self, accepted: _AcceptedPeer, carrier: str) -> None:
+        if accepted.carrier or carrier not in accepted.offered:
+            offered = ", ".join(accepted.offered)
+            self._lose(accepted, f"it chose the carrier {carrier!r}, offered were {offered}")
             return
-        link.carrier = carrier
-        for name in link.offered.keys() - {carrier}:
-            link.offered.pop(name).close()
-        link.offered[carrier].chosen()
-        self._notices.append(Joined(link.peer, carrier))
+        accepted.carrier = carrier
+        for name in accepted.offered.keys() - {carrier}:
+            accepted.offered.pop(name).close()
+        accepted.offered[carrier].start()
+        self._notices.append(Joined(accepted.peer, carrier))
 
     def _greeted(
         self, message: bytes, now: float, *, control_id: bytes = b"", bulk_id: bytes = b""
     ) -> None:
-        """One socket of a connection said who it is; both together make a link."""
+        """Match the greetings of a connection's two sockets by its number; both make a peer."""
         try:
             theirs = greeting.decode(message)
         except FrameError:
-            return  # not one of ours, or a connection that was given up: it is owed no answer
-        if theirs.connection not in self._halves and len(self._halves) >= MAX_HALVES:
-            del self._halves[next(iter(self._halves))]
-        half = self._halves.setdefault(theirs.connection, _Half(theirs, b"", b"", now))
+            return  # not one of ours, or a connection that was given up: no answer is due
+        if theirs.connection not in self._half_open and len(self._half_open) >= MAX_HALF_OPEN:
+            del self._half_open[next(iter(self._half_open))]
+        half = self._half_open.setdefault(theirs.connection, _HalfOpen(theirs, b"", b"", now))
         half.control_id = half.control_id or control_id
         half.bulk_id = half.bulk_id or bulk_id
         if half.first != theirs:
-            del self._halves[theirs.connection]
+            del self._half_open[theirs.connection]
         elif half.control_id and half.bulk_id:
-            del self._halves[theirs.connection]
+            del self._half_open[theirs.connection]
             self._welcome(theirs, half, now)
 
-    def _welcome(self, theirs: Greeting, half: _Half, now: float) -> None:
+    def _welcome(self, theirs: Greeting, half: _HalfOpen, now: float) -> None:
         answer = replace(self._me, connection=theirs.connection, peer_epoch=theirs.epoch)
         try:
             greeting.check_epoch(theirs.peer_epoch, self._me.epoch, self._me.node_id)
             greeting.check(self._me, theirs)
-            possible = greeting.possible_carriers(self._me, theirs)
             if len(self._by_peer) >= self._max_peers and theirs.key not in self._by_peer:
                 raise TransferError(
                     f"{self._max_peers} ranks are connected, which is the limit; see --max-peers",
                     cause=Cause.NO_PLACE,
                 )
+            offered = self._offer(theirs, half)
         except TransferError as refusal:
             text, full = greeting.refusal_text(refusal), int(refusal.cause is Cause.NO_PLACE)
             refused = replace(answer, refused=text, full=full)
@@ -302,75 +300,73 @@ class ZmqListener:
         old = self._by_peer.get(theirs.key)
         if old is not None:
             self._lose(old, "the peer connected anew")
-        offered = self._offer(possible, half, theirs.connection)
-        link = _Link(theirs.key, half.control_id, now, offered)
-        self._by_peer[link.peer] = self._by_control[link.control_id] = link
+        accepted = _AcceptedPeer(theirs.key, half.control_id, now, offered)
+        self._by_peer[accepted.peer] = self._by_control[accepted.control_id] = accepted
         self._strangers.greeted(2)
-        if SHARED_MEMORY not in offered:
-            answer = answer.without_ring()
-        if CUDA_IPC not in offered:
-            answer = answer.without_device()
-        if NIXL not in offered:
-            answer = answer.without_nixl()
-        for outlet in offered.values():
-            answer = outlet.welcome(answer)
-        if offered.keys() <= {TCP}:
-            self._chosen(link, TCP)
-        self._reply(link.control_id, greeting.encode(answer))
+        answer = replace(answer, offers={name: w.offer for name, w in offered.items()})
+        if not self._carriers.needs_choice(offered):
+            self._chosen(accepted, next(iter(offered)))
+        self._reply(accepted.control_id, greeting.encode(answer))
 
-    def _offer(self, possible: Iterable[str], half: _Half, connection: int) -> dict[str, Outlet]:
+    def _offer(self, theirs: Greeting, half: _HalfOpen) -> dict[str, FrameWriter]:
+        """Prepare the carriers that both ranks may use. Raises ``TransferError`` when none works
+        with this peer."""
         assert self._bulk is not None
-        offered: dict[str, Outlet] = {}
-        for name in possible:
-            if name == TCP:
-                offered[name] = TcpOutlet(self._bulk, half.bulk_id)
-            elif name == NIXL:
-                assert self._agent is not None
-                offered[name] = NixlOutlet(self._bulk, half.bulk_id, self._agent)
-            else:
-                lends = DeviceOutlet if name == CUDA_IPC else RingOutlet
-                with suppress(OSError):  # no descriptor is left: then without
-                    offered[name] = lends(connection)
+        channel = SendChannel(theirs.connection, self._bulk, half.bulk_id)
+        offered: dict[str, FrameWriter] = {}
+        problem: OSError | TransferError | None = None
+        possible = self._carriers.possible(self._me, theirs)
+        for carrier in possible:
+            try:
+                hello = theirs.offers.get(carrier.name, b"")
+                offered[carrier.name] = carrier.writer(channel, hello)
+            except (OSError, TransferError) as error:  # OSError: no descriptor is left
+                problem = error
+        if not offered:
+            text = f"carrier: {' or '.join(each.name for each in possible)} only, and {problem}"
+            if isinstance(problem, OSError):
+                raise TransferError(text, cause=Cause.NO_PLACE)
+            raise PeerRefusedError(text)
         return offered
 
-    def _lose(self, link: _Link, reason: str) -> None:
-        if self._by_peer.get(link.peer) is link:
-            del self._by_peer[link.peer]
-            del self._by_control[link.control_id]
-            self._notices.append(Lost(link.peer, reason))
-            _end(link)
+    def _lose(self, accepted: _AcceptedPeer, reason: str) -> None:
+        if self._by_peer.get(accepted.peer) is accepted:
+            del self._by_peer[accepted.peer]
+            del self._by_control[accepted.control_id]
+            self._notices.append(Lost(accepted.peer, reason))
+            _end(accepted)
 
     def notices(self, now: float) -> list[Notice]:
         silence = self._timing.silence_seconds
-        for link in list(self._by_peer.values()):
-            if now - link.heard > silence:
-                self._lose(link, f"nothing heard for {now - link.heard:.1f} s")
-        for connection, half in list(self._halves.items()):
+        for accepted in list(self._by_peer.values()):
+            if now - accepted.heard > silence:
+                self._lose(accepted, f"nothing heard for {now - accepted.heard:.1f} s")
+        for connection, half in list(self._half_open.items()):
             if now - half.since > silence:
-                del self._halves[connection]
-        for entrance in self._entrances:
-            entrance.mind(len(self._by_peer) + len(self._halves), now)
-        accepted = sum(entrance.accepted for entrance in self._entrances)
-        self._stats.strangers = self._strangers.count(accepted, now)
-        self._stats.keys_refused = 0 if self._door is None else self._door.refused
+                del self._half_open[connection]
+        for port in self._ports:
+            port.update(len(self._by_peer) + len(self._half_open), now)
+        total = sum(port.accepted for port in self._ports)
+        self.strangers = self._strangers.count(total, now)
+        self.keys_refused = 0 if self._zap is None else self._zap.refused
         taken, self._notices = self._notices, []
         return taken
 
     def close(self) -> None:
-        for entrance in self._entrances:
-            entrance.close()
-        self._entrances.clear()
-        if self._door is not None:
-            self._door.close()
+        for port in self._ports:
+            port.close()
+        self._ports.clear()
+        if self._zap is not None:
+            self._zap.close()
         self._bulk = self._control = None
-        for link in self._by_peer.values():
-            _end(link)
+        for accepted in self._by_peer.values():
+            _end(accepted)
         self._by_peer.clear()
         self._by_control.clear()
-        self._halves.clear()
+        self._half_open.clear()
 
 
-def _end(link: _Link) -> None:
-    for outlet in link.offered.values():
-        outlet.close()
-    link.offered.clear()
+def _end(accepted: _AcceptedPeer) -> None:
+    for writer in accepted.offered.values():
+        writer.close()
+    accepted.offered.clear()

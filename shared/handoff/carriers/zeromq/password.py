@@ -1,7 +1,7 @@
-"""What an open data plane asks of whoever dials it: the epoch of the process, as a password.
+"""The password of an open data plane: the epoch of the process that listens.
 
-Epochs travel over the control plane, so whoever knows it has greeted there. Against one who reads
-the network it is no protection, which is what CURVE is for. Against everybody else it is: a
+Epochs travel over the control plane, so a dialer that knows one has greeted there. It does not
+protect against an attacker who reads the network, which CURVE does. It keeps out all others: a
 connection without it ends in ZeroMQ's handshake, before it can send a message.
 """
 
@@ -16,13 +16,13 @@ _DOMAIN = "tandem"
 
 
 def guard(socket: Socket) -> None:
-    """Before it binds: only dialers with the password get through; a ``Door`` knows it."""
+    """Ask dialers for the password, which a ``ZapHandler`` checks. Call before ``bind``."""
     socket.setsockopt_string(zmq.ZAP_DOMAIN, _DOMAIN)
     socket.setsockopt(zmq.PLAIN_SERVER, 1)
 
 
 def show(socket: Socket, epoch: int) -> None:
-    """Before it connects to the process of this epoch."""
+    """Present the password of the process of this epoch. Call before ``connect``."""
     user, password = credentials(epoch)
     socket.setsockopt(zmq.PLAIN_USERNAME, user)
     socket.setsockopt(zmq.PLAIN_PASSWORD, password)

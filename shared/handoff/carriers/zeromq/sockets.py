@@ -1,17 +1,14 @@
 """The sockets under a connection of two ranks, and how both ends handle them.
 
 The sending rank binds two ROUTERs (bulk, control), the receiving rank connects a DEALER pair for
-each sender, so only prefill nodes need ports that others can reach. A connection has one life: it
-is never silently re-established (``RECONNECT_IVL=-1``), because ZeroMQ would replay queued frames
-to whatever process answers there. A connection that ends is noticed by the dialer at once. For one
-that only falls silent liveness is ours: the dialer pings on the control socket, and silence of
-``silence_seconds`` in either direction loses the peer.
+each sender, so only prefill nodes need ports that others can reach. A connection is
+never silently re-established (``RECONNECT_IVL=-1``), because ZeroMQ would replay queued frames
+to whatever process answers there. The dialer notices at once when a connection ends. One that only
+falls silent is detected by pings of ours on the control socket: silence of ``silence_seconds`` in
+either direction loses the peer.
 
-Which carrier a connection uses is settled by its greeting (``outlets.py``, ``inlets.py``). In
-shared memory the bulk sockets are idle: frames lie in the sender's ring, which the receiver has
-mapped, and pipes tell of them (``doorbells.py``); between GPUs of one host it is the same, with a
-ring in a GPU's memory. With NIXL the bulk sockets tell of frames in the ring, which the receiver
-reads over the network.
+The carrier of a connection is agreed in its greetings (``rank_carriers.py``). Those that do not use
+the bulk sockets for frames leave them idle, or announce frames there.
 """
 
 from __future__ import annotations
@@ -33,8 +30,8 @@ Socket: TypeAlias = "zmq.Socket[bytes]"
 MAX_CONTROL_MESSAGE = greeting.MAX_GREETING_BYTES
 CONTROL_BATCH = 256
 BULK_BUFFER_BYTES = 4 << 20
-# Of one data plane. A connection that was dialled takes six, with what watches it; by itself the
-# library stops at 1023, which is 170 ranks of peers.
+# Of one data plane. A dialled connection takes six, with those that watch it; the library's own
+# limit is 1023, which is 170 ranks of peers.
 MAX_SOCKETS = 1 << 14
 
 
@@ -68,8 +65,8 @@ def open_socket(context: zmq.Context[Socket], kind: int, limit: int, timing: Tim
 def watched_socket(
     context: zmq.Context[Socket], limit: int, timing: Timing
 ) -> tuple[Socket, Socket]:
-    """A socket to dial with, and its watch: one that has something to read once the connection has
-    ended, could not be made, or was turned away. Both end with ``unwatch``.
+    """A socket to dial with, and its watch: a socket that is readable once the connection has
+    ended, could not be made, or was turned away. ``unwatch`` closes both.
 
     Raises ``ZMQError`` when this process may have no more sockets or descriptors.
     """
@@ -85,15 +82,15 @@ def watched_socket(
 
 
 def unwatch(socket: Socket, watch: Socket) -> None:
-    """Close both, in the only safe order: a socket that still reports when nobody can read it stops
-    ZeroMQ's I/O thread for ever."""
+    """Close both, in the only safe order: a socket that reports to a closed watch blocks ZeroMQ's
+    I/O thread forever."""
     socket.disable_monitor()
     watch.close(0)
     socket.close(0)
 
 
 def turned_away(watch: Socket) -> bool:
-    """Whether the other side has not let this one in, after the watch had something to read."""
+    """Return whether the other side rejected this one, once the watch is readable."""
     with contextlib.suppress(zmq.Again):
         while True:
             event: Any = parse_monitor_message(watch.recv_multipart(zmq.NOBLOCK))
@@ -102,12 +99,12 @@ def turned_away(watch: Socket) -> bool:
     return False
 
 
-def has_news(socket: Socket) -> bool:
+def is_readable(socket: Socket) -> bool:
     return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
 def to_peer(kind: Kind, mine: int, peer: PeerKey, payload: bytes = b"") -> bytes:
-    """A frame about the connection itself: it names no transfer."""
+    """A frame about the connection itself, of no transfer."""
     header = Header(kind=kind, sender_epoch=mine, receiver_epoch=peer.epoch)
     return frame.encode(header, payload)
 
@@ -115,7 +112,7 @@ def to_peer(kind: Kind, mine: int, peer: PeerKey, payload: bytes = b"") -> bytes
 def about_connection(
     message: bytes, peer: PeerKey, mine: int, *kinds: Kind
 ) -> tuple[Kind, memoryview] | None:
-    """Kind and payload of a sound frame of these kinds from this start of the peer to ours."""
+    """Kind and payload of a valid frame of these kinds from this start of the peer to ours."""
     try:
         header, payload = frame.decode(message, frame.MAX_REASON_BYTES)
     except FrameError:
@@ -125,7 +122,7 @@ def about_connection(
 
 
 def drain(router: Socket) -> list[tuple[bytes, bytes]]:
-    """Waiting messages of a ROUTER, a bounded number; those of another shape are dropped."""
+    """Take waiting messages of a ROUTER, a bounded number; those of another shape are dropped."""
     taken = []
     for _ in range(CONTROL_BATCH):
         try:

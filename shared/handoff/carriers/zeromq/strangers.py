@@ -1,15 +1,15 @@
-"""Counts those who connect to a listening rank and never become a peer.
+"""A count of the connections to a listening rank that never become a peer's.
 
 Whatever is wrong with a stranger (no ZeroMQ, no CURVE, an unknown key, a length beyond the limit, a
-greeting that makes no sense), its connection is dropped or ignored, and no peer comes of it. ZeroMQ
-tells the reasons of some only, so what is counted is the difference: accepted, but not greeted.
+meaningless greeting), its connection is dropped or ignored. ZeroMQ reports only some of these, so
+the count is the difference between accepted and greeted connections.
 """
 
 from __future__ import annotations
 
 
 class Strangers:
-    """``patience``: seconds in which a peer has greeted. The count is up to twice that old."""
+    """``patience``: seconds within which a peer greets. The count is up to twice that old."""
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
@@ -20,11 +20,11 @@ class Strangers:
         self._count = 0
 
     def greeted(self, connections: int) -> None:
-        """These were no strangers."""
+        """Count connections that have become a peer's."""
         self._greeted += connections
 
     def count(self, accepted: int, now: float) -> int:
-        """Strangers among all that were ``accepted`` so far; it never falls."""
+        """Strangers among all connections ``accepted`` so far; the count never falls."""
         if now - self._since >= self._patience:
             self._last, self._present, self._since = self._present, accepted, now
         self._count = max(self._count, self._last - self._greeted)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
 class DataPlaneStats:
     """Written by the data-plane thread alone; others read a copy. Bytes are payload bytes.
 
-    ``frames_stale`` were in order, but of an attempt that is over or of a process that is gone;
-    ``frames_refused`` were wrong in themselves. ``strangers`` connected and never became a peer;
-    ``keys_refused`` of their CURVE keys or passwords were wrong. Slots are those of all rings.
+    ``frames_stale`` were valid, but of an attempt that is over or of a process that is gone;
+    ``frames_refused`` were invalid. ``strangers`` connected and never became a peer;
+    ``keys_refused`` of them had a wrong CURVE key or password. ``peers`` counts live connections by
+    carrier; the map is replaced, never changed. Slots are those of all rings.
     """
 
     bytes_sent: int = 0
@@ -32,10 +33,7 @@ class DataPlaneStats:
     peers_lost: int = 0
     strangers: int = 0
     keys_refused: int = 0
-    peers_tcp: int = 0
-    peers_nixl: int = 0
-    peers_shared_memory: int = 0
-    peers_cuda_ipc: int = 0
+    peers: dict[str, int] = field(default_factory=dict)
     active_sends: int = 0
     active_receives: int = 0
     free_slots: int = 0
@@ -44,8 +42,8 @@ class DataPlaneStats:
     credit_free: int = 0
 
     @property
-    def peers(self) -> int:
-        return self.peers_tcp + self.peers_shared_memory + self.peers_nixl + self.peers_cuda_ipc
+    def connections(self) -> int:
+        return sum(self.peers.values())
 
     @property
     def held_slots(self) -> int:

@@ -1,11 +1,10 @@
-"""A listening port of a data plane, and how many strangers may stand at it.
+"""A listening port of a data plane, with a limit of strangers.
 
-ZeroMQ accepts whoever connects and has no limit to it. A connection that says nothing stays for the
-time of a handshake, with a descriptor and some memory; when no descriptor is left, ZeroMQ's thread
-tries again without a pause, for which it takes most of a core. To unbind would end the connections
-that stand as well. So the listening socket is made here, and while there are too many strangers a
-packet filter on it drops what new ones send: whoever connects tries again after a second, as after
-a lost packet.
+ZeroMQ accepts every connection without a limit. One that sends nothing stays until its handshake
+times out, and takes a descriptor and some memory; when no descriptor is left, ZeroMQ's thread
+retries without a pause and takes most of a core. Unbinding would also end the established
+connections. So the listening socket is made here, and while there are too many strangers, a packet
+filter on it drops new connections, which retry after a second, as after a lost packet.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from zmq.utils.monitor import parse_monitor_message
 
 from .sockets import CONTROL_BATCH, Socket
 
-# Connections that are not a peer's (yet). Each ends within a handshake's time.
+# Connections that are not a peer's (yet). Each ends when its handshake times out.
 MAX_STRANGERS = 256
-# After a connection could not be accepted, for want of descriptors most likely.
+# After a connection could not be accepted, most likely for lack of descriptors.
 PAUSE_SECONDS = 1.0
 _QUEUE = 128
 # Linux's numbers, which Python does not name.
@@ -35,8 +34,8 @@ _FILTER = struct.pack("HP", 1, ctypes.addressof(_DROP_ALL))
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_ACCEPT_FAILED | zmq.EVENT_DISCONNECTED
 
 
-class Entrance:
-    """One bound socket and what is known of its connections."""
+class ListeningPort:
+    """A bound socket, and counts of its connections."""
 
     def __init__(self, bound: Socket) -> None:
         self._socket = bound
@@ -48,10 +47,8 @@ class Entrance:
         self._closed_until = float("-inf")
 
     def listen(self, host: str, port: int, send_buffer: int = 0) -> str:
-        """Returns the endpoint; ``send_buffer`` is that of each connection, if not the system's.
-
-        Raises ``OSError``.
-        """
+        """Listen, and return the endpoint. ``send_buffer``: bytes for each connection; 0: the
+        system's default. Raises ``OSError``."""
         family, _, _, _, address = socket.getaddrinfo(
             None if host == "*" else host,
             port,
@@ -73,12 +70,12 @@ class Entrance:
         return endpoint
 
     def listen_in_folder(self, endpoint: str) -> str:
-        """At a Unix socket, where the folder's permissions are the limit. Raises ``ZMQError``."""
+        """Listen at a Unix socket, which the folder's permissions guard. Raises ``ZMQError``."""
         self._socket.bind(endpoint)
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
-    def mind(self, known: int, now: float) -> None:
-        """Count who came and went; ``known`` connections are peers'."""
+    def update(self, known: int, now: float) -> None:
+        """Count connections, of which ``known`` are peers', and open or close the port."""
         for _ in range(CONTROL_BATCH):
             try:
                 event: Any = parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))
@@ -98,7 +95,7 @@ class Entrance:
         admits = not full and now >= self._closed_until
         if admits != self.admits:
             self.admits = admits
-            with contextlib.suppress(OSError):  # a kernel without it: there is no limit
+            with contextlib.suppress(OSError):  # a kernel without packet filters: there is no limit
                 if admits:
                     self._port.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
                 else:

@@ -1,0 +1,180 @@
+"""The carrier from GPU to GPU: payloads are copied out of a ring in the sender's GPU memory.
+
+Pipes announce them and carry the headers; see ``doorbells.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+
+from ....errors import PeerRefusedError, TransferError
+from ...wire.frame import DeviceFrame, Message, printable
+from ..base import (
+    LENT_FRAMES,
+    Carrier,
+    CarrierUnavailableError,
+    FrameReader,
+    FrameWriter,
+    LentFrame,
+    LentFrames,
+    RankResources,
+    ReceiveChannel,
+    SendChannel,
+    SendHandle,
+)
+from ..device import DEVICE_WINDOW_BYTES, Device, DeviceError
+from ..doorbells import DoorbellReader, DoorbellWriter, payload_doorbell, read_payload_doorbell
+from . import NAME, NO_GPU
+from .device_ring import DevicePlace, DeviceReceiveBuffer, DeviceRing
+
+# How a payload is summed in a device's memory (``kernels/row_sums.py``); both ends must agree.
+SUMS_VERSION = 1
+_HELLO = struct.Struct("<B")
+# The version of the sums, the process and descriptor of the doorbell, the bytes of the ring, and
+# the lengths of its device's name and its handle, which follow.
+_OFFER = struct.Struct("<BIIQBB")
+
+log = logging.getLogger("tandem.handoff")
+
+
+def encode_offer(place: DevicePlace, pid: int, bell: int) -> bytes:
+    device = place.device.encode()
+    lengths = len(device), len(place.handle)
+    return _OFFER.pack(SUMS_VERSION, pid, bell, place.bytes, *lengths) + device + place.handle
+
+
+def read_offer(offer: bytes) -> tuple[DevicePlace, int, int]:
+    """The ring's place, the doorbell's process and its descriptor. Raises ``DeviceError``."""
+    if len(offer) < _OFFER.size:
+        raise DeviceError(f"an offer of {NAME} with {len(offer)} bytes, not {_OFFER.size} or more")
+    sums, pid, bell, size, name_length, handle_length = _OFFER.unpack_from(offer)
+    rest = offer[_OFFER.size :]
+    if sums != SUMS_VERSION or len(rest) != name_length + handle_length:
+        raise DeviceError(f"an offer of another version of {NAME}")
+    name, handle = rest[:name_length], rest[name_length:]
+    return DevicePlace(printable(name), handle, size), pid, bell
+
+
+class CudaIpcCarrier(Carrier):
+    name = NAME
+    one_host = True
+    window_bytes = DEVICE_WINDOW_BYTES
+
+    def __init__(self, rank: RankResources) -> None:
+        super().__init__(rank)
+        if rank.device is None:
+            raise CarrierUnavailableError(NO_GPU)
+        self._limit = rank.max_frame_bytes
+        self._ring: DeviceRing | None = None
+        self._buffer: DeviceReceiveBuffer | None = None
+        try:
+            self._allocate(rank, rank.device)
+        except DeviceError as error:
+            self.close()
+            log.warning("KV cannot move from GPU to GPU by CUDA IPC: %s", error)
+            raise CarrierUnavailableError(str(error)) from None
+
+    def _allocate(self, rank: RankResources, device: Device) -> None:
+        self._buffer = DeviceReceiveBuffer(device, rank.device_slot_bytes)
+        if rank.sends:
+            self.ring = self._ring = DeviceRing(
+                device, slots=rank.device_slots, payload_bytes=rank.device_slot_bytes
+            )
+
+    def hello(self) -> bytes:
+        return _HELLO.pack(SUMS_VERSION)
+
+    def writer(self, channel: SendChannel, hello: bytes) -> FrameWriter:
+        if hello != self.hello():
+            raise PeerRefusedError(f"{NAME} of another version: its checksums differ")
+        assert self._ring is not None
+        return CudaIpcWriter(channel.connection, self._ring.place)
+
+    def reader(self, channel: ReceiveChannel, offer: bytes) -> FrameReader:
+        assert self._buffer is not None
+        return CudaIpcReader(channel.connection, offer, self._buffer, self._limit)
+
+    def close(self) -> None:
+        if self._buffer is not None:
+            self._buffer.close()
+        if self._ring is not None:
+            self._ring.close()
+
+
+class CudaIpcWriter:
+    """Announces payloads in the ring in our device's memory, with their headers."""
+
+    slots = LENT_FRAMES
+    needs_polling = False
+
+    def __init__(self, connection: int, place: DevicePlace) -> None:
+        """Raises ``OSError``."""
+        self._bells = DoorbellWriter(connection)
+        self.lent = LentFrames()
+        self.offer = encode_offer(place, os.getpid(), self._bells.descriptor)
+
+    def start(self) -> None:
+        self._bells.opened()
+
+    def descriptors(self) -> list[int]:
+        return [self._bells.fileno()]
+
+    def write(self, message: Message, offset: int | None) -> SendHandle:
+        if not isinstance(message, DeviceFrame):
+            self._bells.ring(message)
+            return LentFrame(done=True)
+        assert offset is not None
+        self._bells.ring(payload_doorbell(offset, len(message.payload), message.head))
+        return self.lent.lend()
+
+    def poll(self) -> None:
+        self.lent.give_back(self._bells.given_back())
+
+    def close(self) -> None:
+        self._bells.close()
+        self.lent.reclaim()
+
+
+class CudaIpcReader:
+    """Copies payloads out of the ring in the memory of the peer's device."""
+
+    needs_polling = False
+
+    def __init__(
+        self, connection: int, offer: bytes, buffer: DeviceReceiveBuffer, max_frame_bytes: int
+    ) -> None:
+        """Raises ``DeviceError`` or ``MemfdError``. ``max_frame_bytes``: of frames in doorbells."""
+        place, pid, bell = read_offer(offer)
+        self._limit = max_frame_bytes
+        self._buffer = buffer
+        self._bells = DoorbellReader(pid, bell, connection)
+        try:
+            self._ring = buffer.open(place)
+        except TransferError:
+            self._bells.close()
+            raise
+
+    def descriptors(self) -> list[int]:
+        return [self._bells.fileno()]
+
+    def read(self, now: float) -> Message | None:
+        record = self._bells.next()
+        if record is None:
+            return None
+        found = read_payload_doorbell(record)
+        if found is None:
+            if len(record) > self._limit:
+                raise TransferError(f"a frame of {len(record)} bytes; the limit is {self._limit}")
+            return memoryview(record)
+        frame = self._buffer.take(self._ring, *found)
+        self._bells.give_back()
+        return frame
+
+    def release(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._bells.close()
+        self._ring.close()

@@ -1,0 +1,3 @@
+"""KV over the connection's own bulk socket, between any two hosts."""
+
+NAME = "tcp"

@@ -1,0 +1,142 @@
+"""The boundary between the transfers' state machines and the connections between ranks.
+
+A transport has two ends. The listener belongs to the sending rank: it accepts connections and sends
+frames from the staging ring. The dialer belongs to the receiving rank: it connects, greets, and
+yields each frame as a view: of a message, of the sender's ring, or of memory here into which it was
+read, which may be a GPU's. Which carrier moves the frames is agreed for each connection.
+
+All methods are called on the data-plane thread, and none of them waits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ...causes import Cause
+from ...errors import TransferError
+from ..wire.frame import Message
+from ..wire.greeting import PeerKey
+from .base import SendHandle
+
+
+class PeerGoneError(TransferError):
+    """There is no live connection to this peer."""
+
+    cause = Cause.PEER_LOST
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """The addresses of a sending rank; both empty if it does not listen. ``key``: its public CURVE
+    key, if the data plane is locked. ``guarded``: if not locked, it asks for its epoch as a
+    password; older versions ask for nothing.
+    """
+
+    bulk: str = ""
+    control: str = ""
+    key: str = ""
+    guarded: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Both ranks have greeted and agreed on a carrier. ``note``: why not on a better one."""
+
+    peer: PeerKey
+    carrier: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The connection ended. ``refused``: no later connection can succeed either. ``full``: there
+    was no place for it, and there may be one later."""
+
+    peer: PeerKey
+    reason: str
+    refused: bool = False
+    full: bool = False
+
+    @property
+    def cause(self) -> Cause:
+        """The cause by which the connection's transfers fail."""
+        if self.full:
+            return Cause.NO_PLACE
+        return Cause.REFUSED if self.refused else Cause.PEER_LOST
+
+
+Notice = Joined | Lost
+
+
+class TransportEnd(Protocol):
+    """The part that both ends share."""
+
+    def sockets(self) -> Iterable[Any]:
+        """Sockets and descriptors that a zmq.Poller can wait for."""
+
+    @property
+    def needs_polling(self) -> bool:
+        """True if something is under way whose end none of the ``sockets`` announces."""
+
+    def is_live(self, peer: PeerKey) -> bool: ...
+
+    def carrier(self, peer: PeerKey) -> str:
+        """The carrier of a live connection, by name; empty without one."""
+
+    def live(self) -> Counter[str]:
+        """Live connections by carrier."""
+
+    def send_control(self, peer: PeerKey, message: bytes) -> None:
+        """Send a small frame; raises PeerGoneError."""
+
+    def receive_control(self, now: float) -> list[tuple[PeerKey, bytes]]:
+        """Small frames that have arrived, at most a fixed number; bounded, not yet parsed."""
+
+    def notices(self, now: float) -> list[Notice]:
+        """Peers that joined or were lost since the last call. Also sends pings that are due."""
+
+    def close(self) -> None: ...
+
+
+class Listener(TransportEnd, Protocol):
+    """The sending rank's end."""
+
+    strangers: int  # connections that never became a peer's, as of the last ``notices``
+    keys_refused: int  # connections with a wrong CURVE key or password
+
+    def start(self) -> Endpoints: ...
+
+    def admit(self, keys: Iterable[str]) -> None:
+        """Let in dialers with these CURVE keys, and no others, if this end is locked."""
+
+    def send_bulk(self, peer: PeerKey, message: Message, offset: int | None = None) -> SendHandle:
+        """Send a frame without copying it; raises PeerGoneError. ``offset``: its place in the ring
+        of the peer's carrier, which the peer may read."""
+
+    def slots_for(self, peer: PeerKey) -> int:
+        """Slots of the ring that frames for this peer may hold at once. If fewer than
+        ``MAX_SLOTS``, ``sockets`` become readable when a slot is free."""
+
+
+class Dialer(TransportEnd, Protocol):
+    """The receiving rank's end."""
+
+    def connect(self, peer: PeerKey, endpoints: Endpoints, now: float) -> None:
+        """Begin to connect and greet, unless that is done or under way."""
+
+    def receive_bulk(self, now: float) -> tuple[PeerKey, Message] | None:
+        """The next frame, fair among peers; the view is valid until the next call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """Makes the two ends of a rank, with the arguments of ``ZmqListener`` and ``ZmqDialer``.
+
+    Each is called, and its result is used, on the data-plane thread.
+    """
+
+    listener: Callable[..., Listener]
+    dialer: Callable[..., Dialer]
