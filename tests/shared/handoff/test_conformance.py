@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from tandem.shared.handoff.carriers.base import SendHandle
-from tandem.shared.handoff.carriers.cuda_ipc import NAME as CUDA_IPC
 from tandem.shared.handoff.carriers.staging import RingSlot
 from tandem.shared.handoff.carriers.transport import Joined, Lost, Notice, PeerGoneError
 from tandem.shared.handoff.carriers.zeromq.curve import OVERHEAD_BYTES
@@ -78,7 +77,7 @@ class Pair:
         self.prefill = world.rank("p", **config)
         self.decode = world.rank("d", listen_host=None, **config)
         self.listener, self.dialer = self.prefill.loop._listener, self.decode.loop._dialer
-        self.ring = self.prefill.loop._sender._rings[world.carrier == CUDA_IPC]
+        self.ring = self.prefill.loop._carriers.ring_of(world.carrier)
         self.held: list[RingSlot] = []
         world.stack.callback(self.release)
         self.at_listener: list[Notice] = []
