@@ -149,6 +149,28 @@ def test_the_router_has_no_other_folders() -> None:
     )
 
 
+def test_the_handoff_is_in_order() -> None:
+    """Wire < carriers < plane < the rest; only the registry names the kinds of carriers."""
+    floors = ("wire", "carriers", "plane")
+    carriers = ROOT / "shared" / "handoff" / "carriers"
+    kinds = {file.parent.name for file in carriers.glob("*/carrier.py")}
+    assert kinds == {"cuda_ipc", "nixl", "shared_memory", "tcp"}
+    wrong = []
+    for module in MODULES:
+        if module.parts[:2] != ("shared", "handoff") or module.name == "__init__.py":
+            continue
+        own, kind = module.parts[2], module.parts[3:4]
+        for name in imports(module):
+            inner = name.removeprefix("tandem.shared.handoff.").split(".")
+            if not name.startswith("tandem.shared.handoff.") or inner[0] not in floors:
+                continue
+            upwards = own in floors and floors.index(inner[0]) > floors.index(own)
+            names_a_kind = inner[0] == "carriers" and inner[1] in kinds and inner[1] not in kind
+            if upwards or (names_a_kind and module.name != "registry.py"):
+                wrong.append(f"{module}: {name}")
+    assert wrong == []
+
+
 def test_imports_across_folders_are_relative() -> None:
     wrong = []
     for module in MODULES:
