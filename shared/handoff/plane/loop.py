@@ -11,7 +11,7 @@ import zmq
 
 from ..carriers.device import Device
 from ..carriers.memfd import host_identity
-from ..carriers.rank_carriers import CarrierSettings, Kinds, open_carriers
+from ..carriers.rank_carriers import Kinds, open_carriers
 from ..carriers.transport import Endpoints, Joined, Lost, Notice, Transport, TransportEnd
 from ..carriers.zeromq.curve import fresh_keys
 from ..wire import frame
@@ -71,16 +71,7 @@ class PlaneLoop:
         self._stats = stats
         self._emit = emit
         self._listens = config.listen_host is not None
-        peer = PeerKey(node_id=config.node_id, epoch=config.epoch, rank=config.rank)
-        settings = CarrierSettings(
-            carrier=config.carrier,
-            sends=self._listens,
-            slots=config.staging_slots if self._listens else 2,
-            slot_bytes=config.slot_bytes,
-            device_slots=config.device_slots,
-            device_slot_bytes=config.device_slot_bytes,
-        )
-        self._carriers = open_carriers(carriers, settings, peer, device)
+        self._carriers = open_carriers(carriers, config.carrier_settings, config.peer, device)
         self._me = greeting_of(config, cache, self._carriers.hellos())
         self._keys = fresh_keys() if config.curve else None
         self._dialer = transport.dialer(

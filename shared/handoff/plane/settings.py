@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from ...config.limits import MAX_PEERS
 from ..carriers.choice import AUTO
 from ..carriers.device import DEVICE_SLOT_BYTES, DEVICE_SLOTS
+from ..carriers.rank_carriers import CarrierSettings
 from ..carriers.staging import DEFAULT_SLOT_BYTES
 from ..carriers.zeromq.sockets import Timing
+from ..wire.greeting import PeerKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,22 @@ class DataPlaneConfig:
     max_commands: int = 65_536
     max_peers: int = MAX_PEERS
     timing: Timing = field(default_factory=Timing)
+
+    @property
+    def peer(self) -> PeerKey:
+        return PeerKey(node_id=self.node_id, epoch=self.epoch, rank=self.rank)
+
+    @property
+    def carrier_settings(self) -> CarrierSettings:
+        sends = self.listen_host is not None
+        return CarrierSettings(
+            carrier=self.carrier,
+            sends=sends,
+            slots=self.staging_slots if sends else 2,
+            slot_bytes=self.slot_bytes,
+            device_slots=self.device_slots,
+            device_slot_bytes=self.device_slot_bytes,
+        )
 
     @property
     def max_payload(self) -> int:

@@ -138,7 +138,7 @@ class NixlWriter:
 
 
 @dataclass(slots=True)
-class _Announced:
+class _PendingFrame:
     """A small frame itself, or the place of one in the peer's ring and the read of it."""
 
     frame: bytes = b""
@@ -158,7 +158,7 @@ class NixlReader:
         self._buffers = buffers
         self._name = agent_name(channel.peer)
         self._place = place
-        self._announced: deque[_Announced] = deque()
+        self._announced: deque[_PendingFrame] = deque()
         self._yielded: FrameRead | None = None
         buffers.add(self._name, place)
 
@@ -186,14 +186,14 @@ class NixlReader:
                 return
             place = read_doorbell(message)
             self._announced.append(
-                _Announced(frame=message) if place is None else self._placed(*place)
+                _PendingFrame(frame=message) if place is None else self._placed(*place)
             )
 
-    def _placed(self, offset: int, length: int) -> _Announced:
+    def _placed(self, offset: int, length: int) -> _PendingFrame:
         if offset + length > self._place.bytes:
             end, size = offset + length, self._place.bytes
             raise NixlError(f"bytes {offset} to {end} of a ring of {size}")
-        return _Announced(offset=offset, length=length)
+        return _PendingFrame(offset=offset, length=length)
 
     def _read_ahead(self, now: float) -> None:
         for announced in self._announced:
@@ -210,7 +210,7 @@ class NixlReader:
         return sum(announced.read is not None for announced in self._announced)
 
     @staticmethod
-    def _is_here(announced: _Announced, now: float) -> bool:
+    def _is_here(announced: _PendingFrame, now: float) -> bool:
         if announced.read is None:
             return bool(announced.frame)
         if announced.read.handle.finished():
