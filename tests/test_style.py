@@ -22,7 +22,15 @@ MAX_P90_LINES = 20
 OPENINGS = {"What", "Whether", "Who", "Where", "Of"}
 MAX_OPENINGS = 0.02
 # Each is a counterpart of the other: the same thing on both kinds of node, or a folder's own parts.
-COUNTERPARTS = {"__init__.py", "canary.py", "role.py", "service.py", "operators.py", "linear.py"}
+COUNTERPARTS = {
+    "__init__.py",
+    "canary.py",
+    "carrier.py",
+    "role.py",
+    "service.py",
+    "operators.py",
+    "linear.py",
+}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

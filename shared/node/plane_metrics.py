@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..handoff.carriers.registry import NAMES
+from ..handoff.carriers.kinds import NAMES
 from ..handoff.plane.stats import DataPlaneStats
 
 # name: (help, label besides the rank if any, the field of the statistics for each of its values)

@@ -24,7 +24,7 @@ from ...proto.roles import role_name
 from ..config import EngineConfig, HandoffConfig, NodeConfig
 from ..engine.start import DataPlaneOptions, NodeEngine, NodeIdentity, start_engine
 from ..errors import StartupError
-from ..handoff.carriers import registry as carriers
+from ..handoff.carriers import kinds as carriers
 from ..handoff.epoch import new_epoch
 from ..handoff.inbox import Inbox
 from ..models.fingerprint import fingerprint_text

@@ -24,12 +24,12 @@ import zmq
 
 from tandem.shared.handoff.carriers.base import SendHandle
 from tandem.shared.handoff.carriers.device import DEVICE_SLOT_BYTES, DEVICE_SLOTS, Device
+from tandem.shared.handoff.carriers.kinds import CARRIERS
 from tandem.shared.handoff.carriers.rank_carriers import (
     CarrierSettings,
     RankCarriers,
     open_carriers,
 )
-from tandem.shared.handoff.carriers.registry import CARRIERS
 from tandem.shared.handoff.carriers.staging import RingSlot
 from tandem.shared.handoff.carriers.transport import Endpoints, TransportEnd
 from tandem.shared.handoff.carriers.zeromq.dialer import ZmqDialer

@@ -23,7 +23,7 @@ from ....kernels.gpu.operators import GpuOperators
 from ....kernels.operators import Operators
 from ....kernels.reference.operators import ReferenceOperators
 from ...errors import StartupError
-from ...handoff.carriers.choice import allows, not_possible
+from ...handoff.carriers.carrier_option import allows, not_possible
 from ...handoff.carriers.cuda_ipc import NAME as CUDA_IPC
 from ...handoff.carriers.cuda_ipc import NO_GPU
 from ...handoff.carriers.cuda_ipc.cuda_driver import CudaDriver

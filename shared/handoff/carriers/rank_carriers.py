@@ -12,7 +12,7 @@ from ...errors import PeerRefusedError
 from ..wire.frame import HEADER_BYTES
 from ..wire.greeting import Greeting, PeerKey
 from .base import Carrier, CarrierUnavailableError, RankResources
-from .choice import allows, not_possible
+from .carrier_option import allows, not_possible
 from .device import Device
 from .staging import HOST_WINDOW_BYTES, HostMemory, PrivateMemory, Ring, StagingRing, pinned
 

@@ -16,10 +16,10 @@ from dataclasses import replace
 import zmq
 
 from ...errors import StartupError
-from ..carriers.choice import allows
+from ..carriers.carrier_option import allows
 from ..carriers.device import Device
+from ..carriers.kinds import CARRIERS
 from ..carriers.rank_carriers import Kinds
-from ..carriers.registry import CARRIERS
 from ..carriers.transport import Endpoints, Transport
 from ..carriers.zeromq.dialer import ZmqDialer
 from ..carriers.zeromq.listener import ZmqListener

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ...config.limits import MAX_PEERS
-from ..carriers.choice import AUTO
+from ..carriers.carrier_option import AUTO
 from ..carriers.device import DEVICE_SLOT_BYTES, DEVICE_SLOTS
 from ..carriers.rank_carriers import CarrierSettings
 from ..carriers.staging import DEFAULT_SLOT_BYTES

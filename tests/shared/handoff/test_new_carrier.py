@@ -26,7 +26,7 @@ from tandem.shared.handoff.carriers.base import (
     SendChannel,
     SendHandle,
 )
-from tandem.shared.handoff.carriers.registry import CARRIERS
+from tandem.shared.handoff.carriers.kinds import CARRIERS
 from tandem.shared.handoff.plane.messages import PeerJoined, ReceiveFailed
 from tandem.shared.handoff.wire.frame import DeviceFrame, Message
 

@@ -13,7 +13,7 @@ from tandem.proto import tandem_pb2 as pb
 from tandem.shared.config import HandoffConfig, NodeConfig
 from tandem.shared.engine.start import NodeIdentity
 from tandem.shared.errors import StartupError, UsageError
-from tandem.shared.handoff.carriers import registry as carriers
+from tandem.shared.handoff.carriers import kinds as carriers
 from tandem.shared.node.process import (
     _Description,
     _drain,
