@@ -16,11 +16,15 @@ from .fp8 import indexable
 
 @dataclass(frozen=True, slots=True)
 class AttentionParams:
-    """How a layer attends. ``window`` is how many of the newest tokens a token sees, itself
-    included; ``None`` is no limit. Scores are multiplied by ``scale``."""
+    """Parameters of a layer's attention.
+
+    Scores are multiplied by ``scale``; with ``soft_cap`` c, they are then ``c * tanh(score / c)``.
+    ``window`` is how many of the newest tokens a token sees, itself included; ``None`` is no limit.
+    """
 
     scale: float
     window: int | None = None
+    soft_cap: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

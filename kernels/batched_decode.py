@@ -5,7 +5,9 @@ On a GPU, launching kernels for each sequence and layer takes longer than all of
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -16,6 +18,8 @@ from .attention_metadata import (
     DecodeMetadata,
     SequenceMetadata,
 )
+
+log = logging.getLogger("tandem.kernels")
 
 # Fills the decoding rows of its last argument: queries, keys, values, rows, params, out.
 DecodeKernel = Callable[
@@ -36,6 +40,16 @@ class SequenceAttention(Protocol):
         *,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
+
+
+@cache
+def log_soft_cap(backend: str) -> None:
+    """Log once that ``backend`` leaves layers with a soft cap to the reference."""
+    log.info(
+        "%s have no kernel for attention with a soft cap: torch attends for its sequences one by "
+        "one",
+        backend,
+    )
 
 
 def batched_attention(

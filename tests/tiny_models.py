@@ -119,11 +119,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Phi3",
         {"rope_parameters": _LONGROPE_PARTIAL, "original_max_position_embeddings": 1},
     ),
+    "gemma2": (
+        "Gemma2",
+        {
+            "sliding_window": 24,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 4.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
     "gemma3": ("Gemma3", _GEMMA3),
     "gemma3_linear": (
         "Gemma3",
         _GEMMA3 | {"rope_parameters": _ROPE_BY_KIND, "final_logit_softcapping": 5.0},
     ),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "no_rope_layer_interval": 2}),
     "deepseek_v2": ("DeepseekV2", _LATENT | {"q_lora_rank": None, "rope_parameters": _YARN_MLA}),
     "deepseek_v2_groups": (
         "DeepseekV2",
@@ -136,7 +146,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 SHARDED = frozenset({"qwen2"})
-WITHOUT_HEAD_DIM = frozenset({"Qwen2", "Phi3"})
+WITHOUT_HEAD_DIM = frozenset({"Qwen2", "Phi3", "SmolLM3"})
 CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig"}
 
 CHAT_TEMPLATE = (

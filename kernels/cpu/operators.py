@@ -13,7 +13,7 @@ from ..attention_metadata import (
     SequenceMetadata,
     decode_metadata,
 )
-from ..batched_decode import batched_attention
+from ..batched_decode import batched_attention, log_soft_cap
 from ..operators import Activation, CosSin, LayerKV, Linear
 from ..reference import linear, norm
 from ..reference.operators import ReferenceOperators, rope_and_cache_kv
@@ -27,8 +27,8 @@ from .linear import PACKED, PackedWeight
 class CompiledOperators(ReferenceOperators):
     """Activations are fp32 or, with AVX-512, of the weights' dtype if the CPU multiplies that.
 
-    An fp8 cache, latent attention and activations other than silu have no kernel here and are
-    computed by the reference.
+    An fp8 cache, latent attention, soft caps and activations other than silu have no kernel here
+    and are computed by the reference.
     """
 
     def activation_dtype(self, dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -112,6 +112,9 @@ class CompiledOperators(ReferenceOperators):
         ones = torch.ones(1, 3, 2, dtype=config.dtype)
         slots = torch.zeros(1, dtype=torch.int64)
         q = self.rope_and_cache_kv(ones, ones[0, :2], 1e-6, cos_sin, (keys, values), slots)
+        if config.params.soft_cap is not None:
+            log_soft_cap("compiled kernels")
+            return False
         sequences = [SequenceMetadata(slice(0, 1), 0, [0], 1)]
         for decodes in (None, decode_metadata(sequences, q.device)):
             metadata = AttentionMetadata(sequences, slots, decodes)
@@ -127,6 +130,8 @@ class CompiledOperators(ReferenceOperators):
         params: AttentionParams,
     ) -> torch.Tensor:
         """See ``Operators``."""
+        if params.soft_cap is not None:
+            return super().paged_attention(q_THD, keys_KND, values_KND, metadata, params)
         return batched_attention(
             q_THD, keys_KND, values_KND, metadata, params, decode_attention, chunk_attention
         )

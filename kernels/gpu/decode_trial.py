@@ -57,7 +57,7 @@ def works(config: AttentionConfig, *, required: bool = False) -> bool:
 
 @cache
 def problem(config: AttentionConfig) -> str:
-    """Why the decode kernel cannot be used on this GPU; empty if it can."""
+    """The reason why the decode kernel cannot be used on this GPU; empty if it can."""
     try:
         worst = largest_error(config)
     except Exception as error:  # Triton has its own for every way of failing

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from ..attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
-from ..batched_decode import DecodeKernel, batched_attention
+from ..batched_decode import DecodeKernel, batched_attention, log_soft_cap
 from ..reference.attention import paged_attention
 from ..reference.operators import ReferenceOperators
 from . import decode_trial
 
 
 class GpuOperators(ReferenceOperators):
-    """Where Triton is missing or wrong, sequences decode one by one; with ``triton_required``,
+    """Without a working Triton, sequences decode one by one; with ``triton_required``,
     ``prepare_batched_decode`` raises ``KernelUnavailableError`` instead."""
 
     decode_kernel: DecodeKernel = staticmethod(decode_trial.triton_decode)
@@ -22,6 +22,9 @@ class GpuOperators(ReferenceOperators):
 
     def prepare_batched_decode(self, config: AttentionConfig) -> bool:
         """See ``Operators``."""
+        if config.params.soft_cap is not None:
+            log_soft_cap("GPUs")
+            return False
         return decode_trial.works(config, required=self._triton_required)
 
     def paged_attention(
@@ -33,6 +36,8 @@ class GpuOperators(ReferenceOperators):
         params: AttentionParams,
     ) -> torch.Tensor:
         """See ``Operators``."""
+        if params.soft_cap is not None:
+            return super().paged_attention(q_THD, keys_KND, values_KND, metadata, params)
         return batched_attention(
             q_THD,
             keys_KND,

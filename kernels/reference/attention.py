@@ -79,6 +79,9 @@ def _decode(
     first = _first_visible(sequence.start, params.window)
     k, v = _read_both(sequence, keys_KND, values_KND, first, sequence.end, q_THD.dtype)
     row = sequence.rows.start
+    if params.soft_cap is not None:
+        out[row] = _soft_capped(q_THD[row, None], k, v, None, params)[0]
+        return
     q_KGD = q_THD[row].view(heads, -1, dim)
     attended = F.scaled_dot_product_attention(q_KGD[None], k[None], v[None], scale=params.scale)
     out[row] = attended.view(-1, dim)
@@ -93,7 +96,8 @@ def _chunk(
     out: torch.Tensor,
 ) -> None:
     rows, start, window = sequence.rows, sequence.start, params.window
-    if window is None or sequence.end <= window:
+    unmasked = params.soft_cap is None and (window is None or sequence.end <= window)
+    if unmasked:
         k, v = _read_both(sequence, keys_KND, values_KND, 0, sequence.end, q_THD.dtype)
         if start == 0:
             out[rows] = _sdpa(q_THD[rows], k, v, None, params.scale)
@@ -108,7 +112,29 @@ def _chunk(
         end = position + count
         k, v = _read_both(sequence, keys_KND, values_KND, first, end, q_THD.dtype)
         mask = sequence.mask(position, count, first, window, q_THD.device)
-        out[tile] = _sdpa(q_THD[tile], k, v, mask, params.scale)
+        if params.soft_cap is None:
+            out[tile] = _sdpa(q_THD[tile], k, v, mask, params.scale)
+        else:
+            out[tile] = _soft_capped(q_THD[tile], k, v, mask, params)
+
+
+def _soft_capped(
+    q_THD: torch.Tensor,
+    k_KLD: torch.Tensor,
+    v_KLD: torch.Tensor,
+    mask: torch.Tensor | None,
+    params: AttentionParams,
+) -> torch.Tensor:
+    """Attention with a soft cap, which torch has no fused kernel for: scores are materialised."""
+    assert params.soft_cap is not None
+    rows, dim = q_THD.shape[0], q_THD.shape[-1]
+    q_KGTD = q_THD.view(rows, k_KLD.shape[0], -1, dim).permute(1, 2, 0, 3)
+    scores = torch.matmul(q_KGTD, k_KLD[:, None].mT).float() * params.scale
+    scores = torch.tanh(scores / params.soft_cap) * params.soft_cap
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    attended = torch.matmul(scores.softmax(-1).to(v_KLD.dtype), v_KLD[:, None])
+    return attended.flatten(0, 1).transpose(0, 1)
 
 
 def _sdpa(

@@ -35,7 +35,8 @@ class Attention:
         self.heads = len(query)
         self.kv_heads = len(kv)
         self.dim = dim
-        self.params = AttentionParams(spec.scale or dim**-0.5, spec.sliding_window)
+        scale = spec.scale or dim**-0.5
+        self.params = AttentionParams(scale, spec.sliding_window, spec.soft_cap)
 
     def project(
         self, x: torch.Tensor, batch: ForwardBatch, cos_sin: CosSin, cache: LayerKV

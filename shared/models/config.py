@@ -74,6 +74,12 @@ class Config:
             raise self.refusal(key, value, "a positive number")
         return float(value)
 
+    def optional_number(self, key: str, default: float | None = None) -> float | None:
+        """A positive number. ``None`` if it is null, the default if the key is missing."""
+        if self.get(key) is None:
+            return None if key in self.values else default
+        return self.number(key)
+
     def flag(self, key: str, default: bool = False) -> bool:
         """A boolean."""
         value = self.get(key, default)

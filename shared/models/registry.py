@@ -11,46 +11,52 @@ from typing import Any
 
 from ..errors import ModelError
 from .config import Config
-from .families import deepseek, gemma3, llama, mistral, phi3, qwen2, qwen3, qwen3_moe
+from .families import (
+    deepseek,
+    gemma2,
+    gemma3,
+    llama,
+    mistral,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+    smollm3,
+)
 from .spec import DecoderSpec
 from .weight_names import WeightNames
 
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of checkpoint: how to read its config, and its weight names.
+    """One kind of checkpoint: its names in a config, how to read that, and its weight names.
 
     ``more_layers``: a checkpoint may have layers after the config's last, which predict further
     tokens and are not used.
     """
 
+    architecture: str
+    model_type: str
     read: Callable[[Config], DecoderSpec]
     weights: WeightNames
     more_layers: bool = False
 
 
-FAMILIES = {
-    "DeepseekV2ForCausalLM": Family(deepseek.read_v2, deepseek.WEIGHTS),
-    "DeepseekV3ForCausalLM": Family(deepseek.read_v3, deepseek.WEIGHTS, more_layers=True),
-    "Gemma3ForCausalLM": Family(gemma3.read, gemma3.WEIGHTS),
-    "LlamaForCausalLM": Family(llama.read, llama.WEIGHTS),
-    "MistralForCausalLM": Family(mistral.read, mistral.WEIGHTS),
-    "Phi3ForCausalLM": Family(phi3.read, phi3.WEIGHTS),
-    "Qwen2ForCausalLM": Family(qwen2.read, qwen2.WEIGHTS),
-    "Qwen3ForCausalLM": Family(qwen3.read, qwen3.WEIGHTS),
-    "Qwen3MoeForCausalLM": Family(qwen3_moe.read, qwen3_moe.WEIGHTS),
-}
-_BY_MODEL_TYPE = {
-    "deepseek_v2": "DeepseekV2ForCausalLM",
-    "deepseek_v3": "DeepseekV3ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-}
+_FAMILIES = (
+    Family("DeepseekV2ForCausalLM", "deepseek_v2", deepseek.read_v2, deepseek.WEIGHTS),
+    Family("DeepseekV3ForCausalLM", "deepseek_v3", deepseek.read_v3, deepseek.WEIGHTS, True),
+    Family("Gemma2ForCausalLM", "gemma2", gemma2.read, gemma2.WEIGHTS),
+    Family("Gemma3ForCausalLM", "gemma3_text", gemma3.read, gemma3.WEIGHTS),
+    Family("LlamaForCausalLM", "llama", llama.read, llama.WEIGHTS),
+    Family("MistralForCausalLM", "mistral", mistral.read, mistral.WEIGHTS),
+    Family("Phi3ForCausalLM", "phi3", phi3.read, phi3.WEIGHTS),
+    Family("Qwen2ForCausalLM", "qwen2", qwen2.read, qwen2.WEIGHTS),
+    Family("Qwen3ForCausalLM", "qwen3", qwen3.read, qwen3.WEIGHTS),
+    Family("Qwen3MoeForCausalLM", "qwen3_moe", qwen3_moe.read, qwen3_moe.WEIGHTS),
+    Family("SmolLM3ForCausalLM", "smollm3", smollm3.read, smollm3.WEIGHTS),
+)
+FAMILIES = {family.architecture: family for family in _FAMILIES}
+_BY_MODEL_TYPE = {family.model_type: family.architecture for family in _FAMILIES}
 
 
 def family_of(values: dict[str, Any], file: str = "config.json") -> Family:

@@ -98,7 +98,8 @@ class KVSpec:
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
     """Grouped-query attention. ``sliding_window`` counts the token itself; ``None`` is no limit.
-    Scores are multiplied by ``scale``, by default 1 / sqrt(head_dim)."""
+    Scores are multiplied by ``scale``, by default 1 / sqrt(head_dim); with ``soft_cap`` c, they are
+    then ``c * tanh(score / c)``."""
 
     num_heads: int
     num_kv_heads: int
@@ -108,6 +109,7 @@ class AttentionSpec:
     qk_norm: bool = False
     sliding_window: int | None = None
     scale: float | None = None
+    soft_cap: float | None = None
 
     @property
     def kv(self) -> KVSpec:

@@ -1,1 +1,1 @@
-"""Weights from files to the model: safetensors folders, and seeded random ones."""
+"""Weight files: finding, downloading and reading checkpoints."""

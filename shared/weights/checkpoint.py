@@ -1,4 +1,4 @@
-"""A Hugging Face model folder: which tensor is in which safetensors file, and reads of parts."""
+"""Checkpoint in a Hugging Face model folder: index of its safetensors files, partial reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 class Checkpoint:
-    """An open folder of safetensors. Files are memory-mapped: a read costs what it reads.
+    """An open folder of safetensors. Files are memory-mapped, so a read costs only what it reads.
 
     Use as a context manager.
     """
@@ -40,19 +40,19 @@ class Checkpoint:
         self._open.close()
 
     def names(self) -> list[str]:
-        """All tensors of the folder."""
+        """The names of all tensors in the folder."""
         return list(self._file_of)
 
     def dtype(self, name: str) -> str:
-        """A tensor's type, by safetensors' names (BF16, F16, F32, ...)."""
+        """A tensor's dtype, by safetensors' names (BF16, F16, F32, ...)."""
         return str(self._slice(name).get_dtype())
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape, without reading it."""
+        """A tensor's shape. Reads nothing."""
         return tuple(self._slice(name).get_shape())
 
     def read(self, name: str, dim: int, first: int, end: int) -> torch.Tensor:
-        """``tensor[first:end]`` along ``dim`` (0 or 1)."""
+        """Read ``tensor[first:end]`` along ``dim`` (0 or 1)."""
         part = self._slice(name)
         try:
             return part[first:end] if dim == 0 else part[:, first:end]
@@ -90,7 +90,7 @@ class Checkpoint:
                     f"{self.folder / file} lacks {sorted(claimed - present)[0]}, which {_INDEX} "
                     f"says it holds: the two come from different downloads; download both again"
                 )
-            # What the index forgot is listed too, so that the loader has to say what it is.
+            # Tensors missing from the index are listed too, so that the loader sees unknown ones.
             for name in sorted(present):
                 self._file_of[name] = file
 

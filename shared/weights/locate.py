@@ -1,4 +1,4 @@
-"""From what the user typed after ``--model`` to a folder on this machine."""
+"""Location of a model: from the value of ``--model`` to a folder on this machine."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ..errors import ModelError
 BUILTIN = "builtin"
 _WEIGHTS = ["*.safetensors"]
 _WITHOUT_WEIGHTS = ["*.json", "*.jinja", "tokenizer.model"]
-# Other formats' folders, and the same weights once more under Mistral's own names.
+# Folders of other formats, and duplicates of the weights under Mistral's own names.
 _UNWANTED = ["*/*", "consolidated*.safetensors"]
 
 
 def locate_model(name: str, *, weights: bool = True) -> Path:
-    """The folder of a model: built in, on disk, or downloaded from the Hugging Face hub, without
-    its weights unless ``weights``.
+    """Find the folder of a model: built in, on disk, or downloaded from the Hugging Face hub, with
+    its weights only if ``weights``.
 
-    Raises ``ModelError`` when there is no such folder and no such download.
+    Raises ``ModelError`` if there is no such folder and it cannot be downloaded.
     """
     if name == BUILTIN:
         from ..builtin_model import builtin_model_path
@@ -62,7 +62,7 @@ def _download(name: str, wanted: list[str]) -> Path:
 
 
 def display_name(name: str) -> str:
-    """What clients call a model that was given no name: the last part of its path."""
+    """The default name of a model for clients: the last component of its path."""
     if name == BUILTIN:
         return "tandem-builtin"
     path = Path(name)

@@ -73,7 +73,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Usage:
-    """What a program takes, in bytes; registers a thread."""
+    """Resources of a program, in bytes; registers per thread."""
 
     registers: int
     stack: int
@@ -117,8 +117,8 @@ def _resources(cubin: bytes) -> dict[str, int]:
         file.write(cubin)
         file.flush()
         command = [TOOLS / "cuobjdump", "--dump-resource-usage", file.name]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", told)}
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", output)}
     return {
         "registers": found["REG"],
         "stack": found["STACK"],
@@ -146,7 +146,7 @@ def programs(generation: int) -> Iterator[tuple[str, Usage]]:
 
 
 def check(name: str, usage: Usage) -> list[str]:
-    """What is wrong with a compiled kernel."""
+    """List the problems of a compiled kernel."""
     wrong = []
     if usage.stack > (FLOAT32_STACK if "fp32" in name else 0) or usage.local:
         wrong.append("spills registers")

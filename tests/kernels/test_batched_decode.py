@@ -17,6 +17,7 @@ from tandem.kernels.attention_metadata import (
     SequenceMetadata,
     decode_metadata,
 )
+from tandem.kernels.batched_decode import log_soft_cap
 from tandem.kernels.errors import KernelUnavailableError
 from tandem.kernels.gpu import decode_trial
 from tandem.kernels.gpu.operators import GpuOperators
@@ -147,7 +148,19 @@ def test_kernels_that_fail_or_err_are_not_used(
     decode_trial.problem.cache_clear()
 
 
-def test_what_is_tried_finds_kernels_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_with_a_soft_cap_are_left_to_the_reference(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Even if Triton is required, and with one line in the log."""
+    capped = replace(CONFIG, params=AttentionParams(0.3, soft_cap=2.0))
+    log_soft_cap.cache_clear()
+    operators = GpuOperators(triton_required=True)
+    with caplog.at_level("INFO", "tandem.kernels"):
+        assert not any(operators.prepare_batched_decode(capped) for _ in range(2))
+    assert caplog.text.count("no kernel for attention with a soft cap") == 1
+
+
+def test_the_trial_finds_wrong_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = FakeKernels(monkeypatch)
     config = replace(CONFIG, device=CPU)
     assert decode_trial.largest_error(config) == 0.0

@@ -30,7 +30,7 @@ pytest.importorskip("triton")
 
 from tandem.kernels.gpu.paged_decode import SPLIT, paged_decode
 
-# Else tests/conftest.py has told Triton to interpret them.
+# Otherwise tests/conftest.py makes Triton interpret them.
 INTERPRETED = not torch.cuda.is_available()
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 FP8 = torch.float8_e4m3fn

@@ -77,7 +77,12 @@ def test_silu_and_mul(rows: int, dtype: torch.dtype) -> None:
 
 
 def exact_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int, window: int | None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    start: int,
+    window: int | None,
+    soft_cap: float | None = None,
 ) -> torch.Tensor:
     """One row and one head at a time."""
     group = q.shape[1] // k.shape[1]
@@ -88,6 +93,8 @@ def exact_attention(
         for head in range(q.shape[1]):
             keys, values = (side[first:end, head // group].double() for side in (k, v))
             scores = keys @ q[row, head].double() * q.shape[-1] ** -0.5
+            if soft_cap is not None:
+                scores = (scores / soft_cap).tanh() * soft_cap
             out[row, head] = scores.softmax(-1) @ values
     return out
 
@@ -96,8 +103,9 @@ def exact_attention(
 @pytest.mark.parametrize("window", [None, 1, 7, 500])
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize("soft_cap", [None, 0.7])
 def test_paged_attention(
-    dtype: torch.dtype, window: int | None, group: int, scattered: bool
+    dtype: torch.dtype, window: int | None, group: int, scattered: bool, soft_cap: float | None
 ) -> None:
     heads, dim, blocks = 2, 8, 200
     # Poisoned: a slot that was not written must not be read.
@@ -114,11 +122,10 @@ def test_paged_attention(
         q = torch.randn(count, heads * group, dim).to(dtype)
         q_parts.append(q)
         contexts.append(SequenceMetadata(slice(row, row + count), start, table, BLOCK))
-        expected.append(exact_attention(q, k, v, start, window))
+        expected.append(exact_attention(q, k, v, start, window, soft_cap))
         row += count
-    got = attention.paged_attention(
-        torch.cat(q_parts), keys, values, contexts, AttentionParams(dim**-0.5, window)
-    )
+    params = AttentionParams(dim**-0.5, window, soft_cap)
+    got = attention.paged_attention(torch.cat(q_parts), keys, values, contexts, params)
     close(got, torch.cat(expected))
 
 
@@ -167,11 +174,11 @@ def test_the_ways_to_attend_on_a_gpu_agree_with_the_definition(
     k, v = torch.randn(2, start + 19, 2, 8).to(dtype)
     context = SequenceMetadata(slice(0, 19), start, list(range(99)), BLOCK)
     mask = context.mask(start, 19, 0, window, q.device) if start else None
-    told = q, k.transpose(0, 1), v.transpose(0, 1)
+    arguments = q, k.transpose(0, 1), v.transpose(0, 1)
     expected = exact_attention(q, k, v, start, window)
-    close(attention._sdpa_expanded(*told, mask, 8**-0.5), expected)
+    close(attention._sdpa_expanded(*arguments, mask, 8**-0.5), expected)
     if window is None:
-        close(attention._last_rows(*told, 8**-0.5), expected)
+        close(attention._last_rows(*arguments, 8**-0.5), expected)
 
 
 def test_consecutive_blocks_are_a_view() -> None:

@@ -1,61 +1,40 @@
-"""Gemma 3's text models: sliding windows with a rope of their own, a norm before and after each
-half of a layer, and norm weights that are stored as their difference from one."""
+"""Gemma 3's text models: as Gemma 2, with sliding windows that have a rope of their own, and a norm
+over each head of q and k."""
 
 from __future__ import annotations
 
 from ..config import FULL, SLIDING, Config, read_layer_types, read_rope_table, read_window
-from ..spec import Activation, DecoderSpec, DenseSpec, NormLayout, RopeSpec
+from ..spec import DecoderSpec, NormLayout, RopeSpec
 from ..weight_names import AddOne, WeightNames
-from .dense import DENSE_WEIGHTS, read_dense, read_head_dim
+from . import gemma2
+from .dense import read_dense, read_head_dim
 
-_NORMS = {
-    "input_layernorm": "attention_norm",
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "mlp_norm",
-    "post_feedforward_layernorm": "post_mlp_norm",
-    "self_attn.q_norm": "attention.q_norm",
-    "self_attn.k_norm": "attention.k_norm",
-}
-WEIGHTS: WeightNames = {
-    **DENSE_WEIGHTS,
-    "model.norm.weight": AddOne("norm.weight"),
-    **{
-        f"model.layers.{{i}}.{theirs}.weight": AddOne(f"layers.{{i}}.{ours}.weight")
-        for theirs, ours in _NORMS.items()
-    },
+WEIGHTS: WeightNames = gemma2.WEIGHTS | {
+    f"model.layers.{{i}}.self_attn.{name}.weight": AddOne(f"layers.{{i}}.attention.{name}.weight")
+    for name in ("q_norm", "k_norm")
 }
 _THETAS = {FULL: 1_000_000.0, SLIDING: 10_000.0}
 
 
 def read(config: Config) -> DecoderSpec:
-    """Read a config. Scores are scaled by a number of the config instead of the head's width."""
+    """Read a config."""
     config.one_of("attention_bias", (False,), False)
-    config.one_of("attn_logit_softcapping", (None,))
     config.one_of("use_bidirectional_attention", (False,), False)
     kinds, window = _read_kinds(config), read_window(config)
     ropes = _read_ropes(config, read_head_dim(config))
-    width, activation = config.integer("intermediate_size"), _activation(config)
-    mlp = DenseSpec(intermediate=width, activation=activation)
-    cap = config.get("final_logit_softcapping")
     return read_dense(
         config,
         windows=[window if kind == SLIDING else None for kind in kinds],
         ropes=[ropes[kind] for kind in kinds],
-        mlps=[mlp] * len(kinds),
+        mlps=[gemma2.read_mlp(config)] * len(kinds),
         norms=NormLayout.SANDWICH,
-        scale=config.number("query_pre_attn_scalar", 256) ** -0.5,
+        scale=gemma2.read_scale(config),
+        soft_cap=config.optional_number("attn_logit_softcapping"),
         qk_norm=True,
         embedding_scale=config.integer("hidden_size") ** 0.5,
-        logit_soft_cap=None if cap is None else config.number("final_logit_softcapping"),
+        logit_soft_cap=config.optional_number("final_logit_softcapping"),
         tie_embeddings=True,
     )
-
-
-def _activation(config: Config) -> Activation:
-    names = ("gelu_pytorch_tanh",)
-    config.one_of("hidden_act", names, names[0])
-    config.one_of("hidden_activation", names, names[0])
-    return "gelu_tanh"
 
 
 def _read_kinds(config: Config) -> list[str]:

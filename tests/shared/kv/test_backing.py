@@ -16,7 +16,7 @@ HEADS, BLOCKS, DIM = 2, 100, 32
 
 
 def sides(count: int = 3) -> list[torch.Tensor]:
-    """Of a pool of which a stretch is ten blocks."""
+    """Tensors of a pool whose stretch is ten blocks."""
     return [torch.zeros(HEADS, BLOCKS * BLOCK_SIZE, DIM) for _ in range(count)]
 
 
@@ -92,7 +92,7 @@ def test_a_system_that_cannot_goes_on_as_before(caplog: pytest.LogCaptureFixture
     backed.start()
     backed.reach(0)
     assert failed.wait(30)
-    backed.reach(50)  # no error, and nobody works
+    backed.reach(50)  # no error, and no thread works
 
 
 def _bytes(blocks: int) -> int:

@@ -1,4 +1,4 @@
-"""Which free block is handed out next."""
+"""The choice of the next free block."""
 
 from __future__ import annotations
 

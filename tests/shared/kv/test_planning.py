@@ -1,4 +1,4 @@
-"""What a node decides by the devices that its ranks report."""
+"""Planning from the devices that ranks report."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_ranks_that_talk_to_each_other_leave_room_for_nccl() -> None:
 
 
 def test_a_share_of_the_whole_gpu_holds_weights_steps_and_cache() -> None:
-    """Whoever else is on the GPU: the share is this node's own."""
+    """The share is this node's own, whatever other processes are on the GPU."""
     memory = [RankMemory(60 * GIB, 16 * GIB, 1)]
     for nodes in (1, 2):
         cache = node(CUDA, nodes=nodes).cache_bytes(memory, 0.5)

@@ -1,4 +1,4 @@
-"""What routers are told of a prefix index: bounded, complete up to the sample, and never behind."""
+"""Digest of a prefix index: bounded, complete up to the sample, and never behind."""
 
 from __future__ import annotations
 

@@ -17,17 +17,19 @@ from tandem.shared.models.parallel import TensorParallel
 from tandem.tests.support.runners import build_runner
 
 
-def run(job: dict[str, Any], folder: str, prompt: list[int], told: list[int]) -> dict[str, Any]:
-    """Prefill and decode; every rank is told the tokens, as the head does."""
+def run(
+    job: dict[str, Any], folder: str, prompt: list[int], following: list[int]
+) -> dict[str, Any]:
+    """Prefill and decode; every rank gets the tokens, as from a head."""
     tp = TensorParallel(job["rank"], job["size"])
     runner = build_runner(folder, dtype="float32", block_size=4, num_blocks=100, tp=tp)
-    table = list(range(2, 2 + (len(prompt) + len(told)) // 4 + 1))
+    table = list(range(2, 2 + (len(prompt) + len(following)) // 4 + 1))
     spec = SamplerSpec(1, RankSampling(temperature=0.0), 0, list(prompt))
     first = SequenceStep(1, prompt, 0, table, True, 2, prompt[1:])
     result = runner.execute(StepPlan(0, [first], [spec]))
     drawn = [s.tokens[0] for s in result.sampled]
     scored = sum(len(rows) for rows in result.prompt_logprobs.values())
-    for index, token in enumerate(told[:-1]):
+    for index, token in enumerate(following[:-1]):
         sequence = SequenceStep(1, [token], len(prompt) + index, table, True)
         drawn += [s.tokens[0] for s in runner.execute(StepPlan(1, [sequence])).sampled]
     return {"drawn": drawn, "scored": scored}

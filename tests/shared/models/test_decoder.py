@@ -1,4 +1,4 @@
-"""What the model promises to those who run it."""
+"""Guarantees of the decoder to its callers."""
 
 from __future__ import annotations
 

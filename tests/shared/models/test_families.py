@@ -208,7 +208,7 @@ def test_bookkeeping_does_not_matter() -> None:
 
 
 def test_yarn_stretches_the_context() -> None:
-    """Whether ``max_position_embeddings`` counts the stretch already or not."""
+    """``max_position_embeddings`` may count the stretch already or not."""
     table = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
     for stated in (1024, 4096):
         assert spec_of(rope_scaling=table, max_position_embeddings=stated).max_position == 4096

@@ -40,7 +40,7 @@ ATOL = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1e-1, "fp8": 2e-2}
 
 
 class RoundedCache(transformers.DynamicCache):
-    """What attention reads back of K and V has the precision of ``dtype``."""
+    """A cache of transformers whose K and V have the precision of ``dtype``."""
 
     dtype = torch.float32
 
@@ -56,7 +56,7 @@ class RoundedCache(transformers.DynamicCache):
 
 
 def rounded_logits(folder: Path, tokens: list[int], dtype: torch.dtype) -> torch.Tensor:
-    """Of every position, [tokens, V]."""
+    """The logits of every position, [tokens, V]."""
     cache = RoundedCache(config=reference(folder).config)
     cache.dtype = dtype
     with torch.inference_mode():
@@ -106,7 +106,7 @@ def test_greedy_with_a_float32_cache_is_that_of_transformers(model_root: Path) -
 
 
 def test_half_weights_may_have_a_float32_cache(model_root: Path) -> None:
-    """What is cached then is what the weights' format gives, not rounded once more."""
+    """K and V are cached as the weights' dtype gives them, without further rounding."""
     folder = tiny_models.cached("qwen3", model_root)
     got = {}
     for spelling in ("float32", "auto"):

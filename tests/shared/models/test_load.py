@@ -148,7 +148,7 @@ def test_a_tied_head_that_was_saved_too_is_ignored(root: Path, tmp_path: Path) -
 
 
 def second_of_two(folder: Path) -> tuple[dict[str, WeightSlot], dict[str, torch.Tensor]]:
-    """What the second of two ranks holds, and the file."""
+    """The slots of the second of two ranks, and the file's tensors."""
     place = WeightPlacement(torch.float32, torch.device("cpu"), TensorParallel(1, 2))
     model = Decoder(read_spec(folder), place)
     slots = model.weight_slots()

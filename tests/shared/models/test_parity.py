@@ -165,7 +165,7 @@ def test_a_chunk_longer_than_a_tile_matches(model_root: Path) -> None:
     for name in ("qwen3", "mistral", "deepseek_v3_dense"):
         folder = tiny_models.cached(name, model_root)
         drawn = greedy(runner_for(folder, num_blocks=700), prompt, scattered(0, 1120)[::-1], 700)
-        # One pass over what was drawn tells of each token whether it is the one to follow.
+        # One pass over the drawn tokens checks each of them.
         with torch.inference_mode():
             logits = reference(folder)(torch.tensor([prompt + drawn[:-1]])).logits[0]
         assert drawn == logits[len(prompt) - 1 :].argmax(-1).tolist()

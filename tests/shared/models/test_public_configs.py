@@ -20,7 +20,7 @@ from tandem.shared.models.spec import DecoderSpec
 
 TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("public_configs.json").read_text())
 CONFIGS: list[dict[str, Any]] = TABLE["configs"]
-# `from_config` in transformers has defaults for a model that nobody has trained.
+# transformers' defaults are not those of any trained model.
 UNTRAINED = {"deepseek_v2": {"num_experts_per_tok": 2}}
 
 
@@ -56,8 +56,8 @@ def test_each_config_is_read(config: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        *("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "gemma3_text"),
-        *("deepseek_v2", "deepseek_v3"),
+        *("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "gemma2", "gemma3_text"),
+        *("deepseek_v2", "deepseek_v3", "smollm3"),
     ],
 )
 def test_what_the_installed_transformers_writes_is_read(kind: str, use_diff: bool) -> None:

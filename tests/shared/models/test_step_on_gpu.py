@@ -1,4 +1,4 @@
-"""What a decode step does on a GPU, counted without one: kernels, uploads and host waits.
+"""Kernels, uploads and host waits of a decode step on a GPU, counted without one.
 
 Tensors are on torch's ``meta`` device, so the code takes a GPU's branches and computes nothing. The
 figures below are ceilings: work that makes a step cheaper lowers them.
@@ -34,7 +34,7 @@ VOCABULARY = 2000
 
 @dataclass
 class Work:
-    """What one piece of a step asks of the device."""
+    """The work of one part of a step for the device."""
 
     kernels: list[str] = field(default_factory=list)
     uploads: int = 0
@@ -102,7 +102,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _shares_memory(result: Any, source: torch.Tensor | None) -> bool:
-    """Whether an operator has given its argument back, or views of it."""
+    """Return whether an operator returned its argument, or views of it."""
     results = result if isinstance(result, (list, tuple)) else [result]
     if source is None:
         return False

@@ -19,7 +19,10 @@ RANK = Path(__file__).with_name("tensor_parallel_rank.py")
     ("size", "names"),
     [
         (2, ["qwen3", "qwen2", "llama", "llama_bias", "deepseek_v2", "deepseek_v3"]),
-        (2, ["qwen3_moe", "qwen3_moe_mixed", "phi3", "phi3_partial", "gemma3", "gemma3_linear"]),
+        (
+            2,
+            ["qwen3_moe", "qwen3_moe_mixed", "phi3", "phi3_partial", "gemma3", "gemma2", "smollm3"],
+        ),
         # Two KV heads: each is held by two ranks. A latent is held by all.
         (4, ["qwen3", "odd_vocabulary", "deepseek_v2_groups", "deepseek_v3_dense"]),
     ],

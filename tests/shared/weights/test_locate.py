@@ -1,4 +1,4 @@
-"""What is downloaded of a model."""
+"""The files of a model that are downloaded."""
 
 from __future__ import annotations
 
