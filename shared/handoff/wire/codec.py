@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from operator import attrgetter
 from types import NoneType, UnionType
@@ -44,10 +44,14 @@ class VersionError(CodecError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Converter:
-    """Both directions for one hint. ``encode`` is ``None`` for values that msgpack takes as is."""
+    """Both directions for one hint. ``encode`` is ``None`` for values that msgpack takes as is.
+
+    ``by_type``: a value that was accepted once may be replaced by any other of its type.
+    """
 
     encode: Callable[[Any], Any] | None
     decode: Callable[[Any], Any]
+    by_type: bool = False
 
 
 class Codec(Generic[T]):
@@ -130,11 +134,12 @@ def _converter(hint: Any) -> _Converter:
     if hint in _SCALARS:
         return _scalar(hint)
     if origin is Annotated and _PACKED in hint.__metadata__:
-        return _packed(hint.__origin__)
+        return _packed()
     if origin is Literal:
         return _literal(hint)
     if origin is tuple and ... not in get_args(hint):
-        return _fixed(get_args(hint), [f"[{at}]" for at in range(len(get_args(hint)))])
+        labels = [f"[{at}]" for at in range(len(get_args(hint)))]
+        return _fixed(get_args(hint), labels, lambda *values: values)
     if origin in (list, tuple):
         return _items(hint)
     if origin is dict:
@@ -152,7 +157,7 @@ def _scalar(kind: type) -> _Converter:
             raise _unfit(value, kind.__name__)
         return value
 
-    return _Converter(None, decode)
+    return _Converter(None, decode, by_type=True)
 
 
 def _literal(hint: Any) -> _Converter:
@@ -166,9 +171,7 @@ def _literal(hint: Any) -> _Converter:
     return _Converter(None, decode)
 
 
-def _packed(kind: Any) -> _Converter:
-    build = tuple if get_origin(kind) is tuple else list
-
+def _packed() -> _Converter:
     def encode(values: Sequence[int]) -> bytes:
         try:
             return array(_UINT32, values).tobytes()
@@ -178,8 +181,7 @@ def _packed(kind: Any) -> _Converter:
     def decode(value: Any) -> Any:
         if type(value) is not bytes or len(value) % 4:
             raise _unfit(value, "packed 32-bit integers")
-        values = memoryview(value).cast(_UINT32).tolist()
-        return values if build is list else build(values)
+        return memoryview(value).cast(_UINT32).tolist()
 
     return _Converter(encode, decode)
 
@@ -195,7 +197,7 @@ def _items(hint: Any) -> _Converter:
     def decode(values: Any) -> Any:
         if type(values) is not list:
             raise _unfit(values, "a list")
-        return build(_each(item.decode, values))
+        return build(_each(item.decode, values)) if values else build()
 
     return _Converter(item.encode and encode, decode)
 
@@ -245,7 +247,7 @@ def _union(hint: Any) -> _Converter:
         return others[0].decode(value)
 
     if not others or others[0].encode is None:
-        return _Converter(None, decode)
+        return _Converter(None, decode, by_type=not others)
     inner = others[0].encode
     return _Converter(lambda value: value if type(value) in accepted else inner(value), decode)
 
@@ -254,43 +256,48 @@ def _dataclass(kind: type) -> _Converter:
     hints = hints_of(kind, include_extras=True)
     names = tuple(hints)
     read = _fields(names)
-    fields = _fixed(tuple(hints.values()), [f".{name}" for name in names])
+
+    def by_name(*values: Any) -> Any:
+        return kind(**dict(zip(names, values, strict=True)))
+
+    make = by_name if any(item.kw_only for item in dataclasses.fields(kind)) else kind
+    fields = _fixed(tuple(hints.values()), [f".{name}" for name in names], make)
     encode = fields.encode
-
-    def by_name(values: Any) -> Any:
-        return kind(**dict(zip(names, fields.decode(values), strict=True)))
-
-    def by_position(values: Any) -> Any:
-        return kind(*fields.decode(values))
-
-    decode = by_name if any(item.kw_only for item in dataclasses.fields(kind)) else by_position
-    return _Converter(read if encode is None else lambda message: encode(read(message)), decode)
+    encode_fields = read if encode is None else lambda message: encode(read(message))
+    return _Converter(encode_fields, fields.decode)
 
 
-def _fixed(hints: tuple[Any, ...], labels: Sequence[str]) -> _Converter:
-    """Values with a hint each; ``labels`` name them in errors."""
+def _fixed(hints: tuple[Any, ...], labels: Sequence[str], make: Callable[..., Any]) -> _Converter:
+    """Values with a hint each, of which ``make`` builds one; ``labels`` name them in errors."""
     converters = [_converter(hint) for hint in hints]
-    encoders = [converter.encode for converter in converters]
-    decoders = [converter.decode for converter in converters]
+    encoders = [(at, each.encode) for at, each in enumerate(converters) if each.encode is not None]
+    plain = [(at, each.decode) for at, each in enumerate(converters) if each.by_type]
+    nested = [(at, each.decode) for at, each in enumerate(converters) if not each.by_type]
+    # Types of values on the wire with which no field but the nested ones needs another look.
+    good: set[tuple[type, ...]] = set()
 
-    def encode(values: Sequence[Any]) -> list[Any]:
-        return [
-            value if convert is None else convert(value)
-            for convert, value in zip(encoders, values, strict=True)
-        ]
+    def encode(values: Iterable[Any]) -> list[Any]:
+        encoded = list(values)
+        for at, convert in encoders:
+            encoded[at] = convert(encoded[at])
+        return encoded
 
     def decode(values: Any) -> Any:
         if type(values) is not list or len(values) != len(labels):
             raise _unfit(values, f"a list of {len(labels)} fields")
-        decoded: list[Any] = []
+        types, at = tuple(map(type, values)), 0
         try:
-            for convert, value in zip(decoders, values):  # noqa: B905 (as long as labels)
-                decoded.append(convert(value))
+            if types not in good:
+                for at, convert in plain:
+                    convert(values[at])
+                good.add(types)
+            for at, convert in nested:
+                values[at] = convert(values[at])  # in place: msgpack has just made the list
         except CodecError as error:
-            raise CodecError(f"{labels[len(decoded)]}{error}") from None
-        return tuple(decoded)
+            raise CodecError(f"{labels[at]}{error}") from None
+        return make(*values)
 
-    return _Converter(encode if any(encoders) else None, decode)
+    return _Converter(encode if encoders else None, decode)
 
 
 def _fields(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
