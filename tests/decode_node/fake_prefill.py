@@ -1,4 +1,4 @@
-"""A prefill node that says what a test wants, and remembers what it was asked."""
+"""A fake prefill node with scripted replies, which notes its calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def done(count: int) -> pb.OpenEvent:
 
 
 async def accepts(request: pb.OpenRequest, context: Any) -> AsyncIterator[pb.OpenEvent]:
-    """Gives signs of life for ever."""
+    """Send progress until cancelled."""
     yield ACCEPTED
     while True:
         yield PROGRESS

@@ -89,7 +89,7 @@ async def test_a_canary_waits_for_blocks_in_a_full_pool() -> None:
 
 
 async def test_a_canary_goes_ahead_of_three_hundred_waiting_prompts() -> None:
-    """They would take thousands of steps."""
+    """The prompts would take thousands of steps."""
     node = Node("d", 7, blocks=512)
     node.ranks.says = 5
     waiting = [

@@ -26,7 +26,7 @@ REQUEST = pb.GenerateRequest(
 
 @asynccontextmanager
 async def asked(node: Node) -> AsyncIterator[tuple[DecodeService, asyncio.Queue[Any]]]:
-    """A service that is asked for two choices; its events, and ``None`` after the last."""
+    """A service with a request for two choices; its events, and ``None`` after the last."""
 
     async def here(sequence: Any, *_: Any) -> PrefillSource:
         node.core.submit(sequence, node.core._listeners[sequence])
@@ -73,7 +73,7 @@ async def tokens_of(events: asyncio.Queue[Any], *indices: int) -> None:
 
 
 async def rest(events: asyncio.Queue[Any]) -> list[Any]:
-    """What comes from now on."""
+    """The events from now on."""
     heard = []
     async with asyncio.timeout(20):
         while (event := await events.get()) is not None:

@@ -1,4 +1,4 @@
-"""Where a prompt is prefilled, as a table, and how the link is measured."""
+"""The choice of local or remote prefill, as a table; measurements of the link."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ EQUAL: dict[str, Any] = {"rate": 1000.0, "trip": 0.005}
         (63, {}, BELOW),
         (64, {}, REMOTE),
         (64, {"queue": 10**6, "trip": 9.0}, REMOTE),
-        # The operator's word overrides everything that is measured.
+        # The operator's threshold overrides all measurements.
         (99, EQUAL | {"threshold": 100}, BELOW),
         (100, EQUAL | {"threshold": 100, "queue": 10**6}, REMOTE),
         (1, {"threshold": 1}, REMOTE),

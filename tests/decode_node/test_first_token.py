@@ -1,4 +1,4 @@
-"""Where the time until a first token goes: each moment to one phase."""
+"""The breakdown of the time to first token: each moment belongs to one phase."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ KEY = "HKdmGwHfyOUqeFHhjEcTtgQqORXJJdEZWwwHUP-X"
 
 
 class Vet:
-    """The canary: passes at once, unless told otherwise."""
+    """A canary that passes at once by default."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -113,7 +113,7 @@ async def test_nobody_uses_a_peer_before_its_canary_has_passed(
     ],
 )
 async def test_a_canary_that_failed_for_silence_says_so(cause: Cause, told: Cause) -> None:
-    """Otherwise each request would wait anew for ports that cannot be reached."""
+    """Otherwise each request would wait again for unreachable ports."""
     async with met() as (peers, vet, _), prefill() as fake:
         vet.error = TransferError("no", cause=cause)
         with pytest.raises(TransferError) as caught:
@@ -142,7 +142,7 @@ async def test_a_mismatch_refuses_this_start_of_the_peer_alone() -> None:
         assert refused.reason == "layer 2 differs"
         assert node.metric("tandem_canaries_total", outcome="mismatch") == 1
 
-        # Whoever does not know the epoch learns it from the greeting.
+        # A router that does not know the epoch learns it from the greeting.
         unknown = fake.candidate
         unknown.epoch = 0
         with pytest.raises(PeerRefusedError, match="layer 2 differs"):

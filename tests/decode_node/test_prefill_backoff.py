@@ -17,7 +17,7 @@ class Clock:
 
 
 def pause(prefill_backoff: PrefillBackoff, clock: Clock) -> float:
-    """Seconds until the node may be asked again."""
+    """Seconds until the node may be called again."""
     begun = clock.now
     while True:
         try:

@@ -85,7 +85,7 @@ async def attempt(
     seconds: float = 60.0,
     **config: Any,
 ) -> AsyncIterator[Attempt]:
-    """Afterwards nobody holds anything, and every rank has let go of the blocks."""
+    """On leaving, nothing is held, and every rank has released the blocks."""
     node = Node("d", 7)
     node.engine.spec.layers[1:] = [WINDOWED] * 2
     node.ranks.greets = greets

@@ -108,7 +108,7 @@ def test_an_account_of_any_kind_leaves_a_rate(done: pb.OpenDone) -> None:
 
 
 class AbortedError(Exception):
-    """What a gRPC context raises when a call is refused."""
+    """The error that a gRPC context raises when a call is refused."""
 
 
 class Context:
@@ -128,7 +128,7 @@ class Context:
 
 
 async def _nowhere(*_: object) -> PrefillSource:
-    """Where requests of this test end: it has no model."""
+    """A prefill that never happens: the test has no model."""
     raise UnavailableError("admitted")
 
 

@@ -38,7 +38,7 @@ class World:
         self.refused: set[str] = set()
         self.seconds = 60.0  # that the request has left
         self.deaths = PromptDeaths()
-        self.ended: set[str] = set()  # addresses at which nobody listens any more
+        self.ended: set[str] = set()  # addresses at which no process listens any longer
         self.prefill_backoff = PrefillBackoff(time.monotonic)
         self.forgotten: list[str] = []
         self.tried: list[tuple[str, int]] = []

@@ -1,4 +1,4 @@
-"""Whose CURVE keys a prefill node's ranks admit, and until when."""
+"""Decode nodes whose CURVE keys a prefill node's ranks admit, and for how long."""
 
 from __future__ import annotations
 

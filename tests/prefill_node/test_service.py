@@ -267,7 +267,7 @@ async def test_a_newer_attempt_takes_over_and_an_older_one_is_refused() -> None:
 
 
 async def test_a_peer_that_takes_slowly_leaves_room_for_the_others() -> None:
-    """Of 64 blocks, 36 wait for one peer; another one gets what it asks for."""
+    """36 of 64 blocks wait for one peer; another peer's request is accepted."""
     of = {"first_token": 0, "end_token": 288}
     async with prefill_node() as node:
         calls = [node.open(number, prompt=[number] * 289, **of) for number in (1, 2)]
@@ -327,7 +327,7 @@ async def test_an_attempt_ends_with_its_request() -> None:
 async def test_a_prompt_waits_while_the_node_computes_and_no_longer_when_it_stands_still(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first one fills the pool; the step that computes it may take for ever."""
+    """The first one fills the pool; the step that computes it may never end."""
     monkeypatch.setattr(sending, "HEARTBEAT_SECONDS", 0.05)
     of = {"first_token": 0, "end_token": 510}
     async with prefill_node(transfer_timeout=1.5) as node:
@@ -339,7 +339,7 @@ async def test_a_prompt_waits_while_the_node_computes_and_no_longer_when_it_stan
         signs = [await call.read() for call in calls for _ in range(20)]
         assert {sign.WhichOneof("event") for sign in signs} == {"progress"}
         node.ranks.computes.set()
-        # Two of 32 blocks each are computed, and nobody takes them: the third one has no room.
+        # Two of 32 blocks each are computed, and no peer takes them: the third one has no room.
         async with asyncio.timeout(30):
             *_, failed = await rest(calls[2])
         assert failed.failed.reason.startswith("queued: queued for")

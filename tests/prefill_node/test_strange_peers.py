@@ -40,7 +40,7 @@ ALLOWED = {
 
 
 class AbortedError(Exception):
-    """What a gRPC context raises when a call is refused."""
+    """The error that a gRPC context raises when a call is refused."""
 
 
 class Context:

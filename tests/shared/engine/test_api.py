@@ -170,7 +170,7 @@ def test_wrong_requests_are_refused(engine: Engine, prompts, params, word) -> No
 
 
 def test_a_turn_ends_with_the_tokenizers_end_token_whatever_the_config_says(tmp_path: Path) -> None:
-    """As in a chat model with the config of its base model, and an id that no vocabulary has."""
+    """A chat model often keeps the config of its base model. One id is outside the vocabulary."""
     folder = Path(shutil.copytree(builtin_model_path(), tmp_path / "model"))
     for name, ends in (("config.json", 0), ("generation_config.json", [0, 10**6])):
         values = json.loads((folder / name).read_text())

@@ -90,10 +90,10 @@ async def test_a_rank_that_is_asked_to_end_is_not_lost() -> None:
 
 
 @pytest.mark.parametrize("slow_head", [False, True])
-async def test_an_event_that_cannot_be_handled_ends_the_node_not_only_the_hearing(
+async def test_an_event_that_cannot_be_handled_ends_the_node(
     slow_head: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it comes before its head knows that the rank is ready, or after."""
+    """The event may arrive before the head has the rank's last reply, or after."""
     reply = MultiprocessExecutor._reply
 
     async def late(self: MultiprocessExecutor, rank: Any, wanted: type, seconds: float) -> Any:
@@ -127,7 +127,7 @@ async def test_an_event_that_cannot_be_handled_ends_the_node_not_only_the_hearin
         await engine.ranks.stop()
 
 
-async def test_a_rank_that_stands_still_is_lost_and_so_is_the_step_that_waits_for_it(
+async def test_a_rank_that_is_stuck_is_lost_with_the_step_that_waits_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(executor, "PING_SECONDS", 0.05)
@@ -199,8 +199,8 @@ async def test_a_rank_of_another_version_is_rejected_in_words_on_both_sides(
     assert "the head's messages cannot be read: message of version" in capfd.readouterr().err
 
 
-def test_a_rank_that_does_not_understand_its_head_ends() -> None:
-    """Whoever hears nothing any more does not hear either that the head is gone."""
+def test_a_rank_that_cannot_read_its_channel_ends() -> None:
+    """A rank that cannot read its channel would not notice the end of its head either."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:

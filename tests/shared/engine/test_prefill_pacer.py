@@ -189,7 +189,7 @@ def test_a_step_without_prompts_delays_nobody_who_is_alone() -> None:
 
 
 def test_the_rate_of_prompts_counts_the_steps_that_go_without_them() -> None:
-    """It says when a prompt will be done here, and so where it is prefilled."""
+    """The rate predicts the end of a local prefill, and so decides where a prompt is prefilled."""
     rate = PrefillRate()
     rate.measured(100, 0.5, limit=100)
     assert rate.tokens_per_second == 200

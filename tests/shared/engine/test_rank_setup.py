@@ -1,4 +1,4 @@
-"""What a rank makes of the head's word for a device, where CUDA is an answer of the test's."""
+"""The setup of a rank's device, with a fake ``torch.cuda``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GIB = 1 << 30
 
 
 class FakeCuda:
-    """What ranks ask of ``torch.cuda``: a machine of two GPUs."""
+    """The functions of ``torch.cuda`` that ranks call, for a machine with two GPUs."""
 
     def __init__(self) -> None:
         self.current = -1
@@ -70,9 +70,7 @@ def settings(device: str, index: int = 0, carrier: str = "auto", **others: Any) 
 
 
 @pytest.mark.parametrize("name", ["auto", "cuda"])
-def test_the_head_hears_of_the_gpu_that_the_rank_has_made_its_own(
-    cuda: FakeCuda, name: str
-) -> None:
+def test_the_gpu_is_opened_and_reported(cuda: FakeCuda, name: str) -> None:
     device = rank_setup.open_device(settings(name, 1))
     assert (device, cuda.current) == (torch.device("cuda", 1), 1)
     assert rank_setup.report(device) == RankDevice("cuda", "GPU 1 (Fake 1)", 80 * GIB, 70 * GIB)

@@ -1,4 +1,4 @@
-"""Received prompts that lack what a layer's window does not show: nobody ever reads it."""
+"""Received prompts that lack KV outside of a layer's window: no step reads it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE = 4
 
 
 class Layer:
-    """What the slots of a layer with a window hold, for one that knows every sequence."""
+    """The tokens in the slots of a layer with a window, followed for every sequence."""
 
     def __init__(self, scheduler: Scheduler, window: int) -> None:
         self.scheduler = scheduler
@@ -71,7 +71,7 @@ def test_a_branch_in_the_middle_of_a_received_prompt_takes_only_whole_blocks() -
         again = Sequence(2, [*prompt[:length], 7], SamplingParams(max_tokens=1))
         layer.scheduler.match_prefix(again)
         assert again.computed == 0
-    # Once somebody has computed the beginning, they are found behind it.
+    # Once another sequence has computed the beginning, they are found behind it.
     other = Sequence(3, [*prompt[:17], 7], SamplingParams(max_tokens=1))
     layer.sequences[3] = other
     layer.scheduler.add(other)

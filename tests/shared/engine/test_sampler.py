@@ -35,7 +35,7 @@ def draw(logits: torch.Tensor, spec: SamplerSpec) -> Sampled:
 
 
 def frequencies(logits: torch.Tensor, draws: int = 4000, **params: Any) -> torch.Tensor:
-    """How often each token is drawn over many seeds."""
+    """The frequency of each token over many seeds."""
     sampler = Sampler(logits.shape[-1])
     for seed in range(draws):
         sampler.add(spec_of(seed, seed, **params))

@@ -383,7 +383,7 @@ def test_a_cancelled_sequence_of_a_failed_step_ends_at_once() -> None:
     assert kept.outputs == [5]
 
 
-def test_ranks_forget_a_sequence_of_a_failed_step_and_are_told_it_anew() -> None:
+def test_ranks_forget_a_sequence_of_a_failed_step_and_get_it_again() -> None:
     scheduler = make()
     scheduler.add(sequence(1, 3))
     run_step(scheduler)
@@ -425,7 +425,7 @@ def test_a_sequence_that_never_fits_ends_and_the_others_go_on() -> None:
 
 
 def test_kv_that_was_not_good_is_found_by_nobody() -> None:
-    """Neither that of the step nor what it attended to: nobody knows which of it is bad."""
+    """Neither the KV of the step nor the KV it attended to: it is unknown which of it is bad."""
     scheduler = make(max_num_batched_tokens=8)
     scheduler.add(sequence(1, 17, max_tokens=1))
     run_step(scheduler)
@@ -498,7 +498,7 @@ def watch_preemptions(scheduler: Scheduler) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.data(), st.sampled_from(POLICIES))
-def test_nobody_is_preempted_while_somebody_later_holds_blocks(
+def test_no_sequence_is_preempted_while_a_later_one_holds_blocks(
     data: st.DataObject, policy: str
 ) -> None:
     """Received prompts, further choices and transfers in flight come and go at any time."""

@@ -1,5 +1,4 @@
-"""What a head finds out about its model before any rank does, and plans when they say what they
-run on."""
+"""The start of an engine: the head reads its model, and plans once it knows the ranks' devices."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ def test_every_end_token_that_the_folder_names_counts(
 
 
 class FakeRanks:
-    """Ranks whose device is what the test says, and that are told what to load."""
+    """Ranks on a device of the test's choice, which note what they are to load."""
 
     def __init__(self, kind: str) -> None:
         self.device = RankDevice(kind, "a device", 1 << 34, 1 << 34)

@@ -1,4 +1,4 @@
-"""When a rank that answers stands still all the same."""
+"""The watchdog: ranks that answer pings but no longer compute."""
 
 from __future__ import annotations
 
