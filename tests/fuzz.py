@@ -118,7 +118,7 @@ def changed(draw: st.DrawFn, valid: M, most: int = 3) -> M:
     """A copy of a message with a few fields that are something else."""
     message = type(valid)()
     message.CopyFrom(valid)
-    fields = list(valid.DESCRIPTOR.fields)
+    fields: list[Any] = list(valid.DESCRIPTOR.fields)
     for field in draw(st.lists(st.sampled_from(fields), max_size=most)) if fields else ():
         message.ClearField(field.name)
         target = getattr(message, field.name)

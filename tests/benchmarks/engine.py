@@ -103,7 +103,7 @@ def measure_tandem(kernels: str, folder: str, wanted: set[str]) -> Figures:
         for length in PREFILL_GOALS:
             name = f"prefill {length}"
             if name in wanted:
-                yield name, length / warm_seconds(lambda length=length: prefill(length))
+                yield name, length / warm_seconds(partial(prefill, length))
         for batch in DECODE_GOALS:
             if f"decode {batch}" in wanted:
                 yield f"decode {batch}", decode_rate(engine, batch)
@@ -157,7 +157,7 @@ def measure_transformers(folder: str, wanted: set[str]) -> Figures:
     for length in PREFILL_GOALS:
         name, ids = f"prefill {length}", torch.arange(length)[None]
         if name in wanted:
-            yield name, length / warm_seconds(lambda ids=ids: forward(ids))
+            yield name, length / warm_seconds(partial(forward, ids))
     for batch in DECODE_GOALS:
         name = f"decode {batch}"
         if name not in wanted:
@@ -167,9 +167,7 @@ def measure_transformers(folder: str, wanted: set[str]) -> Figures:
             filled = torch.randn(batch, 8, CONTEXT, 128).bfloat16()
             cache.update(filled, filled.clone(), layer)
         forward(token, cache)
-        spent = seconds(
-            lambda token=token, cache=cache: [forward(token, cache) for _ in range(STEPS)]
-        )
+        spent = sum(seconds(partial(forward, token, cache)) for _ in range(STEPS))
         yield name, batch * STEPS / spent
 
 
@@ -183,15 +181,15 @@ def measure_limits(folder: str, wanted: set[str]) -> Figures:
     best = 0.0
     for dtype in (torch.float32, torch.bfloat16):
         a, b = (x.to(dtype) for x in wide)
-        small = min(seconds(lambda a=a, b=b: a[:256] @ b.T) for _ in range(3))
+        small = min(seconds(partial(torch.matmul, a[:256], b.T)) for _ in range(3))
         if small < 1.0:  # else a type that this CPU does not multiply
-            spent = min(seconds(lambda a=a, b=b: a @ b.T) for _ in range(5))
+            spent = min(seconds(partial(torch.matmul, a, b.T)) for _ in range(5))
             best = max(best, 2 * 2048**3 / spent / 1e9)
     yield "GFLOP/s", best
     yield "GB/s", buffer.nbytes / min(seconds(buffer.sum) for _ in range(5)) / 1e9
 
 
-SIDES = {
+SIDES: dict[str, Callable[[str, set[str]], Figures]] = {
     "tandem": partial(measure_tandem, "compiled"),
     "default": partial(measure_tandem, "torch"),
     "transformers": measure_transformers,

@@ -13,9 +13,11 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -141,11 +143,15 @@ def main() -> None:
         print("handoff_cuda_ipc: there is no CUDA device here, so there is nothing to measure")
         return
     size = _frames(options.mib * MIB) * DEVICE_SLOT_BYTES
-    of = {"name": REAL if options.device == REAL else FAKE}
-    ranks = Ranks(partial(device_rank, **of), WINDOW_OF_CARRIER)
-    ends = {
-        "copy": (Memcpy, idle_sender, partial(copier, **of)),
-        "carrier": (Variant, partial(device_sender, **of), partial(device_receiver, **of)),
+    name = REAL if options.device == REAL else FAKE
+    ranks = Ranks(partial(device_rank, name=name), WINDOW_OF_CARRIER)
+    ends: dict[str, tuple[type[Variant], Callable[..., Any], Callable[..., Any]]] = {
+        "copy": (Memcpy, idle_sender, partial(copier, name=name)),
+        "carrier": (
+            Variant,
+            partial(device_sender, name=name),
+            partial(device_receiver, name=name),
+        ),
         "full": (Variant, *whole_transfers(CUDA_IPC, ranks=ranks)),
     }
     variants = {

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from queue import Queue
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -298,9 +298,8 @@ class Variant:
 
 def control_overhead(carrier: str, count: int = 200) -> float:
     """Milliseconds at the median from Expect to Received, for one block of one layer."""
-    of = {"ranks": ON_HOST, "layers": 1}
-    sender, sent = plane_of("p", 1, 4 * BLOCK, carrier, listen=True, **of)
-    receiver, received = plane_of("d", 2, 4 * BLOCK, carrier, listen=False, **of)
+    sender, sent = plane_of("p", 1, 4 * BLOCK, carrier, ranks=ON_HOST, layers=1, listen=True)
+    receiver, received = plane_of("d", 2, 4 * BLOCK, carrier, ranks=ON_HOST, layers=1, listen=False)
     times = []
     for number in range(count):
         began = time.perf_counter()
@@ -316,11 +315,14 @@ def control_overhead(carrier: str, count: int = 200) -> float:
     return 1e3 * statistics.median(times[1:])
 
 
-def take_turns(variants: dict[str, Variant], rounds: int) -> dict[str, list[float]]:
+K = TypeVar("K")
+
+
+def take_turns(variants: dict[K, Variant], rounds: int) -> dict[K, list[float]]:
     """GB/s of each, a round each in turn. The first round warms connections and page tables, and in
     the last one the processes of the variants before are ending: neither counts. Ratios are to be
     taken within a round, where a noisy neighbour hits all."""
-    rates: dict[str, list[float]] = {name: [] for name in variants}
+    rates: dict[K, list[float]] = {name: [] for name in variants}
     for _ in range(rounds):
         for name, variant in variants.items():
             rates[name].append(variant.move())

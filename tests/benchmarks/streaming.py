@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,7 +51,9 @@ async def complete(
     return received
 
 
-async def events_of(port: int, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+async def events_of(
+    port: int, path: str, body: dict[str, Any]
+) -> AsyncGenerator[dict[str, Any], None]:
     """The server-sent events that answer a POST, up to ``[DONE]`` or the end of the response."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=_LINE_BYTES)
     try:

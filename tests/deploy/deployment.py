@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -172,13 +172,17 @@ def _value(workload: Object, container: Object, source: Object) -> str:
     return labels(workload)[label[1]]
 
 
+def _known_value(known: dict[str, str], match: re.Match[str]) -> str:
+    return known[match[1]]
+
+
 def kubernetes_parts(objects: list[Object], workload: Object) -> list[Part]:
     """Its containers, as its first pod sees them."""
     parts = []
     for container in pod(workload)["containers"]:
         known = environment(objects, workload, container)
         arguments = [
-            re.sub(r"\$\((\w+)\)", lambda match, known=known: known[match[1]], argument)
+            re.sub(r"\$\((\w+)\)", partial(_known_value, known), argument)
             for argument in container["args"]
         ]
         where = f"{workload['metadata']['name']}/{container['name']}"

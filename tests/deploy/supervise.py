@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from typing import Any
 
 SECONDS = 100
 
@@ -23,7 +24,7 @@ def main() -> None:
         started.append(
             subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
         )
-    asked = {}
+    asked: dict[str, Any] = {}
     try:
         for url in told["ready"]:
             asked[url] = wait(url, started)

@@ -76,9 +76,9 @@ def test_variables_are_declared_and_ask_for_what_there_is(series: dict[str, set[
     assert used - {"__rate_interval"} == declared.keys()
     for variable in declared.values():
         if variable["type"] == "query":
-            name, label = re.fullmatch(
-                r"label_values\((\S+), (\w+)\)", variable["definition"]
-            ).groups()
+            asked = re.fullmatch(r"label_values\((\S+), (\w+)\)", variable["definition"])
+            assert asked
+            name, label = asked.groups()
             assert label in series[name]
 
 

@@ -92,14 +92,14 @@ def run(objects: list[d.Object], folder: Path, files: dict[str, Path]) -> dict[s
     assert len(commands) == 2
     root = folder / "root"
     root.mkdir()
-    command = contained(
+    started = contained(
         [sys.executable, str(Path(__file__).with_name("supervise.py"))],
         root,
         files=files | {"/etc/hosts": hosts(objects, folder)},
         addresses=tuple(ADDRESSES.values()),
     )
     done = subprocess.run(
-        command, input=json.dumps(told), capture_output=True, text=True, timeout=170
+        started, input=json.dumps(told), capture_output=True, text=True, timeout=170
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout)

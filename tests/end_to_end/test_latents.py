@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def reference(models: Path) -> Callable[[list[int]], list[int]]:
     """What transformers makes of a prompt."""
     torch.set_num_threads(1)
     folder = tiny_models.cached("deepseek_v3", models)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
     def greedy(tokens: list[int]) -> list[int]:
         with torch.inference_mode():
@@ -66,12 +67,13 @@ def test_ranks_and_block_sizes_may_differ(
     duo: Ensemble, reference: Callable[[list[int]], list[int]], there: str, here: str
 ) -> None:
     """Tokens are those of transformers, and only what is missing travels."""
-    ranks, block = duo.kinds[here]
+    ranks, block, *_ = duo.kinds[here]
     # What neither node has seen, and then what begins like it, so that both prefix caches have a
     # part in it.
     first = [prompt(1000 * ranks + length, length) for length in (2, 9, 33, 64, 65, 300)]
     second = [tokens + prompt(len(tokens), 40) for tokens in first]
-    prefill, decode = nodes = duo.cast(there, here)
+    nodes = duo.cast(there, here)
+    prefill, decode = nodes
     committed, sent = node_metric(decode, COMMITTED), [node_metric(node, BYTES) for node in nodes]
     assert drawn(duo.cluster, first) == [reference(tokens) for tokens in first]
     all_of_them = moved(sum(len(tokens) - 1 for tokens in first), ranks, 4)

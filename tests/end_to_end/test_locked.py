@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -66,6 +67,10 @@ def locked(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Iterato
         yield Locked(cluster, prefill, decode, papers, token)
 
 
+def _logs(part: Part, words: str) -> bool:
+    return words in part.log.read_text()
+
+
 def test_a_locked_cluster_gives_the_same_tokens(locked: Locked, aggregated: TestCluster) -> None:
     locked.serves(3, greedy(aggregated, 3))
 
@@ -89,7 +94,7 @@ def test_nodes_that_do_not_belong_are_told_why_and_the_cluster_goes_on(
         (foreign, "its certificate is not by an authority of --tls-ca"),
         (open_, "it may use TLS, which this side does not (--tls-cert)"),
     ):
-        until(lambda part=part, words=words: words in part.log.read_text(), words, START_SECONDS)
+        until(partial(_logs, part, words), words, START_SECONDS)
         assert part.log.read_text().count(words) == 1, "told once, though it tries on"
         part.kill()
     assert locked.cluster.router is not None
@@ -166,7 +171,7 @@ def test_operators_need_the_lock_too(locked: Locked) -> None:
 USED = "changed and are in use now"
 
 
-def rotate(locked: Locked, change: Callable[[], None]) -> None:
+def rotate(locked: Locked, change: Callable[[], object]) -> None:
     """Change files, until every part uses them."""
     parts = [part for part in locked.cluster.parts if part.process.poll() is None]
     before = {part.log: part.log.read_text().count(USED) for part in parts}

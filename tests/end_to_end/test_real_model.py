@@ -41,7 +41,7 @@ def expected() -> list[str]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     answers = []
     for question in QUESTIONS:
         given: Any = tokenizer.apply_chat_template(
@@ -49,7 +49,7 @@ def expected() -> list[str]:
         )
         told = model.generate(**given, max_new_tokens=TOKENS, do_sample=False)[0]
         drawn = told[given["input_ids"].shape[1] :]
-        answers.append(tokenizer.decode(drawn, skip_special_tokens=True))
+        answers.append(str(tokenizer.decode(drawn, skip_special_tokens=True)))
     return answers
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import psutil
@@ -102,16 +103,16 @@ def test_whoever_is_not_this_user_is_refused_at_the_registry(served: Served) -> 
 def test_the_openai_client_gets_the_same_text_streamed_and_not(served: Served) -> None:
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
         model = client.models.list().data[0].id
-        messages = [{"role": "user", "content": LONG}]
+        messages: Any = [{"role": "user", "content": LONG}]
         whole = client.chat.completions.create(
             model=model,
-            messages=messages,  # type: ignore[arg-type]
+            messages=messages,
             temperature=0,
             max_tokens=24,
         )
         with client.chat.completions.create(
             model=model,
-            messages=messages,  # type: ignore[arg-type]
+            messages=messages,
             temperature=0,
             max_tokens=24,
             stream=True,

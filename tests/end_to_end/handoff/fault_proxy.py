@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -129,7 +129,7 @@ class Wire:
 
     def reset(self) -> None:
         """End every connection with RST, at both ends, wherever it is in a message."""
-        self._call(lambda: [_reset(writer) for writer in self._writers])
+        self._call(lambda: _reset_all(self._writers))
 
     def heal(self) -> None:
         """Let everything through; what was held up arrives now, late."""
@@ -273,6 +273,11 @@ def on_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], T]) -> T:
         return function()
 
     return asyncio.run_coroutine_threadsafe(call(), loop).result(10)
+
+
+def _reset_all(writers: Iterable[asyncio.StreamWriter]) -> None:
+    for writer in writers:
+        _reset(writer)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

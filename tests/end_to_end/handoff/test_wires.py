@@ -4,7 +4,7 @@ anything of it, but for seconds."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -18,7 +18,13 @@ from tandem.tests.end_to_end.handoff.campaign import (
     reference,
 )
 from tandem.tests.end_to_end.handoff.extent import cases
-from tandem.tests.end_to_end.handoff.fault_proxy import BOTH, DOWN, UP
+from tandem.tests.end_to_end.handoff.fault_proxy import BOTH, DOWN, UP, Wire
+
+
+def _each(wires: Iterable[Wire], fault: Callable[..., None], *of: str, **by: float) -> None:
+    for wire in wires:
+        fault(wire, *of, **by)
+
 
 MEGABYTE = 1_000_000
 
@@ -26,9 +32,9 @@ MEGABYTE = 1_000_000
 FAULTS: dict[str, Callable[[Wires], object]] = {
     "black hole of bulk": lambda to: to.bulk.hole(*BOTH),
     "black hole of control": lambda to: to.control.hole(*BOTH),
-    "black hole of bulk and control": lambda to: [w.hole(*BOTH) for w in (to.bulk, to.control)],
+    "black hole of bulk and control": lambda to: _each((to.bulk, to.control), Wire.hole, *BOTH),
     "black hole of gRPC": lambda to: to.grpc.hole(*BOTH),
-    "black hole of everything": lambda to: [w.hole(*BOTH) for w in to.all()],
+    "black hole of everything": lambda to: _each(to.all(), Wire.hole, *BOTH),
     "bulk cut towards the decode node": lambda to: to.bulk.hole(DOWN),
     "bulk cut towards the prefill node": lambda to: to.bulk.hole(UP),
     "control cut towards the decode node": lambda to: to.control.hole(DOWN),
@@ -43,7 +49,7 @@ FAULTS: dict[str, Callable[[Wires], object]] = {
     "doubled chunk of KV": lambda to: to.bulk.duplicate(DOWN),
     "doubled acknowledgements": lambda to: to.control.duplicate(UP),
     "throttled to a megabyte a second": lambda to: to.bulk.slow(DOWN, rate=MEGABYTE),
-    "delayed by 20 ms a chunk": lambda to: [w.slow(*BOTH, delay=0.02) for w in to.all()],
+    "delayed by 20 ms a chunk": lambda to: _each(to.all(), Wire.slow, *BOTH, delay=0.02),
 }
 
 

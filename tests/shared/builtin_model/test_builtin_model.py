@@ -62,7 +62,7 @@ def test_sums_and_differences_are_right_in_any_wording() -> None:
 
 
 @pytest.mark.parametrize("maker", [maker for maker, *_ in MAKERS])
-def test_every_exchange_has_two_sides(maker) -> None:  # type: ignore[no-untyped-def]
+def test_every_exchange_has_two_sides(maker) -> None:
     rng = Random(2)
     for _ in range(200):
         question, answer = maker(rng)

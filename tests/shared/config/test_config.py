@@ -49,10 +49,15 @@ def test_what_does_not_fit_is_refused(free: int, options: dict[str, Any], word: 
 
 def test_a_node_that_shares_its_device_says_so_when_its_part_is_too_small() -> None:
     device = NodeDevice((RankDevice(CPU, "a CPU", 1, 1),), nodes=3)
-    told = {"context": 1000, "bytes_per_block": 1024, "free_bytes": 4096, "device": device}
-    for options in ({"kv_fraction": 0.1}, {"num_blocks": 99}, {"max_model_len": 999}):
+    for config in (
+        EngineConfig(kv_fraction=0.1),
+        EngineConfig(num_blocks=99),
+        EngineConfig(max_model_len=999),
+    ):
         with pytest.raises(StartupError, match=r"fewer nodes .*--nodes-per-device is 3"):
-            resolve_engine(EngineConfig(**options), **told)
+            resolve_engine(
+                config, context=1000, bytes_per_block=1024, free_bytes=4096, device=device
+            )
 
 
 def test_a_share_of_the_gpu_goes_to_the_cache_whole_and_means_nothing_on_a_cpu() -> None:
@@ -70,9 +75,9 @@ def test_a_share_of_the_gpu_goes_to_the_cache_whole_and_means_nothing_on_a_cpu()
 def test_devices_and_ranks_must_agree() -> None:
     assert EngineConfig(devices="0,1").world_size == 2
     assert EngineConfig(tensor_parallel_size=3).world_size == 3
-    for options in ({"devices": "0,0"}, {"devices": "x"}):
+    for devices in ("0,0", "x"):
         with pytest.raises(UsageError, match="--d"):
-            _ = EngineConfig(**options).world_size
+            _ = EngineConfig(devices=devices).world_size
     with pytest.raises(UsageError, match="drop one"):
         _ = EngineConfig(devices="0,1", tensor_parallel_size=3).world_size
 

@@ -65,7 +65,11 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], 
     monkeypatch.setattr(gpus, "device_count", lambda: 2)
     found = gpus.importlib.util.spec_from_file_location("torch", folder / "__init__.py")
     monkeypatch.setattr(gpus.importlib.util, "find_spec", lambda name: found)
-    return lambda text: (folder / "version.py").write_text(text) and None
+
+    def write_version(text: str) -> None:
+        (folder / "version.py").write_text(text)
+
+    return write_version
 
 
 def test_gpus_count_where_torch_can_use_them_and_nobody_chose(

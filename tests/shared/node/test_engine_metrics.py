@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from tandem.shared.engine.sampling_params import SamplingParams
-from tandem.shared.engine.sequence import Sequence
+from tandem.shared.engine.sequence import Sequence, StepOutput
 from tandem.tests.shared.handoff.fake_node import Node, until
 
 
@@ -19,9 +21,13 @@ async def test_queue_time_and_prefix_hits_are_counted_once_a_sequence() -> None:
     async with node.running():
         for number in (1, 2):
             ended: list[object] = []
+
+            def note(output: StepOutput, ended: list[object] = ended) -> None:
+                ended.append(output.finish_reason)
+
             one = Sequence(number, prompt, SamplingParams(max_tokens=2))
-            node.core.submit(one, lambda output, ended=ended: ended.append(output.finish_reason))
-            await until(lambda ended=ended: any(ended))
+            node.core.submit(one, note)
+            await until(partial(any, ended))
     assert value(node, "tandem_queue_seconds_count") == 2
     assert value(node, "tandem_prefix_cache_queries_total") == 80
     assert value(node, "tandem_prefix_cache_hits_total") == 32  # two whole blocks, the second time

@@ -43,17 +43,20 @@ def test_the_data_plane_follows_the_control_plane_unless_told_otherwise() -> Non
 class Role:
     """One piece of work that ends when ``finish`` is set."""
 
-    role = pb.ROLE_DECODE
+    role: pb.Role = pb.ROLE_DECODE
     listens = False
 
     def __init__(self) -> None:
         self.drained = self.cut = False
         self.finish = asyncio.Event()
 
-    def register(self, server: Any, frame: Any) -> None: ...
+    def register(self, server: Any, process: Any) -> None: ...
 
     def background(self) -> list[Any]:
         return []
+
+    def admit(self) -> None:
+        self.drained = False
 
     def drain(self) -> None:
         self.drained = True
@@ -69,12 +72,12 @@ class Role:
 
 
 def registration() -> Registration:
-    return Registration("127.0.0.1:1", pb.JoinRequest, list, lambda seconds: None)
+    return Registration("127.0.0.1:1", pb.JoinRequest, lambda seconds: None)
 
 
 async def test_a_drain_refuses_tells_and_waits_for_the_work() -> None:
     role, told = Role(), registration()
-    drain = asyncio.create_task(_drain(role, [told], _Shutdown()))
+    drain = asyncio.create_task(_drain(RoleSwitch([role]), [told], _Shutdown()))
     await asyncio.sleep(0)
     assert role.drained and told.draining and not drain.done()
     role.finish.set()
@@ -84,7 +87,7 @@ async def test_a_drain_refuses_tells_and_waits_for_the_work() -> None:
 async def test_a_drain_that_takes_too_long_ends() -> None:
     role, life = Role(), _Shutdown()
     life.drain(0.05)
-    await asyncio.wait_for(_drain(role, [], life), 10)
+    await asyncio.wait_for(_drain(RoleSwitch([role]), [], life), 10)
     assert role.busy and role.cut
 
 
@@ -92,7 +95,7 @@ async def test_a_signal_limits_a_drain_that_has_no_limit_and_not_the_reverse() -
     role, life = Role(), _Shutdown()
     life.drain(None)
     assert life.stop.is_set() and not life.expired
-    drain = asyncio.create_task(_drain(role, [], life))
+    drain = asyncio.create_task(_drain(RoleSwitch([role]), [], life))
     await asyncio.sleep(0)
     assert not drain.done()
     life.drain(0.0)
@@ -105,7 +108,7 @@ async def test_a_node_that_lost_its_ranks_has_nothing_to_wait_for() -> None:
     role, life = Role(), _Shutdown()
     life.drain(None)
     life.end("rank 0 ended")
-    await asyncio.wait_for(_drain(role, [], life), 10)
+    await asyncio.wait_for(_drain(RoleSwitch([role]), [], life), 10)
     assert life.lost == "rank 0 ended"
 
 

@@ -18,7 +18,7 @@ class Role:
         self.closed = 0
         self.finish = asyncio.Event()
 
-    def register(self, server: Any, frame: Any) -> None: ...
+    def register(self, server: Any, process: Any) -> None: ...
 
     def background(self) -> list[Any]:
         return [asyncio.sleep(0)]
@@ -32,6 +32,9 @@ class Role:
     @property
     def busy(self) -> bool:
         return not self.finish.is_set()
+
+    def cut_off(self) -> None:
+        self.finish.set()
 
     async def close(self) -> None:
         self.closed += 1

@@ -276,9 +276,8 @@ async def test_a_strangers_message_is_not_read() -> None:
             metadata = (("authorization", f"Bearer {token}"),)
             async with grpc.aio.insecure_channel(address) as channel:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await channel.unary_unary("/tandem.v1.Registry/List")(
-                        bytes(5 << 20), metadata=metadata, timeout=10
-                    )
+                    call = channel.unary_unary("/tandem.v1.Registry/List", None, None)
+                    await call(bytes(5 << 20), metadata=metadata, timeout=10)
                 assert caught.value.code().name == code
 
 
