@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -109,7 +110,7 @@ IDLE = Work(
 )
 
 
-def work(**changes: float) -> Work:
+def work(**changes: Any) -> Work:
     return replace(IDLE, **changes)
 
 
@@ -139,5 +140,5 @@ async def test_a_router_tells_its_pace_while_there_is_work(
     assert [stats_line.Rates(**told) for told in lines(caplog)]
 
 
-def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, float]]:
-    return [r.fields for r in caplog.records if "tokens/s" in r.getMessage()]
+def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    return [vars(r)["fields"] for r in caplog.records if "tokens/s" in r.getMessage()]

@@ -62,7 +62,12 @@ def folder() -> Path:
 
 def _join(**changes: Any) -> pb.JoinRequest:
     card = pb.ModelCard(name="m", path=str(folder()), fingerprint="layers=2", max_model_len=64)
-    fields = {"node_id": "a", "epoch": 1, "role": pb.ROLE_DECODE, "address": "127.0.0.1:9"}
+    fields: dict[str, Any] = {
+        "node_id": "a",
+        "epoch": 1,
+        "role": pb.ROLE_DECODE,
+        "address": "127.0.0.1:9",
+    }
     return pb.JoinRequest(**(fields | {"model": card} | changes))
 
 

@@ -30,9 +30,9 @@ async def test_operators_can_change_the_role_of_a_node(tmp_path: Path) -> None:
             assert (await c.chat()).status_code == 200
         assert not node.requests
 
-        def refused(name: str, role: str, words: str, **force: bool) -> None:
+        def refused(name: str, role: str, words: str, force: bool = False) -> None:
             with pytest.raises(RequestError, match=words):
-                admin.set_role(registry, name, role, **force)
+                admin.set_role(registry, name, role, force=force)
 
         for name, role, words in (
             ("x", "decode", "no node is called 'x'; the nodes are: decode-0, "),

@@ -25,7 +25,13 @@ def node(role: pb.Role, name: str, **status: Any) -> SurveyedNode:
     info = pb.NodeInfo(
         node_id=name, epoch=7, role=role, address=f"{name}:1", version="1", load=LOAD
     )
-    said = {"node_id": name, "epoch": 7, "ready": True, "load": LOAD, "model": CARD} | status
+    said: dict[str, Any] = {
+        "node_id": name,
+        "epoch": 7,
+        "ready": True,
+        "load": LOAD,
+        "model": CARD,
+    } | status
     return SurveyedNode(info, CallResult(0.01, pb.StatusReply(**said)))
 
 

@@ -19,7 +19,7 @@ SPENT = pb.FirstToken(queue_seconds=0.25, prefill_seconds=0.5)
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     """The fields of all lines so far, as --log-format=json writes them."""
-    return [record.fields for record in caplog.records if record.name == "tandem.access"]
+    return [vars(record)["fields"] for record in caplog.records if record.name == "tandem.access"]
 
 
 async def next_line(caplog: pytest.LogCaptureFixture, count: int = 1) -> dict[str, Any]:
@@ -33,8 +33,9 @@ def tell_where(c: Cluster, **fields: Any) -> None:
 
     async def script(request: Any, context: Any) -> Any:
         yield admitted()
-        told = {"prompt_tokens": len(request.prompt), "cached_tokens": 1, "first_token": SPENT}
-        yield pb.GenerateEvent(usage=pb.Usage(**(told | fields)))
+        usage: dict[str, Any] = {"prompt_tokens": len(request.prompt), "cached_tokens": 1}
+        usage |= {"first_token": SPENT} | fields
+        yield pb.GenerateEvent(usage=pb.Usage(**usage))
         for index in range(request.sampling.n):
             yield tokens_event(index, [1, 2, 3])
             yield finished(index)

@@ -111,7 +111,12 @@ async def test_an_assistants_empty_content_is_an_empty_text(c: Cluster) -> None:
     hello = {"role": "user", "content": "hi"}
     wanted = c.encode("<|start|>assistant\n<|end|>\n<|start|>user\nhi<|end|>\n<|start|>assistant\n")
     # An answer of ours that the client sends back with all its fields.
-    for silent in ({"content": None}, {}, {"content": None, "refusal": None, "tool_calls": []}):
+    silents: list[dict[str, Any]] = [
+        {"content": None},
+        {},
+        {"content": None, "refusal": None, "tool_calls": []},
+    ]
+    for silent in silents:
         messages = [{"role": "assistant"} | silent, hello]
         response = await c.client.post("/v1/chat/completions", json={"messages": messages})
         assert response.status_code == 200, response.text
