@@ -45,11 +45,12 @@ def read_messages(fields: Fields, model: ServedModel) -> list[dict[str, Any]]:
             "empty_array",
         )
     return [
-        _Message(fields, item, f"messages[{i}]", model).read() for i, item in enumerate(messages)
+        _MessageReader(fields, item, f"messages[{i}]", model).read()
+        for i, item in enumerate(messages)
     ]
 
 
-class _Message:
+class _MessageReader:
     """One message; ``param`` is its name in errors."""
 
     def __init__(self, parent: Fields, item: Any, param: str, model: ServedModel) -> None:
