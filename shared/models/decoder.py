@@ -9,14 +9,14 @@ import torch.nn.functional as F
 
 from ...kernels.operators import CosSin, LayerKV, Linear
 from ..errors import StartupError
-from .attention import Attention
 from .batch import ForwardBatch
-from .ffn import DenseMLP
-from .mla import LatentAttention
-from .moe import MoE
-from .norm import RMSNorm
+from .layers.attention import Attention
+from .layers.ffn import DenseMLP
+from .layers.mla import LatentAttention
+from .layers.moe import MoE
+from .layers.norm import RMSNorm
+from .layers.rope import Rope
 from .parallel import WeightPlacement, WeightSlot
-from .rope import Rope
 from .spec import (
     AttentionSpec,
     DecoderSpec,

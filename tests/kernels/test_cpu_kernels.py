@@ -150,11 +150,12 @@ def test_rope_and_cache_kv(
     normed: bool,
     dtype: torch.dtype,
     activations: torch.dtype,
+    rotated: int = 10,
 ) -> None:
     heads, kv_heads, dim = 6, 2, 10
     qkv = torch.randn(rows, heads + 2 * kv_heads, dim).to(activations)
     weight = torch.randn(heads + kv_heads, dim).to(activations) if normed else None
-    turns = torch.rand(rows, 1, dim // 2) * 100
+    turns = torch.rand(rows, 1, rotated // 2) * 100
     cos_sin = turns.cos().repeat(1, 1, 2), torch.cat([-turns.sin(), turns.sin()], -1)
     slots = torch.randperm(120)[:rows]
     caches = torch.zeros(2, 2, kv_heads, 120, dim).to(dtype)
@@ -164,6 +165,16 @@ def test_rope_and_cache_kv(
     torch.testing.assert_close(got, expected.to(activations))
     # A sum in another order may round to the next value.
     torch.testing.assert_close(caches[0], caches[1])
+
+
+@pytest.mark.parametrize("rotated", [0, 6])
+def test_heads_may_be_rotated_in_part(compiled: CompiledOperators, rotated: int) -> None:
+    test_rope_and_cache_kv(compiled, 5, True, torch.float32, torch.float32, rotated)
+
+
+def test_gelu_is_left_to_the_reference(compiled: CompiledOperators) -> None:
+    x = torch.randn(7, 38)
+    assert compiled.act_and_mul(x, "gelu_tanh").equal(reference.act_and_mul(x, "gelu_tanh"))
 
 
 def test_values_are_rounded_as_torch_rounds_them(compiled: CompiledOperators) -> None:

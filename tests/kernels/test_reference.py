@@ -52,6 +52,17 @@ def test_rotary_turns_pairs_of_halves(rows: int, dtype: torch.dtype) -> None:
 
 
 @DTYPES
+@pytest.mark.parametrize("dim", [0, 4])
+def test_dimensions_beyond_the_rotated_ones_are_unchanged(dim: int, dtype: torch.dtype) -> None:
+    x = torch.randn(19, 3, 8).to(dtype)
+    angles = torch.rand(19, 1, dim // 2) * 100
+    cos_sin = angles.cos().repeat(1, 1, 2), torch.cat([-angles.sin(), angles.sin()], -1)
+    got = apply_rotary(x, cos_sin)
+    assert torch.equal(got[..., dim:], x[..., dim:])
+    assert torch.equal(got[..., :dim], apply_rotary(x[..., :dim], cos_sin))
+
+
+@DTYPES
 @ROWS
 def test_each_head_is_normed_with_its_own_gain(rows: int, dtype: torch.dtype) -> None:
     x, weight = torch.randn(rows, 3, 8).to(dtype), torch.randn(3, 8).to(dtype)
@@ -74,6 +85,15 @@ def test_silu_and_mul(rows: int, dtype: torch.dtype) -> None:
     x = torch.randn(rows, 38).to(dtype)
     gate, up = x.double().chunk(2, dim=-1)
     close(act_and_mul(x, "silu"), gate * gate.sigmoid() * up)
+
+
+@DTYPES
+@ROWS
+def test_gelu_and_mul(rows: int, dtype: torch.dtype) -> None:
+    x = torch.randn(rows, 38).to(dtype)
+    gate, up = x.double().chunk(2, dim=-1)
+    inner = (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)
+    close(act_and_mul(x, "gelu_tanh"), 0.5 * gate * (1 + inner.tanh()) * up)
 
 
 def exact_attention(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tandem.shared.models.moe import ExpertRouter
+from tandem.shared.models.layers.moe import ExpertRouter
 from tandem.shared.models.parallel import TensorParallel, WeightPlacement
 from tandem.shared.models.spec import RouterSpec
 

@@ -10,7 +10,7 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tandem.shared.models.config import Config, read_rope
-from tandem.shared.models.rope import Rope
+from tandem.shared.models.layers.rope import Rope
 
 LONG = {"factor": 40.0, "original_max_position_embeddings": 4096}
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from ...kernels.attention_metadata import AttentionConfig, AttentionParams
-from ...kernels.operators import CosSin, LayerKV
-from .batch import ForwardBatch
+from ....kernels.attention_metadata import AttentionConfig, AttentionParams
+from ....kernels.operators import CosSin, LayerKV
+from ..batch import ForwardBatch
+from ..parallel import WeightPlacement, WeightSlot
+from ..spec import AttentionSpec
 from .linear import ColumnParallel, RowParallel
 from .norm import HeadNorm
-from .parallel import WeightPlacement, WeightSlot
-from .spec import AttentionSpec
 
 
 class Attention:

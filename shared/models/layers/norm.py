@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .parallel import WeightPlacement, WeightSlot, replicated
+from ..parallel import WeightPlacement, WeightSlot, replicated
 
 
 class RMSNorm:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ...kernels.operators import Linear
-from .parallel import WeightPlacement, WeightSlot, replicated
+from ....kernels.operators import Linear
+from ..parallel import WeightPlacement, WeightSlot, replicated
 
 # How many outputs (or inputs) there are in all, and the range of them on this rank.
 Shard = tuple[int, range]

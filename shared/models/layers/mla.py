@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import torch
 
-from ...kernels.operators import CosSin, LayerKV
-from .batch import ForwardBatch
+from ....kernels.operators import CosSin, LayerKV
+from ..batch import ForwardBatch
+from ..parallel import WeightPlacement, WeightSlot
+from ..spec import MLASpec
 from .linear import ColumnParallel, RowParallel, Shard
 from .norm import RMSNorm
-from .parallel import WeightPlacement, WeightSlot
-from .spec import MLASpec
 
 
 class LatentAttention:

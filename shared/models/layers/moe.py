@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import torch
 
-from ...kernels.operators import Experts, Linear
+from ....kernels.operators import Experts, Linear
+from ..parallel import WeightPlacement, WeightSlot, replicated
+from ..spec import MoESpec, RouterSpec
 from .ffn import DenseMLP
-from .parallel import WeightPlacement, WeightSlot, replicated
-from .spec import MoESpec, RouterSpec
 
 # Sigmoids of very negative logits are all zero in float32, and must not be divided by their sum.
 _NO_SCORE = 1e-20

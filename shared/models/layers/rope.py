@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from ...kernels.operators import CosSin
-from .spec import LinearScaling, Llama3Scaling, LongRopeScaling, RopeSpec, YarnScaling
+from ....kernels.operators import CosSin
+from ..spec import LinearScaling, Llama3Scaling, LongRopeScaling, RopeSpec, YarnScaling
 
 
 def inverse_frequencies(spec: RopeSpec) -> torch.Tensor:

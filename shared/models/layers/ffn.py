@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from ..parallel import WeightPlacement, WeightSlot
+from ..spec import DenseSpec
 from .linear import ColumnParallel, RowParallel
-from .parallel import WeightPlacement, WeightSlot
-from .spec import DenseSpec
 
 
 class DenseMLP:
