@@ -21,15 +21,26 @@ MAX_MEDIAN_LINES = 7
 MAX_P90_LINES = 20
 OPENINGS = {"What", "Whether", "Who", "Where", "Of"}
 MAX_OPENINGS = 0.02
-# Each is a counterpart of the other: the same thing on both kinds of node, or a folder's own parts.
+# Files of one name are counterparts of each other.
 COUNTERPARTS = {
     "__init__.py",
+    # Of both kinds of node, of a head and a rank, of the router and a node.
     "canary.py",
-    "carrier.py",
+    "messages.py",
+    "metrics.py",
+    "process.py",
     "role.py",
     "service.py",
+    # Of a package's own boundary.
+    "carrier.py",
+    "errors.py",
     "operators.py",
+    # A layer of the models, and the kernels that compute it.
+    "attention.py",
+    "cache.py",
     "linear.py",
+    "norm.py",
+    "rope.py",
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional
 
 from tandem.shared.builtin_model.corpus import Turn, conversations
-from tandem.shared.builtin_model.tokenizer import SPECIAL, save_tokenizer, train_tokenizer
+from tandem.shared.builtin_model.train_tokenizer import SPECIAL, save_tokenizer, train_tokenizer
 
 SEED = 20261121
 CONTEXT = 8192

@@ -14,7 +14,7 @@ from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.builtin_model.chat import MAKERS, reckoning
 from tandem.shared.builtin_model.corpus import Turn, conversation, conversations
 from tandem.shared.builtin_model.recall import filler_sentence, make_fact, passage
-from tandem.shared.builtin_model.tokenizer import CHAT_TEMPLATE
+from tandem.shared.builtin_model.train_tokenizer import CHAT_TEMPLATE
 
 WEIGHTS = builtin_model_path()
 
