@@ -131,7 +131,7 @@ class Canary:
                     exact_layers=layers_before_routing(self._node.engine.spec),
                 )
                 inbox.command(attempt, rank, compare)
-            found = [_difference(await attempt.news.get()) for _ in range(ranks)]
+            found = [_difference(await attempt.events.get()) for _ in range(ranks)]
         finally:
             await uninterrupted(inbox.close(attempt, sending=False))
         return max(found, key=lambda difference: difference.ratio)

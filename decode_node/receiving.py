@@ -35,7 +35,7 @@ from ..shared.handoff.plane.messages import (
     Received,
     ReceiveFailed,
 )
-from ..shared.handoff.transfer import DecodeState, decode_life
+from ..shared.handoff.transfer import DecodeState, decode_transfer_state
 from ..shared.handoff.wire.layer_windows import first_tokens
 from ..shared.process.uninterrupted import uninterrupted
 from ..shared.telemetry.tracing import current, metadata
@@ -93,7 +93,7 @@ class _Receiving:
         self._peer = peer
         self._seconds = seconds
         self._attempt = node.inbox.open(transfer_id, attempt)
-        self._transfer = decode_life(
+        self._transfer = decode_transfer_state(
             f"transfer {transfer_id} attempt {attempt}",
             request_seconds=seconds,
             silence_seconds=node.config.progress_timeout,
@@ -183,7 +183,7 @@ class _Receiving:
         self._peer.trust.begin(self._attempt.transfer_id)
         with calling():
             self._call = self._peer.stub.Open(request, metadata=metadata(current()))
-        self._listener = asyncio.create_task(_listen(self._call, self._attempt.news))
+        self._listener = asyncio.create_task(_listen(self._call, self._attempt.events))
 
     async def _compare_counts(self) -> None:
         """Compare the bytes that the peer has sent with those that arrived.
@@ -211,7 +211,7 @@ class _Receiving:
             async with asyncio.timeout(LAST_MESSAGE_SECONDS):
                 while not isinstance(error, PeerLostError):
                     try:
-                        self._handle(await self._attempt.news.get())
+                        self._handle(await self._attempt.events.get())
                     except TransferError as other:
                         if other.cause is Cause.DIED or isinstance(other, PeerLostError):
                             other.computing, error = True, other
@@ -245,7 +245,7 @@ class _Receiving:
         try:
             # Not wait_for: before Python 3.12 it may swallow a cancellation.
             async with asyncio.timeout(min(self._transfer.left, lease)):
-                return await self._attempt.news.get()
+                return await self._attempt.events.get()
         except TimeoutError:
             raise self._overdue() from None
 

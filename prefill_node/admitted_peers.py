@@ -10,7 +10,7 @@ from ..shared.config.limits import MAX_PEERS
 from ..shared.errors import OverloadedError, TransferError
 from ..shared.handoff.inbox import Inbox
 from ..shared.handoff.lease import Tenant
-from ..shared.handoff.plane.messages import Admit
+from ..shared.handoff.plane.messages import AdmitKeys
 
 # A live decode node calls every five seconds, for the transfers held for it.
 SILENCE_SECONDS = 30.0
@@ -99,7 +99,7 @@ class AdmittedPeers:
         self._rounds[self._version] = _Round(set(range(self._ranks)))
         keys = tuple(key for peer in self._admitted.values() for key in peer.keys)
         for rank in range(self._ranks):
-            self._inbox.tell(rank, Admit(version=self._version, keys=keys))
+            self._inbox.tell(rank, AdmitKeys(version=self._version, keys=keys))
         return self._version
 
     def _confirmed(self, rank: int, version: int) -> None:

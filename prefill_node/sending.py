@@ -19,7 +19,7 @@ from ..shared.engine.start import NodeEngine
 from ..shared.errors import TransferError, UnavailableError
 from ..shared.handoff.inbox import Inbox
 from ..shared.handoff.plane.messages import LayerReady, OpenSend, SendFailed, SendFinished
-from ..shared.handoff.transfer import PrefillState, prefill_life
+from ..shared.handoff.transfer import PrefillState, prefill_transfer_state
 from ..shared.handoff.wire.head_parts import parts_of
 from ..shared.handoff.wire.layer_windows import first_tokens
 from .transfer_spans import TransferSpans
@@ -64,7 +64,7 @@ class Sending:
             compute_until=request.end_token,
             private=request.private,
         )
-        self._transfer = prefill_life(
+        self._transfer = prefill_transfer_state(
             f"transfer {request.transfer_id} attempt {request.attempt}",
             request_seconds=request_seconds,
             still_seconds=still_seconds,
@@ -145,7 +145,7 @@ class Sending:
         try:
             # Not wait_for: before Python 3.12 it may swallow a cancellation.
             async with asyncio.timeout(seconds):
-                return await self._attempt.news.get()
+                return await self._attempt.events.get()
         except TimeoutError:
             overdue = self._transfer.overdue()
             if overdue:
@@ -195,7 +195,7 @@ class Sending:
         if output.finish_reason is FinishReason.COMPUTED:
             self._computed_at = time.monotonic()
             self._spans.computed()
-        self._attempt.news.put_nowait(_Step(output.finish_reason))
+        self._attempt.events.put_nowait(_Step(output.finish_reason))
 
     def _computed(self, step: _Step) -> None:
         if step.finished is FinishReason.ERROR:

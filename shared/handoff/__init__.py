@@ -1,1 +1,1 @@
-"""The handoff: transfers and their states, staging, carriers."""
+"""The handoff of KV between nodes: wire format, carriers, data plane, transfers and leases."""

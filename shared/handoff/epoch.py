@@ -1,4 +1,4 @@
-"""The random number that tells one start of a process from the next."""
+"""The random number that identifies one start of a process."""
 
 from __future__ import annotations
 
@@ -6,5 +6,6 @@ import secrets
 
 
 def new_epoch() -> int:
-    """Drawn once a process start, carried in every message; never 0, which means "unknown"."""
+    """A new epoch, drawn once per start and carried in every message; never 0, which means
+    "unknown"."""
     return secrets.randbits(64) or 1

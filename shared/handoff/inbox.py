@@ -1,4 +1,4 @@
-"""The head's view of its ranks' data planes: one waiting place for each (transfer, attempt)."""
+"""The head's view of its ranks' data planes: a queue of events for each (transfer, attempt)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Callable
 from ..config.limits import MAX_PEERS
 from .connections import Connections
 from .plane.messages import (
-    Admitted,
     CancelExpect,
     Cancelled,
     CancelSend,
@@ -18,6 +17,7 @@ from .plane.messages import (
     Compared,
     Event,
     Expect,
+    KeysAdmitted,
     OpenSend,
     PeerJoined,
     PeerLost,
@@ -37,39 +37,39 @@ QUIET_SECONDS = 10.0
 
 
 class ExpectedAttempt:
-    """The news of one attempt: events from the ranks of this node, and what the head adds.
+    """The events of one attempt: those from the ranks of this node, and those that the head adds.
 
-    The queue is bounded by what can happen in one attempt: a few events a part, one a step, and one
-    a sign of life.
+    The queue is bounded by what can happen in one attempt: a few events per part, one per step, and
+    one per sign of life.
     """
 
     def __init__(self, transfer_id: int, attempt: int) -> None:
         self.transfer_id = transfer_id
         self.attempt = attempt
-        self.news: asyncio.Queue[object] = asyncio.Queue()
+        self.events: asyncio.Queue[object] = asyncio.Queue()
         self.busy: set[tuple[int, int]] = set()  # ranks that hold blocks, with the peer's rank
 
     @property
     def busy_ranks(self) -> set[int]:
         return {rank for rank, _ in self.busy}
 
-    def engage(self, rank: int, command: Command) -> None:
-        """The rank was given blocks: they are busy until an event says otherwise."""
+    def mark_busy(self, rank: int, command: Command) -> None:
+        """Mark the blocks that a command hands to a rank as busy."""
         if isinstance(command, (OpenSend, Expect)):
             self.busy.add((rank, command.peer_rank))
         elif isinstance(command, Compare):
             self.busy.add((rank, 0))
 
-    def quiet(self, rank: int, event: Event) -> None:
-        """What the event says the rank does not touch any more."""
+    def mark_done(self, rank: int, event: Event) -> None:
+        """Unmark the blocks that the rank no longer touches after an event."""
         if isinstance(event, (SendFinished, SendFailed, Received, ReceiveFailed)):
             self.busy.discard((rank, event.peer_rank))
         elif isinstance(event, (Compared, Cancelled)):
-            self.busy = {one for one in self.busy if one[0] != rank}
+            self.busy = {part for part in self.busy if part[0] != rank}
 
 
 class Inbox:
-    """Sorts events to attempts, and proves that a cancelled attempt touches no block any more."""
+    """Routes events to attempts, and awaits that a cancelled attempt no longer touches its blocks."""
 
     def __init__(
         self,
@@ -81,13 +81,13 @@ class Inbox:
         self._send = send
         self._on_plane_failed = on_plane_failed
         self._attempts: dict[tuple[int, int], ExpectedAttempt] = {}
-        self.stats: dict[int, DataPlaneStats] = {}  # what each rank last reported
+        self.stats: dict[int, DataPlaneStats] = {}  # the last report of each rank
         self.connections = Connections(max_peers)
-        # Rank and version of a list of keys that is in force there.
+        # Called with a rank, and the version of a list of keys that is in force there.
         self.on_admitted: Callable[[int, int], None] = lambda rank, version: None
 
     def open(self, transfer_id: int, attempt: int) -> ExpectedAttempt:
-        """Begin to collect events. Raises ``KeyError`` when the attempt is already open."""
+        """Begin to collect events. Raises ``KeyError`` if the attempt is already open."""
         key = (transfer_id, attempt)
         if key in self._attempts:
             raise KeyError(f"transfer {transfer_id} attempt {attempt} is already open")
@@ -95,20 +95,20 @@ class Inbox:
         return self._attempts[key]
 
     def command(self, attempt: ExpectedAttempt, rank: int, command: Command) -> None:
-        attempt.engage(rank, command)
+        attempt.mark_busy(rank, command)
         self._send(rank, to_wire(command))
 
     def tell(self, rank: int, command: Command) -> None:
-        """A command that belongs to no attempt."""
+        """Send a command that belongs to no attempt."""
         self._send(rank, to_wire(command))
 
     def on_event(self, rank: int, data: bytes) -> None:
-        """Called by the executor for each event of a rank."""
+        """Handle an event of a rank; called by the executor."""
         event = from_wire(data)
         if isinstance(event, DataPlaneStats):
             self.stats[rank] = event
             return
-        if isinstance(event, Admitted):
+        if isinstance(event, KeysAdmitted):
             self.on_admitted(rank, event.version)
             return
         if isinstance(event, PlaneFailed):
@@ -130,14 +130,14 @@ class Inbox:
         assert not isinstance(event, Command)
         attempt = self._attempts.get((event.transfer_id, event.attempt))
         if attempt is not None:
-            attempt.news.put_nowait(event)
-            attempt.quiet(rank, event)
+            attempt.events.put_nowait(event)
+            attempt.mark_done(rank, event)
 
     async def close(self, attempt: ExpectedAttempt, *, sending: bool) -> None:
-        """Return once no rank reads or writes the attempt's blocks: cancel what still runs.
+        """Cancel what still runs, and return once no rank reads or writes the attempt's blocks.
 
-        When a rank does not confirm in time its blocks can never be freed safely, so the node is
-        declared lost rather than left to leak.
+        If a rank does not confirm in time, its blocks can never be freed safely, so the node is
+        declared lost instead of leaking them.
         """
         kind = CancelSend if sending else CancelExpect
         for rank in attempt.busy_ranks:
@@ -146,7 +146,7 @@ class Inbox:
         try:
             async with asyncio.timeout(QUIET_SECONDS):
                 while attempt.busy:
-                    await attempt.news.get()
+                    await attempt.events.get()
         except TimeoutError:
             self._on_plane_failed(
                 f"a rank did not confirm within {QUIET_SECONDS:g} s that transfer "

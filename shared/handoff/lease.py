@@ -1,8 +1,8 @@
-"""How long a prefill node keeps what a decode node may still count on.
+"""How long a prefill node keeps blocks that a decode node may still need.
 
-Each side goes by its own monotonic clock, and no clocks are compared: the holder counts from when a
-call arrived, the one that relies on it from before the call left, and a little short. So trust ends
-here before the blocks are freed there, however slow an answer was.
+Each side uses its own monotonic clock, and no clocks are compared: the holder counts from the
+arrival of a call, the side that relies on it from before the call left, and a little less. So trust
+ends before the blocks are freed, however slow an answer was.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-# The part of a lease for which it is trusted by the side that does not hold the blocks.
+# The part of a lease for which the side without the blocks trusts it.
 TRUSTED_PART = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One start of the node for which something is held."""
+    """One start of the node for which blocks are held."""
 
     node_id: str
     epoch: int
@@ -54,7 +54,7 @@ class LeaseTable:
     def renew(self, tenant: Tenant, transfer_ids: Iterable[int]) -> list[int]:
         """Extend those that are still held for this tenant; returns them.
 
-        One that is past its end is not revived, even when nobody has called ``expire`` yet.
+        One that has ended is not revived, even if ``expire`` was not called yet.
         """
         now = self._clock()
         held = [i for i in transfer_ids if self._is_held(tenant, i, now)]
@@ -63,21 +63,21 @@ class LeaseTable:
         return held
 
     def release(self, tenant: Tenant, transfer_ids: Iterable[int]) -> list[int]:
-        """End leases of this tenant, nobody else's; returns those that were in the table."""
+        """End leases of this tenant, and of no other; returns those that were in the table."""
         return self._remove([i for i in dict.fromkeys(transfer_ids) if self._is_of(tenant, i)])
 
     def live(self, tenant: Tenant) -> list[int]:
-        """What is held for a tenant, for reconciling."""
+        """The transfers held for a tenant, for reconciling."""
         now = self._clock()
         return [i for i in self._leases if self._is_held(tenant, i, now)]
 
     def expire(self) -> list[int]:
-        """End the leases whose time is over."""
+        """End the leases that have expired."""
         now = self._clock()
         return self._remove([i for i, lease in self._leases.items() if lease.expires <= now])
 
     def void(self, current: Tenant) -> list[int]:
-        """A node announced its epoch: end what its earlier starts held."""
+        """End the leases of a node's earlier starts, when it announces its epoch."""
         return self._remove(
             [
                 i
@@ -100,7 +100,7 @@ class LeaseTable:
 
 
 class LeaseTrust:
-    """What one peer holds for us, and until when we count on it."""
+    """The transfers that one peer holds for this node, and until when it can be relied on."""
 
     def __init__(self, lease_seconds: float, clock: Callable[[], float]) -> None:
         self.lease_seconds = lease_seconds
@@ -117,7 +117,7 @@ class LeaseTrust:
         self._until[transfer_id] = self._clock() + TRUSTED_PART * self.lease_seconds
 
     def renewed(self, held: Iterable[int], asked_at: float) -> None:
-        """The peer's answer to a renewal that left at ``asked_at``."""
+        """Take the peer's answer to a renewal that left at ``asked_at``."""
         for transfer_id in held:
             if transfer_id in self._until:
                 self._until[transfer_id] = asked_at + TRUSTED_PART * self.lease_seconds
@@ -127,9 +127,9 @@ class LeaseTrust:
         self._until.pop(transfer_id, None)
 
     def left(self, transfer_id: int) -> float:
-        """Seconds for which the peer still holds this transfer; infinity while it is not asked."""
+        """Seconds for which the peer still holds this transfer; infinity before it was opened."""
         return self._until.get(transfer_id, float("inf")) - self._clock()
 
     def orphans(self, held: Iterable[int]) -> list[int]:
-        """Of what the peer holds, that which ended here."""
+        """The transfers that the peer holds, but that have ended here."""
         return [transfer_id for transfer_id in held if transfer_id not in self._until]

@@ -1,13 +1,13 @@
-"""The life of one attempt at a transfer, as each of the two heads lives it.
+"""The states of one attempt at a transfer, as each of the two heads keeps them.
 
-Here stands which state may follow which, and how long each may pass without progress; nobody else
-keeps a state of a transfer. No sockets, and no clock of its own. A life belongs to one (transfer,
-attempt): the next attempt begins another one, so news of an old attempt has nothing that it could
-change.
+These tables define which state may follow which, and how long each may pass without progress; no
+other module keeps a state of a transfer. There are no sockets here, and the clock is an argument. A
+``TransferState`` belongs to one (transfer, attempt), and the next attempt has another, so late
+events of an old attempt cannot affect it.
 
-No state that moves KV or waits for a computation has a limit of its own. How long it takes depends
-on the model, the prompt and the queue, and what moves is best left alone. Only the request it
-belongs to ends it.
+States that move KV or wait for a computation have no limit of their own: how long they take depends
+on the model, the prompt and the queue, and a transfer that makes progress should go on. Only the
+end of its request ends it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ ACCOUNT_SECONDS = 1.0
 
 
 class DecodeState(Enum):
-    """Where an attempt is, for the node that receives."""
+    """The state of an attempt on the node that receives."""
 
     RESERVED = "reserved"  # blocks are held; the ranks greet each other
-    OPENING = "opening"  # the prefill node was asked
+    OPENING = "opening"  # the prefill node has been called
     RECEIVING = "receiving"  # it accepted; KV arrives
     VERIFYING = "verifying"  # every rank has every byte, intact; the two sides' counts are compared
     COMMITTED = "committed"  # the blocks are the sequence's, which decodes like any other now
@@ -37,7 +37,7 @@ class DecodeState(Enum):
 
 
 class PrefillState(Enum):
-    """Where an attempt is, for the node that sends."""
+    """The state of an attempt on the node that sends."""
 
     QUEUED = "queued"  # waits for the scheduler
     RUNNING = "running"  # its first chunk computes
@@ -67,21 +67,21 @@ S = TypeVar("S", DecodeState, PrefillState)
 
 
 class IllegalTransitionError(TransferError):
-    """A state was announced that cannot follow; a bug on this side of the wire."""
+    """A state cannot follow the present one; a bug on this side of the wire."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Seconds that a state may last, and that it may pass without anything moving."""
+    """Seconds that a state may last, and that may pass without progress."""
 
     seconds: float = INFINITY
     idle: float = INFINITY
 
 
 class TransferState(Generic[S]):
-    """One attempt's state, since when, and when something last moved.
+    """One attempt's state, when it began, and when it last made progress.
 
-    ``request_seconds``: when the request that it belongs to ends, in whatever state it is then.
+    ``request_seconds``: when the request ends, and with it the attempt in any state.
     """
 
     def __init__(
@@ -104,11 +104,11 @@ class TransferState(Generic[S]):
 
     @property
     def over(self) -> bool:
-        """Whether this attempt can go nowhere else."""
+        """True if no state can follow."""
         return not self._table[self.state]
 
     def enter(self, state: S) -> bool:
-        """Go on to a state; False when that is old news. Raises ``IllegalTransitionError``."""
+        """Go on to a state; False if it was entered before. Raises ``IllegalTransitionError``."""
         if state in self._visited:
             return False
         if state not in self._table[self.state]:
@@ -121,7 +121,7 @@ class TransferState(Generic[S]):
         return True
 
     def progress(self) -> None:
-        """Something moved: a chunk was computed, the peer gave a sign of life."""
+        """Record progress: a chunk was computed, or the peer gave a sign of life."""
         self._moved = self._clock()
 
     @property
@@ -135,11 +135,11 @@ class TransferState(Generic[S]):
 
     @property
     def idle(self) -> float:
-        """Seconds since anything moved."""
+        """Seconds without progress."""
         return self._clock() - self._moved
 
     def overdue(self) -> str:
-        """Empty, or what to tell: which state lasted too long."""
+        """A message that names the state that lasted too long; empty if none did."""
         if self.left > 0:
             return ""
         lasted = self._clock() - self._entered
@@ -148,7 +148,7 @@ class TransferState(Generic[S]):
 
     @property
     def left_of_request(self) -> float:
-        """Seconds until nobody waits for the outcome any more."""
+        """Seconds until the request ends."""
         return max(0.0, self._ends - self._clock())
 
     @property
@@ -156,10 +156,11 @@ class TransferState(Generic[S]):
         return self.left_of_request == 0
 
 
-def decode_life(
+def decode_transfer_state(
     name: str, *, request_seconds: float, silence_seconds: float, clock: Callable[[], float]
 ) -> TransferState[DecodeState]:
-    """``silence_seconds``: without a sign of life, the peer is taken to be gone."""
+    """The state of an attempt that receives. ``silence_seconds``: without a sign of life for so
+    long, the peer counts as gone."""
     limits = {
         DecodeState.RESERVED: Limit(GREET_SECONDS),
         DecodeState.OPENING: Limit(silence_seconds),
@@ -171,12 +172,13 @@ def decode_life(
     )
 
 
-def prefill_life(
+def prefill_transfer_state(
     name: str, *, request_seconds: float, still_seconds: float, clock: Callable[[], float]
 ) -> TransferState[PrefillState]:
-    """``still_seconds``: how long the node may compute nothing while the prompt waits for it.
+    """The state of an attempt that sends. ``still_seconds``: how long the node may compute nothing
+    while the prompt waits.
 
-    Progress of a held transfer is the data plane's to watch: only it sees bytes confirmed.
+    The data plane watches the progress of a held transfer: only it sees bytes confirmed.
     """
     still = Limit(idle=still_seconds)
     limits = {

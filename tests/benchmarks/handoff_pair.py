@@ -25,11 +25,11 @@ from tandem.shared.handoff.carriers.transport import Endpoints
 from tandem.shared.handoff.plane.cache_port import CachePort
 from tandem.shared.handoff.plane.data_plane import DataPlane
 from tandem.shared.handoff.plane.messages import (
-    Admit,
-    Admitted,
+    AdmitKeys,
     DataPlaneStats,
     Expect,
     Expecting,
+    KeysAdmitted,
     OpenSend,
     PeerJoined,
     Received,
@@ -192,8 +192,8 @@ def _full_sender(
     curve = told is not None
     plane, events = plane_of("p", 1, tokens, carrier, listen=True, ranks=ranks, curve=curve)
     if told is not None:
-        plane.submit(Admit(version=1, keys=(told.recv(),)))
-        await_event(events, Admitted)
+        plane.submit(AdmitKeys(version=1, keys=(told.recv(),)))
+        await_event(events, KeysAdmitted)
     pipe.send(plane.endpoints)
     for number in range(rounds):
         pipe.recv()

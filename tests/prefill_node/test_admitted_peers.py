@@ -11,7 +11,7 @@ from tandem.prefill_node.admitted_peers import AdmittedPeers
 from tandem.shared.errors import OverloadedError, TransferError
 from tandem.shared.handoff.inbox import Inbox
 from tandem.shared.handoff.lease import Tenant
-from tandem.shared.handoff.plane.messages import Admit, Admitted, from_wire, to_wire
+from tandem.shared.handoff.plane.messages import AdmitKeys, KeysAdmitted, from_wire, to_wire
 
 
 class Ranks:
@@ -26,10 +26,10 @@ class Ranks:
 
     def _take(self, rank: int, data: bytes) -> None:
         command = from_wire(data)
-        assert isinstance(command, Admit)
+        assert isinstance(command, AdmitKeys)
         self.keys[rank] = command.keys
         if rank not in self.silent:
-            self.inbox.on_event(rank, to_wire(Admitted(version=command.version)))
+            self.inbox.on_event(rank, to_wire(KeysAdmitted(version=command.version)))
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tandem.proto.tandem_pb2_grpc import PrefillStub, add_PrefillServicer_to_ser
 from tandem.shared.config import HandoffConfig
 from tandem.shared.handoff.lease import Tenant
 from tandem.shared.handoff.plane.messages import (
-    Admit,
+    AdmitKeys,
     CancelSend,
     OpenSend,
     SendFailed,
@@ -218,7 +218,7 @@ async def test_a_locked_node_admits_the_keys_of_who_greets() -> None:
         live = pb.LiveRequest(node_id=ME, epoch=EPOCH)
         assert (await node.stub.Live(live)).greet_again
         reply = await node.stub.Hello(hello(node, *keys))
-        assert [command.keys for command in node.ranks.of(Admit)] == [keys] * RANKS
+        assert [command.keys for command in node.ranks.of(AdmitKeys)] == [keys] * RANKS
         assert list(reply.node.curve_keys) == ["p0", "p1"]
         assert not (await node.stub.Live(live)).greet_again
 
@@ -230,7 +230,7 @@ async def test_a_peer_with_more_ranks_than_the_model_has_heads_cannot_greet(lock
         keys = [KEY] * 1000 if locked else []
         with pytest.raises(grpc.aio.AioRpcError, match="a peer with 1000 ranks"):
             await node.stub.Hello(hello(node, *keys, ranks=1000))
-        assert not node.ranks.of(Admit)
+        assert not node.ranks.of(AdmitKeys)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ async def test_who_is_not_locked_as_this_node_is_cannot_greet(
             await node.stub.Hello(hello(node, *keys))
         assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         assert words in (caught.value.details() or "")
-        assert node.ranks.of(Admit) == []
+        assert node.ranks.of(AdmitKeys) == []
 
 
 async def test_a_newer_attempt_takes_over_and_an_older_one_is_refused() -> None:

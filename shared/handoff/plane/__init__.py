@@ -1,1 +1,1 @@
-"""The data plane of a rank: one thread that sends and receives KV."""
+"""A rank's data plane: the loop that moves frames, and the state of its transfers."""

@@ -1,7 +1,7 @@
-"""Do two nodes compute the same KV? One prompt for both, and how far the results may differ.
+"""The canary: one prompt that two nodes compute, and how far the results may differ.
 
-A fingerprint covers shapes, not weights, and no hash shows two sides that lay out the same shape in
-different ways. So both nodes prefill this prompt once, and the decode node compares the KV that
+A fingerprint covers shapes, not weights, and no hash reveals two sides that lay out the same shape
+in different ways. So both nodes prefill this prompt once, and the decode node compares the KV that
 arrived over the real data plane with its own.
 """
 
@@ -17,12 +17,12 @@ from ..wire.kv_formats import bytes_of
 from .cache_port import CachePort
 from .messages import Compare
 
-# With blocks of 16, the KV crosses a border of blocks and ends within one.
+# With blocks of 16, the KV crosses a block boundary and ends within a block.
 PROMPT_TOKENS = 31
 
-# How much a value of the first layer may differ, as a part of the largest one of its layer. Two
-# right results differ by rounding alone: in float32 by the order of summation, in the others by
-# every activation's rounding (2**-11 in float16, 2**-8 in bfloat16), of which this is 8 times.
+# How much a value of the first layer may differ, relative to the largest one of its layer. Two
+# correct results differ by rounding alone: in float32 by the order of summation, in the others by
+# the rounding of each activation (2**-11 in float16, 2**-8 in bfloat16), of which this is 8 times.
 # Measured on random models of 24 layers: 4e-6 in float32, 4e-2 in bfloat16, both in the last layer.
 # e4m3, which holds K and V but no activation, rounds by 2**-4, and its errors average out: 7e-2 in
 # the last layer, 0.4 where the weights are half as large again; this is three roundings.
@@ -33,22 +33,21 @@ _FIRST_LAYER = {
     "bfloat16": 2.0**-5,
     "float8_e4m3fn": 3 * 2.0**-4,
 }
-# Where two experts are nearly as good, rounding alone sends a token to the other one, and from
-# there on its KV differs altogether. So behind a router the tenth of the tokens that agree best is
-# what is compared. Measured on random models of 24 layers with a router in each, in bfloat16: 0.6
-# of what is allowed, where the worst token has ten times that. Other weights leave no token as it
-# was.
+# If two experts score almost equally, rounding alone can send a token to the other one, after which
+# its KV differs completely. So behind a router, only the best-agreeing tenth of the tokens is
+# compared. Measured on random models of 24 layers with a router in each, in bfloat16: 0.6 of the
+# limit, while the worst token has ten times that. With other weights, no token agrees.
 _ROUTED_PART = 0.1
-# However deep a model is, what another layout would give must stay too much.
+# In models of any depth, the difference that another layout makes must stay above the limit.
 _MOST = 0.75
-# Never divide by what an all-zero layer would allow.
+# Never divide by zero, the limit of an all-zero layer.
 _SMALLEST = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where one side of a layer (its K, its V, its latent) differs most. Both numbers are in units
-    of the values."""
+    """The largest difference in one side of a layer (its K, its V, its latent). Both numbers are in
+    units of the values."""
 
     layer: int
     side: str
@@ -57,33 +56,34 @@ class Difference:
 
     @property
     def ratio(self) -> float:
-        """Above 1 is too much, and so is a value that is no number."""
+        """Too much if above 1; infinite if a value is not finite."""
         ratio = self.largest / self.allowed
         return ratio if math.isfinite(ratio) else math.inf
 
 
 def canary_prompt(vocab_size: int, max_model_len: int) -> list[int]:
-    """The same on every node: tokens from all over the vocabulary."""
+    """The prompt of every node: tokens from the whole vocabulary."""
     length = min(PROMPT_TOKENS, max_model_len - 1)
     return [(i * 2_654_435_761 + 12_345) % vocab_size for i in range(length)]
 
 
 def tolerance(dtype: str, layer: int) -> float:
-    """Rounding errors are independent, so they add like the sides of a right angle with depth."""
+    """The limit for a layer. Rounding errors are independent, so they grow with the square root of
+    the depth."""
     return min(_FIRST_LAYER[dtype] * math.sqrt(layer + 1), _MOST)
 
 
 def coarsest(formats: Iterable[str]) -> str:
-    """Which of the formats that weights and KV are kept in rounds most. One that is not known here
-    (of quantised weights) counts as the coarsest that is."""
+    """The dtype of weights and KV that rounds most. An unknown one (of quantised weights) counts as
+    the coarsest known."""
     worst = max(_FIRST_LAYER, key=lambda name: _FIRST_LAYER[name])
     known = (name if name in _FIRST_LAYER else worst for name in formats)
     return max(known, key=lambda name: _FIRST_LAYER[name])
 
 
 def worst_difference(cache: CachePort, heads: int, dtype: str, command: Compare) -> Difference:
-    """Compare the same tokens in two block tables of one rank, which has so many heads; the
-    difference with most excess. Both tables are in the cache's format ``dtype``."""
+    """Compare the same tokens in two block tables of one rank, and return the difference with the
+    highest ratio. ``heads``: of this rank. Both tables are in the cache's ``dtype``."""
     first, end = command.first_token, command.end_token
     size = (end - first) * cache.layer_bytes_per_token // bytes_of(dtype) * 4
     buffers = memoryview(bytearray(size)), memoryview(bytearray(size))
@@ -102,7 +102,7 @@ def worst_difference(cache: CachePort, heads: int, dtype: str, command: Compare)
 
 
 def _largest(difference: np.ndarray, every_token: bool) -> float:
-    """Of [head, token, dim], over all tokens or over those that agree best."""
+    """The largest of [head, token, dim], over all tokens or over those that agree best."""
     by_token = np.sort(np.abs(difference).max(axis=(0, 2)))
     if every_token or not np.isfinite(by_token[-1]):
         return float(by_token[-1])

@@ -1,4 +1,4 @@
-"""Remembers which attempts are over, so that nothing of them comes back to life."""
+"""A record of the attempts that are over, so that they cannot be opened again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import OrderedDict
 MAX_REMEMBERED = 4096
 
 
-# A transfer and the peer's rank of a part of it; ``None``: all parts.
+# A transfer and the peer's rank of a part of it; None: all parts.
 Key = tuple[int, int | None]
 
 

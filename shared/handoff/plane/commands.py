@@ -1,4 +1,4 @@
-"""The way of commands from other threads to the data plane's own."""
+"""The queue of commands from other threads to the data plane's own."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .messages import Command
 
 
 class Commands:
-    """A bounded queue with something to poll: from ``open`` to ``close``, ``socket`` is readable
-    when a command waits."""
+    """A bounded queue that can be polled: from ``open`` to ``close``, ``socket`` is readable while a
+    command waits."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._waiting: queue.Queue[Command | Announced] = queue.Queue(limit)
-        # Held for a put or a flag only: what was queued before the end is still taken, and nothing
+        # Held only to put or to set a flag: commands queued before the end are still taken, and none
         # can be queued after it.
         self._putting = threading.Lock()
         self._over = False
@@ -50,7 +50,7 @@ class Commands:
         self.wake()
 
     def end(self) -> None:
-        """Take no more."""
+        """Accept no more commands."""
         with self._putting:
             self._over = True
 
@@ -60,20 +60,22 @@ class Commands:
         pair = self._wake_in
         if not self._woken and pair is not None:
             self._woken = True
-            with contextlib.suppress(OSError):  # full, or closed by a stop: either way it is awake
+            with contextlib.suppress(
+                OSError
+            ):  # full, or closed by a stop; the plane is awake either way
                 pair.send(b"w")
 
     # ---- the data-plane thread ---------------------------------------------------------------
 
     def rest(self) -> None:
-        """The plane is awake: swallow the wake-ups; the commands are taken after this."""
+        """Discard wake-ups, before the commands are taken."""
         if self.socket is not None:
             with contextlib.suppress(BlockingIOError):
                 self.socket.recv(4096)
         self._woken = False
 
     def take(self) -> Iterator[Command | Announced]:
-        """Those that wait now."""
+        """Take the commands that wait now."""
         for _ in range(self._waiting.qsize()):
             yield self._waiting.get_nowait()
 

@@ -1,4 +1,4 @@
-"""Which (layer, token) cells of a transfer have been handled, exactly."""
+"""The (layer, token) cells of a transfer that have been handled."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 
 class OverlapError(ValueError):
-    """A cell was to be handled twice."""
+    """A cell would be handled twice."""
 
 
 class Coverage:
     """Disjoint token intervals for each layer; neighbours merge, so the lists stay short.
 
-    ``first_tokens`` is where each layer begins, if that is not at ``first_token`` for all.
+    ``first_tokens``: the first token of each layer, if not ``first_token`` for all.
     """
 
     def __init__(
@@ -34,14 +34,14 @@ class Coverage:
         return self.cells == self.total
 
     def holds(self, first_layer: int, end_layer: int, first_token: int, end_token: int) -> bool:
-        """Whether the rectangle is not empty and lies within the transfer."""
+        """Return whether the rectangle is not empty and lies within the transfer."""
         if not 0 <= first_layer < end_layer <= self.num_layers:
             return False
         first = max(self._first_tokens[first_layer:end_layer])
         return first <= first_token < end_token <= self.end_token
 
     def missing(self, layer: int, first_token: int, end_token: int) -> list[tuple[int, int]]:
-        """The parts of an interval, clipped to the transfer, that no one has added yet."""
+        """The parts of an interval, clipped to the transfer, that have not been added yet."""
         at, end = max(first_token, self._first_tokens[layer]), min(end_token, self.end_token)
         gaps = []
         for start, stop in self._intervals[layer]:
@@ -57,7 +57,8 @@ class Coverage:
         return gaps
 
     def add(self, first_layer: int, end_layer: int, first_token: int, end_token: int) -> None:
-        """Mark a rectangle; raises and changes nothing when any cell is marked or outside."""
+        """Mark a rectangle. Raises ``OverlapError``, and changes nothing, if a cell of it is marked or
+        outside."""
         if not self.holds(first_layer, end_layer, first_token, end_token):
             raise OverlapError(
                 f"layers [{first_layer}, {end_layer}) tokens [{first_token}, {end_token}) lie "
@@ -67,7 +68,7 @@ class Coverage:
         for layer in range(first_layer, end_layer):
             if self.missing(layer, first_token, end_token) != [(first_token, end_token)]:
                 raise OverlapError(
-                    f"layer {layer} tokens [{first_token}, {end_token}) came in part before"
+                    f"layer {layer} tokens [{first_token}, {end_token}) arrived before, in part"
                 )
         for layer in range(first_layer, end_layer):
             self._insert(self._intervals[layer], first_token, end_token)

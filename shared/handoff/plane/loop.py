@@ -21,13 +21,13 @@ from .cache_port import CachePort
 from .commands import Commands
 from .computing import Announced, Computing
 from .messages import (
-    Admit,
-    Admitted,
+    AdmitKeys,
     CancelExpect,
     CancelSend,
     Compare,
     Event,
     Expect,
+    KeysAdmitted,
     LayerReady,
     OpenSend,
     PeerJoined,
@@ -174,7 +174,7 @@ class PlaneLoop:
             Expect: self._receiver.expect,
             CancelExpect: self._receiver.cancel,
             Compare: self._receiver.compare,
-            Admit: self._admit,
+            AdmitKeys: self._admit,
         }
         for command in self._commands.take():
             if isinstance(command, (Expect, OpenSend)):
@@ -182,9 +182,9 @@ class PlaneLoop:
                 self._take_notices(self._clock())
             handlers[type(command)](command)
 
-    def _admit(self, command: Admit) -> None:
+    def _admit(self, command: AdmitKeys) -> None:
         self._listener.admit(command.keys)
-        self._emit(Admitted(version=command.version))
+        self._emit(KeysAdmitted(version=command.version))
 
     def _open(self, command: OpenSend) -> None:
         if self._listens:

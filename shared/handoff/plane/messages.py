@@ -1,8 +1,8 @@
-"""What a head tells its rank's data plane, and what comes back: plain data, one file.
+"""Commands of a head to its ranks' data planes, and the events that come back.
 
 A command is handled in the order in which it was queued; each names a transfer and an attempt, and
-sending one twice changes nothing. A rank may have several parts in one transfer, each with another
-rank of the peer (``peer_rank``); LayerReady and the cancels are for all of them.
+sending one twice has no effect. A rank may have several parts in one transfer, each with another
+rank of the peer (``peer_rank``); LayerReady and the cancels apply to all of them.
 
 Every OpenSend ends in exactly one of SendFinished, SendFailed, Cancelled; every Expect in exactly
 one of Received, ReceiveFailed, Cancelled; every Compare in one of Compared, ReceiveFailed. After
@@ -23,16 +23,16 @@ from .stats import DataPlaneStats
 MAX_MESSAGE_BYTES = 16 << 20
 # Of one rank, in its counters.
 MAX_CARRIERS = 16
-# As many bytes on the way as suit what carries them.
+# The default of the carrier.
 WINDOW_OF_CARRIER = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSend:
-    """Prefill side: send [first_token, end_token) to a decode rank, as layers become ready, in the
-    format ``dtype``.
+    """Prefill side: send [first_token, end_token) to a decode rank, as layers become ready, in
+    ``dtype``.
 
-    ``first_tokens``: where each layer begins, if not all at ``first_token`` (``layer_windows.py``).
+    ``first_tokens``: the first token of each layer, if not ``first_token`` (``layer_windows.py``).
     """
 
     transfer_id: int
@@ -53,7 +53,7 @@ class OpenSend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerReady:
-    """Prefill side: these cells are computed. Tokens outside of the transfer are ignored."""
+    """Prefill side: these cells are computed. Tokens outside the transfer are ignored."""
 
     transfer_id: int
     attempt: int
@@ -73,7 +73,7 @@ class CancelSend:
 class Expect:
     """Decode side: blocks are reserved; take [first_token, end_token) from a prefill rank.
 
-    ``deadline_seconds``: when the request ends, whatever has arrived. ``first_tokens`` as in
+    ``deadline_seconds``: when the request ends, and with it the attempt. ``first_tokens`` as in
     OpenSend. ``key`` and ``guarded`` as in ``Endpoints``.
     """
 
@@ -104,10 +104,10 @@ class CancelExpect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compare:
-    """Decode side: how do the same tokens differ in two block tables? (See ``canary.py``.)
+    """Decode side: compare the same tokens in two block tables (see ``canary.py``).
 
-    ``rounding``: the coarsest format of weights and KV on either side. ``exact_layers``: how many
-    layers come before the output of any router.
+    ``rounding``: the coarsest dtype of weights and KV on either side. ``exact_layers``: the number
+    of layers before the output of any router.
     """
 
     transfer_id: int
@@ -121,17 +121,17 @@ class Compare:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Admit:
-    """Prefill side: the CURVE keys of all dialers that may connect from now on. ``version`` counts
-    these lists."""
+class AdmitKeys:
+    """Prefill side: admit the dialers with these CURVE keys, and no others. ``version`` counts these
+    lists."""
 
     version: int
     keys: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Admitted:
-    """The list is in force."""
+class KeysAdmitted:
+    """This list of keys is in force."""
 
     version: int
 
@@ -169,7 +169,7 @@ class SendFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """Every cell arrived once, intact, and lies in its block."""
+    """Every cell arrived once, intact, and is in its block."""
 
     transfer_id: int
     attempt: int
@@ -192,7 +192,7 @@ class ReceiveFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """The difference with the most excess on this rank."""
+    """The difference with the highest ratio on this rank."""
 
     transfer_id: int
     attempt: int
@@ -204,7 +204,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
-    """Answers a cancel, also of what is not (or no longer) known."""
+    """Answers a cancel, also of an unknown attempt."""
 
     transfer_id: int
     attempt: int
@@ -213,7 +213,7 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerJoined:
-    """A connection stands. ``note``: why it does not use a better carrier."""
+    """A connection is established. ``note``: why it does not use a better carrier."""
 
     node_id: str
     epoch: int
@@ -234,12 +234,12 @@ class PeerLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaneFailed:
-    """The data-plane thread itself ended: a bug or a lost machine. Nothing else will come."""
+    """The data-plane thread itself ended by a bug or a lost machine. No event follows."""
 
     reason: str
 
 
-Command = OpenSend | LayerReady | CancelSend | Expect | CancelExpect | Compare | Admit
+Command = OpenSend | LayerReady | CancelSend | Expect | CancelExpect | Compare | AdmitKeys
 Event = (
     Expecting
     | SendFinished
@@ -248,7 +248,7 @@ Event = (
     | ReceiveFailed
     | Compared
     | Cancelled
-    | Admitted
+    | KeysAdmitted
     | PeerJoined
     | PeerLost
     | PlaneFailed
@@ -275,8 +275,8 @@ _TYPES: tuple[type[Any], ...] = (
     Compared,
     DataPlaneStats,
     PeerJoined,
-    Admit,
-    Admitted,
+    AdmitKeys,
+    KeysAdmitted,
 )
 _TAGS = {kind: tag for tag, kind in enumerate(_TYPES)}
 

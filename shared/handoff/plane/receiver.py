@@ -118,7 +118,7 @@ class Receiver:
         for transfer in list(self._transfers.values()):
             mine = transfer.command.transfer_id == command.transfer_id
             if mine and transfer.command.attempt <= command.attempt:
-                self._tell(transfer, Kind.ABORT, "cancelled")
+                self._send_reason(transfer, Kind.ABORT, "cancelled")
                 self._drop(transfer)
                 self._stats.cancelled += 1
         self._emit(
@@ -344,10 +344,10 @@ class Receiver:
 
     def _reject(self, transfer: Incoming, reason: str, cause: Cause) -> None:
         """Fail an attempt, and send the reason to the sender."""
-        self._tell(transfer, Kind.NACK, reason)
+        self._send_reason(transfer, Kind.NACK, reason)
         self._fail(transfer, reason, cause, retriable=True)
 
-    def _tell(self, transfer: Incoming, kind: Kind, reason: str) -> None:
+    def _send_reason(self, transfer: Incoming, kind: Kind, reason: str) -> None:
         self._end.send_reason(self._dialer, transfer.peer, self._header(transfer, kind), reason)
 
     def _fail(self, transfer: Incoming, reason: str, cause: Cause, *, retriable: bool) -> None:

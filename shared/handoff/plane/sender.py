@@ -146,7 +146,7 @@ class Sender:
                 command.first_layer, command.end_layer, command.first_token, command.end_token
             )
         except ValueError as error:
-            self._fail(transfer, str(error), Cause.OTHER, tell=True)
+            self._fail(transfer, str(error), Cause.OTHER, notify=True)
             return
         if transfer.work.complete and not transfer.computed_at:
             transfer.computed_at = now
@@ -155,7 +155,7 @@ class Sender:
         self._closed.add((command.transfer_id, None), command.attempt)
         for transfer in self._parts(command.transfer_id):
             if transfer.command.attempt <= command.attempt:
-                self._tell(transfer, Kind.ABORT, "cancelled by the sender")
+                self._send_reason(transfer, Kind.ABORT, "cancelled by the sender")
                 self._drop(transfer)
                 self._stats.cancelled += 1
         self._emit(Cancelled(transfer_id=command.transfer_id, attempt=command.attempt, side="send"))
@@ -187,7 +187,7 @@ class Sender:
         except PeerGoneError as error:
             self._fail(transfer, str(error), error.cause)
         except Exception as error:  # an error of the cache ends one transfer, not the plane
-            self._fail(transfer, f"packing failed: {error!r}", Cause.OTHER, tell=True)
+            self._fail(transfer, f"packing failed: {error!r}", Cause.OTHER, notify=True)
         return False
 
     def _send_piece(self, transfer: Outgoing) -> bool:
@@ -294,7 +294,7 @@ class Sender:
     def _acknowledged(self, transfer: Outgoing, sequence: int, received: int) -> None:
         if not transfer.acknowledged <= received <= transfer.sent:
             reason = f"{received} bytes acknowledged, {transfer.sent} sent"
-            self._fail(transfer, reason, Cause.INCOMPLETE, tell=True)
+            self._fail(transfer, reason, Cause.INCOMPLETE, notify=True)
             return
         self._stats.bytes_acknowledged += received - transfer.acknowledged
         transfer.acknowledged = received
@@ -334,11 +334,11 @@ class Sender:
             waited = now - max(transfer.progress_at, self._moved_at.get(transfer.peer, 0.0))
             if transfer.waits_for_peer and waited > transfer.command.progress_seconds:
                 reason = f"no progress at {transfer.peer} for {waited:.1f} s"
-                self._fail(transfer, reason, Cause.TIMEOUT_PROGRESS, tell=True)
+                self._fail(transfer, reason, Cause.TIMEOUT_PROGRESS, notify=True)
 
-    def _fail(self, transfer: Outgoing, reason: str, cause: Cause, *, tell: bool = False) -> None:
-        if tell:
-            self._tell(transfer, Kind.ABORT, reason)
+    def _fail(self, transfer: Outgoing, reason: str, cause: Cause, *, notify: bool = False) -> None:
+        if notify:
+            self._send_reason(transfer, Kind.ABORT, reason)
         self._drop(transfer)
         self._report_failed(transfer.command, reason, cause)
 
@@ -354,7 +354,7 @@ class Sender:
             )
         )
 
-    def _tell(self, transfer: Outgoing, kind: Kind, reason: str) -> None:
+    def _send_reason(self, transfer: Outgoing, kind: Kind, reason: str) -> None:
         self._end.send_reason(self._listener, transfer.peer, self._header(transfer, kind), reason)
 
     def _drop(self, transfer: Outgoing) -> None:
@@ -381,7 +381,7 @@ class Sender:
         """Fail everything; the slots come back as their frames leave (``settled``)."""
         for transfer in list(self._transfers.values()):
             reason = "the data plane is shutting down"
-            self._fail(transfer, reason, Cause.STOPPING, tell=True)
+            self._fail(transfer, reason, Cause.STOPPING, notify=True)
 
     @property
     def settled(self) -> bool:

@@ -1,1 +1,1 @@
-"""What the bytes between two ranks mean: frames, greetings, which heads and which layers."""
+"""The meaning of the bytes between two ranks: frames, greetings, which heads, which layers."""

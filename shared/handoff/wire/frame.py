@@ -1,9 +1,9 @@
 """One frame of the data plane: a fixed header, then raw bytes.
 
-Nothing is allocated by a length from the wire: a frame is parsed out of a message that the socket
-has already bounded (``MAXMSGSIZE``), and the length in the header must equal what is there. The
-checksum covers the header and the payload, so a flipped bit in a token range is found as surely as
-one in a tensor.
+No length from the wire causes an allocation: a frame is parsed out of a message that the socket has
+already bounded (``MAXMSGSIZE``), and the length in the header must equal that of the payload. The
+checksum covers header and payload, so a flipped bit in a token range is found as surely as one in a
+tensor.
 
 ::
 
@@ -47,13 +47,13 @@ _FIN = struct.Struct("<QQQ")
 
 
 class FrameError(TransferError):
-    """A message is not a frame of this protocol."""
+    """A message is not a valid frame of this protocol."""
 
     cause = Cause.FRAME
 
 
 class ChecksumError(FrameError):
-    """A frame's bytes are not those that were sent."""
+    """A frame was corrupted on its way."""
 
     cause = Cause.CHECKSUM
 
@@ -90,7 +90,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Fin:
-    """What a sender claims to have sent in one attempt."""
+    """The sender's account of one attempt."""
 
     count: int
     total_bytes: int
@@ -99,7 +99,7 @@ class Fin:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceFrame:
-    """A frame of which the header lies here and the payload in a device's memory, where ``sums``
+    """A frame with its header in memory of the host and its payload in a device's, where ``sums``
     adds it up (see ``Device``)."""
 
     head: memoryview
@@ -114,7 +114,7 @@ Message: TypeAlias = memoryview | bytes | DeviceFrame
 
 
 def parts_of(message: Message) -> tuple[memoryview, Buffer]:
-    """Header and payload; the header of what is no frame may be too short."""
+    """Header and payload of a message; the header of an invalid one may be too short."""
     if isinstance(message, DeviceFrame):
         return message.head, message.payload
     view = memoryview(message).cast("B")
@@ -150,7 +150,7 @@ def seal(message: Message, header: Header) -> int:
 
 
 def encode(header: Header, payload: bytes = b"") -> bytes:
-    """A whole frame, for what is small."""
+    """A whole frame, in memory of its own; for small ones."""
     buffer = bytearray(HEADER_BYTES + len(payload))
     buffer[HEADER_BYTES:] = payload
     seal(memoryview(buffer), header)
@@ -161,7 +161,7 @@ def parse(message: Message, max_payload: int) -> tuple[Header, Buffer]:
     """Header and payload of a message, structurally valid but not yet checked for corruption."""
     head, payload = parts_of(message)
     if len(head) < HEADER_BYTES:
-        raise FrameError(f"{len(head)} bytes are no frame: a header alone has {HEADER_BYTES}")
+        raise FrameError(f"{len(head)} bytes are too few for a frame: a header has {HEADER_BYTES}")
     (
         magic, version, kind, flags, transfer_id, attempt, sequence, sender_epoch, receiver_epoch,
         first_layer, end_layer, first_token, end_token, first_head, end_head, length,
@@ -195,7 +195,7 @@ def parse(message: Message, max_payload: int) -> tuple[Header, Buffer]:
 
 
 def verify(message: Message) -> int:
-    """The checksum of a parsed message; raises when the bytes do not match it."""
+    """The checksum of a parsed message. Raises ``ChecksumError`` if the bytes do not match it."""
     (stated,) = _CHECKSUM.unpack_from(parts_of(message)[0], _FIELDS.size)
     found = checksum_of(message)
     if stated != found:
@@ -204,14 +204,14 @@ def verify(message: Message) -> int:
 
 
 def decode(message: memoryview | bytes, max_payload: int) -> tuple[Header, Buffer]:
-    """Parse and verify in one go."""
+    """Parse and verify."""
     parsed = parse(message, max_payload)
     verify(message)
     return parsed
 
 
 def checksum_of(message: Message) -> int:
-    """xxh3 over the payload, or what a device's sums of it are, seeded with xxh3 over the header's
+    """xxh3 over the payload, or over a device's sums of it, seeded with xxh3 over the header's
     fields."""
     head, payload = parts_of(message)
     seed = xxhash.xxh3_64_intdigest(head[: _FIELDS.size])
@@ -220,7 +220,7 @@ def checksum_of(message: Message) -> int:
 
 
 class Digest:
-    """Runs over the checksums of an attempt's data frames, in order."""
+    """A hash over the checksums of an attempt's data frames, in order."""
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_64()
@@ -283,7 +283,7 @@ _PAYLOAD_BYTES = {
 
 
 def _check_shape(header: Header, length: int) -> None:
-    """Each type has one shape; anything else is refused before it is looked at further."""
+    """Raise ``FrameError`` unless a frame has the shape of its type."""
     ranges = (
         ("layers", header.first_layer, header.end_layer),
         ("tokens", header.first_token, header.end_token),

@@ -1,7 +1,7 @@
-"""Who sends which KV heads to whom, when two nodes have different numbers of ranks.
+"""The assignment of KV heads to pairs of ranks, when two nodes have different numbers of ranks.
 
-Each rank that receives needs its own heads, in runs that one sending rank holds. Where there are
-more ranks than heads, several hold the same; then receiving ranks take turns among the holders.
+Each receiving rank needs its own heads, in runs that one sending rank holds. With more ranks than
+heads, several ranks hold the same one; then receiving ranks alternate among the holders.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HeadPart:
-    """Heads (their numbers in the whole model) that one rank sends to one other."""
+    """Heads, by their numbers in the whole model, that one rank sends to another."""
 
     receiver: int
     sender: int
@@ -20,7 +20,7 @@ class HeadPart:
 
 
 def parts_of(receivers: Sequence[range], senders: Sequence[range]) -> list[HeadPart]:
-    """Every receiving rank's heads, each from one sender. Both are the heads that each rank holds.
+    """Assign every receiving rank's heads to senders. Both arguments are the heads of each rank.
 
     Raises ``ValueError`` for a head that no sender has.
     """

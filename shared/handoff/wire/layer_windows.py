@@ -1,8 +1,8 @@
-"""Which part of a prompt's KV a decode node needs, layer by layer.
+"""The part of a prompt's KV that a decode node needs, layer by layer.
 
 In a layer with a window of W tokens, the token at position p sees itself and the W - 1 before it.
-So whoever goes on at p needs the newest W - 1 tokens of that layer, and no older one. Both heads
-work this out from the spec of the model.
+To continue at p, a node needs the newest W - 1 tokens of that layer, and no older one. Both heads
+compute this from the model's spec.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from ...models.spec import DecoderSpec
 def first_tokens(
     spec: DecoderSpec, first_token: int, end_token: int, resume_at: int
 ) -> tuple[int, ...]:
-    """Where each layer's part of the tokens [first_token, end_token) begins, for a node that
-    computes from ``resume_at`` on.
+    """The first token of each layer's part of [first_token, end_token), for a node that computes
+    from ``resume_at`` on.
 
-    Every layer has one token at least, so that no transfer is without a frame.
+    Every layer has at least one token, so that no transfer is without a frame.
     """
     latest = end_token - 1
     windows = (layer.attention.kv.window for layer in spec.layers)

@@ -18,8 +18,7 @@ from tandem.shared.engine.start import NodeIdentity
 from tandem.shared.errors import PeerRefusedError
 from tandem.shared.handoff.inbox import Inbox
 from tandem.shared.handoff.plane.messages import (
-    Admit,
-    Admitted,
+    AdmitKeys,
     CancelExpect,
     Cancelled,
     CancelSend,
@@ -29,6 +28,7 @@ from tandem.shared.handoff.plane.messages import (
     Event,
     Expect,
     Expecting,
+    KeysAdmitted,
     from_wire,
     to_wire,
 )
@@ -104,8 +104,8 @@ class Ranks:
         key = {name: getattr(command, name, 0) for name in ("transfer_id", "attempt")}
         if isinstance(command, Expect) and self.greets:
             self.emit(rank, Expecting(**key, peer_rank=command.peer_rank))
-        elif isinstance(command, Admit):
-            self.emit(rank, Admitted(version=command.version))
+        elif isinstance(command, AdmitKeys):
+            self.emit(rank, KeysAdmitted(version=command.version))
         elif isinstance(command, CancelSend):
             self.emit(rank, Cancelled(**key, side="send"))
         elif isinstance(command, CancelExpect) and self.confirms:

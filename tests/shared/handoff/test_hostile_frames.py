@@ -97,7 +97,7 @@ def test_a_reordered_frame_fails_the_attempt(decode, sender):
 
 def test_cells_that_came_before_fail_the_attempt(decode, sender):
     sender.send(sender.data(7, 0, 0, 0, 5), sender.data(7, 1, 0, 4, 9))
-    _fails(decode, sender, "came in part before")
+    _fails(decode, sender, "arrived before, in part")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from tandem.shared.handoff.carriers.zeromq.curve import check_keys
 from tandem.shared.handoff.carriers.zeromq.listening_port import ListeningPort
 from tandem.shared.handoff.carriers.zeromq.sockets import MAX_CONTROL_MESSAGE, Timing
 from tandem.shared.handoff.plane.loop import greeting_of
-from tandem.shared.handoff.plane.messages import Admit, Admitted, PeerJoined, ReceiveFailed
+from tandem.shared.handoff.plane.messages import AdmitKeys, KeysAdmitted, PeerJoined, ReceiveFailed
 from tandem.shared.handoff.wire import greeting
 
 from .plane_pair import BLOCKS, END, Rank, expect, hand_over, until
@@ -67,8 +67,8 @@ def locked(each_carrier: str) -> Iterator[Rank]:
 
 
 def admit(rank: Rank, *keys: str, version: int = 1) -> None:
-    rank.plane.submit(Admit(version=version, keys=keys))
-    until(lambda: any(event.version == version for event in rank.log.of(Admitted)))
+    rank.plane.submit(AdmitKeys(version=version, keys=keys))
+    until(lambda: any(event.version == version for event in rank.log.of(KeysAdmitted)))
 
 
 def hands_over(prefill: Rank, version: int = 99) -> str:

@@ -82,6 +82,6 @@ def test_the_tags_are_frozen():
         "Compared",
         "DataPlaneStats",
         "PeerJoined",
-        "Admit",
-        "Admitted",
+        "AdmitKeys",
+        "KeysAdmitted",
     ]

@@ -11,8 +11,8 @@ from tandem.shared.handoff.transfer import (
     IllegalTransitionError,
     PrefillState,
     TransferState,
-    decode_life,
-    prefill_life,
+    decode_transfer_state,
+    prefill_transfer_state,
 )
 
 D, P = DecodeState, PrefillState
@@ -28,47 +28,49 @@ class Clock:
 
 
 def _decode(clock: Clock) -> TransferState[DecodeState]:
-    return decode_life("transfer 5", request_seconds=60, silence_seconds=3, clock=clock)
+    return decode_transfer_state("transfer 5", request_seconds=60, silence_seconds=3, clock=clock)
 
 
 def _prefill(clock: Clock) -> TransferState[PrefillState]:
-    return prefill_life("transfer 5", request_seconds=1000, still_seconds=100, clock=clock)
+    return prefill_transfer_state(
+        "transfer 5", request_seconds=1000, still_seconds=100, clock=clock
+    )
 
 
 def _decode_at(state: DecodeState, clock: Clock) -> TransferState[DecodeState]:
-    life = _decode(clock)
+    attempt = _decode(clock)
     path = [D.FAILED] if state is D.FAILED else HAPPY[1 : HAPPY.index(state) + 1]
     for step in path:
-        assert life.enter(step)
-    return life
+        assert attempt.enter(step)
+    return attempt
 
 
 @pytest.mark.parametrize(("state", "news"), list(product(D, D)))
 def test_decode_takes_only_what_the_table_allows(state, news):
-    life = _decode_at(state, Clock())
+    attempt = _decode_at(state, Clock())
     before = {D.RESERVED, state, *(HAPPY[: HAPPY.index(state)] if state in HAPPY else ())}
     if news in before:
-        assert not life.enter(news)
-        assert life.state is state
+        assert not attempt.enter(news)
+        assert attempt.state is state
     elif news in DECODE_TRANSITIONS[state]:
-        assert life.enter(news)
-        assert life.state is news
+        assert attempt.enter(news)
+        assert attempt.state is news
     else:
         with pytest.raises(IllegalTransitionError, match=f"{state.value} cannot become"):
-            life.enter(news)
-        assert life.state is state
+            attempt.enter(news)
+        assert attempt.state is state
 
 
 @pytest.mark.parametrize("state", list(P))
 def test_prefill_can_be_released_from_every_state_once(state):
-    life = _prefill(Clock())
+    attempt = _prefill(Clock())
     for step in (P.RUNNING, P.STREAMING, P.HELD, P.RELEASED):
-        if life.state is state:
+        if attempt.state is state:
             break
-        assert life.enter(step)
-    assert life.enter(P.RELEASED) == (state is not P.RELEASED)
-    assert not life.enter(P.RELEASED)
-    assert life.over
+        assert attempt.enter(step)
+    assert attempt.enter(P.RELEASED) == (state is not P.RELEASED)
+    assert not attempt.enter(P.RELEASED)
+    assert attempt.over
 
 
 def test_every_state_has_a_row_in_its_table():
@@ -79,75 +81,75 @@ def test_every_state_has_a_row_in_its_table():
 @pytest.mark.parametrize("state", [s for s in D if DECODE_TRANSITIONS[s]])
 def test_every_decode_state_that_is_not_the_end_has_a_deadline(state):
     clock = Clock()
-    life = _decode_at(state, clock)
-    assert not life.overdue()
+    attempt = _decode_at(state, clock)
+    assert not attempt.overdue()
     clock.now += 61
-    assert life.overdue().startswith(f"{state.value} for 61.0 s")
-    assert life.left <= 0
+    assert attempt.overdue().startswith(f"{state.value} for 61.0 s")
+    assert attempt.left <= 0
 
 
 def _prefill_at(state: PrefillState, clock: Clock) -> TransferState[PrefillState]:
-    life = _prefill(clock)
+    attempt = _prefill(clock)
     for step in (P.RUNNING, P.STREAMING, P.HELD):
-        if life.state is not state:
-            life.enter(step)
-    return life
+        if attempt.state is not state:
+            attempt.enter(step)
+    return attempt
 
 
 @pytest.mark.parametrize("state", [P.QUEUED, P.RUNNING, P.STREAMING])
 def test_a_prefill_state_ends_without_progress_and_lasts_with_it(state):
     clock = Clock()
-    life = _prefill_at(state, clock)
+    attempt = _prefill_at(state, clock)
     for _ in range(9):
         clock.now += 99
-        assert not life.overdue()
-        life.progress()
+        assert not attempt.overdue()
+        attempt.progress()
     clock.now += 101
-    assert life.overdue().startswith(state.value)
-    assert not life.request_over
+    assert attempt.overdue().startswith(state.value)
+    assert not attempt.request_over
 
 
 @pytest.mark.parametrize("state", [P.QUEUED, P.RUNNING, P.STREAMING, P.HELD])
 def test_every_prefill_state_that_holds_something_ends_with_the_request(state):
     clock = Clock()
-    life = _prefill_at(state, clock)
+    attempt = _prefill_at(state, clock)
     clock.now += 999
-    life.progress()
-    assert not life.overdue() and not life.request_over
+    attempt.progress()
+    assert not attempt.overdue() and not attempt.request_over
     clock.now += 1
-    assert life.overdue().startswith(state.value)
-    assert life.overdue().endswith("when the request's time was over")
+    assert attempt.overdue().startswith(state.value)
+    assert attempt.overdue().endswith("when the request's time was over")
 
 
 def test_a_state_that_lasts_too_long_is_overdue_and_progress_helps_until_the_request_ends():
     clock = Clock()
-    life = _decode_at(D.RECEIVING, clock)
+    attempt = _decode_at(D.RECEIVING, clock)
     clock.now += 2
-    assert not life.overdue()
-    life.progress()
+    assert not attempt.overdue()
+    attempt.progress()
     clock.now += 2
-    assert not life.overdue()
-    assert life.left == 1
+    assert not attempt.overdue()
+    assert attempt.left == 1
     clock.now += 2
-    assert life.overdue() == "receiving for 6.0 s, 4.0 s idle"
+    assert attempt.overdue() == "receiving for 6.0 s, 4.0 s idle"
     while clock.now < 161:
-        life.progress()
+        attempt.progress()
         clock.now += 2
-    assert life.overdue()
+    assert attempt.overdue()
 
 
 def test_entering_a_state_begins_its_deadline():
     clock = Clock()
-    life = _decode(clock)
+    attempt = _decode(clock)
     clock.now += 2
-    life.enter(D.OPENING)
+    attempt.enter(D.OPENING)
     clock.now += 2
-    assert not life.overdue()
+    assert not attempt.overdue()
 
 
 def test_what_has_ended_is_never_overdue():
     clock = Clock()
-    life = _decode_at(D.COMMITTED, clock)
-    assert life.over
+    attempt = _decode_at(D.COMMITTED, clock)
+    assert attempt.over
     clock.now += 1e9
-    assert not life.overdue()
+    assert not attempt.overdue()
