@@ -69,7 +69,7 @@ class ExpectedAttempt:
 
 
 class Inbox:
-    """Routes events to attempts, and awaits that a cancelled attempt no longer touches its blocks."""
+    """Routes events to attempts, and waits until a cancelled one no longer touches its blocks."""
 
     def __init__(
         self,

@@ -14,14 +14,14 @@ from .messages import Command
 
 
 class Commands:
-    """A bounded queue that can be polled: from ``open`` to ``close``, ``socket`` is readable while a
-    command waits."""
+    """A bounded queue that can be polled: from ``open`` to ``close``, ``socket`` is readable while
+    a command waits."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._waiting: queue.Queue[Command | Announced] = queue.Queue(limit)
-        # Held only to put or to set a flag: commands queued before the end are still taken, and none
-        # can be queued after it.
+        # Held only to put or to set a flag: commands queued before the end are still taken, and
+        # none can be queued after it.
         self._putting = threading.Lock()
         self._over = False
         self._woken = False
@@ -60,9 +60,7 @@ class Commands:
         pair = self._wake_in
         if not self._woken and pair is not None:
             self._woken = True
-            with contextlib.suppress(
-                OSError
-            ):  # full, or closed by a stop; the plane is awake either way
+            with contextlib.suppress(OSError):  # full, or closed by a stop: it is awake
                 pair.send(b"w")
 
     # ---- the data-plane thread ---------------------------------------------------------------

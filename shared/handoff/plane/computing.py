@@ -25,8 +25,8 @@ class Announced:
 
 
 class Computing:
-    """Announced layers in the order of the engine's stream, in which they are also computed. Bounded
-    by the layers of a step, since the head begins no step before the last one is over."""
+    """Announced layers, in the order of the engine's stream, in which they are also computed.
+    Bounded by the layers of a step, since the head begins no step before the last one is over."""
 
     def __init__(self, let_through: Callable[[LayerReady], None]) -> None:
         self._let_through = let_through

@@ -57,8 +57,8 @@ class Coverage:
         return gaps
 
     def add(self, first_layer: int, end_layer: int, first_token: int, end_token: int) -> None:
-        """Mark a rectangle. Raises ``OverlapError``, and changes nothing, if a cell of it is marked or
-        outside."""
+        """Mark a rectangle. Raises ``OverlapError``, and changes nothing, if a cell of it is marked
+        or outside."""
         if not self.holds(first_layer, end_layer, first_token, end_token):
             raise OverlapError(
                 f"layers [{first_layer}, {end_layer}) tokens [{first_token}, {end_token}) lie "

@@ -122,8 +122,8 @@ class Compare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmitKeys:
-    """Prefill side: admit the dialers with these CURVE keys, and no others. ``version`` counts these
-    lists."""
+    """Prefill side: admit the dialers with these CURVE keys, and no others. ``version`` counts
+    these lists."""
 
     version: int
     keys: tuple[str, ...]

@@ -190,7 +190,7 @@ def test_a_slot_is_not_used_again_before_its_read_is_over(
     assert agent.peers == [p]
 
 
-def test_a_busy_inlet_leaves_doorbells_on_its_socket(pair: Pair) -> None:
+def test_a_busy_reader_leaves_doorbells_on_its_socket(pair: Pair) -> None:
     pair.lend(*range(MAX_ANNOUNCED + 3))
     assert pair.reader.descriptors()
     pair.reader.read(0)
