@@ -33,10 +33,10 @@ from tandem.shared.handoff.plane.messages import (
 )
 from tandem.shared.handoff.wire.head_parts import parts_of
 from tandem.tests.decode_node.fake_prefill import ACCEPTED, FakePrefill, accepts, done, prefill
-from tandem.tests.shared.handoff.fake_node import LAYER, RANKS, Node, kv_heads, until
+from tandem.tests.shared.handoff.fake_node import ATTENTION, LAYER, RANKS, Node, kv_heads, until
 
 ID, WINDOW = 77, 20
-WINDOWED = replace(LAYER, attention=replace(LAYER.attention, sliding_window=WINDOW))
+WINDOWED = replace(LAYER, attention=replace(ATTENTION, sliding_window=WINDOW))
 
 
 def prompt_of_50(**fields: Any) -> Sequence:

@@ -169,7 +169,8 @@ async def _ask(request: pb.GenerateRequest) -> None:
     transfers: Any = SimpleNamespace(prefill_remotely=_nowhere)
     service = DecodeService(node.engine, node.identity, transfers, None, pb.StatusReply)  # type: ignore[arg-type]
     async with node.running():
-        events = service.Generate(request, Context())
+        context: Any = Context()
+        events: Any = service.Generate(request, context)
         with pytest.raises(AbortedError):
             async with asyncio.timeout(30):
                 assert (await anext(events)).HasField("admitted")

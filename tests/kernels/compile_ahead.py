@@ -116,7 +116,7 @@ def _resources(cubin: bytes) -> dict[str, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [TOOLS / "cuobjdump", "--dump-resource-usage", file.name]
+        command = [str(TOOLS / "cuobjdump"), "--dump-resource-usage", file.name]
         output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", output)}
     return {

@@ -89,7 +89,7 @@ class Case:
             table = [free.pop() for _ in range(-(-length // BLOCK))]
             slots = [table[t // BLOCK] * BLOCK + t % BLOCK for t in range(length)]
             k, v = torch.randn(2, length, kv, dim, device=DEVICE)
-            write_kv(*cache, torch.tensor(slots, device=DEVICE), k, v)
+            write_kv(self.keys, self.values, torch.tensor(slots, device=DEVICE), k, v)
             # Every second row of the step belongs to another sequence.
             rows = slice(2 * row, 2 * row + 1)
             self.contexts.append(SequenceMetadata(rows, length - 1, table, BLOCK))

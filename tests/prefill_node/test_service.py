@@ -25,7 +25,7 @@ from tandem.shared.handoff.plane.messages import (
     SendFinished,
 )
 from tandem.shared.node.introduction import introduction
-from tandem.tests.shared.handoff.fake_node import LAYER, RANKS, Node, served, until
+from tandem.tests.shared.handoff.fake_node import ATTENTION, LAYER, RANKS, Node, served, until
 
 ME, EPOCH = "d", 7
 PROMPT = list(range(100))
@@ -38,7 +38,7 @@ class Served(Node):
     stub: PrefillStub
 
     def open(self, transfer_id: int = 1, attempt: int = 0, **fields: Any) -> Any:
-        values = {"node_id": ME, "epoch": EPOCH, "peer_epoch": 3, "prompt": PROMPT}
+        values: dict[str, Any] = {"node_id": ME, "epoch": EPOCH, "peer_epoch": 3, "prompt": PROMPT}
         values |= {"first_token": 20, "end_token": 99, "window_bytes": 1 << 20, "ranks": RANKS}
         values |= {"kv_dtype": "float32"}
         request = pb.OpenRequest(transfer_id=transfer_id, attempt=attempt, **(values | fields))
@@ -77,7 +77,7 @@ def ids(*held: int, epoch: int = EPOCH) -> pb.TransferIds:
 
 async def rest(call: Any) -> list[pb.OpenEvent]:
     events = []
-    while (event := await call.read()) is not grpc.aio.EOF:
+    while (event := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
         events.append(event)
     return events
 
@@ -108,7 +108,7 @@ async def test_an_attempt_is_accepted_followed_and_done_and_frees_its_blocks() -
 
 async def test_of_a_layer_with_a_window_only_what_the_peer_will_see_is_sent() -> None:
     async with prefill_node() as node:
-        windowed = replace(LAYER, attention=replace(LAYER.attention, sliding_window=30))
+        windowed = replace(LAYER, attention=replace(ATTENTION, sliding_window=30))
         node.engine.spec.layers[1] = windowed
         for transfer_id, resume_at, first in ((1, 96, 67), (2, 0, 20)):
             call = node.open(transfer_id, resume_at=resume_at)
@@ -287,13 +287,14 @@ async def test_a_peer_that_takes_slowly_leaves_room_for_the_others() -> None:
 
 async def test_what_cannot_be_started_is_refused_with_the_reason() -> None:
     async with prefill_node() as node:
-        for fields, code, reason in [
+        cases: list[tuple[dict[str, Any], grpc.StatusCode, str]] = [
             ({"peer_epoch": 4}, grpc.StatusCode.ABORTED, "is not this process"),
             ({"end_token": 100}, grpc.StatusCode.INVALID_ARGUMENT, "the last one"),
             ({"resume_at": 100}, grpc.StatusCode.INVALID_ARGUMENT, "leaves a gap after 99"),
             ({"prompt": [9999] * 100}, grpc.StatusCode.INVALID_ARGUMENT, "vocabulary"),
             ({"prompt": [1] * 600}, grpc.StatusCode.INVALID_ARGUMENT, "context"),
-        ]:
+        ]
+        for fields, code, reason in cases:
             got, words = await refusal(node.open(**fields))
             assert got is code and reason in words, words
         node.service.draining = True

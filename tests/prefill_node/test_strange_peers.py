@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 from hypothesis import example, given
@@ -41,6 +42,10 @@ ALLOWED = {
 
 class AbortedError(Exception):
     """The error that a gRPC context raises when a call is refused."""
+
+
+def call_context() -> Any:
+    return Context()
 
 
 class Context:
@@ -85,7 +90,7 @@ def test_an_attempt_of_any_kind_begins_or_is_refused(request: pb.OpenRequest) ->
 
 async def _open(request: pb.OpenRequest) -> None:
     async with serving() as (service, _):
-        events = service.Open(request, Context())
+        events: Any = service.Open(request, call_context())
         try:
             async with asyncio.timeout(30):
                 first = await anext(events)
@@ -104,7 +109,7 @@ def test_a_greeting_of_any_kind_is_answered_or_refused(request: pb.Introduction)
     async def greet() -> None:
         async with serving() as (service, node):
             try:
-                reply = await service.Hello(request, Context())
+                reply = await service.Hello(request, call_context())
             except AbortedError:
                 return
             assert reply.node.epoch == node.identity.epoch
@@ -118,9 +123,9 @@ def test_ids_of_any_kind_are_nobodys(request: pb.TransferIds) -> None:
     async def ask() -> None:
         async with serving() as (service, _):
             for call in (service.Renew, service.Release):
-                assert not (await call(request, Context())).ids
+                assert not (await call(request, call_context())).ids
             asked = pb.LiveRequest(node_id=request.node_id, epoch=request.epoch)
-            assert not (await service.Live(asked, Context())).ids
+            assert not (await service.Live(asked, call_context())).ids
 
     asyncio.run(ask())
 

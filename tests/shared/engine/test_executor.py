@@ -73,7 +73,9 @@ async def test_a_rank_that_is_too_slow_is_an_error_of_the_start() -> None:
 async def test_ranks_listen_for_each_other_on_loopback_only() -> None:
     engine = await start_engine(replace(CONFIG, tensor_parallel_size=2), IDENTITY)
     try:
-        meeting = engine.ranks._rendezvous_folder.name
+        folder = engine.ranks._rendezvous_folder
+        assert folder is not None
+        meeting = folder.name
         assert os.stat(meeting).st_mode & 0o077 == 0
         heard = [c.laddr.ip for p in ranks() for c in p.net_connections("inet") if not c.raddr]
         assert heard and all(ipaddress.ip_address(ip).is_loopback for ip in heard), heard
@@ -97,7 +99,7 @@ async def test_an_event_that_cannot_be_handled_ends_the_node(
     reply = MultiprocessExecutor._reply
 
     async def late(self: MultiprocessExecutor, rank: Any, wanted: type, seconds: float) -> Any:
-        answer = await reply(self, rank, wanted, seconds)
+        answer: Any = await reply(self, rank, wanted, seconds)
         if wanted is CacheAllocated:
             await asyncio.wait_for(asyncio.shield(rank.pump), SECONDS)
         return answer

@@ -113,7 +113,7 @@ def test_filters_work_on_what_is_left_by_the_earlier_ones() -> None:
 
 def test_penalties_and_bias() -> None:
     logits = torch.tensor([2.0, 1.9, -1.0, 0.0])
-    greedy = {"temperature": 0.0}
+    greedy: dict[str, Any] = {"temperature": 0.0}
     assert draw(logits, spec_of(**greedy, prompt=(0,), repetition_penalty=1.5)).tokens[0] == 1
     assert draw(logits, spec_of(**greedy, prompt=(0,), presence_penalty=1.5)).tokens[0] == 0
     assert draw(logits, spec_of(**greedy, outputs=(0,), presence_penalty=0.2)).tokens[0] == 1
@@ -181,9 +181,7 @@ def test_a_resumed_sequence_goes_on_as_if_it_had_not_stopped() -> None:
         tokens = [sampler.sample([spec.sequence_id], x.clone())[0][0].tokens[0] for x in logits]
         resumed = Sampler(VOCAB)
         resumed.add(
-            SamplerSpec(
-                spec.sequence_id, spec.params, spec.seed, spec.prompt, outputs=tuple(tokens[:3])
-            )
+            SamplerSpec(spec.sequence_id, spec.params, spec.seed, spec.prompt, outputs=tokens[:3])
         )
         rest = [resumed.sample([spec.sequence_id], x.clone())[0][0].tokens[0] for x in logits[3:]]
         assert rest == tokens[3:]

@@ -20,7 +20,7 @@ EOS = 999
 
 
 def make(blocks: int = 32, size: int = 4, **options: Any) -> Scheduler:
-    defaults = {
+    defaults: dict[str, Any] = {
         "max_num_batched_tokens": 16,
         "max_num_seqs": 8,
         "max_model_len": blocks * size,

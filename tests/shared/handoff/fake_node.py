@@ -37,9 +37,8 @@ from tandem.shared.models.spec import AttentionSpec, DenseSpec, LayerSpec
 from tandem.shared.node.metrics import NodeMetrics
 
 RANKS, BLOCK, VOCAB = 2, 16, 512
-LAYER = LayerSpec(
-    attention=AttentionSpec(num_heads=4, num_kv_heads=4, head_dim=8), mlp=DenseSpec(intermediate=8)
-)
+ATTENTION = AttentionSpec(num_heads=4, num_kv_heads=4, head_dim=8)
+LAYER = LayerSpec(attention=ATTENTION, mlp=DenseSpec(intermediate=8))
 
 
 def kv_heads(ranks: int) -> list[range]:

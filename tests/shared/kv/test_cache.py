@@ -68,9 +68,17 @@ def cache_of(
     dtype: torch.dtype = torch.float32,
     block_size: int = BLOCK,
     spec: DecoderSpec = SPEC,
-    **tp: int,
+    tp_rank: int = 0,
+    tp_size: int = 1,
 ) -> KVCache:
-    return KVCache(spec, num_blocks=BLOCKS, block_size=block_size, dtype=dtype, **tp)
+    return KVCache(
+        spec,
+        num_blocks=BLOCKS,
+        block_size=block_size,
+        dtype=dtype,
+        tp_rank=tp_rank,
+        tp_size=tp_size,
+    )
 
 
 def fill(cache: KVCache, scale: float = 1.0) -> None:

@@ -44,8 +44,9 @@ def drawn(runner: ModelRunner) -> list[list[int]]:
 
 
 def runner_on(device: str, folder: Path, dtype: str = "float32", kept: str = "auto") -> ModelRunner:
-    formats = {"dtype": dtype, "kv_dtype": kept}
-    return build_runner(folder, **formats, device=device, block_size=BLOCK, num_blocks=120)
+    return build_runner(
+        folder, dtype=dtype, kv_dtype=kept, device=device, block_size=BLOCK, num_blocks=120
+    )
 
 
 @NAMES

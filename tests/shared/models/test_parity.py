@@ -63,9 +63,7 @@ def compiled_operators() -> Operators:
 
 
 def spec_of(sequence_id: int, prompt: list[int], **params: Any) -> SamplerSpec:
-    return SamplerSpec(
-        sequence_id, RankSampling(**{"temperature": 0.0, **params}), 0, tuple(prompt)
-    )
+    return SamplerSpec(sequence_id, RankSampling(**{"temperature": 0.0, **params}), 0, prompt)
 
 
 def consecutive(first: int, tokens: int) -> list[int]:
