@@ -556,7 +556,8 @@ def test_no_sequence_is_preempted_while_a_later_one_holds_blocks(
     for _ in range(data.draw(st.integers(5, 25))):
         if data.draw(st.booleans()):
             arrive()
-        if transfers and data.draw(st.booleans()):
+        settles: bool = data.draw(st.booleans()) if transfers else False
+        if settles:
             settle()
         grant()
         run_step(scheduler)

@@ -10,6 +10,7 @@ from tandem.shared.errors import ModelError
 from tandem.shared.models.config import Config
 from tandem.shared.models.registry import family_of
 from tandem.shared.models.spec import (
+    AttentionSpec,
     DecoderSpec,
     LinearScaling,
     Llama3Scaling,
@@ -67,13 +68,19 @@ def scaling_of(spec: DecoderSpec) -> Any:
     return rope.scaling
 
 
+def attention_of(spec: DecoderSpec, layer: int) -> AttentionSpec:
+    attention = spec.layers[layer].attention
+    assert isinstance(attention, AttentionSpec)
+    return attention
+
+
 def windows(spec: DecoderSpec) -> list[int | None]:
-    return [layer.attention.sliding_window for layer in spec.layers]
+    return [attention_of(spec, at).sliding_window for at in range(len(spec.layers))]
 
 
 def test_llama_defaults() -> None:
     spec = spec_of()
-    attention = spec.layers[3].attention
+    attention = attention_of(spec, 3)
     assert (attention.num_kv_heads, attention.head_dim, attention.qkv_bias) == (2, 16, False)
     assert spec.layers[3].rope == RopeSpec(theta=10000.0, dim=16)
     assert spec.eos_token_ids == (7, 8)
@@ -114,7 +121,7 @@ def test_yarn_is_resolved_when_it_is_read() -> None:
         beta_fast=16.0,
         beta_slow=1.0,
         truncate=True,
-        attention_factor=pytest.approx(1.3689, abs=1e-4),
+        attention_factor=pytest.approx(1.3689, abs=1e-4),  # type: ignore[arg-type]
         score_factor=1.0,
     )
     assert both is not None and both.attention_factor == pytest.approx(1.3689 / 1.1844, abs=1e-3)
@@ -134,7 +141,7 @@ def test_windows_of_mistral_and_qwen() -> None:
 
 
 def test_the_family_is_found_by_model_type_too() -> None:
-    assert spec_of(architectures=None, model_type="qwen3").layers[0].attention.qk_norm
+    assert attention_of(spec_of(architectures=None, model_type="qwen3"), 0).qk_norm
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,12 @@ def change_config(folder: Path, **changes: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
-def change_weights(folder: Path, drop: str = "", **added: torch.Tensor) -> None:
+def change_weights(
+    folder: Path, added: dict[str, torch.Tensor] | None = None, *, drop: str = ""
+) -> None:
     file = folder / "model.safetensors"
     weights = {name: value for name, value in load_file(file).items() if name != drop}
-    save_file({**weights, **added}, file)
+    save_file(weights | (added or {}), file)
 
 
 def refusal(folder: Path, **options: Any) -> str:
@@ -114,7 +116,7 @@ def test_a_missing_weight(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["mlp.router.weight", "self_attn.k_scale", "self_attn.v_scale"])
 def test_an_unknown_weight(folder: Path, name: str) -> None:
     """The scales of a calibrated fp8 cache are not implemented: without them it would be wrong."""
-    change_weights(folder, **{f"model.layers.0.{name}": torch.zeros(2)})
+    change_weights(folder, {f"model.layers.0.{name}": torch.zeros(2)})
     assert f"model.layers.0.{name} is unknown" in refusal(folder)
 
 
@@ -135,13 +137,13 @@ def test_quantised_weights_that_the_config_does_not_tell_of(
     folder: Path, dtype: torch.dtype
 ) -> None:
     name = "model.layers.0.mlp.up_proj.weight"
-    change_weights(folder, **{name: torch.ones(96, 64).to(dtype)})
+    change_weights(folder, {name: torch.ones(96, 64).to(dtype)})
     assert f"{name} is saved in" in refusal(folder)
 
 
 def test_a_tied_head_that_was_saved_too_is_ignored(root: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_models.cached("llama", root), tmp_path / "tied"))
-    change_weights(folder, **{"lm_head.weight": torch.zeros(512, 64)})
+    change_weights(folder, {"lm_head.weight": torch.zeros(512, 64)})
     model = load_model(folder)
     assert model.head is model.embed
     assert model.embed.weight.any()
@@ -198,7 +200,7 @@ def test_layers_after_the_last_are_skipped_in_the_family_that_has_them(
     }
     for name in ("deepseek_v3", "deepseek_v2"):
         folder = Path(shutil.copytree(tiny_models.cached(name, root), tmp_path / name))
-        change_weights(folder, **more)
+        change_weights(folder, more)
     load_model(tmp_path / "deepseek_v3")
     assert "layers.3" in refusal(tmp_path / "deepseek_v2")
 

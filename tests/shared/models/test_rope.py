@@ -53,7 +53,10 @@ def test_longrope(limit: int | None, chosen: str, part: float) -> None:
     short, long = ([1.0 + step * i for i in range(count)] for step in (0.1, 1.5))
     values = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": part}
     values |= {"short_factor": short, "long_factor": long}
-    limits = {"max_position_embeddings": 65536, "original_max_position_embeddings": 4096}
+    limits: dict[str, Any] = {
+        "max_position_embeddings": 65536,
+        "original_max_position_embeddings": 4096,
+    }
     theirs = transformers.Phi3Config(
         hidden_size=64, num_attention_heads=4, rope_parameters=dict(values), **limits
     )

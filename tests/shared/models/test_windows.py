@@ -11,6 +11,7 @@ import torch
 
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.shared.handoff.wire.layer_windows import first_tokens
+from tandem.shared.models.spec import AttentionSpec
 from tandem.tests.support.runners import build_runner
 
 from ... import tiny_models
@@ -60,7 +61,8 @@ def test_the_next_token_needs_just_the_window(windowed: Path, end: int) -> None:
     firsts = first_tokens(spec, 0, end, end)
     hand_over(sender, receiver, firsts, end)
     torch.testing.assert_close(logits(receiver, prompt[end:], end, THERE), expected)
-    windows = [layer.attention.sliding_window for layer in spec.layers]
+    kinds = [layer.attention for layer in spec.layers]
+    windows = [kind.sliding_window for kind in kinds if isinstance(kind, AttentionSpec)]
     assert windows in ([WINDOW] * 3, [None, WINDOW, WINDOW])
     assert firsts[-1] == max(0, end - WINDOW + 1)
     for layer, window in enumerate(windows):
