@@ -248,9 +248,9 @@ def _mscale(rope: Config, factor: float, key: str) -> float | None:
     return 0.1 * rope.number(key) * math.log(factor) + 1.0 if rope.get(key) else None
 
 
-def read_window(config: Config) -> int | None:
-    """``sliding_window``; null and zero mean none."""
-    return config.count("sliding_window", 0) or None
+def read_window(config: Config, default: int = 0) -> int | None:
+    """``sliding_window``; null and zero mean the default, and a default of zero means none."""
+    return config.count("sliding_window", default) or None
 
 
 def read_windows(config: Config, layers: int, default: tuple[int | None, ...]) -> list[int | None]:

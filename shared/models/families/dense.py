@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ...errors import ModelError
 from ..config import Config, read_rope
@@ -58,49 +59,26 @@ MLP_BIAS: WeightNames = {
 
 def read_dense(
     config: Config,
+    attention: AttentionSpec,
     *,
     windows: list[int | None],
     ropes: Sequence[RopeSpec | None] | None = None,
     mlps: Sequence[DenseSpec | MoESpec] | None = None,
     norms: NormLayout = NormLayout.PRE,
-    scale: float | None = None,
-    soft_cap: float | None = None,
-    qkv_bias: bool = False,
-    o_bias: bool = False,
-    qk_norm: bool = False,
-    mlp_bias: bool = False,
     embedding_scale: float = 1.0,
     logit_soft_cap: float | None = None,
     tie_embeddings: bool = False,
 ) -> DecoderSpec:
     """The spec of a decoder with grouped-query attention, given what sets its family apart.
 
-    By default all layers have the config's rope and its dense feed-forward. Read last: keys that
-    nothing has read are rejected.
+    Layers have ``attention`` with their own window; by default they have the config's rope and its
+    dense feed-forward. Read last: keys that nothing has read are rejected.
     """
-    heads = config.integer("num_attention_heads")
-    kv_heads = config.integer("num_key_value_heads", heads)
-    if heads % kv_heads:
-        raise config.refusal("num_key_value_heads", kv_heads, f"a divisor of {heads}")
-    head_dim = read_head_dim(config)
-    ropes = ropes or [read_rope(config, head_dim)] * len(windows)
-    mlps = mlps or [read_mlp(config, bias=mlp_bias)] * len(windows)
+    ropes = ropes or [read_rope(config, attention.head_dim)] * len(windows)
+    mlps = mlps or [read_mlp(config)] * len(windows)
     layers = tuple(
         LayerSpec(
-            attention=AttentionSpec(
-                num_heads=heads,
-                num_kv_heads=kv_heads,
-                head_dim=head_dim,
-                qkv_bias=qkv_bias,
-                o_bias=o_bias,
-                qk_norm=qk_norm,
-                sliding_window=window,
-                scale=scale,
-                soft_cap=soft_cap,
-            ),
-            mlp=mlp,
-            rope=rope,
-            norms=norms,
+            attention=replace(attention, sliding_window=window), mlp=mlp, rope=rope, norms=norms
         )
         for window, rope, mlp in zip(windows, ropes, mlps, strict=True)
     )
@@ -113,10 +91,30 @@ def read_dense(
     )
 
 
-def read_head_dim(config: Config) -> int:
-    """The width of a head."""
-    width = config.integer("hidden_size") // config.integer("num_attention_heads")
-    return config.integer("head_dim", width)
+def read_attention(
+    config: Config,
+    *,
+    qkv_bias: bool = False,
+    o_bias: bool = False,
+    qk_norm: bool = False,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+) -> AttentionSpec:
+    """Grouped-query attention without a window."""
+    heads = config.integer("num_attention_heads")
+    kv_heads = config.integer("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise config.refusal("num_key_value_heads", kv_heads, f"a divisor of {heads}")
+    return AttentionSpec(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=config.integer("head_dim", config.integer("hidden_size") // heads),
+        qkv_bias=qkv_bias,
+        o_bias=o_bias,
+        qk_norm=qk_norm,
+        scale=scale,
+        soft_cap=soft_cap,
+    )
 
 
 def read_mlp(config: Config, *, bias: bool = False) -> DenseSpec:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from ..config import FULL, SLIDING, Config, read_layer_types, read_window
 from ..spec import Activation, DecoderSpec, DenseSpec, NormLayout
 from ..weight_names import AddOne, WeightNames
-from .dense import DENSE_WEIGHTS, read_dense
+from .dense import DENSE_WEIGHTS, read_attention, read_dense
 
 _NORMS = {
     "input_layernorm": "attention_norm",
@@ -28,17 +28,17 @@ def read(config: Config) -> DecoderSpec:
     """Read a config. Scores are scaled by a number of the config instead of the head's width."""
     config.one_of("attention_bias", (False,), False)
     config.one_of("use_bidirectional_attention", (False,), False)
-    layers, window = config.integer("num_hidden_layers"), read_window(config)
+    layers, window = config.integer("num_hidden_layers"), read_window(config, default=4096)
     config.one_of("sliding_window_size", (window,), window)
     kinds = [FULL if index % 2 else SLIDING for index in range(layers)]
     kinds = read_layer_types(config, layers) or kinds
+    soft_cap = config.optional_number("attn_logit_softcapping", 50.0)
     return read_dense(
         config,
+        read_attention(config, scale=read_scale(config), soft_cap=soft_cap),
         windows=[window if kind == SLIDING else None for kind in kinds],
         mlps=[read_mlp(config)] * layers,
         norms=NormLayout.SANDWICH,
-        scale=read_scale(config),
-        soft_cap=config.optional_number("attn_logit_softcapping", 50.0),
         embedding_scale=config.integer("hidden_size") ** 0.5,
         logit_soft_cap=config.optional_number("final_logit_softcapping", 30.0),
         tie_embeddings=True,

@@ -7,7 +7,7 @@ from ..config import FULL, SLIDING, Config, read_layer_types, read_rope_table, r
 from ..spec import DecoderSpec, NormLayout, RopeSpec
 from ..weight_names import AddOne, WeightNames
 from . import gemma2
-from .dense import read_dense, read_head_dim
+from .dense import read_attention, read_dense
 
 WEIGHTS: WeightNames = gemma2.WEIGHTS | {
     f"model.layers.{{i}}.self_attn.{name}.weight": AddOne(f"layers.{{i}}.attention.{name}.weight")
@@ -20,17 +20,21 @@ def read(config: Config) -> DecoderSpec:
     """Read a config."""
     config.one_of("attention_bias", (False,), False)
     config.one_of("use_bidirectional_attention", (False,), False)
-    kinds, window = _read_kinds(config), read_window(config)
-    ropes = _read_ropes(config, read_head_dim(config))
+    kinds, window = _read_kinds(config), read_window(config, default=4096)
+    attention = read_attention(
+        config,
+        qk_norm=True,
+        scale=gemma2.read_scale(config),
+        soft_cap=config.optional_number("attn_logit_softcapping"),
+    )
+    ropes = _read_ropes(config, attention.head_dim)
     return read_dense(
         config,
+        attention,
         windows=[window if kind == SLIDING else None for kind in kinds],
         ropes=[ropes[kind] for kind in kinds],
         mlps=[gemma2.read_mlp(config)] * len(kinds),
         norms=NormLayout.SANDWICH,
-        scale=gemma2.read_scale(config),
-        soft_cap=config.optional_number("attn_logit_softcapping"),
-        qk_norm=True,
         embedding_scale=config.integer("hidden_size") ** 0.5,
         logit_soft_cap=config.optional_number("final_logit_softcapping"),
         tie_embeddings=True,

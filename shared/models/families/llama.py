@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..config import Config
 from ..spec import DecoderSpec
-from .dense import DENSE_WEIGHTS, MLP_BIAS, O_BIAS, QKV_BIAS, read_dense
+from .dense import DENSE_WEIGHTS, MLP_BIAS, O_BIAS, QKV_BIAS, read_attention, read_dense, read_mlp
 
 WEIGHTS = DENSE_WEIGHTS | QKV_BIAS | O_BIAS | MLP_BIAS
 
@@ -12,10 +12,10 @@ WEIGHTS = DENSE_WEIGHTS | QKV_BIAS | O_BIAS | MLP_BIAS
 def read(config: Config) -> DecoderSpec:
     """Read a config: no window, and biases only if the config has them."""
     bias = config.flag("attention_bias")
+    layers = config.integer("num_hidden_layers")
     return read_dense(
         config,
-        windows=[None] * config.integer("num_hidden_layers"),
-        qkv_bias=bias,
-        o_bias=bias,
-        mlp_bias=config.flag("mlp_bias"),
+        read_attention(config, qkv_bias=bias, o_bias=bias),
+        windows=[None] * layers,
+        mlps=[read_mlp(config, bias=config.flag("mlp_bias"))] * layers,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..config import Config, read_rope, read_window
 from ..spec import DecoderSpec
 from ..weight_names import Split, WeightNames
-from .dense import DENSE_WEIGHTS, read_dense, read_head_dim
+from .dense import DENSE_WEIGHTS, read_attention, read_dense
 
 _LAYER = "layers.{i}."
 WEIGHTS: WeightNames = DENSE_WEIGHTS | {
@@ -26,5 +26,7 @@ def read(config: Config) -> DecoderSpec:
         config.one_of(key, (1,), 1)
     config.get("original_max_position_embeddings")
     layers = config.integer("num_hidden_layers")
-    rope = read_rope(config, read_head_dim(config), partial=True)
-    return read_dense(config, windows=[read_window(config)] * layers, ropes=[rope] * layers)
+    attention = read_attention(config)
+    rope = read_rope(config, attention.head_dim, partial=True)
+    windows = [read_window(config)] * layers
+    return read_dense(config, attention, windows=windows, ropes=[rope] * layers)

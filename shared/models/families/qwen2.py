@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..config import Config, read_window, read_windows
 from ..spec import DecoderSpec
-from .dense import DENSE_WEIGHTS, QKV_BIAS, read_dense
+from .dense import DENSE_WEIGHTS, QKV_BIAS, read_attention, read_dense
 
 WEIGHTS = DENSE_WEIGHTS | QKV_BIAS
 
@@ -23,4 +23,5 @@ def qwen_windows(config: Config) -> list[int | None]:
 
 def read(config: Config) -> DecoderSpec:
     """Read a config. The biases are part of the architecture, not of the config."""
-    return read_dense(config, windows=qwen_windows(config), qkv_bias=True)
+    attention = read_attention(config, qkv_bias=True)
+    return read_dense(config, attention, windows=qwen_windows(config))

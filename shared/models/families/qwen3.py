@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..config import Config
-from ..spec import DecoderSpec
-from .dense import DENSE_WEIGHTS, O_BIAS, QK_NORM, QKV_BIAS, read_dense
+from ..spec import AttentionSpec, DecoderSpec
+from .dense import DENSE_WEIGHTS, O_BIAS, QK_NORM, QKV_BIAS, read_attention, read_dense
 from .qwen2 import qwen_windows
 
 WEIGHTS = DENSE_WEIGHTS | QK_NORM | QKV_BIAS | O_BIAS
@@ -12,6 +12,10 @@ WEIGHTS = DENSE_WEIGHTS | QK_NORM | QKV_BIAS | O_BIAS
 
 def read(config: Config) -> DecoderSpec:
     """Read a config. ``attention_bias`` is for q, k, v and the output."""
+    return read_dense(config, read_normed_attention(config), windows=qwen_windows(config))
+
+
+def read_normed_attention(config: Config) -> AttentionSpec:
+    """Attention with a norm over each head of q and k."""
     bias = config.flag("attention_bias")
-    windows = qwen_windows(config)
-    return read_dense(config, windows=windows, qk_norm=True, qkv_bias=bias, o_bias=bias)
+    return read_attention(config, qk_norm=True, qkv_bias=bias, o_bias=bias)

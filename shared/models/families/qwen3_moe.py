@@ -21,7 +21,6 @@ def read(config: Config) -> DecoderSpec:
     config.get("output_router_logits")
     config.one_of("shared_expert_intermediate_size", (0,), 0)
     config.one_of("use_qk_norm", (True,), True)
-    bias = config.flag("attention_bias")
     windows = qwen_windows(config)
     dense, experts = read_mlp(config), _read_experts(config)
     step, skipped = config.integer("decoder_sparse_step", 1), config.layers("mlp_only_layers")
@@ -29,7 +28,8 @@ def read(config: Config) -> DecoderSpec:
         dense if index in skipped or (index + 1) % step else experts
         for index in range(len(windows))
     ]
-    return read_dense(config, windows=windows, mlps=mlps, qk_norm=True, qkv_bias=bias, o_bias=bias)
+    attention = qwen3.read_normed_attention(config)
+    return read_dense(config, attention, windows=windows, mlps=mlps)
 
 
 def _read_experts(config: Config) -> MoESpec:
