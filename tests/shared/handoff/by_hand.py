@@ -15,7 +15,7 @@ from tandem.shared.handoff.plane.data_plane import ZEROMQ
 from tandem.shared.handoff.plane.loop import PlaneLoop
 
 from .faults import Schedule, faulty
-from .memory_carrier import MEMORY, Network
+from .memory_transport import MEMORY, Network
 from .plane_pair import WAIT_SECONDS, Rank, expect
 
 CARRIERS = [MEMORY, "tcp", "shared_memory", "cuda_ipc"]
@@ -49,7 +49,7 @@ class HandRank(Rank):
             self.loop.turn()
 
     def kill(self) -> None:
-        """End as SIGKILL does: connections break, and nobody is told anything."""
+        """End as SIGKILL does: connections break without a message."""
         self.alive = False
         for end in (self.loop._listener, self.loop._dialer):
             end.close()

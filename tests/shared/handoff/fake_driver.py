@@ -81,7 +81,7 @@ class FakeDriver:
         os.ftruncate(descriptor, mmap.PAGESIZE + size)
         mapped = _Mapped(descriptor, size)
         _NUMBER.pack_into(mapped.map, 0, secrets.randbits(64))
-        mapped.pages[mmap.PAGESIZE :] = 0xCD  # what nobody wrote is nobody's zeros
+        mapped.pages[mmap.PAGESIZE :] = 0xCD  # unwritten memory is not zero
         self.owned[mapped.address] = mapped
         return mapped.address
 
@@ -142,7 +142,7 @@ class FakeDriver:
         self.pinned.remove(address)
 
     def check_books(self) -> None:
-        """Whoever is done has given everything back, once."""
+        """Assert that everything was given back, once."""
         assert not (self.owned or self.opened or self.pinned or self.entered), vars(self)
 
 

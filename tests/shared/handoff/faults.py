@@ -1,5 +1,5 @@
-"""Faults between two ranks, over any carrier: what is sent may get lost, late, twice, out of order,
-damaged or cut short, and a connection may break. One seed gives the same faults again.
+"""Faults between two ranks, over any carrier: a message may be lost, delayed, doubled, reordered,
+damaged or truncated, and a connection may break. A seed reproduces the same faults.
 
 Faults happen where a message is sent, for each direction and socket (a lane) by itself, so holding
 one lane back reorders it against the others. Frames lie in their staging slots while they wait, and
@@ -40,7 +40,7 @@ class Fault(Enum):
 
 
 class Schedule:
-    """Which message gets which fault: those that were planned first, then by chance.
+    """The faults of messages: those that were planned first, then by chance.
 
     ``rates`` are probabilities a message; ``bytes_a_second`` throttles each lane (0: not at all).
     """
@@ -70,7 +70,7 @@ class Schedule:
         return None
 
     def quiet(self) -> None:
-        """From now on everything passes."""
+        """Let everything pass."""
         self.rates, self.bytes_a_second = {}, 0
         self.planned.clear()
 
@@ -108,7 +108,7 @@ class Lane:
 
 
 def _copy_of(leaving: Leaving) -> Leaving:
-    """The same once more; what lies in a device's memory is told of twice."""
+    """A copy of a message; a frame in a device's memory is announced twice instead."""
     if isinstance(leaving.message, DeviceFrame):
         return Leaving(leaving.message, leaving.offset)
     return Leaving(memoryview(bytes(leaving.message)), None)
@@ -270,7 +270,7 @@ class FaultyDialer(_Faulty):
 
 
 def faulty(inner: Transport, schedule: Schedule, clock: Callable[[], float]) -> Transport:
-    """The same carrier with faults in both directions."""
+    """The same transport with faults in both directions."""
     return Transport(
         lambda *args, **of: FaultyListener(inner.listener(*args, **of), schedule, clock),
         lambda *args, **of: FaultyDialer(inner.dialer(*args, **of), schedule, clock),
@@ -278,7 +278,7 @@ def faulty(inner: Transport, schedule: Schedule, clock: Callable[[], float]) -> 
 
 
 def reset(end: Any, peer: PeerKey) -> None:
-    """Break a connection as one end sees it: ends lose peers, but nobody may ask them to."""
+    """Break a connection as one end sees it, which the ends have no public method for."""
     if isinstance(end, ZmqListener):
         end._lose(end._by_peer[peer], "connection reset")
     elif isinstance(end, ZmqDialer):

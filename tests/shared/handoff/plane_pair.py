@@ -91,8 +91,8 @@ class EventLog:
 
 
 class Rank:
-    """One data plane with its cache and its log. ``carrier`` is what those use that are not told;
-    the fixture ``each_carrier`` sets it. Who is to use CUDA IPC by name gets a device that is none.
+    """One data plane with its cache and its log. ``carrier`` is the default, which the fixture
+    ``each_carrier`` sets. A rank that names CUDA IPC gets a fake device, unless it has one.
     """
 
     carrier = "auto"

@@ -17,7 +17,7 @@ from tandem.shared.handoff.plane.messages import (
 
 from .by_hand import CARRIERS, HandRank, World
 from .faults import Fault, Schedule
-from .memory_carrier import MEMORY
+from .memory_transport import MEMORY
 from .plane_pair import BLOCK, expect, rows
 
 END = 100

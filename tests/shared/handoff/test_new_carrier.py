@@ -7,11 +7,13 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tandem.shared.config import HandoffConfig
 from tandem.shared.errors import StartupError
 from tandem.shared.handoff.carriers.base import (
     MAX_SLOTS,
@@ -26,7 +28,8 @@ from tandem.shared.handoff.carriers.base import (
     SendChannel,
     SendHandle,
 )
-from tandem.shared.handoff.carriers.kinds import CARRIERS
+from tandem.shared.handoff.carriers.carrier_option import AUTO
+from tandem.shared.handoff.carriers.kinds import CARRIERS, NAMES
 from tandem.shared.handoff.plane.messages import PeerJoined, ReceiveFailed
 from tandem.shared.handoff.wire.frame import DeviceFrame, Message
 
@@ -141,6 +144,11 @@ def ranks(
     prefill = Rank("p", seed=1, carriers=(DatagramCarrier, *CARRIERS), carrier="auto")
     decode = Rank("d", listen_host=None, carriers=(here, *CARRIERS), carrier=carrier)
     return stack.enter_context(prefill), stack.enter_context(decode)
+
+
+def test_the_option_offers_every_kind() -> None:
+    (choices,) = (f.metadata["choices"] for f in fields(HandoffConfig) if f.name == "carrier")
+    assert set(choices) == {AUTO, *NAMES}
 
 
 def test_kv_moves_by_a_carrier_that_the_tests_bring(stack: ExitStack) -> None:

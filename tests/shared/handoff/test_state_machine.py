@@ -30,7 +30,7 @@ from tandem.shared.handoff.plane.messages import (
 from .by_hand import HandRank, World
 from .faults import Fault, Schedule
 from .memory_cache import MemoryCache
-from .memory_carrier import MEMORY
+from .memory_transport import MEMORY
 from .plane_pair import BLOCK, CELL, HEAD_BYTES, HEADS, LAYERS, expect
 
 BLOCKS = 24

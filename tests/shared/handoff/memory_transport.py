@@ -1,9 +1,9 @@
-"""A carrier within one process: no sockets, no threads, and the clock of the test.
+"""A transport within one process: no sockets, no threads, and the clock of the test.
 
-It keeps the manners of the real ones. Bulk and control are lanes of their own; a frame stays in the
-sender's slot until the receiver has read it, so a slot that is written too early shows; both ends
-greet, ping and notice silence by ``Timing``. ``Network.cut`` is a cable that was pulled: nothing
-passes any more, and nobody is told. A connection never comes back to life.
+It behaves like the real one. Bulk and control are separate lanes; a frame stays in the sender's
+slot until the receiver has read it, so a slot that is written too early shows; both ends greet,
+ping and detect silence by ``Timing``. ``Network.cut`` pulls a cable: nothing passes any longer, and
+neither end is notified. A connection is never re-established.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MEMORY = "memory"
 
 @dataclass(slots=True)
 class Lent:
-    """A message on its way; ``done`` when nobody will look at its memory again."""
+    """A message on its way; ``done`` when its memory is no longer read."""
 
     message: memoryview
     done: bool = False
@@ -69,7 +69,7 @@ class Wire:
         return lent
 
     def empty(self) -> None:
-        """Whatever is under way is lost, and its memory nobody's."""
+        """Lose what is under way, and release its memory."""
         for lent in self.bulk:
             lent.done = True
         for lane in (self.bulk, self.to_listener, self.to_dialer):
@@ -203,7 +203,7 @@ class MemoryListener(_End):
         return Endpoints(bulk=self._address, control=self._address)
 
     def admit(self, keys: Iterable[str]) -> None:
-        """Nobody is kept out of memory."""
+        """Every dialer is admitted."""
 
     def greet(self, hello: bytes, wire: Wire) -> None:
         self._hellos.append((hello, wire))
