@@ -22,7 +22,6 @@ def fixed_logits() -> None:
 
 def spec_of(sequence_id: int = 1, seed: int = 7, **values: Any) -> SamplerSpec:
     outside = {key: values.pop(key) for key in list(values) if key in SamplerSpec.__slots__}
-    outside = {"prompt": (), **outside}
     return SamplerSpec(sequence_id, RankSampling(**values), seed, **outside)
 
 
