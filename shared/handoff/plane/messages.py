@@ -11,18 +11,14 @@ that event the plane neither reads nor writes the blocks of that part, so the he
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, Literal, get_type_hints
-
-import msgpack
+from dataclasses import dataclass
+from typing import Literal
 
 from ...causes import Cause
-from ..wire.frame import FrameError
+from ..wire.codec import Codec
 from .stats import DataPlaneStats
 
 MAX_MESSAGE_BYTES = 16 << 20
-# Of one rank, in its counters.
-MAX_CARRIERS = 16
 # The default of the carrier.
 WINDOW_OF_CARRIER = 0
 
@@ -256,79 +252,37 @@ Event = (
 )
 Message = Command | Event
 
-# The position is the tag on the wire: append only.
-_TYPES: tuple[type[Any], ...] = (
-    OpenSend,
-    LayerReady,
-    CancelSend,
-    Expect,
-    CancelExpect,
-    Expecting,
-    SendFinished,
-    SendFailed,
-    Received,
-    ReceiveFailed,
-    Cancelled,
-    PeerLost,
-    PlaneFailed,
-    Compare,
-    Compared,
-    DataPlaneStats,
-    PeerJoined,
-    AdmitKeys,
-    KeysAdmitted,
+_CODEC: Codec[Message] = Codec(
+    (
+        OpenSend,
+        LayerReady,
+        CancelSend,
+        Expect,
+        CancelExpect,
+        Expecting,
+        SendFinished,
+        SendFailed,
+        Received,
+        ReceiveFailed,
+        Cancelled,
+        PeerLost,
+        PlaneFailed,
+        Compare,
+        Compared,
+        DataPlaneStats,
+        PeerJoined,
+        AdmitKeys,
+        KeysAdmitted,
+    ),
+    MAX_MESSAGE_BYTES,
 )
-_TAGS = {kind: tag for tag, kind in enumerate(_TYPES)}
 
 
 def to_wire(message: Message) -> bytes:
-    """msgpack of ``[tag, field, field, ...]``."""
-    kind = type(message)
-    values = [getattr(message, field.name) for field in fields(kind)]
-    return bytes(msgpack.packb([_TAGS[kind], *values]))
+    """See ``Codec.encode``."""
+    return _CODEC.encode(message)
 
 
-def from_wire(data: bytes | memoryview) -> Message:
-    """The inverse, with every field's type checked; raises FrameError."""
-    if len(data) > MAX_MESSAGE_BYTES:
-        raise FrameError(f"message of {len(data)} bytes; the limit is {MAX_MESSAGE_BYTES}")
-    try:
-        values = msgpack.unpackb(data, use_list=False, max_ext_len=0, max_map_len=MAX_CARRIERS)
-    except Exception as error:  # msgpack raises a dozen unrelated types on hostile input
-        raise FrameError(f"message is not msgpack of the expected shape: {error}") from None
-    if not isinstance(values, tuple) or not values or type(values[0]) is not int:
-        raise FrameError("message is not a list that begins with its type")
-    tag, *rest = values
-    if not 0 <= tag < len(_TYPES):
-        raise FrameError(f"message type {tag}; known are 0 to {len(_TYPES) - 1}")
-    return _build(_TYPES[tag], rest)
-
-
-def _build(kind: type[Any], values: list[Any]) -> Message:
-    hints = _HINTS[kind]
-    if len(values) != len(hints):
-        raise FrameError(f"{kind.__name__} with {len(values)} fields, not {len(hints)}")
-    for (name, hint), value in zip(hints.items(), values, strict=True):
-        if not _fits(hint, value):
-            raise FrameError(f"{kind.__name__}.{name} is a {type(value).__name__}, not {hint}")
-    message: Message = kind(**dict(zip(hints, values, strict=True)))
-    return message
-
-
-_HINTS = {kind: get_type_hints(kind) for kind in _TYPES}
-
-
-def _fits(hint: Any, value: Any) -> bool:
-    if hint == tuple[int, ...]:
-        return isinstance(value, tuple) and all(type(item) is int for item in value)
-    if hint == tuple[str, ...]:
-        return isinstance(value, tuple) and all(type(item) is str for item in value)
-    if hint == dict[str, int]:
-        return isinstance(value, dict) and all(
-            type(key) is str and type(number) is int for key, number in value.items()
-        )
-    if hint is float:
-        return type(value) in (float, int)
-    if isinstance(hint, type):
-        return type(value) is hint
-    return value in hint.__args__
+def from_wire(data: bytes) -> Message:
+    """See ``Codec.decode``. Raises ``CodecError``."""
+    return _CODEC.decode(data)

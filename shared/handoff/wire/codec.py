@@ -58,11 +58,11 @@ class Codec(Generic[T]):
     """Bytes to and from the message types of ``kinds``."""
 
     def __init__(self, kinds: Sequence[type[T]], max_bytes: int) -> None:
-        self._kinds = tuple(kinds)
-        self._tags = {kind: tag for tag, kind in enumerate(self._kinds)}
-        self._converters = [_dataclass(kind) for kind in self._kinds]
+        self.kinds = tuple(kinds)
+        self._tags = {kind: tag for tag, kind in enumerate(self.kinds)}
+        self._converters = [_dataclass(kind) for kind in self.kinds]
         self._max_bytes = max_bytes
-        self.version = _digest(self._kinds)
+        self.version = _digest(self.kinds)
 
     def encode(self, message: T) -> bytes:
         """Raises ``CodecError`` for a message over the limit, which the other end would reject."""
@@ -88,12 +88,12 @@ class Codec(Generic[T]):
                 f"message of version {version:08x}, not {self.version:08x}; was Tandem updated "
                 f"while this node ran? Restart it"
             )
-        if not 0 <= tag < len(self._kinds):
-            raise CodecError(f"message type {tag}; known are 0 to {len(self._kinds) - 1}")
+        if not 0 <= tag < len(self.kinds):
+            raise CodecError(f"message type {tag}; known are 0 to {len(self.kinds) - 1}")
         try:
             message: T = self._converters[tag].decode(fields)
         except CodecError as error:
-            raise CodecError(f"{self._kinds[tag].__name__}{error}") from None
+            raise CodecError(f"{self.kinds[tag].__name__}{error}") from None
         return message
 
     def _check_size(self, data: bytes) -> None:

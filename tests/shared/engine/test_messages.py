@@ -102,7 +102,7 @@ def test_a_message_arrives_as_it_was_sent(message: RankMessage) -> None:
 
 
 def test_every_type_of_the_codec_is_tried_here() -> None:
-    assert {type(message) for message in MESSAGES} == set(CODEC._kinds)
+    assert {type(message) for message in MESSAGES} == set(CODEC.kinds)
 
 
 @pytest.mark.parametrize("block", [-1, 1 << 32, 0.5])

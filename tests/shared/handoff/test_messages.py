@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.shared.handoff.plane import messages
-from tandem.shared.handoff.plane.messages import Cancelled, LayerReady, from_wire, to_wire
-from tandem.shared.handoff.wire.frame import FrameError
+from tandem.shared.handoff.plane.messages import Cancelled, from_wire, to_wire
+from tandem.shared.handoff.wire.codec import CodecError
 
-SAMPLES = st.one_of([st.from_type(kind) for kind in messages._TYPES])
+SAMPLES = st.one_of([st.from_type(kind) for kind in messages._CODEC.kinds])
 
 
 @given(SAMPLES)
@@ -27,7 +27,7 @@ def test_every_message_survives_the_round_trip(message):
 def test_garbage_is_refused(garbage):
     try:
         from_wire(garbage)
-    except FrameError:
+    except CodecError:
         return
     assert to_wire(from_wire(garbage))
 
@@ -44,44 +44,15 @@ def test_garbage_is_refused(garbage):
         [2, 1, "x"],
         [2, 1, True],
         [2, 1, 2, 3],
-        {"a": 1},
+        [3, {"a": 1}],
     ],
 )
 def test_a_message_of_another_shape_is_refused(values):
-    with pytest.raises(FrameError):
-        from_wire(msgpack.packb(values))
+    with pytest.raises(CodecError):
+        from_wire(bytes(msgpack.packb([messages._CODEC.version, *values])))
 
 
 def test_a_side_that_does_not_exist_is_refused():
     wire = to_wire(Cancelled(transfer_id=1, attempt=1, side="send"))
-    with pytest.raises(FrameError, match="side"):
+    with pytest.raises(CodecError, match="side"):
         from_wire(wire.replace(b"send", b"sent"))
-
-
-def test_the_tags_are_frozen():
-    ready = LayerReady(
-        transfer_id=9, attempt=1, first_layer=0, end_layer=2, first_token=3, end_token=4
-    )
-    assert msgpack.unpackb(to_wire(ready)) == [1, 9, 1, 0, 2, 3, 4]
-    names = [kind.__name__ for kind in messages._TYPES]
-    assert names == [
-        "OpenSend",
-        "LayerReady",
-        "CancelSend",
-        "Expect",
-        "CancelExpect",
-        "Expecting",
-        "SendFinished",
-        "SendFailed",
-        "Received",
-        "ReceiveFailed",
-        "Cancelled",
-        "PeerLost",
-        "PlaneFailed",
-        "Compare",
-        "Compared",
-        "DataPlaneStats",
-        "PeerJoined",
-        "AdmitKeys",
-        "KeysAdmitted",
-    ]
