@@ -38,3 +38,16 @@ def test_prefixes_chunks_and_preemption_leave_the_tokens(tmp_path: Path, name: s
             again = engine.generate_sync([prompts[0]], params)[0][0]
             assert again.tokens == expected[0]
         assert again.cached_tokens == 48
+
+
+@pytest.mark.parametrize("limit", [64, None])
+def test_longrope_has_the_factors_of_the_longest_context(tmp_path: Path, limit: int | None) -> None:
+    """transformers has the short factors up to 64 tokens, and Tandem with such a limit."""
+    tiny_models.build("phi3_short", tmp_path, original_max_position_embeddings=64)
+    config = EngineConfig(
+        model=str(tmp_path), dtype="float32", threads=1, num_blocks=20, max_model_len=limit
+    )
+    params = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
+    with Engine(config) as engine:
+        answer = engine.generate_sync([prompt_of(40)], params)[0][0]
+    assert (answer.tokens == reference_run(tmp_path, 40)[0]) == (limit == 64)

@@ -60,7 +60,7 @@ def test_a_follower_has_every_sampled_key_and_nothing_else(
     assert len(published.since(late.version).added) == 0
 
 
-def test_what_is_told_is_bounded_however_large_the_cache() -> None:
+def test_the_digest_is_bounded_however_large_the_cache() -> None:
     published = PrefixDigest()
     for prompt in range(40):
         for one in chain_keys(range(prompt * 10_000, (prompt + 1) * 10_000), 4):
