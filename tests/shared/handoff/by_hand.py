@@ -55,7 +55,7 @@ class HandRank(Rank):
             end.close()
         self.loop._carriers.close()
         if self.device is not None:
-            driver = self.device.driver
+            driver: Any = self.device.driver
             assert not driver.owned and not driver.opened, "each is given back once"
         self._context.destroy(linger=0)
 
@@ -98,7 +98,7 @@ class World:
         config.setdefault("timing", Timing(ping_seconds=0.2, silence_seconds=1.5))
         carrier = "tcp" if self.memory else self.carrier
         rank = HandRank(name, clock=self.clock, transport=self.transport, carrier=carrier, **config)
-        self.ranks.append(self.stack.enter_context(rank))  # type: ignore[arg-type]
+        self.ranks.append(self.stack.enter_context(rank))
         return rank
 
     def pass_time(self, seconds: float = TURN_SECONDS) -> None:

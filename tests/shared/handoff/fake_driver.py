@@ -173,4 +173,7 @@ def device_named(name: str) -> Gpu:
 
 def as_memory(buffer: Buffer) -> memoryview:
     """A buffer of the host or of the fake device, readable and writable as bytes."""
-    return memoryview(buffer.numpy()) if isinstance(buffer, torch.Tensor) else buffer
+    if not isinstance(buffer, torch.Tensor):
+        return buffer
+    array: Any = buffer.numpy()
+    return memoryview(array)

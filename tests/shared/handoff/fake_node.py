@@ -78,7 +78,7 @@ class Ranks:
     def emit(self, rank: int, event: Event) -> None:
         self.inbox.on_event(rank, to_wire(event))
 
-    def emit_all(self, kind: type[Any], of: Command, **fields: Any) -> None:
+    def emit_all(self, kind: type[Any], of: Any, **fields: Any) -> None:
         """The same event from every rank, about the transfer of a command."""
         for rank in range(RANKS):
             key = {"transfer_id": of.transfer_id, "attempt": of.attempt, "peer_rank": rank}

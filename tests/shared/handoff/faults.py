@@ -124,7 +124,7 @@ class _Faulty:
         self._lanes: dict[tuple[PeerKey, str], Lane] = {}
 
     def sockets(self) -> Iterable[Any]:
-        return self._inner.sockets()  # type: ignore[no-any-return]
+        return self._inner.sockets()
 
     @property
     def needs_polling(self) -> bool:
@@ -137,13 +137,13 @@ class _Faulty:
         return str(self._inner.carrier(peer))
 
     def live(self) -> Counter[str]:
-        return self._inner.live()  # type: ignore[no-any-return]
+        return self._inner.live()
 
     def send_control(self, peer: PeerKey, message: bytes) -> None:
         self._send(peer, "control", Leaving(memoryview(message), None))
 
     def receive_control(self, now: float) -> list[tuple[PeerKey, bytes]]:
-        return self._inner.receive_control(now)  # type: ignore[no-any-return]
+        return self._inner.receive_control(now)
 
     def notices(self, now: float) -> list[Notice]:
         for (peer, name), lane in list(self._lanes.items()):
@@ -245,7 +245,7 @@ class FaultyListener(_Faulty):
         return int(self._inner.keys_refused)
 
     def start(self) -> Endpoints:
-        return self._inner.start()  # type: ignore[no-any-return]
+        return self._inner.start()
 
     def admit(self, keys: Iterable[str]) -> None:
         self._inner.admit(keys)
@@ -266,13 +266,13 @@ class FaultyDialer(_Faulty):
         self._inner.connect(peer, endpoints, now)
 
     def receive_bulk(self, now: float) -> tuple[PeerKey, memoryview] | None:
-        return self._inner.receive_bulk(now)  # type: ignore[no-any-return]
+        return self._inner.receive_bulk(now)
 
 
 def faulty(inner: Transport, schedule: Schedule, clock: Callable[[], float]) -> Transport:
     """The same transport with faults in both directions."""
     return Transport(
-        lambda *args, **of: FaultyListener(inner.listener(*args, **of), schedule, clock),
+        lambda *args, **of: FaultyListener(inner.listener(*args, **of), schedule, clock),  # type: ignore[arg-type]
         lambda *args, **of: FaultyDialer(inner.dialer(*args, **of), schedule, clock),
     )
 

@@ -91,7 +91,7 @@ class Network:
     @property
     def transport(self) -> Transport:
         return Transport(
-            lambda context, me, carriers, **of: MemoryListener(self, me, **of),
+            lambda context, me, carriers, **of: MemoryListener(self, me, **of),  # type: ignore[arg-type]
             lambda context, me, carriers, **of: MemoryDialer(self, me, **of),
         )
 

@@ -14,7 +14,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from subprocess import PIPE, Popen
@@ -88,8 +88,9 @@ def _send(carrier: str, device: str, epoch: int, peer_epoch: int) -> None:
 
 
 def _receive(carrier: str, device: str, epoch: int, peer_epoch: int, endpoints: str) -> None:
-    fields = {"carrier": carrier, "device": _device(device)}
-    with Rank("d", epoch=epoch, listen_host=None, **fields) as decode:
+    with Rank(
+        "d", epoch=epoch, listen_host=None, carrier=carrier, device=_device(device)
+    ) as decode:
         sender = peer("p", peer_epoch, endpoints)
         decode.expect(sender, epoch, BLOCKS, first_token=0, end_token=END)
         print("{}", flush=True)
@@ -100,5 +101,5 @@ def _receive(carrier: str, device: str, epoch: int, peer_epoch: int, endpoints: 
 
 if __name__ == "__main__":
     carrier, device, role, epoch, peer_epoch, *rest = sys.argv[1:]
-    run = {"send": _send, "receive": _receive}[role]
+    run: Callable[..., None] = _send if role == "send" else _receive
     run(carrier, device, int(epoch), int(peer_epoch), *rest)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from typing import Any
 
 import pytest
 
@@ -147,7 +148,7 @@ def test_the_prompt_is_the_same_everywhere_and_fits():
 
 def test_a_rank_compares_two_block_tables_on_command():
     with Rank("d", listen_host=None, dtype="float32") as rank:
-        compare = {
+        compare: dict[str, Any] = {
             "rounding": "float32",
             "exact_layers": LAYERS,
             "transfer_id": 4,

@@ -51,7 +51,7 @@ def _opened(world: World) -> tuple[HandRank, HandRank, list[int]]:
         packed.append(layer)
         pack(layer, *of)
 
-    prefill.cache.pack = noted  # type: ignore[method-assign]
+    prefill.cache.pack = noted  # type: ignore[method-assign, assignment]
     decode.plane.submit(expect(prefill, 1, BLOCKS, first_token=0, end_token=END))
     world.until(lambda: bool(decode.log.of(Expecting)))
     prefill.open(decode, 1, BLOCKS, first_token=0, end_token=END)

@@ -329,7 +329,8 @@ def test_an_empty_transfer_is_refused_on_both_sides(world: World) -> None:
     prefill.open(decode, 1, BLOCKS, first_token=5, end_token=5)
     world.turn()
     for rank, kind in ((prefill, SendFailed), (decode, ReceiveFailed)):
-        assert "tokens [5, 5) are an invalid range" in rank.log.of(kind)[0].reason
+        event: Any = rank.log.of(kind)[0]
+        assert "tokens [5, 5) are an invalid range" in event.reason
 
 
 @pytest.mark.parametrize("window", [2 * CELL, 1000, 5000])

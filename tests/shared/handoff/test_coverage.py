@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +29,8 @@ def _inside(firsts):
 
 @given(st.lists(RECTANGLE, max_size=40), FIRSTS)
 def test_each_cell_is_taken_once_and_only_inside(rectangles, firsts):
-    coverage, taken = Coverage(LAYERS, FIRST, END, firsts), set()
+    coverage = Coverage(LAYERS, FIRST, END, firsts)
+    taken: set[Any] = set()
     inside = _inside(firsts)
     assert coverage.total == len(inside)
     for rectangle in rectangles:
@@ -44,7 +47,8 @@ def test_each_cell_is_taken_once_and_only_inside(rectangles, firsts):
 
 @given(st.lists(RECTANGLE, max_size=20), st.integers(0, LAYERS - 1), st.integers(0, 24), FIRSTS)
 def test_missing_is_just_what_was_not_added(rectangles, layer, first, firsts):
-    coverage, taken = Coverage(LAYERS, FIRST, END, firsts), set()
+    coverage = Coverage(LAYERS, FIRST, END, firsts)
+    taken: set[Any] = set()
     for rectangle in rectangles:
         try:
             coverage.add(*rectangle)

@@ -46,6 +46,18 @@ def refusing(*calls: str) -> FakeDevice:
 # ---- the choice --------------------------------------------------------------------------------
 
 
+def _driver(rank: Rank | HandRank) -> Any:
+    assert rank.device is not None
+    return rank.device.driver
+
+
+def _returned(sender: FakeSender, counts: list[int]) -> int:
+    """The frames given back so far."""
+    assert sender.bells is not None
+    counts.append(sender.bells.given_back())
+    return sum(counts)
+
+
 @pytest.mark.parametrize(
     ("here", "there", "chosen"),
     [
@@ -68,7 +80,7 @@ def test_two_ranks_with_gpus_of_one_host_agree_on_a_carrier(
             joined = rank.log.wait(PeerJoined)
             assert (joined.carrier, joined.note) == (chosen, "")
             assert rank.plane.stats().peers == {chosen: 1}
-        assert bool(decode.device.driver.calls["copy"]) == (chosen == "cuda_ipc")
+        assert bool(_driver(decode).calls["copy"]) == (chosen == "cuda_ipc")
 
 
 @pytest.mark.parametrize("without", ["prefill", "decode"])
@@ -272,7 +284,7 @@ def test_a_place_that_is_none_loses_the_peer(
     sender.tell(offset, length)
     failed = decode.log.wait(ReceiveFailed, 1)
     assert reason in failed.reason and failed.retriable
-    until(lambda: decode.device.driver.calls["close"] == 1)
+    until(lambda: _driver(decode).calls["close"] == 1)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +310,7 @@ def test_garbage_on_a_device_is_refused_like_garbage_on_the_wire(
         sender.tell(0, 512, random.Random(size).randbytes(size))
     until(lambda: decode.plane.stats().frames_refused == 4)
     returned: list[int] = []
-    until(lambda: returned.append(sender.bells.given_back()) or sum(returned) == 4)
+    until(lambda: _returned(sender, returned) == 4)
 
 
 # ---- whose bytes are believed ------------------------------------------------------------------
@@ -318,13 +330,13 @@ def _overwritten(
 
 def test_a_slot_that_is_taken_back_before_it_was_read_is_not_believed() -> None:
     def spoil(overwrite: Callable[[], None], decode: HandRank) -> None:
-        copy = decode.device.driver.copy
+        copy = _driver(decode).copy
 
         def late(into: int, source: int, length: int) -> None:
             overwrite()
             copy(into, source, length)
 
-        decode.device.driver.copy = late  # type: ignore[method-assign]
+        _driver(decode).copy = late
 
     _, decode = _overwritten(spoil)
     before = [bytes(layer) for layer in make_cache().layers]
@@ -339,7 +351,7 @@ def test_what_a_sender_does_after_a_frame_was_read_changes_nothing() -> None:
     read: list[tuple[int, int]] = []
 
     def spoil(overwrite: Callable[[], None], decode: HandRank) -> None:
-        copy, scatter = decode.device.driver.copy, decode.cache.scatter
+        copy, scatter = _driver(decode).copy, decode.cache.scatter
 
         def noted(into: int, source: int, length: int) -> None:
             copy(into, source, length)
@@ -350,8 +362,8 @@ def test_what_a_sender_does_after_a_frame_was_read_changes_nothing() -> None:
             ctypes.memset(source, 255, length)
             scatter(*of)
 
-        decode.device.driver.copy = noted  # type: ignore[method-assign]
-        decode.cache.scatter = late  # type: ignore[method-assign]
+        _driver(decode).copy = noted
+        decode.cache.scatter = late  # type: ignore[method-assign, assignment]
 
     prefill, decode = _overwritten(spoil)
     assert len(read) > LAYERS

@@ -153,8 +153,10 @@ def test_a_corrupt_payload_is_a_checksum_error():
 
 def test_the_digest_depends_on_the_order_of_frames():
     one, two = frame.Digest(), frame.Digest()
-    one.add(1), one.add(2)
-    two.add(2), two.add(1)
+    one.add(1)
+    one.add(2)
+    two.add(2)
+    two.add(1)
     assert one.value != two.value
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import msgpack
 import pytest
@@ -33,7 +34,7 @@ def test_a_greeting_survives_the_round_trip():
 @pytest.mark.parametrize("name", greeting.MUST_AGREE)
 def test_a_difference_is_refused_by_field_and_both_values(name):
     other = 77
-    change = {name: other}
+    change: dict[str, Any] = {name: other}
     if name == "head_values_per_token":
         change = {"layer_bytes_per_token": 2 * 77 * ME.end_head}
     theirs = replace(ME, node_id="d", **change)

@@ -272,7 +272,8 @@ def test_a_port_is_left_alone_for_a_while_when_it_cannot_be_accepted_from() -> N
         port = ListeningPort(router)
         endpoint = port.listen("127.0.0.1", 0)
         told = struct.pack("=hi", zmq.EVENT_ACCEPT_FAILED, 24), endpoint.encode()
-        port.monitor, real = SimpleNamespace(recv_multipart=_once(told)), port.monitor
+        fake: Any = SimpleNamespace(recv_multipart=_once(told))
+        port.monitor, real = fake, port.monitor
         port.update(0, now=100.0)
         assert not port.admits
         port.update(0, now=100.5)

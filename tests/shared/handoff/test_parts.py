@@ -110,8 +110,8 @@ def test_unequal_sides_hand_over_every_head(receivers: int, senders: int) -> Non
             for layer in range(LAYERS):
                 for token in range(END):
                     planes = [*here[number], *(heads + head for head in here[number])]
-                    row = bytes(rank.cache.layers[layer][rank.cache.row(BLOCKS, token)])
-                    assert row == b"".join(value(layer, token, plane) for plane in planes)
+                    found = bytes(rank.cache.layers[layer][rank.cache.row(BLOCKS, token)])
+                    assert found == b"".join(value(layer, token, plane) for plane in planes)
         for number, rank in enumerate(prefill):
             wanted = sum(part.sender == number for part in parts)
             until(lambda rank=rank, wanted=wanted: len(rank.log.of(SendFinished)) == wanted)  # type: ignore[misc]

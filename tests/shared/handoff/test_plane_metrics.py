@@ -81,11 +81,11 @@ async def test_a_node_shows_what_each_rank_reported() -> None:
         )
         node.ranks.inbox.on_event(rank, to_wire(stats))
     prefix = "tandem_data_plane_"
-    for rank, stale in (("0", 3), ("1", 4)):
-        assert node.metric(f"{prefix}frames_dropped_total", rank=rank, reason="stale") == stale
-        assert node.metric(f"{prefix}frames_dropped_total", rank=rank, reason="refused") == 2
-        assert node.metric(f"{prefix}checksum_failures_total", rank=rank) == 1
-        assert node.metric(f"{prefix}credit_bytes", rank=rank, state="in_flight") == 512
+    for name, stale in (("0", 3), ("1", 4)):
+        assert node.metric(f"{prefix}frames_dropped_total", rank=name, reason="stale") == stale
+        assert node.metric(f"{prefix}frames_dropped_total", rank=name, reason="refused") == 2
+        assert node.metric(f"{prefix}checksum_failures_total", rank=name) == 1
+        assert node.metric(f"{prefix}credit_bytes", rank=name, state="in_flight") == 512
     names = {sample.name for sample in node.metrics.samples()}
     assert f"{prefix}checksum_failures_total" in names
     line = b'tandem_data_plane_bytes_total{direction="sent",node="d",rank="1"} 0.0'

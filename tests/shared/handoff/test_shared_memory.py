@@ -7,10 +7,12 @@ import mmap
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tandem.shared.errors import StartupError
+from tandem.shared.handoff.carriers.doorbells import DoorbellReader
 from tandem.shared.handoff.carriers.memfd import MemfdError
 from tandem.shared.handoff.carriers.shared_memory import carrier as shared_memory
 from tandem.shared.handoff.carriers.shared_memory.ring import MappedRing, SharedRing
@@ -105,6 +107,16 @@ def _receiver(prefill: Rank) -> FakeReceiver:
     return FakeReceiver(Rank("d"), prefill, offers={"shared_memory": b"", "tcp": b""})
 
 
+def _bells(receiver: FakeReceiver) -> DoorbellReader:
+    assert receiver.bells is not None
+    return receiver.bells
+
+
+def _ring(receiver: FakeReceiver) -> MappedRing:
+    assert receiver.ring is not None
+    return receiver.ring
+
+
 def test_slots_come_back_only_when_the_receiver_has_read_them() -> None:
     with Rank("p", seed=1) as prefill, _receiver(prefill) as receiver:
         receiver.share()
@@ -112,10 +124,10 @@ def test_slots_come_back_only_when_the_receiver_has_read_them() -> None:
         prefill.compute(1, 0, END, chunk=END)
         until(lambda: prefill.plane.stats().held_slots == 4)  # half of the ring: others need some
         places = [receiver.heard() for _ in range(4)]
-        assert len(set(places)) == 4 and receiver.bells.next() is None
+        assert len(set(places)) == 4 and _bells(receiver).next() is None
         for place in places:
-            assert receiver.ring.slice(*place)[:4].tobytes() == frame.MAGIC
-        receiver.bells.give_back()
+            assert _ring(receiver).slice(*place)[:4].tobytes() == frame.MAGIC
+        _bells(receiver).give_back()
         receiver.heard()  # the next one follows
 
 
@@ -125,7 +137,7 @@ def test_giving_back_more_than_was_lent_loses_the_peer() -> None:
         prefill.open(receiver, 1, BLOCKS, first_token=0, end_token=END)
         prefill.compute(1, 0, 1, chunk=1)
         for _ in range(100):
-            receiver.bells.give_back()
+            _bells(receiver).give_back()
         assert "it gave back" in prefill.log.wait(SendFailed, 1).reason
         until(lambda: prefill.plane.stats().held_slots == 0)
 
@@ -174,21 +186,28 @@ def test_a_frame_that_is_taken_back_while_it_is_read_is_not_believed() -> None:
 
         def stand_still(*of: object) -> None:
             """Just before the bytes are read, their slots go to another transfer."""
-            del slow.cache.scatter  # type: ignore[method-assign]
-            listener = prefill.loop._listener
+            del slow.cache.scatter
+            listener: Any = prefill.loop._listener
             reset(listener, next(peer for peer in listener._by_peer if peer.node_id == "slow"))
             prefill.open(other, 1, BLOCKS, **long)
             prefill.compute(1, 0, END, chunk=END)
             world.until(lambda: bool(other.log.of(Received)), turn)
             scatter(*of)  # type: ignore[arg-type]
 
-        slow.cache.scatter = stand_still  # type: ignore[method-assign]
+        slow.cache.scatter = stand_still  # type: ignore[method-assign, assignment]
         prefill.open(slow, 0, BLOCKS, **short)
         prefill.compute(0, 0, BLOCK, chunk=BLOCK)
         world.until(lambda: bool(slow.log.of(ReceiveFailed) or slow.log.of(Received)))
         assert not slow.log.of(Received)
         assert "changed while it was read" in slow.log.of(ReceiveFailed)[0].reason
         assert rows(other.cache, BLOCKS, 0, END) == rows(prefill.cache, BLOCKS, 0, END)
+
+
+def _returned(sender: FakeSender, counts: list[int]) -> int:
+    """The frames given back so far."""
+    assert sender.bells is not None
+    counts.append(sender.bells.given_back())
+    return sum(counts)
 
 
 def test_garbage_in_the_ring_is_refused_like_garbage_on_the_wire() -> None:
@@ -201,7 +220,7 @@ def test_garbage_in_the_ring_is_refused_like_garbage_on_the_wire() -> None:
             sender.lend(index * 512, 512)
         until(lambda: decode.plane.stats().frames_refused == 8)
         returned: list[int] = []
-        until(lambda: returned.append(sender.bells.given_back()) or sum(returned) == 8)
+        until(lambda: _returned(sender, returned) == 8)
     ring.close()
 
 

@@ -2,13 +2,19 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.shared.handoff.carriers.staging import StagingRing
+from tandem.shared.handoff.carriers.staging import StagingRing, StagingSlot
 from tandem.shared.handoff.wire.frame import HEADER_BYTES
+
+
+def acquired(ring: StagingRing) -> StagingSlot:
+    slot = ring.acquire()
+    assert slot is not None
+    return slot
 
 
 def test_slots_do_not_overlap_and_have_room_for_header_and_payload():
     ring = StagingRing(slots=3, payload_bytes=100)
-    slots = [ring.acquire() for _ in range(3)]
+    slots = [acquired(ring) for _ in range(3)]
     for slot in slots:
         assert len(slot.buffer) == HEADER_BYTES + 100
         assert len(slot.payload) == 100
@@ -18,7 +24,7 @@ def test_slots_do_not_overlap_and_have_room_for_header_and_payload():
 
 def test_an_exhausted_ring_gives_none_until_a_slot_returns():
     ring = StagingRing(slots=2, payload_bytes=8)
-    first, _ = ring.acquire(), ring.acquire()
+    first, _ = acquired(ring), acquired(ring)
     assert ring.acquire() is None
     ring.release(first)
     assert ring.acquire() == first
@@ -26,7 +32,7 @@ def test_an_exhausted_ring_gives_none_until_a_slot_returns():
 
 def test_a_slot_cannot_be_released_twice():
     ring = StagingRing(slots=2, payload_bytes=8)
-    slot = ring.acquire()
+    slot = acquired(ring)
     ring.release(slot)
     with pytest.raises(ValueError, match="not held"):
         ring.release(slot)
@@ -44,7 +50,7 @@ def test_a_leaked_slot_is_noticed():
 def test_memory_can_be_brought_along_and_must_suffice():
     memory = bytearray(2 * StagingRing.stride(8))
     ring = StagingRing(slots=2, payload_bytes=8, memory=memoryview(memory))
-    ring.acquire().payload[:] = b"12345678"
+    acquired(ring).payload[:] = b"12345678"
     assert memory[HEADER_BYTES : HEADER_BYTES + 8] == b"12345678"
     with pytest.raises(ValueError, match="hold no 2 slots"):
         StagingRing(slots=2, payload_bytes=8, memory=memoryview(bytearray(99)))
@@ -52,7 +58,7 @@ def test_memory_can_be_brought_along_and_must_suffice():
 
 def test_the_slot_that_was_used_last_is_used_next():
     ring = StagingRing(slots=4, payload_bytes=8)
-    first, second = ring.acquire(), ring.acquire()
+    first, second = acquired(ring), acquired(ring)
     ring.release(first)
     ring.release(second)
     assert ring.acquire() == second

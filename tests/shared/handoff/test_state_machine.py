@@ -432,7 +432,7 @@ class Planes(RuleBasedStateMachine):
         return rank.cache
 
 
-class TestPlanes(Planes.TestCase):
+class TestPlanes(Planes.TestCase):  # type: ignore[valid-type, misc]
     settings = settings(
         max_examples=settings.default.max_examples // 2,  # type: ignore[union-attr]
         stateful_step_count=40,

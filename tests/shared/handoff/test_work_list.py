@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +24,9 @@ LAYERS, FIRST, END = 5, 4, 40
 def test_every_ready_cell_travels_once_in_pieces_that_fit(
     announced, max_cells, taken_between, firsts
 ):
-    work, wanted, got = WorkList(LAYERS, FIRST, END, firsts), set(), []
+    work = WorkList(LAYERS, FIRST, END, firsts)
+    wanted: set[Any] = set()
+    got: list[Any] = []
     starts = firsts or (FIRST,) * LAYERS
 
     def take(count):
