@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 import torch
 
 from .attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
+from .quantized import QuantizedWeight
 
 Activation = Literal["silu", "gelu_tanh"]
 # x -> x @ weight.T + bias, for a weight that was prepared once.
@@ -48,6 +49,9 @@ class Operators(Protocol):
 
     def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """``x @ weight.T + bias``, packed once for this weight."""
+
+    def prepare_quantized(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> Linear:
+        """As ``prepare_linear``, computed from the codes of a quantised weight."""
 
     def prepare_experts(
         self, gate_up: list[torch.Tensor], down: list[torch.Tensor], activation: Activation

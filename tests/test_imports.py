@@ -36,8 +36,8 @@ ALLOWED = {
         "shared.process",
         "shared.telemetry",
         "shared.models.fingerprint",
-        "shared.models.registry",
         "shared.weights.locate",
+        "shared.weights.source",
         "shared.kv.prefix_keys",
         "shared.handoff.carriers.tcp",
     ),
@@ -56,6 +56,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     (
         "models.spec",
         "models.weight_names",
+        "models.model_config",
         "models.config",
         "models.no_effect",
         "models.families",

@@ -6,7 +6,7 @@ import torch
 
 from ..attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
 from ..operators import Activation, CosSin, Experts, LayerKV, Linear
-from . import activation, attention, latent, linear, norm
+from . import activation, attention, latent, linear, norm, quantized_linear
 from .cache import write_cache, write_kv
 from .experts import LoopedExperts
 from .rope import apply_rotary
@@ -37,6 +37,7 @@ class ReferenceOperators:
 
     activation_dtype = staticmethod(linear.activation_dtype)
     prepare_linear = staticmethod(linear.prepare_linear)
+    prepare_quantized = staticmethod(quantized_linear.prepare_quantized)
     rms_norm = staticmethod(norm.rms_norm)
     add_rms_norm = staticmethod(norm.add_rms_norm)
     act_and_mul = staticmethod(activation.act_and_mul)

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from ...proto import tandem_pb2 as pb
 from ...shared.errors import ModelError
 from ...shared.models.fingerprint import fingerprint_text, model_fingerprint
-from ...shared.models.registry import read_spec
 from ...shared.weights.locate import display_name, locate_model
+from ...shared.weights.source import open_source, read_spec
 from ..options import RouterOptions
 
 if TYPE_CHECKING:
     from ...shared.text.tokenizer import Tokenizer
 
-# Characters of a model's folder in an error message.
+# Characters of a model's path in an error message.
 MAX_PATH = 256
 
 
@@ -36,32 +36,33 @@ async def read_pinned(options: RouterOptions) -> PinnedModel | None:
     """Read the model of ``--model``; ``None`` without the option. Raises ``ModelError``."""
     if options.model is None:
         return None
-    folder = await asyncio.to_thread(locate_model, options.model, weights=False)
-    spec = await asyncio.to_thread(read_spec, folder, options.ignored_config_keys)
+    path = await asyncio.to_thread(locate_model, options.model, weights=False)
+    spec = await asyncio.to_thread(read_spec, path, options.ignored_config_keys)
     card = pb.ModelCard(
         name=options.served_model_name or display_name(options.model),
-        path=str(folder),
-        fingerprint=fingerprint_text(await asyncio.to_thread(model_fingerprint, spec, folder)),
+        path=str(path),
+        fingerprint=fingerprint_text(await asyncio.to_thread(model_fingerprint, spec, path)),
         vocab_size=spec.vocab_size,
     )
-    return PinnedModel(card, await load_tokenizer(folder, spec.vocab_size))
+    return PinnedModel(card, await load_tokenizer(path, spec.vocab_size))
 
 
-async def load_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
+async def load_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
     """Load a model's tokenizer. Raises ``ModelError`` if it cannot be read, or belongs to another
     model."""
     from ...shared.text.tokenizer import Tokenizer
 
     try:
-        tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
+        files = await asyncio.to_thread(lambda: open_source(path).tokenizer_files())
+        tokenizer = await asyncio.to_thread(Tokenizer.load, files)
         await asyncio.to_thread(tokenizer.prepare)
     except OSError as error:
-        shown = str(folder)[:MAX_PATH]
+        shown = str(path)[:MAX_PATH]
         raise ModelError(f"{shown!r} cannot be read: {error.strerror}") from None
     # A few published models have special tokens beyond the embedding, which cannot be sampled.
     if vocab_size and tokenizer.base_vocab_size > vocab_size:
         raise ModelError(
-            f"{folder}/tokenizer.json has {tokenizer.base_vocab_size} tokens, the model's "
+            f"{files.origin} has {tokenizer.base_vocab_size} tokens, the model's "
             f"vocab_size is {vocab_size}; it belongs to another model"
         )
     return tokenizer

@@ -41,7 +41,7 @@ class RankSettings:
     that hand over no KV.
     """
 
-    folder: str
+    model_path: str
     device: str
     device_index: int = 0
     rank: int = 0

@@ -13,13 +13,13 @@ from ..errors import ModelError, PeerRefusedError, StartupError
 from ..kv.block_pool import BlockPool
 from ..kv.planning import NodeDevice, RankMemory, ResolvedEngine, resolve_engine
 from ..models.fingerprint import model_fingerprint
-from ..models.registry import read_json, read_spec
+from ..models.registry import spec_of
 from ..models.spec import DecoderSpec, kv_heads_by_rank, tensor_parallel_problem
 from ..process.cores import share_of_cores
 from ..process.threads import in_thread
 from ..telemetry.logs import log_settings
-from ..text.special_tokens import special_tokens
 from ..weights.locate import display_name, locate_model
+from ..weights.source import WeightSource, open_source
 from .core import EngineCore
 from .executor import MultiprocessExecutor
 from .messages import DataPlaneSettings, LoadFormats, RankSettings
@@ -44,7 +44,7 @@ class NodeEngine:
     core: EngineCore
     ranks: MultiprocessExecutor
     spec: DecoderSpec
-    folder: Path
+    source: WeightSource
     name: str
     resolved: ResolvedEngine
     fingerprint: dict[str, str]
@@ -87,15 +87,16 @@ async def start_engine(
 
     Raises ``ModelError`` or ``StartupError``; nothing is left running then.
     """
-    folder = await in_thread(lambda: locate_model(config.model))  # it may be a long download
-    spec = await in_thread(lambda: _read_spec(config, folder))
+    path = await in_thread(lambda: locate_model(config.model))  # it may be a long download
+    source = open_source(path)
+    spec = await in_thread(lambda: _read_spec(config, source))
     problem = tensor_parallel_problem(spec, config.world_size)
     if problem:
-        raise ModelError(f"{folder} cannot be split over {config.world_size} ranks: {problem}")
+        raise ModelError(f"{path} cannot be split over {config.world_size} ranks: {problem}")
     ranks = MultiprocessExecutor(on_event, on_lost, load_seconds=config.load_timeout)
     try:
         settings = [
-            _rank_settings(config, identity, folder, rank, data_plane)
+            _rank_settings(config, identity, path, rank, data_plane)
             for rank in range(config.world_size)
         ]
         device = NodeDevice(tuple(await ranks.start(settings)), config.nodes_per_device or 1)
@@ -109,10 +110,10 @@ async def start_engine(
         core=EngineCore(_scheduler(config, spec, resolved), ranks, on_lost, _pacer(config)),
         ranks=ranks,
         spec=spec,
-        folder=folder,
+        source=source,
         name=config.served_model_name or display_name(config.model),
         resolved=resolved,
-        fingerprint=model_fingerprint(spec, folder),
+        fingerprint=model_fingerprint(spec, path),
         weight_dtype=formats.dtype,
         kv_dtype=formats.kv_dtype,
         endpoints=[(rank.bulk, rank.control) for rank in endpoints],
@@ -158,45 +159,30 @@ def _scheduler(config: EngineConfig, spec: DecoderSpec, resolved: ResolvedEngine
     )
 
 
-def _read_spec(config: EngineConfig, folder: Path) -> DecoderSpec:
-    """The model's spec; warns if the user asked for keys of config.json to be ignored."""
+def _read_spec(config: EngineConfig, source: WeightSource) -> DecoderSpec:
+    """The model's spec; warns if the user asked for keys of its configuration to be ignored."""
     ignored = config.ignored_config_keys
-    spec = read_spec(folder, ignored, config.max_model_len)
+    described = source.config()
+    spec = spec_of(described, ignored, config.max_model_len)
     if ignored:
         log.warning(
             "--ignore-config-keys: %s of %s are ignored; if one of them changes what the model "
             "computes, its answers are wrong",
             ", ".join(sorted(ignored)),
-            folder / "config.json",
+            described.file,
         )
-    return _with_every_end(spec, folder)
+    return _with_every_end(spec, source)
 
 
-def _with_every_end(spec: DecoderSpec, folder: Path) -> DecoderSpec:
+def _with_every_end(spec: DecoderSpec, source: WeightSource) -> DecoderSpec:
     """The spec with the tokenizer's end token as well.
 
     A chat model ends its turns with it, while config.json is often still the base model's. An id
     beyond the vocabulary is never drawn, and has no logit that ``min_tokens`` could block.
     """
-    ends = (*spec.eos_token_ids, *_tokenizer_ends(folder))
+    ends = (*spec.eos_token_ids, *source.end_tokens())
     usable = (token for token in ends if 0 <= token < spec.vocab_size)
     return replace(spec, eos_token_ids=tuple(dict.fromkeys(usable)))
-
-
-def _tokenizer_ends(folder: Path) -> list[int]:
-    """The ids of the end token that tokenizer_config.json names.
-
-    Read as plain JSON: a head has no other use for a tokenizer, and loading one takes longer than
-    everything else it does before its ranks start.
-    """
-    named, listed = folder / "tokenizer_config.json", folder / "tokenizer.json"
-    if not named.is_file() or not listed.is_file():
-        return []
-    text = special_tokens(read_json(named)).get("eos_token")
-    added = None if text is None else read_json(listed).get("added_tokens")
-    tokens = [token for token in added or () if isinstance(token, dict)]
-    ids = (token.get("id") for token in tokens if token.get("content") == text)
-    return [token for token in ids if isinstance(token, int)]
 
 
 def _pacer(config: EngineConfig) -> PrefillPacer:
@@ -218,7 +204,7 @@ def _decode_kernel(config: EngineConfig) -> str:
 def _rank_settings(
     config: EngineConfig,
     identity: NodeIdentity,
-    folder: Path,
+    path: Path,
     rank: int,
     data_plane: DataPlaneOptions | None,
 ) -> RankSettings:
@@ -226,7 +212,7 @@ def _rank_settings(
     if ids and config.device == "cpu":
         raise StartupError(f"--d {config.devices} names CUDA devices, but --device is cpu")
     return RankSettings(
-        folder=str(folder),
+        model_path=str(path),
         device=config.device if not ids else "cuda",
         device_index=ids[rank] if ids else rank,
         rank=rank,

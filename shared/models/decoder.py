@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
-from ...kernels.operators import CosSin, LayerKV, Linear
+from ...kernels.operators import CosSin, LayerKV
 from ..errors import StartupError
 from .batch import ForwardBatch
 from .layers.attention import Attention
 from .layers.ffn import DenseMLP
+from .layers.linear_method import LinearPart, choose_method
 from .layers.mla import LatentAttention
 from .layers.moe import MoE
 from .layers.norm import RMSNorm
@@ -31,64 +32,76 @@ from .spec import (
 OnLayer = Callable[[int], None]
 
 
+class LoadedPart(Protocol):
+    """A part of the decoder that is loaded at once."""
+
+    def weight_slots(self) -> dict[str, WeightSlot]:
+        """The parameters by name, for the loader."""
+
+    def finish_loading(self) -> None:
+        """Pack the weights, once they are loaded."""
+
+
 class VocabParallel:
     """A [vocabulary, hidden] table whose rows are split over ranks: embedding, head, or both."""
 
-    def __init__(self, place: WeightPlacement, vocab: int, hidden: int) -> None:
+    def __init__(
+        self, place: WeightPlacement, vocab: int, hidden: int, *, embeds: bool, is_head: bool
+    ) -> None:
         self.tp = place.tp
-        self.operators = place.operators
-        self.activations = place.activations
         self.vocab = vocab
+        self.embeds = embeds
+        self.is_head = is_head
         self.mine = place.tp.shard(vocab)
         # Ranks gather equal shapes, so the last ones' tables are padded with rows of zeros.
-        self.weight = place.empty(-(-vocab // place.tp.size), hidden)
-        self.weight[len(self.mine) :].zero_()
-        self._linear: Linear | None = None
+        padding = -(-vocab // place.tp.size) - len(self.mine)
+        part = LinearPart(
+            place.name("weight"), (vocab, self.mine), (hidden, range(hidden)), padding
+        )
+        self.method = choose_method(place, [part])
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Look up the rows of tokens."""
         if self.tp.size == 1:
-            return F.embedding(tokens, self.weight).to(self.activations)
+            return self.method.rows(tokens)
         local = tokens - self.mine.start
         elsewhere = (local < 0) | (local >= len(self.mine))
-        rows = F.embedding(local.masked_fill(elsewhere, 0), self.weight).to(self.activations)
+        rows = self.method.rows(local.masked_fill(elsewhere, 0))
         return self.tp.all_reduce(rows.masked_fill_(elsewhere[:, None], 0))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """[rows, vocabulary] in fp32 on rank 0, nothing on the others."""
-        assert self._linear is not None, "finish_loading() comes first"
-        parts = self.tp.gather(self._linear(hidden))
+        parts = self.tp.gather(self.method(hidden))
         if not parts:
             return None
         full = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         return full[:, : self.vocab].float()
 
-    def weight_slot(self) -> WeightSlot:
+    def weight_slots(self) -> dict[str, WeightSlot]:
         """The parameter, for the loader."""
-        target = self.weight[: len(self.mine)]
-        return WeightSlot(
-            target, (self.vocab, self.weight.shape[1]), 0, self.mine.start, self.mine.stop
-        )
+        return self.method.weight_slots()
 
-    def finish_loading(self, keep_table: bool) -> None:
+    def finish_loading(self) -> None:
         """Pack a table that is used as head, once it is loaded. One that also embeds keeps its
-        plain rows, because rows cannot be read from the packed copy."""
-        self._linear = self.operators.prepare_linear(self.weight, None)
-        if not keep_table:
-            del self.weight
+        rows, because rows cannot be read from the packed copy."""
+        if self.is_head:
+            self.method.finish_loading(None, keep_rows=self.embeds)
 
 
 class Layer:
     """Attention and feed-forward, with norms before each and, in a sandwich, after each."""
 
     def __init__(self, place: WeightPlacement, spec: LayerSpec, hidden: int, eps: float) -> None:
-        self.attention_norm = RMSNorm(place, hidden, eps)
-        self.attention = _attention(place, spec.attention, hidden, eps)
-        self.mlp_norm = RMSNorm(place, hidden, eps)
-        self.mlp = _feed_forward(place, spec.mlp, hidden)
+        def norm(name: str) -> RMSNorm:
+            return RMSNorm(place.at(name), hidden, eps)
+
+        self.attention_norm = norm("attention_norm")
+        self.attention = _attention(place.at("attention"), spec.attention, hidden, eps)
+        self.mlp_norm = norm("mlp_norm")
+        self.mlp = _feed_forward(place.at("mlp"), spec.mlp, hidden)
         sandwich = spec.norms is NormLayout.SANDWICH
-        self.post_attention_norm = RMSNorm(place, hidden, eps) if sandwich else None
-        self.post_mlp_norm = RMSNorm(place, hidden, eps) if sandwich else None
+        self.post_attention_norm = norm("post_attention_norm") if sandwich else None
+        self.post_mlp_norm = norm("post_mlp_norm") if sandwich else None
 
     def write_kv(
         self, x: torch.Tensor, batch: ForwardBatch, cos_sin: CosSin, cache: LayerKV
@@ -107,19 +120,23 @@ class Layer:
         out = self.mlp(normed)
         return x + (out if self.post_mlp_norm is None else self.post_mlp_norm(out))
 
-    def weight_slots(self, prefix: str) -> dict[str, WeightSlot]:
+    def weight_slots(self) -> dict[str, WeightSlot]:
         """The parameters by name, for the loader."""
-        slots = {
-            **self.attention_norm.weight_slots(f"{prefix}.attention_norm"),
-            **self.attention.weight_slots(f"{prefix}.attention"),
-            **self.mlp_norm.weight_slots(f"{prefix}.mlp_norm"),
-            **self.mlp.weight_slots(f"{prefix}.mlp"),
-        }
-        if self.post_attention_norm is not None:
-            slots |= self.post_attention_norm.weight_slots(f"{prefix}.post_attention_norm")
-        if self.post_mlp_norm is not None:
-            slots |= self.post_mlp_norm.weight_slots(f"{prefix}.post_mlp_norm")
+        norms = (
+            self.attention_norm,
+            self.mlp_norm,
+            self.post_attention_norm,
+            self.post_mlp_norm,
+        )
+        slots = self.attention.weight_slots() | self.mlp.weight_slots()
+        for norm in norms:
+            slots |= {} if norm is None else norm.weight_slots()
         return slots
+
+    def finish_loading(self) -> None:
+        """Pack the weights, once they are loaded."""
+        self.attention.finish_loading()
+        self.mlp.finish_loading()
 
 
 def _attention(
@@ -141,26 +158,45 @@ def _feed_forward(place: WeightPlacement, spec: DenseSpec | MoESpec, hidden: int
 
 
 class Decoder:
-    """A rank's part of the model. Its parameters are undefined until the loader has filled
-    ``weight_slots()`` and called ``finish_loading()``."""
+    """A rank's part of the model.
 
-    def __init__(self, spec: DecoderSpec, place: WeightPlacement) -> None:
+    Each part is handed to ``load`` as soon as it is allocated, which fills its ``weight_slots()``
+    and calls ``finish_loading()`` before the next one is: no more than one part is in memory both
+    as it was loaded and as it is packed.
+    """
+
+    def __init__(
+        self, spec: DecoderSpec, place: WeightPlacement, load: Callable[[LoadedPart], None]
+    ) -> None:
         problem = tensor_parallel_problem(spec, place.tp.size)
         if problem is not None:
             raise StartupError(f"tensor parallelism over {place.tp.size} ranks: {problem}")
         self.spec = spec
         self.place = place
-        self.embed = VocabParallel(place, spec.vocab_size, spec.hidden_size)
-        self.layers = [Layer(place, s, spec.hidden_size, spec.norm_eps) for s in spec.layers]
-        self.norm = RMSNorm(place, spec.hidden_size, spec.norm_eps)
-        self.head = (
-            self.embed
-            if spec.tie_embeddings
-            else VocabParallel(place, spec.vocab_size, spec.hidden_size)
-        )
+        tied = spec.tie_embeddings
+        self.embed = self._table("embed", load, embeds=True, is_head=tied)
+        self.layers = [self._layer(index, load) for index in range(len(spec.layers))]
+        self.norm = RMSNorm(place.at("norm"), spec.hidden_size, spec.norm_eps)
+        load(self.norm)
+        self.head = self.embed if tied else self._table("head", load, embeds=False, is_head=True)
         self.ropes = {layer.rope: Rope(layer.rope, place.device) for layer in spec.layers}
         # Rounded as the embeddings are.
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=place.dtype).item()
+
+    def _table(
+        self, name: str, load: Callable[[LoadedPart], None], *, embeds: bool, is_head: bool
+    ) -> VocabParallel:
+        vocab, hidden = self.spec.vocab_size, self.spec.hidden_size
+        table = VocabParallel(self.place.at(name), vocab, hidden, embeds=embeds, is_head=is_head)
+        load(table)
+        return table
+
+    def _layer(self, index: int, load: Callable[[LoadedPart], None]) -> Layer:
+        spec = self.spec
+        place = self.place.at(f"layers.{index}")
+        layer = Layer(place, spec.layers[index], spec.hidden_size, spec.norm_eps)
+        load(layer)
+        return layer
 
     def forward(
         self, batch: ForwardBatch, cache: Sequence[LayerKV], on_layer: OnLayer | None = None
@@ -198,19 +234,3 @@ class Decoder:
         }
         prepare = self.place.operators.prepare_batched_decode
         return bool(configs) and all(prepare(config) for config in configs)
-
-    def weight_slots(self) -> dict[str, WeightSlot]:
-        """Every parameter of this rank by name, for the loader."""
-        slots = {"embed.weight": self.embed.weight_slot(), **self.norm.weight_slots("norm")}
-        if self.head is not self.embed:
-            slots["head.weight"] = self.head.weight_slot()
-        for index, layer in enumerate(self.layers):
-            slots |= layer.weight_slots(f"layers.{index}")
-        return slots
-
-    def finish_loading(self) -> None:
-        """Pack the weights, once they are loaded."""
-        for layer in self.layers:
-            layer.attention.finish_loading()
-            layer.mlp.finish_loading()
-        self.head.finish_loading(keep_table=self.head is self.embed)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from ...kernels.block_formats import BlockFormat
 from ...kernels.operators import Operators
 from ...kernels.reference.operators import ReferenceOperators
 
@@ -60,14 +61,35 @@ class TensorParallel:
         return range(min(self.rank * each, total), min((self.rank + 1) * each, total))
 
 
+# The block format of the weight of this name; ``None`` if it is stored as plain numbers.
+FormatOf = Callable[[str], BlockFormat | None]
+
+
+def all_dense(name: str) -> None:
+    """The ``FormatOf`` of a checkpoint without quantised weights."""
+
+
 @dataclass(frozen=True)
 class WeightPlacement:
-    """The device, dtype and rank of parameters, and the operators that compute with them."""
+    """The device, dtype and rank of parameters, and the operators that compute with them.
+
+    ``prefix`` is that of the parameters' names.
+    """
 
     dtype: torch.dtype
     device: torch.device
     tp: TensorParallel
     operators: Operators = field(default_factory=ReferenceOperators)
+    format_of: FormatOf = all_dense
+    prefix: str = ""
+
+    def at(self, name: str) -> WeightPlacement:
+        """The placement of a part of this one."""
+        return replace(self, prefix=f"{self.prefix}{name}.")
+
+    def name(self, leaf: str) -> str:
+        """The full name of a parameter."""
+        return self.prefix + leaf
 
     @property
     def activations(self) -> torch.dtype:
@@ -86,13 +108,15 @@ class WeightPlacement:
 @dataclass(frozen=True, slots=True)
 class WeightSlot:
     """The destination of one tensor of a checkpoint: ``target`` receives ``full[first:end]`` along
-    ``dim``. ``shape`` is the full tensor's."""
+    ``dim``. ``shape`` is the full tensor's. With a ``format``, the target has the bytes of blocks
+    instead of numbers, and both ends are at the end of a block."""
 
     target: torch.Tensor
     shape: tuple[int, ...]
     dim: int
     first: int
     end: int
+    format: BlockFormat | None = None
 
 
 def replicated(target: torch.Tensor) -> WeightSlot:

@@ -1,12 +1,10 @@
-"""Model families: from a folder's ``config.json`` to a spec and weight names. No torch."""
+"""Model families: from a model's configuration to a spec and weight names. No torch."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
@@ -23,6 +21,7 @@ from .families import (
     qwen3_moe,
     smollm3,
 )
+from .model_config import ModelConfig
 from .spec import DecoderSpec
 from .weight_names import WeightNames
 
@@ -71,39 +70,17 @@ def family_of(values: dict[str, Any], file: str = "config.json") -> Family:
     return FAMILIES[name]
 
 
-def read_spec(
-    folder: str | Path,
+def spec_of(
+    config: ModelConfig,
     ignored_keys: frozenset[str] = frozenset(),
     max_model_len: int | None = None,
 ) -> DecoderSpec:
-    """Read the spec of the model in a folder, including the end tokens of
-    ``generation_config.json``.
+    """The spec of a model, with the end tokens of both of its configurations.
 
-    ``ignored_keys`` of ``config.json`` are treated as absent. ``max_model_len`` is the user's limit
-    of the context, if any.
+    ``ignored_keys`` are treated as absent. ``max_model_len`` is the user's limit of the context, if
+    any.
     """
-    folder = Path(folder)
-    file = folder / "config.json"
-    values = read_json(file)
-    config = Config(values, str(file), ignored_keys, max_model_len)
-    spec = family_of(values, str(file)).read(config)
-    generation = folder / "generation_config.json"
-    if not generation.is_file():
-        return spec
-    more = Config(read_json(generation), str(generation)).token_ids("eos_token_id")
+    values = Config(config.values, config.file, ignored_keys, max_model_len)
+    spec = family_of(config.values, config.file).read(values)
+    more = Config(config.generation, config.generation_file).token_ids("eos_token_id")
     return dataclasses.replace(spec, eos_token_ids=tuple(dict.fromkeys(spec.eos_token_ids + more)))
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON object from the model folder."""
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{file} is missing: give the folder of a Hugging Face model") from None
-    except OSError as error:
-        raise ModelError(f"{file} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ModelError(f"{file} is not valid JSON ({error}): download it again") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{file} holds a {type(value).__name__}, not an object: download it again")
-    return value

@@ -1,4 +1,4 @@
-"""A model folder's tokenizer: ``tokenizer.json`` with its configuration files.
+"""A model's tokenizer: a ``tokenizer.json`` with its configuration.
 
 Text that merely looks like a special token is text. Only the chat template can write a control
 token: client strings are guarded before rendering, see ``_Guard``.
@@ -6,12 +6,10 @@ token: client strings are guarded before rendering, see ``_Guard``.
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as RawTokenizer
@@ -20,6 +18,7 @@ from ..errors import ModelError, RequestError
 from .chat_template import ChatTemplate
 from .detokenize import Detokenizer, TokenTexts, detokenize
 from .special_tokens import SpecialTokens, special_tokens
+from .tokenizer_files import TokenizerFiles
 
 # Of a template's variables. JSON from a client may be nested too deeply to walk through.
 MAX_NESTING = 64
@@ -64,25 +63,20 @@ class Tokenizer:
         self._special = SpecialTokens(raw)
 
     @classmethod
-    def load(cls, folder: str | Path) -> Tokenizer:
-        """Read the tokenizer of a model folder. Raises ``ModelError`` with the invalid file."""
-        folder = Path(folder)
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise ModelError(f"{path} does not exist; a model folder needs a tokenizer.json")
+    def load(cls, files: TokenizerFiles) -> Tokenizer:
+        """Build the tokenizer that the files describe. Raises ``ModelError`` for invalid ones."""
         try:
-            raw = RawTokenizer.from_file(str(path))
+            raw = RawTokenizer.from_str(files.tokenizer)
         except Exception as error:  # tokenizers raises plain Exception
-            raise ModelError(f"{path}: not a tokenizer: {error}") from error
+            raise ModelError(f"{files.origin}: not a tokenizer: {error}") from error
         # Truncation and padding are training settings; a prompt is never cut silently.
         raw.no_truncation()
         raw.no_padding()
-        config = _read_json(folder / "tokenizer_config.json")
         return cls(
             raw,
-            template=_read_template(folder, config),
-            config=config,
-            generation_config=_read_json(folder / "generation_config.json"),
+            template=_template(files),
+            config=files.config,
+            generation_config=files.generation_config,
         )
 
     def prepare(self) -> None:
@@ -270,39 +264,8 @@ def _encoded(raw: RawTokenizer, text: str, add_special_tokens: bool) -> Any:
         raise RequestError("The text has an unpaired surrogate, so it is not Unicode.") from None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: must hold a JSON object, not {type(value).__name__}")
-    return value
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ModelError(f"{path}: not UTF-8: {error}") from error
-
-
-def _read_template(folder: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
-    """chat_template.jinja wins over tokenizer_config.json, as in transformers."""
-    path = folder / "chat_template.jinja"
-    source: Any = None
-    if path.is_file():
-        source = _read_text(path)
-    else:
-        path = folder / "tokenizer_config.json"
-        source = config.get("chat_template")
-    if isinstance(source, list):
-        named = {t.get("name"): t.get("template") for t in source if isinstance(t, Mapping)}
-        source = named.get("default")
-    if source is None:
+def _template(files: TokenizerFiles) -> ChatTemplate | None:
+    if files.template is None:
         return None
-    if not isinstance(source, str):
-        raise ModelError(f"{path}: chat_template must be a string")
-    return ChatTemplate(source, origin=str(path), tokens=special_tokens(config))
+    tokens = special_tokens(files.config)
+    return ChatTemplate(files.template, origin=files.template_origin, tokens=tokens)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.shared.models.registry import read_spec
 from tandem.shared.models.spec import tensor_parallel_problem
+from tandem.shared.weights.source import read_spec
 from tandem.tests.end_to_end.cluster import TestCluster, node_metric, running
 
 MODEL = os.environ.get("REAL_MODEL", "")

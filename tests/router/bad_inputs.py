@@ -23,6 +23,7 @@ from tandem.router.openai.surfaces import ChatCompletions, Completions
 from tandem.router.options import RouterOptions
 from tandem.router.served_model import ServedModel
 from tandem.shared.text.tokenizer import Tokenizer
+from tandem.shared.text.tokenizer_files import read_tokenizer_files
 from tandem.tests.router.support import CONTEXT, Cluster, cluster, make_model
 
 TABLE = Path(__file__).parent / "bad_inputs.json"
@@ -254,7 +255,7 @@ def bodies() -> Iterator[tuple[str, Any, dict[str, Any]]]:
 
 def body_answers(folder: Path) -> Table:
     """For each surface and field, the answers and the values that get each of them."""
-    tokenizer = Tokenizer.load(make_model(folder / "model"))
+    tokenizer = Tokenizer.load(read_tokenizer_files(make_model(folder / "model")))
     model = ServedModel(
         name="tiny", max_model_len=CONTEXT, vocab_size=320, created=0, tokenizer=tokenizer
     )

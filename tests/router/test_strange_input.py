@@ -30,6 +30,7 @@ from tandem.router.options import RouterOptions
 from tandem.router.served_model import ServedModel
 from tandem.shared.errors import RequestError
 from tandem.shared.text.tokenizer import Tokenizer
+from tandem.shared.text.tokenizer_files import read_tokenizer_files
 from tandem.tests.fuzz import FEWER, changed, cheap, protos, strange
 from tandem.tests.router.support import make_model
 
@@ -155,7 +156,7 @@ def _bodies(module: Any, **valid: Any) -> st.SearchStrategy[dict[str, Any]]:
 
 @cache
 def model() -> ServedModel:
-    tokenizer = Tokenizer.load(folder())
+    tokenizer = Tokenizer.load(read_tokenizer_files(folder()))
     return ServedModel(
         name="m",
         max_model_len=64,

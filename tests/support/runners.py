@@ -10,6 +10,7 @@ from tandem.kernels.operators import Operators
 from tandem.shared.config.kv_dtypes import AUTO, kv_format
 from tandem.shared.engine.rank.runner import ModelRunner, runner_of
 from tandem.shared.kv.cache import KVCache
+from tandem.shared.models.decoder import Decoder
 from tandem.shared.models.load import load_model
 from tandem.shared.models.parallel import TensorParallel
 
@@ -49,3 +50,8 @@ def build_runner(
         tp_size=tp.size,
     )
     return runner_of(model, cache, tp)
+
+
+def embeddings(model: Decoder) -> torch.Tensor:
+    """The model's own table of embeddings, dense."""
+    return model.embed.weight_slots()["embed.weight"].target

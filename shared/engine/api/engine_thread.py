@@ -97,7 +97,7 @@ class EngineThread:
         identity = NodeIdentity("python-api", secrets.randbits(63))
         engine = await start_engine(self._config, identity, on_lost=self._lost)
         try:
-            tokenizer = Tokenizer.load(engine.folder)
+            tokenizer = Tokenizer.load(engine.source.tokenizer_files())
             self.runner = RequestRunner(engine, tokenizer, self._config.max_waiting)
             with self._lock:
                 self._loop = loop

@@ -120,7 +120,7 @@ def load_model(settings: RankSettings, formats: LoadFormats, device: torch.devic
     operators = _operators(settings.cpu_kernels, settings.decode_kernel, device)
     try:
         model = load.load_model(
-            settings.folder,
+            settings.model_path,
             dtype=formats.dtype,
             device=device,
             tp=tp,

@@ -16,7 +16,7 @@ from ..spec import (
     RouterSpec,
     YarnScaling,
 )
-from ..weight_names import WeightNames
+from ..weight_names import Deinterleave, WeightNames
 from .dense import DENSE_WEIGHTS, read_decoder
 
 _ATTENTION: WeightNames = {
@@ -24,11 +24,16 @@ _ATTENTION: WeightNames = {
     for theirs, ours in {
         "q_a_proj": "q_a",
         "q_a_layernorm": "q_a_norm",
-        "q_b_proj": "q_b",
-        "kv_a_proj_with_mqa": "kv_a",
         "kv_a_layernorm": "kv_a_norm",
         "kv_b_proj": "kv_b",
     }.items()
+}
+# Where dimensions that are rotated against each other are neighbours, which the spec says.
+_ROTATED: WeightNames = {
+    f"model.layers.{{i}}.self_attn.{theirs}.weight": Deinterleave(
+        f"layers.{{i}}.attention.{ours}.weight"
+    )
+    for theirs, ours in {"q_proj": "q", "q_b_proj": "q_b", "kv_a_proj_with_mqa": "kv_a"}.items()
 }
 _EXPERTS: WeightNames = {
     f"model.layers.{{i}}.mlp.{theirs}.{part}_proj.weight": f"layers.{{i}}.mlp.{ours}.{part}.weight"
@@ -39,7 +44,7 @@ _ROUTER: WeightNames = {
     "model.layers.{i}.mlp.gate.weight": "layers.{i}.mlp.router.weight",
     "model.layers.{i}.mlp.gate.e_score_correction_bias": "layers.{i}.mlp.router.bias",
 }
-WEIGHTS = DENSE_WEIGHTS | _ATTENTION | _EXPERTS | _ROUTER
+WEIGHTS = DENSE_WEIGHTS | _ATTENTION | _ROTATED | _EXPERTS | _ROUTER
 
 # About training, expert parallelism, layers that predict further tokens; or implied by others.
 _NO_EFFECT = (

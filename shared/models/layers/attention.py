@@ -27,7 +27,7 @@ class Attention:
         kv_shard = (spec.num_kv_heads * dim, range(kv.start * dim, kv.stop * dim))
         shards = {"q": (spec.num_heads * dim, query_rows), "k": kv_shard, "v": kv_shard}
         self.qkv = ColumnParallel(place, hidden, shards, spec.qkv_bias)
-        self.o = RowParallel(place, "o", spec.num_heads * dim, query_rows, hidden, spec.o_bias)
+        self.o = RowParallel(place, "o", (spec.num_heads * dim, query_rows), hidden, spec.o_bias)
         self.norm = HeadNorm(place, len(query), len(kv), dim) if spec.qk_norm else None
         self.operators = place.operators
         self.activations = place.activations
@@ -68,10 +68,10 @@ class Attention:
             params=self.params,
         )
 
-    def weight_slots(self, prefix: str) -> dict[str, WeightSlot]:
+    def weight_slots(self) -> dict[str, WeightSlot]:
         """The parameters by name, for the loader."""
-        slots = self.qkv.weight_slots(prefix) | self.o.weight_slots(prefix)
-        return slots if self.norm is None else slots | self.norm.weight_slots(prefix)
+        slots = self.qkv.weight_slots() | self.o.weight_slots()
+        return slots if self.norm is None else slots | self.norm.weight_slots()
 
     def finish_loading(self) -> None:
         """Pack the weights, once they are loaded."""

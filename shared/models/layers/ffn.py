@@ -18,7 +18,7 @@ class DenseMLP:
         self.operators = place.operators
         self.activation = spec.activation
         self.gate_up = ColumnParallel(place, hidden, {"gate": shard, "up": shard}, spec.bias)
-        self.down = RowParallel(place, "down", spec.intermediate, mine, hidden, spec.bias)
+        self.down = RowParallel(place, "down", shard, hidden, spec.bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(self._hidden(x))
@@ -30,9 +30,9 @@ class DenseMLP:
     def _hidden(self, x: torch.Tensor) -> torch.Tensor:
         return self.operators.act_and_mul(self.gate_up(x), self.activation)
 
-    def weight_slots(self, prefix: str) -> dict[str, WeightSlot]:
+    def weight_slots(self) -> dict[str, WeightSlot]:
         """The parameters by name, for the loader."""
-        return self.gate_up.weight_slots(prefix) | self.down.weight_slots(prefix)
+        return self.gate_up.weight_slots() | self.down.weight_slots()
 
     def finish_loading(self) -> None:
         """Pack the weights, once they are loaded."""

@@ -12,7 +12,8 @@ from ....kernels.operators import CosSin, LayerKV
 from ..batch import ForwardBatch
 from ..parallel import WeightPlacement, WeightSlot
 from ..spec import MLASpec
-from .linear import ColumnParallel, RowParallel, Shard
+from .linear import ColumnParallel, RowParallel
+from .linear_method import Shard
 from .norm import RMSNorm
 
 
@@ -31,10 +32,10 @@ class LatentAttention:
             self.queries = CompressedQueries(place, spec.q_lora_rank, q_shard, spec.norm_eps)
             shards = {"q_a": (spec.q_lora_rank, range(spec.q_lora_rank)), "kv_a": kv_shard}
         self.down = ColumnParallel(place, hidden, shards, bias=False)
-        self.kv_norm = RMSNorm(place, spec.kv_lora_rank, spec.norm_eps)
+        self.kv_norm = RMSNorm(place.at("kv_a_norm"), spec.kv_lora_rank, spec.norm_eps)
         self.kv_up = LatentExpansion(place, spec, heads)
-        values, mine = _shard(spec.num_heads, heads, spec.v_dim)
-        self.o = RowParallel(place, "o", values, mine, hidden, bias=False)
+        values = _shard(spec.num_heads, heads, spec.v_dim)
+        self.o = RowParallel(place, "o", values, hidden, bias=False)
         self.operators = place.operators
         self.spec = spec
         self.heads = len(heads)
@@ -62,49 +63,38 @@ class LatentAttention:
         attended = self.operators.latent_attention(q, latents, k_up, v_up, batch.attention, scale)
         return self.o(attended.reshape(q.shape[0], -1))
 
-    def weight_slots(self, prefix: str) -> dict[str, WeightSlot]:
+    def weight_slots(self) -> dict[str, WeightSlot]:
         """The parameters by name, for the loader."""
         return {
-            **({} if self.queries is None else self.queries.weight_slots(prefix)),
-            **self.down.weight_slots(prefix),
-            **self.kv_norm.weight_slots(f"{prefix}.kv_a_norm"),
-            **self.kv_up.weight_slots(prefix),
-            **self.o.weight_slots(prefix),
+            **({} if self.queries is None else self.queries.weight_slots()),
+            **self.down.weight_slots(),
+            **self.kv_norm.weight_slots(),
+            **self.kv_up.weight_slots(),
+            **self.o.weight_slots(),
         }
 
     def finish_loading(self) -> None:
         """Pack the weights, once they are loaded."""
-        if self.spec.rope_interleaved:
-            self._deinterleave()
         if self.queries is not None:
             self.queries.up.finish_loading()
         self.down.finish_loading()
         self.kv_up.finish_loading()
         self.o.finish_loading()
 
-    def _deinterleave(self) -> None:
-        """Move dimensions that are rotated against each other half a head apart, as the operators
-        expect, in queries and keys alike, so that their products stay the same."""
-        kv = self.spec.kv.dim
-        q = self.down.weight[:-kv] if self.queries is None else self.queries.up.weight
-        for weight, heads in ((q, self.heads), (self.down.weight[-kv:], 1)):
-            pairs = weight.view(heads, -1, weight.shape[-1])[:, -self.spec.rope_dim :]
-            pairs.copy_(torch.cat([pairs[:, 0::2], pairs[:, 1::2]], dim=1))
-
 
 class CompressedQueries:
     """Projection from the compressed query to this rank's heads."""
 
     def __init__(self, place: WeightPlacement, rank: int, shard: Shard, eps: float) -> None:
-        self.norm = RMSNorm(place, rank, eps)
+        self.norm = RMSNorm(place.at("q_a_norm"), rank, eps)
         self.up = ColumnParallel(place, rank, {"q_b": shard}, bias=False)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.up(self.norm(x))
 
-    def weight_slots(self, prefix: str) -> dict[str, WeightSlot]:
+    def weight_slots(self) -> dict[str, WeightSlot]:
         """The parameters by name, for the loader."""
-        return self.norm.weight_slots(f"{prefix}.q_a_norm") | self.up.weight_slots(prefix)
+        return self.norm.weight_slots() | self.up.weight_slots()
 
 
 class LatentExpansion:
@@ -115,6 +105,7 @@ class LatentExpansion:
         self.shard = _shard(spec.num_heads, heads, spec.nope_dim + spec.v_dim)
         self.weight = place.empty(len(self.shard[1]), spec.kv_lora_rank)
         self.shape = (len(heads), spec.nope_dim + spec.v_dim, spec.kv_lora_rank)
+        self.name = place.name("kv_b.weight")
         self.nope_dim = spec.nope_dim
         self.dtype = place.activations
         self._halves: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -125,11 +116,11 @@ class LatentExpansion:
         assert self._halves is not None, "finish_loading() comes first"
         return self._halves
 
-    def weight_slots(self, prefix: str) -> dict[str, WeightSlot]:
+    def weight_slots(self) -> dict[str, WeightSlot]:
         """The parameter by name, for the loader."""
         total, mine = self.shard
         shape = (total, self.weight.shape[1])
-        return {f"{prefix}.kv_b.weight": WeightSlot(self.weight, shape, 0, mine.start, mine.stop)}
+        return {self.name: WeightSlot(self.weight, shape, 0, mine.start, mine.stop)}
 
     def finish_loading(self) -> None:
         """Split and convert the weight, once it is loaded."""

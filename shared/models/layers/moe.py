@@ -26,9 +26,14 @@ class MoE:
         self.tp = place.tp
         self.operators = place.operators
         self.activation = spec.expert.activation
-        self.router = ExpertRouter(place, spec.router, hidden)
-        self.shared = None if spec.shared is None else DenseMLP(place, spec.shared, hidden)
-        self.experts = [DenseMLP(place, spec.expert, hidden) for _ in range(spec.router.experts)]
+        self.router = ExpertRouter(place.at("router"), spec.router, hidden)
+        self.shared = (
+            None if spec.shared is None else DenseMLP(place.at("shared"), spec.shared, hidden)
+        )
+        self.experts = [
+            DenseMLP(place.at(f"experts.{index}"), spec.expert, hidden)
+            for index in range(spec.router.experts)
+        ]
         self._experts: Experts | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -38,13 +43,13 @@ class MoE:
         self._experts(x, weights, chosen, out)
         return self.tp.all_reduce(out)
 
-    def weight_slots(self, prefix: str) -> dict[str, WeightSlot]:
+    def weight_slots(self) -> dict[str, WeightSlot]:
         """The parameters by name, for the loader."""
-        slots = self.router.weight_slots(f"{prefix}.router")
+        slots = self.router.weight_slots()
         if self.shared is not None:
-            slots |= self.shared.weight_slots(f"{prefix}.shared")
-        for index, expert in enumerate(self.experts):
-            slots |= expert.weight_slots(f"{prefix}.experts.{index}")
+            slots |= self.shared.weight_slots()
+        for expert in self.experts:
+            slots |= expert.weight_slots()
         return slots
 
     def finish_loading(self) -> None:
@@ -53,8 +58,8 @@ class MoE:
         if self.shared is not None:
             self.shared.finish_loading()
         self._experts = self.operators.prepare_experts(
-            [expert.gate_up.take_weight() for expert in self.experts],
-            [expert.down.take_weight() for expert in self.experts],
+            [expert.gate_up.method.take_weight() for expert in self.experts],
+            [expert.down.method.take_weight() for expert in self.experts],
             self.activation,
         )
 
@@ -69,6 +74,7 @@ class ExpertRouter:
         precise = replace(place, dtype=torch.float32)
         self.weight = precise.empty(spec.experts, hidden)
         self.correction = precise.empty(spec.experts) if spec.correction else None
+        self.names = place.name("weight"), place.name("bias")
         self._linear: Linear | None = None
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,11 +100,12 @@ class ExpertRouter:
         closed = torch.ones_like(quality, dtype=torch.bool).scatter_(1, opened, False)
         return grouped.masked_fill(closed[..., None], -torch.inf).flatten(1)
 
-    def weight_slots(self, prefix: str) -> dict[str, WeightSlot]:
+    def weight_slots(self) -> dict[str, WeightSlot]:
         """The parameters by name, for the loader."""
-        slots = {f"{prefix}.weight": replicated(self.weight)}
+        weight, bias = self.names
+        slots = {weight: replicated(self.weight)}
         if self.correction is not None:
-            slots[f"{prefix}.bias"] = replicated(self.correction)
+            slots[bias] = replicated(self.correction)
         return slots
 
     def finish_loading(self) -> None:

@@ -12,6 +12,7 @@ class RMSNorm:
 
     def __init__(self, place: WeightPlacement, size: int, eps: float) -> None:
         self.weight = place.empty_norm(size)
+        self.name = place.name("weight")
         self.operators = place.operators
         self.eps = eps
 
@@ -22,9 +23,12 @@ class RMSNorm:
         """Return the normalised sum, and the sum."""
         return self.operators.add_rms_norm(x, residual, self.weight, self.eps)
 
-    def weight_slots(self, prefix: str) -> dict[str, WeightSlot]:
+    def weight_slots(self) -> dict[str, WeightSlot]:
         """The parameters by name, for the loader."""
-        return {f"{prefix}.weight": replicated(self.weight)}
+        return {self.name: replicated(self.weight)}
+
+    def finish_loading(self) -> None:
+        """Nothing to pack."""
 
 
 class HeadNorm:
@@ -33,6 +37,7 @@ class HeadNorm:
     def __init__(self, place: WeightPlacement, heads: int, kv_heads: int, dim: int) -> None:
         self.q = place.empty_norm(dim)
         self.k = place.empty_norm(dim)
+        self.names = place.name("q_norm.weight"), place.name("k_norm.weight")
         self.heads = heads
         self.kv_heads = kv_heads
         self._weight: torch.Tensor | None = None
@@ -43,12 +48,9 @@ class HeadNorm:
         assert self._weight is not None, "finish_loading() comes first"
         return self._weight
 
-    def weight_slots(self, prefix: str) -> dict[str, WeightSlot]:
+    def weight_slots(self) -> dict[str, WeightSlot]:
         """The parameters by name, for the loader."""
-        return {
-            f"{prefix}.q_norm.weight": replicated(self.q),
-            f"{prefix}.k_norm.weight": replicated(self.k),
-        }
+        return dict(zip(self.names, (replicated(self.q), replicated(self.k)), strict=True))
 
     def finish_loading(self) -> None:
         """Repeat the weights for each head, once they are loaded."""

@@ -223,7 +223,7 @@ async def test_a_rank_logs_as_its_head_does(capfd: pytest.CaptureFixture[str]) -
     log = LogSettings(form="json", role="decode-node", node_id="d7", rank="0")
     ranks = MultiprocessExecutor(load_seconds=SECONDS)
     try:
-        await ranks.start([RankSettings(folder="", device="cpu", log=log)])
+        await ranks.start([RankSettings(model_path="", device="cpu", log=log)])
         with pytest.raises(StartupError, match="AttributeError"):
             await ranks.allocate(1)  # there is no model
     finally:

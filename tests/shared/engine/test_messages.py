@@ -56,7 +56,7 @@ PLANE = DataPlaneSettings(
     max_peers=9,
 )
 SETTINGS = RankSettings(
-    folder="/models/a",
+    model_path="/models/a",
     device="auto",
     ignored_config_keys=("a", "b"),
     data_plane=PLANE,

@@ -66,7 +66,9 @@ def settings(device: str, index: int = 0, carrier: str = "auto", **others: Any) 
         curve=False,
         max_peers=1,
     )
-    return RankSettings(folder="", device=device, device_index=index, data_plane=plane, **others)
+    return RankSettings(
+        model_path="", device=device, device_index=index, data_plane=plane, **others
+    )
 
 
 @pytest.mark.parametrize("name", ["auto", "cuda"])

@@ -19,7 +19,7 @@ from tandem.shared.engine.plan import (
 )
 from tandem.shared.engine.rank.runner import ModelRunner, cause_of
 from tandem.shared.engine.rank.setup import LoadedModel
-from tandem.tests.support.runners import build_runner
+from tandem.tests.support.runners import build_runner, embeddings
 
 from ... import tiny_models
 
@@ -76,7 +76,7 @@ def test_a_sequence_may_be_removed_and_come_back_in_one_step(runner: ModelRunner
 @pytest.mark.parametrize("alone", [True, False])
 def test_broken_numbers_of_a_chunk_that_samples_nothing_are_seen(folder: Path, alone: bool) -> None:
     runner = build_runner(folder, dtype="float32", block_size=4, num_blocks=32)
-    runner.model.embed.weight[9].fill_(math.nan)
+    embeddings(runner.model)[9].fill_(math.nan)
     bad = SequenceStep(1, [8, 9, 8, 8], 0, [0], False)
     good = SequenceStep(2, [8, 7, 8, 8], 0, [1], False)
     sampling = [] if alone else [SequenceStep(3, [8], 0, [2], True)]
@@ -100,7 +100,7 @@ def test_a_failure_has_a_cause(error: Exception, cause: str) -> None:
 
 def test_broken_numbers_fail_the_sequence_and_not_the_step(folder: Path) -> None:
     runner = build_runner(folder, dtype="float32", block_size=4, num_blocks=32)
-    runner.model.embed.weight[9].fill_(math.nan)
+    embeddings(runner.model)[9].fill_(math.nan)
     plan = StepPlan(
         0,
         [SequenceStep(1, [9], 0, [0], True), SequenceStep(2, [8], 0, [1], True)],

@@ -16,7 +16,7 @@ from tandem.shared.engine.messages import LoadFormats, RankEndpoints, RankSettin
 from tandem.shared.engine.start import DataPlaneOptions, NodeIdentity, _with_every_end, start_engine
 from tandem.shared.errors import ModelError
 from tandem.shared.kv.planning import CPU, CUDA, RankDevice, RankMemory
-from tandem.shared.models.registry import read_spec
+from tandem.shared.weights.source import open_source, read_spec
 
 ADDED = [{"id": 5, "content": "<end>"}, {"id": 7, "content": "</s>"}, {"id": 10**6, "content": "x"}]
 
@@ -37,10 +37,10 @@ def test_every_end_token_that_the_folder_names_counts(
     tmp_path: Path, named: Any, added: Any, ends: tuple[int, ...]
 ) -> None:
     spec = read_spec(builtin_model_path())
-    assert _with_every_end(spec, tmp_path) == spec
+    assert _with_every_end(spec, open_source(tmp_path)) == spec
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": named}))
     (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
-    assert _with_every_end(spec, tmp_path).eos_token_ids == ends
+    assert _with_every_end(spec, open_source(tmp_path)).eos_token_ids == ends
 
 
 class FakeRanks:

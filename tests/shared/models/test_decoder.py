@@ -11,9 +11,9 @@ from tandem.shared.engine.plan import SequenceStep
 from tandem.shared.errors import StartupError
 from tandem.shared.kv.cache import KVCache
 from tandem.shared.models.batch import build_batch
-from tandem.shared.models.decoder import Decoder
+from tandem.shared.models.load import random_decoder
 from tandem.shared.models.parallel import TensorParallel, WeightPlacement
-from tandem.shared.models.registry import read_spec
+from tandem.shared.weights.source import read_spec
 from tandem.tests.support.runners import build_runner
 
 from ... import tiny_models
@@ -59,7 +59,7 @@ def test_a_split_that_does_not_divide_is_refused(model_root: Path) -> None:
     spec = read_spec(tiny_models.cached("qwen3", model_root))
     place = WeightPlacement(torch.float32, torch.device("cpu"), TensorParallel(0, 3))
     with pytest.raises(StartupError, match="8 query heads do not divide by 3"):
-        Decoder(spec, place)
+        random_decoder(spec, place, seed=0)
 
 
 def test_model_code_names_no_family() -> None:

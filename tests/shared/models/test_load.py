@@ -12,11 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tandem.shared.errors import ModelError
-from tandem.shared.models.decoder import Decoder
-from tandem.shared.models.load import fill, fill_random, load_model, resolve_dtype
-from tandem.shared.models.parallel import TensorParallel, WeightPlacement, WeightSlot
-from tandem.shared.models.registry import family_of, read_json, read_spec
-from tandem.shared.weights.checkpoint import Checkpoint
+from tandem.shared.models.checkpoint_weights import CheckpointWeights
+from tandem.shared.models.decoder import LoadedPart
+from tandem.shared.models.load import load_model, resolve_dtype
+from tandem.shared.models.parallel import TensorParallel, WeightSlot
+from tandem.shared.models.random_weights import RandomWeights
+from tandem.shared.weights.source import read_spec
+from tandem.tests.support.runners import embeddings
 
 from ... import tiny_models
 
@@ -127,7 +129,7 @@ def test_weights_of_a_larger_model(folder: Path) -> None:
 
 def test_a_wrong_shape(folder: Path) -> None:
     change_config(folder, intermediate_size=95)
-    assert "down_proj.weight has shape [64, 96], but config.json implies [64, 95]" in refusal(
+    assert "gate_proj.weight has shape [96, 64], but the configuration implies [95, 64]" in refusal(
         folder
     )
 
@@ -146,21 +148,27 @@ def test_a_tied_head_that_was_saved_too_is_ignored(root: Path, tmp_path: Path) -
     change_weights(folder, {"lm_head.weight": torch.zeros(512, 64)})
     model = load_model(folder)
     assert model.head is model.embed
-    assert model.embed.weight.any()
+    assert embeddings(model).any()
 
 
-def second_of_two(folder: Path) -> tuple[dict[str, WeightSlot], dict[str, torch.Tensor]]:
-    """The slots of the second of two ranks, and the file's tensors."""
-    place = WeightPlacement(torch.float32, torch.device("cpu"), TensorParallel(1, 2))
-    model = Decoder(read_spec(folder), place)
-    slots = model.weight_slots()
-    with Checkpoint(folder) as checkpoint:
-        fill(model, checkpoint, family_of(read_json(folder / "config.json")))
+def second_of_two(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict[str, WeightSlot], dict[str, torch.Tensor]]:
+    """The filled slots of the second of two ranks, and the file's tensors."""
+    slots: dict[str, WeightSlot] = {}
+    fill = CheckpointWeights.fill
+
+    def fill_and_note(weights: CheckpointWeights, part: LoadedPart) -> None:
+        slots.update(part.weight_slots())
+        fill(weights, part)
+
+    monkeypatch.setattr(CheckpointWeights, "fill", fill_and_note)
+    load_model(folder, dtype="float32", tp=TensorParallel(1, 2))
     return slots, load_file(folder / "model.safetensors")
 
 
-def test_ranks_hold_slices(root: Path) -> None:
-    slots, file = second_of_two(tiny_models.cached("qwen3", root))
+def test_ranks_hold_slices(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots, file = second_of_two(tiny_models.cached("qwen3", root), monkeypatch)
     up = file["model.layers.0.mlp.up_proj.weight"]
     down = file["model.layers.0.mlp.down_proj.weight"]
     key = file["model.layers.0.self_attn.k_proj.weight"]
@@ -170,8 +178,10 @@ def test_ranks_hold_slices(root: Path) -> None:
     assert torch.equal(slots["embed.weight"].target, file["model.embed_tokens.weight"][256:])
 
 
-def test_ranks_hold_slices_of_every_expert_and_the_whole_router(root: Path) -> None:
-    slots, file = second_of_two(tiny_models.cached("deepseek_v3", root))
+def test_ranks_hold_slices_of_every_expert_and_the_whole_router(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots, file = second_of_two(tiny_models.cached("deepseek_v3", root), monkeypatch)
     for number in (0, 7, 11):
         theirs, ours = f"model.layers.1.mlp.experts.{number}", f"layers.1.mlp.experts.{number}"
         up, down = (file[f"{theirs}.{part}_proj.weight"] for part in ("up", "down"))
@@ -229,7 +239,7 @@ def test_dummy_weights_need_the_config_alone_and_are_seeded(folder: Path) -> Non
 
     def table(seed: int, **options: Any) -> torch.Tensor:
         model = load_model(folder, dtype="float32", load_format="dummy", seed=seed, **options)
-        return model.embed.weight
+        return embeddings(model)
 
     one = table(1)
     assert torch.equal(one, table(1))
@@ -245,23 +255,30 @@ def test_dummy_weights_are_made_in_pieces_on_the_device_itself(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def weights(rank: int, size: int) -> list[torch.Tensor]:
-        place = WeightPlacement(torch.float32, torch.device("cpu"), TensorParallel(rank, size))
-        model = Decoder(read_spec(folder), place)
-        fill_random(model, 0)
-        return [slot.target for slot in model.weight_slots().values()]
+        targets: list[torch.Tensor] = []
+        fill = RandomWeights.fill
+
+        def fill_and_note(weights: RandomWeights, part: LoadedPart) -> None:
+            fill(weights, part)
+            targets.extend(slot.target for slot in part.weight_slots().values())
+
+        with monkeypatch.context() as patch:
+            patch.setattr(RandomWeights, "fill", fill_and_note)
+            load_model(folder, load_format="dummy", tp=TensorParallel(rank, size))
+        return targets
 
     for rank, size in ((0, 1), (1, 2)):
         at_once = weights(rank, size)
         with monkeypatch.context() as patch:
-            patch.setattr("tandem.shared.models.load._PIECE", 500)
+            patch.setattr("tandem.shared.models.random_weights._PIECE", 500)
             assert all(map(torch.equal, weights(rank, size), at_once))
     model = load_model(folder, load_format="dummy", device="meta")
-    assert model.embed.weight.device.type == "meta"
+    assert embeddings(model).device.type == "meta"
 
 
 def test_safetensors_may_be_asked_for_by_name(folder: Path) -> None:
     named, found = (load_model(folder, load_format=name) for name in ("safetensors", "auto"))
-    assert torch.equal(named.embed.weight, found.embed.weight)
+    assert torch.equal(embeddings(named), embeddings(found))
 
 
 def test_end_tokens_come_from_both_configs(folder: Path) -> None:

@@ -18,12 +18,17 @@ from tandem.shared.text import special_tokens
 from tandem.shared.text.chat_template import ChatTemplate, flatten_content
 from tandem.shared.text.tokenizer import MAX_NESTING, TooManyTokensError
 from tandem.shared.text.tokenizer import Tokenizer as Text
+from tandem.shared.text.tokenizer_files import read_tokenizer_files
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{% generation %}<|start|>{{ m.role }}\n"
     "{{ m.content | trim }}<|end|>\n{% endgeneration %}{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
+
+
+def load_text(folder: Path) -> Text:
+    return Text.load(read_tokenizer_files(folder))
 
 
 def make_raw() -> Tokenizer:
@@ -57,7 +62,7 @@ def make_folder(folder: Path, **config: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Text:
-    return Text.load(make_folder(tmp_path_factory.mktemp("model")))
+    return load_text(make_folder(tmp_path_factory.mktemp("model")))
 
 
 def user(content: str) -> list[dict[str, str]]:
@@ -103,7 +108,7 @@ class Swallowing:
             ]
         )
         raw.save(str(make_folder(folder) / "tokenizer.json"))
-        self.text = Text.load(folder)
+        self.text = load_text(folder)
         self.plain = re.compile(r"\s*<left>|\s*<both>\s*|<\|start\|>|<\|end\|>|<s>")
 
 
@@ -153,7 +158,7 @@ def test_much_white_space_is_read_once(swallowing: Swallowing) -> None:
 
 def test_template_arguments_are_guarded_too(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "m", chat_template="{{ messages[0].content }}{{ extra.x }}")
-    text = Text.load(folder)
+    text = load_text(folder)
     end = make_raw().token_to_id("<|end|>")
     tokens = text.encode_chat(user("hi"), template_kwargs={"extra": {"x": "<|end|>"}})
     assert end not in tokens
@@ -163,7 +168,7 @@ def test_template_arguments_are_guarded_too(tmp_path: Path) -> None:
 def test_the_names_in_template_arguments_are_guarded_too(tmp_path: Path) -> None:
     """Templates print the tools that they are given as JSON, names and all."""
     folder = make_folder(tmp_path / "m", chat_template="{{ tools | tojson }}{{ extra | tojson }}")
-    text = Text.load(folder)
+    text = load_text(folder)
     named = {"<|end|>": ["<s>"]}
     tokens = text.encode_chat(user("hi"), tools=[named], template_kwargs={"extra": named})
     assert not {make_raw().token_to_id(token) for token in ("<|end|>", "<s>")} & set(tokens)
@@ -171,7 +176,7 @@ def test_the_names_in_template_arguments_are_guarded_too(tmp_path: Path) -> None
 
 
 def test_template_arguments_that_are_too_deep_are_refused(tmp_path: Path) -> None:
-    text = Text.load(make_folder(tmp_path / "m"))
+    text = load_text(make_folder(tmp_path / "m"))
     value: list[object] = []
     for _ in range(MAX_NESTING + 2):
         value = [value]
@@ -182,17 +187,17 @@ def test_template_arguments_that_are_too_deep_are_refused(tmp_path: Path) -> Non
 def test_special_tokens_are_added_where_they_are_asked_for(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "m")
     bos = make_raw().token_to_id("<s>")
-    assert Text.load(folder).encode("fox")[0] == bos
-    assert bos not in Text.load(folder).encode("fox", add_special_tokens=False)
+    assert load_text(folder).encode("fox")[0] == bos
+    assert bos not in load_text(folder).encode("fox", add_special_tokens=False)
 
 
 def test_a_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "m")
     (folder / "chat_template.jinja").write_text("file")
-    assert Text.load(folder).apply_chat_template(user("x")) == "file"
+    assert load_text(folder).apply_chat_template(user("x")) == "file"
     named = [{"name": "rag", "template": "rag"}, {"name": "default", "template": "plain"}]
     listed = make_folder(tmp_path / "n", chat_template=named)
-    assert Text.load(listed).apply_chat_template(user("x")) == "plain"
+    assert load_text(listed).apply_chat_template(user("x")) == "plain"
 
 
 @pytest.mark.parametrize(
@@ -217,14 +222,14 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str, content: str | None) 
     else:
         (folder / name).write_text(content)
     with pytest.raises(ModelError, match=name.replace(".", r"\.")):
-        Text.load(folder)
+        load_text(folder)
 
 
 def test_a_template_in_another_encoding_is_named(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "m")
     (folder / "chat_template.jinja").write_bytes("é".encode("latin-1"))
     with pytest.raises(ModelError, match=r"chat_template\.jinja: not UTF-8"):
-        Text.load(folder)
+        load_text(folder)
 
 
 DOUBLED = "{{% for i in range(99) %}}{}{{% endfor %}}".format

@@ -1,34 +1,37 @@
-"""Checkpoint in a Hugging Face model folder: index of its safetensors files, partial reads."""
+"""Model folder in Hugging Face layout: its configuration, tokenizer and safetensors files."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from ..errors import ModelError
-from ..models.registry import read_json
+from ..models.model_config import ModelConfig, read_config, read_json
+from ..models.registry import Family
+from ..models.weight_names import WeightNames
+from ..text.special_tokens import special_tokens
+from ..text.tokenizer_files import TokenizerFiles, read_tokenizer_files
+
+if TYPE_CHECKING:
+    import torch
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 
-class Checkpoint:
-    """An open folder of safetensors. Files are memory-mapped, so a read costs only what it reads.
+class SafetensorsFolder:
+    """A ``WeightSource``. Files are memory-mapped, so a read costs only what it reads."""
 
-    Use as a context manager.
-    """
-
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._files: dict[str, Any] = {}
         self._file_of: dict[str, str] = {}
         self._open = ExitStack()
 
-    def __enter__(self) -> Checkpoint:
+    def __enter__(self) -> SafetensorsFolder:
         try:
             self._find()
         except BaseException:
@@ -39,20 +42,44 @@ class Checkpoint:
     def __exit__(self, *exc: object) -> None:
         self._open.close()
 
+    def config(self) -> ModelConfig:
+        """See ``WeightSource``."""
+        return read_config(self.path)
+
+    def tokenizer_files(self) -> TokenizerFiles:
+        """See ``WeightSource``."""
+        return read_tokenizer_files(self.path)
+
+    def end_tokens(self) -> list[int]:
+        """See ``WeightSource``. Those of ``tokenizer_config.json``, read as plain JSON: loading a
+        tokenizer takes longer than everything else that a head does before its ranks start."""
+        named, listed = self.path / "tokenizer_config.json", self.path / "tokenizer.json"
+        if not named.is_file() or not listed.is_file():
+            return []
+        text = special_tokens(read_json(named)).get("eos_token")
+        added = None if text is None else read_json(listed).get("added_tokens")
+        tokens = [token for token in added or () if isinstance(token, dict)]
+        ids = (token.get("id") for token in tokens if token.get("content") == text)
+        return [token for token in ids if isinstance(token, int)]
+
+    def weight_names(self, family: Family) -> WeightNames:
+        """See ``WeightSource``."""
+        return family.weights
+
     def names(self) -> list[str]:
-        """The names of all tensors in the folder."""
+        """See ``WeightSource``."""
         return list(self._file_of)
 
     def dtype(self, name: str) -> str:
-        """A tensor's dtype, by safetensors' names (BF16, F16, F32, ...)."""
+        """See ``WeightSource``."""
         return str(self._slice(name).get_dtype())
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape. Reads nothing."""
+        """See ``WeightSource``."""
         return tuple(self._slice(name).get_shape())
 
     def read(self, name: str, dim: int, first: int, end: int) -> torch.Tensor:
-        """Read ``tensor[first:end]`` along ``dim`` (0 or 1)."""
+        """See ``WeightSource``."""
         part = self._slice(name)
         try:
             return part[first:end] if dim == 0 else part[:, first:end]
@@ -63,16 +90,16 @@ class Checkpoint:
         return self._files[self._file_of[name]].get_slice(name)
 
     def _find(self) -> None:
-        index = self.folder / _INDEX
+        index = self.path / _INDEX
         if index.is_file():
             self._find_shards(index)
-        elif (self.folder / _SINGLE).is_file():
+        elif (self.path / _SINGLE).is_file():
             self._file_of = dict.fromkeys(self._open_file(_SINGLE), _SINGLE)
         else:
-            others = sorted(p.name for p in self.folder.glob("*.bin"))
+            others = sorted(p.name for p in self.path.glob("*.bin"))
             found = f"; {', '.join(others)} cannot be loaded: convert to safetensors" * bool(others)
             raise ModelError(
-                f"{self.folder} has neither {_SINGLE} nor {_INDEX}: download the weights{found}"
+                f"{self.path} has neither {_SINGLE} nor {_INDEX}: download the weights{found}"
             )
 
     def _find_shards(self, index: Path) -> None:
@@ -87,7 +114,7 @@ class Checkpoint:
             claimed = {name for name, where in listed.items() if where == file}
             if claimed - present:
                 raise ModelError(
-                    f"{self.folder / file} lacks {sorted(claimed - present)[0]}, which {_INDEX} "
+                    f"{self.path / file} lacks {sorted(claimed - present)[0]}, which {_INDEX} "
                     f"says it holds: the two come from different downloads; download both again"
                 )
             # Tensors missing from the index are listed too, so that the loader sees unknown ones.
@@ -95,7 +122,7 @@ class Checkpoint:
                 self._file_of[name] = file
 
     def _open_file(self, file: str) -> list[str]:
-        path = self.folder / file
+        path = self.path / file
         if not path.is_file():
             raise ModelError(f"{path} is missing, and {_INDEX} lists it: resume the download")
         try:
@@ -106,7 +133,7 @@ class Checkpoint:
         return list(opened.keys())
 
     def _broken(self, file: str, error: Exception) -> ModelError:
-        path = self.folder / file
+        path = self.path / file
         size = path.stat().st_size
         return ModelError(
             f"{path} ({size} bytes) is truncated or not a safetensors file ({error}): "

@@ -1,0 +1,31 @@
+"""``x @ w.T + b`` for a quantised weight, of which some outputs at a time are brought to fp32."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ..operators import Linear
+from ..quantized import QuantizedWeight, dequantize
+
+# Weights that are brought to fp32 at a time: 4 MB.
+_PIECE = 1 << 20
+
+
+def prepare_quantized(weight: QuantizedWeight, bias: torch.Tensor | None) -> Linear:
+    """The product with a weight, whose bytes are kept as they are. Sums are fp32."""
+    outputs = len(weight.blocks)
+    step = max(1, _PIECE // weight.inputs)
+    wide_bias = None if bias is None else bias.float()
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        out = x.new_empty(x.shape[0], outputs)
+        for first in range(0, outputs, step):
+            rows = slice(first, first + step)
+            part = dequantize(QuantizedWeight(weight.format, weight.blocks[rows]))
+            part_bias = None if wide_bias is None else wide_bias[rows]
+            out[:, rows] = F.linear(wide, part, part_bias)
+        return out
+
+    return run

@@ -1,0 +1,144 @@
+"""Weights of a checkpoint: every parameter filled once, every tensor used or listed as ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ...kernels.block_formats import BLOCK_FORMATS, BlockFormat
+from ...kernels.quantized import QuantizedWeight, dequantize
+from ..errors import ModelError
+from ..weights.source import WeightSource
+from .decoder import LoadedPart
+from .parallel import WeightSlot
+from .registry import Family
+from .spec import AttentionSpec, DecoderSpec, MLASpec
+from .weight_names import AddOne, Deinterleave, Target, layer_of, names_of, target_of
+
+# dtypes of numbers in checkpoints.
+_SAVED_IN = ("BF16", "F16", "F32", "F64")
+_REMEDY = "configuration and weights do not belong together; download both again"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorOrigin:
+    """The tensor of a checkpoint that fills a parameter."""
+
+    tensor: str
+    target: Target
+
+
+class CheckpointWeights:
+    """Fills the parts of a decoder from an open source, in any order."""
+
+    def __init__(self, source: WeightSource, family: Family, spec: DecoderSpec) -> None:
+        self._source = source
+        self._spec = spec
+        self._origins = _origins(source, family, spec)
+
+    def format_of(self, name: str) -> BlockFormat | None:
+        """The block format of a parameter in the checkpoint; ``None`` for numbers."""
+        origin = self._origins.get(name)
+        return None if origin is None else BLOCK_FORMATS.get(self._source.dtype(origin.tensor))
+
+    def fill(self, part: LoadedPart) -> None:
+        """Fill the slots of a part. Raises ``ModelError`` for missing and wrong tensors."""
+        slots = part.weight_slots()
+        missing = sorted(name for name in slots if name not in self._origins)
+        if missing:
+            raise ModelError(
+                f"{self._source.path} lacks {len(missing)} weights ({', '.join(missing[:3])}): "
+                f"{_REMEDY}"
+            )
+        for name, slot in slots.items():
+            self._fill_slot(name, slot, self._origins[name], slots)
+        for name in slots:
+            del self._origins[name]
+
+    def finish(self) -> None:
+        """Raise ``ModelError`` if a tensor has filled nothing."""
+        for origin in self._origins.values():
+            raise self._misplaced(origin.tensor)
+
+    def _misplaced(self, tensor: str) -> ModelError:
+        return ModelError(f"{self._source.path}: {tensor} has no place in this model: {_REMEDY}")
+
+    def _fill_slot(
+        self, name: str, slot: WeightSlot, origin: TensorOrigin, slots: Mapping[str, WeightSlot]
+    ) -> None:
+        """Copy a parameter's part of a tensor, which may have the rows of several."""
+        names = names_of(origin.target)
+        if any(each not in slots for each in names):
+            raise self._misplaced(origin.tensor)
+        before = names[: names.index(name)]
+        self._check(origin.tensor, (sum(slots[n].shape[0] for n in names), *slot.shape[1:]))
+        offset = sum(slots[n].shape[0] for n in before) if slot.dim == 0 else 0
+        if slot.end > slot.first:
+            stored = self._read(origin.tensor, slot, slot.first + offset, slot.end + offset)
+            slot.target.copy_(self._transformed(name, origin.target, stored))
+
+    def _check(self, tensor: str, expected: tuple[int, ...]) -> None:
+        """Reject a tensor of another shape, or in a dtype that needs scales."""
+        shape, dtype = self._source.shape(tensor), self._source.dtype(tensor)
+        if shape != expected:
+            raise ModelError(
+                f"{self._source.path}: {tensor} has shape {list(shape)}, but the configuration "
+                f"implies {list(expected)}: {_REMEDY}"
+            )
+        if dtype not in _SAVED_IN and dtype not in BLOCK_FORMATS:
+            raise ModelError(
+                f"{self._source.path}: {tensor} is saved in {dtype}; supported: "
+                f"{', '.join(_SAVED_IN)}: convert the weights to bfloat16"
+            )
+
+    def _read(self, tensor: str, slot: WeightSlot, first: int, end: int) -> torch.Tensor:
+        """The slot's part of a tensor: bytes of blocks for a slot with a format, else numbers."""
+        format = BLOCK_FORMATS.get(self._source.dtype(tensor))
+        if format is None or format == slot.format:
+            return self._source.read(tensor, slot.dim, first, end)
+        rows = (first, end) if slot.dim == 0 else (0, slot.shape[0])
+        whole = dequantize(QuantizedWeight(format, self._source.read(tensor, 0, *rows)))
+        return whole if slot.dim == 0 else whole[:, first:end]
+
+    def _transformed(self, name: str, target: Target, stored: torch.Tensor) -> torch.Tensor:
+        match target:
+            case AddOne():
+                return stored.float() + 1
+            case Deinterleave():
+                attention = self._spec.layers[layer_of(name)].attention
+                return deinterleave(stored, *_rotated_rows(attention, name))
+        return stored
+
+
+def _origins(source: WeightSource, family: Family, spec: DecoderSpec) -> dict[str, TensorOrigin]:
+    """The tensor of each parameter."""
+    names = source.weight_names(family)
+    origins: dict[str, TensorOrigin] = {}
+    for tensor in source.names():
+        if family.more_layers and layer_of(tensor) >= len(spec.layers):
+            continue
+        target = target_of(tensor, names, source.path)
+        if target == "head.weight" and spec.tie_embeddings:
+            continue  # a tied head is the embedding, whatever was saved beside it
+        for name in names_of(target):
+            if name in origins or layer_of(name) >= len(spec.layers):
+                raise ModelError(f"{source.path}: {tensor} has no place in this model: {_REMEDY}")
+            origins[name] = TensorOrigin(tensor, target)
+    return origins
+
+
+def _rotated_rows(attention: AttentionSpec | MLASpec, name: str) -> tuple[int, int]:
+    """Rows of a head in a projection, and how many of them, the last, are rotated."""
+    if isinstance(attention, AttentionSpec):
+        return attention.head_dim, attention.head_dim
+    rotated = attention.rope_dim if attention.rope_interleaved else 0
+    return (attention.kv.dim if ".kv_a." in name else attention.qk_dim), rotated
+
+
+def deinterleave(rows: torch.Tensor, width: int, rotated: int) -> torch.Tensor:
+    """Move neighbours among the last ``rotated`` of each ``width`` rows half of them apart."""
+    heads = rows.unflatten(0, (-1, width))
+    kept, pairs = heads.split([width - rotated, rotated], dim=1)
+    return torch.cat([kept, pairs[:, 0::2], pairs[:, 1::2]], dim=1).flatten(0, 1)

@@ -1,0 +1,207 @@
+"""Methods of linears: how a weight is stored, loaded and multiplied.
+
+A layer asks ``choose_method`` for the method of its weights and knows no format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from ....kernels.block_formats import BlockFormat
+from ....kernels.operators import Linear
+from ....kernels.quantized import QuantizedWeight, dequantize
+from ..parallel import WeightPlacement, WeightSlot
+
+# How many outputs (or inputs) there are in all, and the range of them on this rank.
+Shard = tuple[int, range]
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPart:
+    """One weight of a linear: its parameter's name, outputs and inputs. At most one of them is
+    split over ranks. A rank pads its outputs with ``padding`` zeros."""
+
+    name: str
+    outputs: Shard
+    inputs: Shard
+    padding: int = 0
+
+    @property
+    def rows(self) -> range:
+        """This rank's outputs, without padding."""
+        return self.outputs[1]
+
+    def slot(self, target: torch.Tensor, format: BlockFormat | None = None) -> WeightSlot:
+        """The slot of the weight on this rank."""
+        shape, dim = (self.outputs[0], self.inputs[0]), int(len(self.inputs[1]) < self.inputs[0])
+        mine = (self.outputs, self.inputs)[dim][1]
+        return WeightSlot(target[: len(self.rows)], shape, dim, mine.start, mine.stop, format)
+
+
+class LinearMethod(Protocol):
+    """The weights of parts with the same inputs, merged: outputs follow each other."""
+
+    def weight_slots(self) -> dict[str, WeightSlot]:
+        """The weights by name, for the loader."""
+
+    def finish_loading(self, bias: torch.Tensor | None, *, keep_rows: bool = False) -> None:
+        """Bring the loaded weights into the form that their product wants; any other is freed,
+        unless ``keep_rows``."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """``x @ weight.T + bias``."""
+
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """Rows of the weights: embeddings. Before ``finish_loading``, or with ``keep_rows``."""
+
+    def take_weight(self) -> torch.Tensor:
+        """Remove the loaded weight, for an owner that computes with dense weights itself."""
+
+
+def choose_method(place: WeightPlacement, parts: Sequence[LinearPart]) -> LinearMethod:
+    """The method of some weights, by the formats of their checkpoint: neighbours of one format are
+    merged."""
+    methods: list[DenseMethod | QuantizedMethod] = []
+    for format, merged in groupby(parts, lambda part: _format(place, part)):
+        if format is None:
+            methods.append(DenseMethod(place, list(merged)))
+        else:
+            methods.append(QuantizedMethod(place, list(merged), format))
+    return methods[0] if len(methods) == 1 else MixedMethod(methods)
+
+
+def _format(place: WeightPlacement, part: LinearPart) -> BlockFormat | None:
+    """The format to keep a weight in: ``None`` for numbers, also where this rank's inputs do not
+    begin and end with a block."""
+    format, mine = place.format_of(part.name), part.inputs[1]
+    if format is None or mine.start % format.values or mine.stop % format.values:
+        return None
+    return format
+
+
+class DenseMethod:
+    """Weights as numbers."""
+
+    def __init__(self, place: WeightPlacement, parts: Sequence[LinearPart]) -> None:
+        self.parts = parts
+        self.operators = place.operators
+        self.activations = place.activations
+        self.height = _height(parts)
+        self.weight = place.empty(self.height, len(parts[0].inputs[1]))
+        self._linear: Linear | None = None
+
+    def weight_slots(self) -> dict[str, WeightSlot]:
+        """See ``LinearMethod``."""
+        return _slots(self.parts, self.weight, None)
+
+    def finish_loading(self, bias: torch.Tensor | None, *, keep_rows: bool = False) -> None:
+        """See ``LinearMethod``."""
+        weight = self.weight if keep_rows else self.take_weight()
+        self._linear = self.operators.prepare_linear(weight, bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        assert self._linear is not None, "finish_loading() comes first"
+        return self._linear(x)
+
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """See ``LinearMethod``."""
+        return F.embedding(indices, self.weight).to(self.activations)
+
+    def take_weight(self) -> torch.Tensor:
+        """See ``LinearMethod``."""
+        weight = self.weight
+        del self.weight
+        return weight
+
+
+class QuantizedMethod:
+    """Weights as the bytes of their blocks."""
+
+    def __init__(
+        self, place: WeightPlacement, parts: Sequence[LinearPart], format: BlockFormat
+    ) -> None:
+        self.parts = parts
+        self.format = format
+        self.operators = place.operators
+        self.activations = place.activations
+        self.height = _height(parts)
+        shape = self.height, format.row_bytes(len(parts[0].inputs[1]))
+        self.blocks = torch.empty(shape, dtype=torch.uint8, device=place.device)
+        self._linear: Linear | None = None
+
+    def weight_slots(self) -> dict[str, WeightSlot]:
+        """See ``LinearMethod``."""
+        return _slots(self.parts, self.blocks, self.format)
+
+    def finish_loading(self, bias: torch.Tensor | None, *, keep_rows: bool = False) -> None:
+        """See ``LinearMethod``."""
+        blocks = self.blocks
+        if not keep_rows:
+            del self.blocks
+        weight = QuantizedWeight(self.format, blocks)
+        self._linear = self.operators.prepare_quantized(weight, bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        assert self._linear is not None, "finish_loading() comes first"
+        return self._linear(x)
+
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """See ``LinearMethod``."""
+        chosen = QuantizedWeight(self.format, self.blocks[indices])
+        return dequantize(chosen).to(self.activations)
+
+    def take_weight(self) -> torch.Tensor:
+        """See ``LinearMethod``."""
+        raise NotImplementedError(f"no operator takes dense weights from {self.format.name}")
+
+
+class MixedMethod:
+    """Weights of several formats: a product for each run of one format."""
+
+    def __init__(self, methods: Sequence[DenseMethod | QuantizedMethod]) -> None:
+        self.methods = methods
+
+    def weight_slots(self) -> dict[str, WeightSlot]:
+        """See ``LinearMethod``."""
+        return {name: slot for each in self.methods for name, slot in each.weight_slots().items()}
+
+    def finish_loading(self, bias: torch.Tensor | None, *, keep_rows: bool = False) -> None:
+        """See ``LinearMethod``."""
+        heights = [each.height for each in self.methods]
+        biases = [None] * len(heights) if bias is None else bias.split(heights)
+        for each, its_bias in zip(self.methods, biases, strict=True):
+            each.finish_loading(its_bias, keep_rows=keep_rows)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([each(x) for each in self.methods], dim=-1)
+
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """See ``LinearMethod``."""
+        raise NotImplementedError("embeddings are one weight, of one format")
+
+    def take_weight(self) -> torch.Tensor:
+        """See ``LinearMethod``."""
+        raise NotImplementedError("no operator takes dense weights from several formats")
+
+
+def _height(parts: Sequence[LinearPart]) -> int:
+    """Outputs on this rank, with padding."""
+    return sum(len(part.rows) + part.padding for part in parts)
+
+
+def _slots(
+    parts: Sequence[LinearPart], merged: torch.Tensor, format: BlockFormat | None
+) -> dict[str, WeightSlot]:
+    """The slots of neighbours; padding becomes zero."""
+    slots, row = {}, 0
+    for part in parts:
+        slots[part.name] = part.slot(merged[row:], format)
+        row += len(part.rows) + part.padding
+        merged[row - part.padding : row].zero_()
+    return slots

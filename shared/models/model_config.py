@@ -1,0 +1,45 @@
+"""The configuration of a model as its files have it. No torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelError
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """``values`` as in a ``config.json``, ``generation`` as in a ``generation_config.json``.
+
+    ``file`` and ``generation_file`` name the origins of both in error messages.
+    """
+
+    values: dict[str, Any]
+    file: str = "config.json"
+    generation: dict[str, Any] = field(default_factory=dict)
+    generation_file: str = "generation_config.json"
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Read the configuration of a model folder."""
+    file, generation = folder / "config.json", folder / "generation_config.json"
+    more = read_json(generation) if generation.is_file() else {}
+    return ModelConfig(read_json(file), str(file), more, str(generation))
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a JSON object from the model folder."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{file} is missing: give the folder of a Hugging Face model") from None
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelError(f"{file} is not valid JSON ({error}): download it again") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{file} holds a {type(value).__name__}, not an object: download it again")
+    return value

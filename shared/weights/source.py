@@ -1,0 +1,73 @@
+"""Weight sources: a model's configuration, tokenizer and tensors, whatever files they are in.
+
+Torch is loaded only when a tensor is read, so that heads and routers can ask for the rest.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from ..models.model_config import ModelConfig
+from ..models.registry import Family, spec_of
+from ..models.spec import DecoderSpec
+from ..models.weight_names import WeightNames
+from ..text.tokenizer_files import TokenizerFiles
+from .safetensors_folder import SafetensorsFolder
+
+if TYPE_CHECKING:
+    import torch
+
+
+class WeightSource(Protocol):
+    """A checkpoint. Use as a context manager for its tensors."""
+
+    path: Path
+
+    def __enter__(self) -> WeightSource: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def config(self) -> ModelConfig:
+        """The configuration."""
+
+    def tokenizer_files(self) -> TokenizerFiles:
+        """What a tokenizer is loaded from."""
+
+    def end_tokens(self) -> list[int]:
+        """The end tokens of the tokenizer."""
+
+    def weight_names(self, family: Family) -> WeightNames:
+        """The family's names and transforms for this kind of checkpoint."""
+
+    def names(self) -> list[str]:
+        """The names of all tensors."""
+
+    def dtype(self, name: str) -> str:
+        """A tensor's dtype (BF16, F16, F32, ...) or block format (Q8_0, ...)."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape. Reads nothing."""
+
+    def read(self, name: str, dim: int, first: int, end: int) -> torch.Tensor:
+        """Read ``tensor[first:end]`` along ``dim`` (0 or 1): numbers, or the bytes of blocks."""
+
+
+def open_source(path: str | Path) -> WeightSource:
+    """The source at a path that ``locate_model`` has found."""
+    return SafetensorsFolder(Path(path))
+
+
+def read_spec(
+    path: str | Path,
+    ignored_keys: frozenset[str] = frozenset(),
+    max_model_len: int | None = None,
+) -> DecoderSpec:
+    """The spec of the model at a path; see ``spec_of``."""
+    return spec_of(open_source(path).config(), ignored_keys, max_model_len)
