@@ -4,12 +4,13 @@
 (the real classes) on a decode node that gets more requests than it can serve. A received prompt's
 blocks are reserved when those that go first have theirs, as ``decode_node/transfers.py`` does it,
 and are filled some steps later. Everything is drawn from one seed, time is counted in steps, and
-the same requests come to both sides. A row is a stream that gets a token in a step, so rows a step
-are the throughput of what clients see.
+the same requests come to both sides. A row is a stream that gets a token in a step.
 
-The last load is beyond what the goal can reach: a prompt's blocks are idle while they are filled,
-and where that takes a quarter of a sequence's time in a pool that is always full, a quarter of the
-rows is the price. Steps of the local side with 512 prompt tokens count as one step all the same.
+Rows a step flatter the node that prefills by itself: its step with 512 prompt tokens counts as one
+step, as if it took no longer than decoding. So there is a second figure, rows in the time of one
+decode step, where a prompt token takes as long on this node as on a prefill node. The last load has
+only that one as a goal: a prompt's blocks are idle while they are filled, and where filling takes a
+quarter of a sequence's time in a pool that is always full, that costs a quarter of the rows a step.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from tandem.shared.engine.plan import Sampled, StepResult
 from tandem.shared.engine.sampling_params import SamplingParams
@@ -47,6 +49,7 @@ class Load:
     output: tuple[int, int]
     transfer_steps: int = 4
     tokens_a_step: int = 256
+    goal: str = GOAL  # for rows a step
 
 
 LOADS = (
@@ -92,6 +95,7 @@ LOADS = (
         output=(50, 500),
         transfer_steps=20,
         tokens_a_step=64,
+        goal="",
     ),
 )
 
@@ -101,6 +105,8 @@ class Seen:
     """What one side came to, after the warm-up."""
 
     rows: int = 0
+    steps: int = 0
+    time: float = 0.0  # in decode steps
     thin: int = 0  # steps with at most one row
     computed: int = 0  # tokens of prompts, here
     preemptions: int = 0
@@ -109,11 +115,15 @@ class Seen:
 
 
 class Node:
-    """One side: a scheduler, and the transfers that are under way."""
+    """One side: a scheduler, and the transfers that are under way.
 
-    def __init__(self, load: Load, *, remote: bool) -> None:
+    ``timed`` makes a step last longer by the prompt tokens that it computes.
+    """
+
+    def __init__(self, load: Load, *, remote: bool, timed: bool) -> None:
         self._load = load
         self._remote = remote
+        self._timed = timed
         self._random = random.Random(0)
         self._scheduler = Scheduler(
             BlockPool(load.blocks, BLOCK),
@@ -122,28 +132,34 @@ class Node:
             max_model_len=load.blocks * BLOCK,
             max_waiting=1024,
         )
-        self._transfers: deque[tuple[int, Sequence, list[int]]] = deque()
+        self._transfers: deque[tuple[float, Sequence, list[int]]] = deque()
         self._sequences: list[Sequence] = []
         self._next = 0.0
         self.seen = Seen()
 
     def run(self) -> Seen:
-        for step in range(STEPS):
-            if step == WARM_UP:
+        now = 0.0
+        warm = False
+        while now < STEPS:
+            if not warm and now >= WARM_UP:
+                warm = True
                 self.seen = Seen(preemptions=-self._preemptions())
-            self._arrive(step)
-            self._settle(step)
-            self._reserve(step)
-            self._step()
+            self._arrive(now)
+            self._settle(now)
+            self._reserve(now)
+            took = self._step()
+            self.seen.steps += 1
+            self.seen.time += took
+            now += took
         self.seen.preemptions += self._preemptions()
         return self.seen
 
     def _preemptions(self) -> int:
         return sum(one.preemptions for one in self._sequences)
 
-    def _arrive(self, step: int) -> None:
+    def _arrive(self, now: float) -> None:
         draw = self._random
-        while self._next <= step:
+        while self._next <= now:
             self._next += draw.expovariate(1 / self._load.gap)
             prompt = [draw.randrange(50_000) for _ in range(draw.randint(*self._load.prompt))]
             params = SamplingParams(max_tokens=draw.randint(*self._load.output))
@@ -162,64 +178,82 @@ class Node:
             return
         self._scheduler.ask(one, len(one.prompt) - 1)
 
-    def _reserve(self, step: int) -> None:
+    def _reserve(self, now: float) -> None:
         load = self._load
         while (granted := self._scheduler.next_reservation()) is not None:
             one, reserved = granted
-            ready = step + load.transfer_steps + len(one.prompt) // load.tokens_a_step
+            ready = now + load.transfer_steps + len(one.prompt) // load.tokens_a_step
             self._transfers.append((ready, one, reserved))
 
-    def _settle(self, step: int) -> None:
-        for ready, one, reserved in [t for t in self._transfers if t[0] <= step]:
+    def _settle(self, now: float) -> None:
+        for ready, one, reserved in [t for t in self._transfers if t[0] <= now]:
             self._transfers.remove((ready, one, reserved))
             self._scheduler.commit_received(one, reserved, len(one.prompt) - 1)
             self.seen.received += 1
 
-    def _step(self) -> None:
+    def _step(self) -> float:
+        """Run one step. Returns its duration, in decode steps."""
         plan = self._scheduler.schedule() if self._scheduler.has_work else None
         if plan is None:
             self.seen.thin += 1
-            return
+            return 1.0
         drawn = [Sampled(row.sequence_id, [7]) for row in plan.sequences if row.sample]
         self._scheduler.apply(StepResult(plan.step, drawn))
+        computed = sum(len(row.tokens) for row in plan.sequences if len(row.tokens) > 1)
         self.seen.rows += len(drawn)
         self.seen.thin += len(drawn) <= 1
-        self.seen.computed += sum(len(row.tokens) for row in plan.sequences if len(row.tokens) > 1)
+        self.seen.computed += computed
+        return 1.0 + (computed / self._load.tokens_a_step if self._timed else 0.0)
+
+
+def rows_a_step(load: Load) -> list[dict[str, Any]]:
+    """The figures of both sides where every step takes as long as any other."""
+    here = Node(load, remote=False, timed=False).run()
+    there = Node(load, remote=True, timed=False).run()
+    print(f"{load.name}\n  prefilled here {here}\n  received       {there}")
+    return [
+        {
+            "metric": f"rows a step, received prompts, {load.name}",
+            "value": there.rows / there.steps,
+            "unit": "rows",
+            "goal": load.goal,
+            "against": f"prefilled here: {here.rows / here.steps:.2f}",
+            "ratio": there.rows / there.steps / (here.rows / here.steps),
+        },
+        {
+            "metric": f"steps with at most one row, received prompts, {load.name}",
+            "value": there.thin / there.steps,
+            "unit": "of the steps",
+            "against": f"prefilled here: {here.thin / here.steps:.3f}",
+        },
+        {
+            "metric": f"prompt tokens computed here, received prompts, {load.name}",
+            "value": there.computed,
+            "unit": "tokens",
+            "against": f"prefilled here: {here.computed}",
+        },
+    ]
+
+
+def rows_in_time(load: Load) -> dict[str, Any]:
+    """The figure of both sides where prompt tokens take time."""
+    here = Node(load, remote=False, timed=True).run()
+    there = Node(load, remote=True, timed=True).run()
+    print(f"  in time        {there.rows / there.time:.2f} against {here.rows / here.time:.2f}")
+    return {
+        "metric": f"rows in the time of a decode step, received prompts, {load.name}",
+        "value": there.rows / there.time,
+        "unit": "rows",
+        "goal": GOAL,
+        "against": f"prefilled here: {here.rows / here.time:.2f}",
+        "ratio": there.rows / there.time / (here.rows / here.time),
+    }
 
 
 def main() -> None:
     rows = []
     for load in LOADS:
-        here = Node(load, remote=False).run()
-        there = Node(load, remote=True).run()
-        measured = STEPS - WARM_UP
-        print(f"{load.name}\n  prefilled here {here}\n  received       {there}")
-        rows.append(
-            {
-                "metric": f"rows a step, received prompts, {load.name}",
-                "value": there.rows / measured,
-                "unit": "rows",
-                "goal": GOAL,
-                "against": f"prefilled here: {here.rows / measured:.2f}",
-                "ratio": there.rows / here.rows,
-            }
-        )
-        rows.append(
-            {
-                "metric": f"steps with at most one row, received prompts, {load.name}",
-                "value": there.thin / measured,
-                "unit": "of the steps",
-                "against": f"prefilled here: {here.thin / measured:.3f}",
-            }
-        )
-        rows.append(
-            {
-                "metric": f"prompt tokens computed here, received prompts, {load.name}",
-                "value": there.computed,
-                "unit": "tokens",
-                "against": f"prefilled here: {here.computed}",
-            }
-        )
+        rows += [*rows_a_step(load), rows_in_time(load)]
     print(write("overload", rows))
 
 
