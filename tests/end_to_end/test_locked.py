@@ -48,9 +48,13 @@ class Locked:
 
     def serves(self, seed: int, want: list[int]) -> None:
         """Remotely prefilled, with the tokens of an unlocked cluster."""
+        assert self.prefills_remotely(seed, want)
+
+    def prefills_remotely(self, seed: int, want: list[int]) -> bool:
+        """Send a prompt, which must get its tokens wherever it is prefilled."""
         before = node_metric(self.decode, COMMITTED)
         assert greedy(self.cluster, seed) == want
-        assert node_metric(self.decode, COMMITTED) == before + 1
+        return node_metric(self.decode, COMMITTED) == before + 1
 
 
 @pytest.fixture(scope="module")
@@ -218,6 +222,8 @@ def test_everything_is_rotated_while_it_serves(
     flags = ["--no-enable-prefix-caching", "--carrier=tcp", *locked.flags]
     (locked.prefill,) = locked.cluster.start_nodes(("prefill-node", *flags))
     locked.cluster.wait_nodes(decode=1, prefill=1)
+    # The first greeting of a new node may take longer than a request waits for it.
+    until(lambda: locked.prefills_remotely(6, want), "the new node to be used")
     locked.serves(6, want)
     for part in (locked.cluster.router, locked.prefill, locked.decode):
         assert part is not None
