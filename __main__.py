@@ -106,7 +106,7 @@ def command(name: str, *configs: type, model: bool = True) -> Callable[[Any], cl
 def _telemetry(values: Values, role: str, node_id: str) -> Tracer:
     """Configure logging; returns the tracer, which the caller closes last."""
     from .shared.telemetry.logs import LogSettings, setup_logging
-    from .shared.telemetry.tracing import start_tracer
+    from .shared.telemetry.start_tracer import start_tracer
 
     config = fill(TelemetryConfig, values)
     setup_logging(

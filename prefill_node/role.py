@@ -9,7 +9,7 @@ import grpc
 
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import add_PrefillServicer_to_server
-from ..shared.node.process import NodeProcess
+from ..shared.node.node_role import NodeProcess
 from .service import PrefillService
 
 

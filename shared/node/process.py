@@ -38,8 +38,9 @@ from ..telemetry.tracing import NO_TRACER, Tracer
 from ..unix_sockets import UNIX, folder_of
 from ..version import version
 from .metrics import NodeMetrics
+from .node_role import NodeProcess, NodeRole
 from .registration import Registration
-from .role_switch import POLL_SECONDS, NodeRole, RoleSwitch
+from .role_switch import POLL_SECONDS, RoleSwitch
 
 log = logging.getLogger("tandem.node")
 
@@ -54,20 +55,6 @@ _SERVER_OPTIONS = [
     ("grpc.http2.ping_timeout_ms", 1500),
     ("grpc.http2.max_pings_without_data", 0),
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class NodeProcess:
-    """The parts of a head process that a role works with."""
-
-    engine: NodeEngine
-    identity: NodeIdentity
-    inbox: Inbox
-    metrics: NodeMetrics
-    handoff: HandoffConfig
-    status: Callable[[], pb.StatusReply]
-    tracer: Tracer
-    credentials: Credentials = INSECURE
 
 
 async def run_node(

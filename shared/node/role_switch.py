@@ -9,45 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import grpc
 
 from ...proto import tandem_pb2 as pb
-
-if TYPE_CHECKING:
-    from .process import NodeProcess
+from .node_role import NodeProcess, NodeRole
 
 POLL_SECONDS = 0.05
-
-
-class NodeRole(Protocol):
-    """The part of a head process that makes it a prefill node or a decode node."""
-
-    role: pb.Role
-    listens: bool  # whether its ranks accept data-plane connections
-
-    def register(self, server: grpc.aio.Server, process: NodeProcess) -> None:
-        """Add the services, and keep the process."""
-
-    def background(self) -> list[Coroutine[Any, Any, None]]:
-        """Coroutines that run as long as the node."""
-
-    def admit(self) -> None:
-        """Accept new requests again."""
-
-    def drain(self) -> None:
-        """Reject new requests."""
-
-    @property
-    def busy(self) -> bool:
-        """True while a drain must wait for requests."""
-
-    def cut_off(self) -> None:
-        """End the running requests with an error that names the drain."""
-
-    async def close(self) -> None:
-        """Close connections; the role may be played again later."""
 
 
 class RoleSwitch:

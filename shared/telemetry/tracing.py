@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol
-from urllib.parse import urlsplit
 
-from ..errors import TransferError, UsageError
+from ..errors import TransferError
 from .logs import REQUEST_ID_HEADER, add_log_context, current_log_context
 
 # The header of W3C Trace Context: version, trace, span, flags.
@@ -82,25 +81,6 @@ NO_SPAN: Span = _Untraced()
 NO_TRACER: Tracer = _NoTracer()
 
 _current: ContextVar[Span] = ContextVar("span", default=NO_SPAN)
-
-
-def start_tracer(endpoint: str | None, role: str, node_id: str) -> Tracer:
-    """The tracer of this process. Raises ``UsageError`` for a bad endpoint or a missing library."""
-    if endpoint is None:
-        return NO_TRACER
-    if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).hostname:
-        raise UsageError(
-            f"--otlp-endpoint {endpoint!r} is not an http:// or https:// address, such as "
-            f"http://127.0.0.1:4318"
-        )
-    try:
-        from .otlp import OtlpTracer
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"--otlp-endpoint needs OpenTelemetry ({error.name} is missing); install it with: "
-            f"pip install 'tandem-llm[otel]'"
-        ) from None
-    return OtlpTracer(endpoint, role, node_id)
 
 
 def current() -> Span:

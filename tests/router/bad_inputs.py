@@ -245,10 +245,11 @@ def bodies() -> Iterator[tuple[str, Any, dict[str, Any]]]:
         [CALL | {"function": {"name": "f", "arguments": 5}}],
         [CALL] * 1025,
     ):
-        message = {"role": "assistant", "tool_calls": calls}
-        yield "tool_calls", calls, {"messages": [message]}
-    for message in ({}, {"role": "user"}, {"role": "assistant"}, {"content": "hi"}, 1, "x", None):
-        yield "message", message, {"messages": [message]}
+        calling = {"role": "assistant", "tool_calls": calls}
+        yield "tool_calls", calls, {"messages": [calling]}
+    bad: tuple[Any, ...] = ({}, {"role": "user"}, {"role": "assistant"}, {"content": "hi"}, 1, "x")
+    for item in (*bad, None):
+        yield "message", item, {"messages": [item]}
     for pair in PAIRS:
         yield "pairs", pair, pair
 

@@ -14,7 +14,8 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from tandem.shared.errors import UsageError
 from tandem.shared.telemetry import otlp, tracing
 from tandem.shared.telemetry.logs import log_context
-from tandem.shared.telemetry.tracing import NO_TRACER, metadata, serving, start_tracer, step
+from tandem.shared.telemetry.start_tracer import start_tracer
+from tandem.shared.telemetry.tracing import NO_TRACER, metadata, serving, step
 
 PARENT = f"00-{'ab' * 16}-{'cd' * 8}-01"
 
