@@ -270,7 +270,7 @@ def body_answers(folder: Path) -> Table:
             try:
                 parsed = surface.parse(valid | changes, model, RouterOptions())
                 made = _described(parsed)
-                answer = {name: made[name] for name in made if made[name] != plain[name]}
+                answer: Any = {name: made[name] for name in made if made[name] != plain[name]}
             except Exception as error:
                 failure = to_api_error(error, retry_after=1)
                 assert failure is not None, (surface.path, shown, repr(error))
