@@ -49,6 +49,7 @@ def sampling_params(sampling: pb.Sampling) -> SamplingParams:
         frequency_penalty=sampling.frequency_penalty,
         seed=given("seed"),
         logit_bias=dict(sampling.logit_bias),
+        allowed_token_ids=tuple(sampling.allowed_token_ids),
         stop_token_ids=tuple(sampling.stop_token_ids),
         max_tokens=sampling.max_tokens,
         min_tokens=sampling.min_tokens,

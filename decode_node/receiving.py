@@ -22,6 +22,7 @@ from typing import Any
 import grpc
 
 from ..proto import tandem_pb2 as pb
+from ..proto.capabilities import WINDOWS, needed
 from ..shared.causes import Cause
 from ..shared.config import HandoffConfig
 from ..shared.engine.sequence import Sequence
@@ -100,7 +101,7 @@ class _Receiving:
             clock=time.monotonic,
         )
         # A canary compares all tokens.
-        windows = peer.sends_windows and not sequence.private
+        windows = WINDOWS in peer.capabilities and not sequence.private
         self._resume_at = node.engine.core.resume_at(sequence) if windows else 0
         self._first_tokens = first_tokens(
             node.engine.spec, sequence.computed, len(sequence.prompt) - 1, self._resume_at
@@ -179,6 +180,13 @@ class _Receiving:
             kv_dtype=self._node.engine.kv_dtype,
             resume_at=self._resume_at,
         )
+        lacking = needed(request) - self._peer.capabilities
+        if lacking:
+            raise TransferError(
+                f"{self._peer.address} runs an older version, which does not support "
+                f"{', '.join(sorted(lacking))}",
+                cause=Cause.REFUSED,
+            )
         self._enter(DecodeState.OPENING)
         self._peer.trust.begin(self._attempt.transfer_id)
         with calling():

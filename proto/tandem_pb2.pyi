@@ -100,7 +100,7 @@ class Prefixes(_message.Message):
     def __init__(self, version: _Optional[int] = ..., base: _Optional[int] = ..., block_size: _Optional[int] = ..., stride: _Optional[int] = ..., added: _Optional[bytes] = ..., removed: _Optional[bytes] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("node_id", "epoch", "role", "address", "model", "load", "version", "prefixes")
+    __slots__ = ("node_id", "epoch", "role", "address", "model", "load", "version", "capabilities", "prefixes")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,7 @@ class JoinRequest(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     PREFIXES_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     epoch: int
@@ -116,8 +117,9 @@ class JoinRequest(_message.Message):
     model: ModelCard
     load: Load
     version: str
+    capabilities: _containers.RepeatedScalarFieldContainer[str]
     prefixes: Prefixes
-    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[_Union[ModelCard, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., version: _Optional[str] = ..., prefixes: _Optional[_Union[Prefixes, _Mapping]] = ...) -> None: ...
+    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[_Union[ModelCard, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., version: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., prefixes: _Optional[_Union[Prefixes, _Mapping]] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("router_epoch", "heartbeat_seconds", "prefix_version")
@@ -191,7 +193,7 @@ class ListRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeInfo(_message.Message):
-    __slots__ = ("node_id", "epoch", "role", "address", "draining", "load", "requests", "next_role", "heartbeat_age_seconds", "version")
+    __slots__ = ("node_id", "epoch", "role", "address", "draining", "load", "requests", "next_role", "heartbeat_age_seconds", "version", "capabilities")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +204,7 @@ class NodeInfo(_message.Message):
     NEXT_ROLE_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     epoch: int
     role: Role
@@ -212,7 +215,8 @@ class NodeInfo(_message.Message):
     next_role: Role
     heartbeat_age_seconds: float
     version: str
-    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., requests: _Optional[int] = ..., next_role: _Optional[_Union[Role, str]] = ..., heartbeat_age_seconds: _Optional[float] = ..., version: _Optional[str] = ...) -> None: ...
+    capabilities: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., requests: _Optional[int] = ..., next_role: _Optional[_Union[Role, str]] = ..., heartbeat_age_seconds: _Optional[float] = ..., version: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AbsentNode(_message.Message):
     __slots__ = ("node_id", "role", "address", "refused", "reason", "seconds_ago")
@@ -305,7 +309,7 @@ class PairReport(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., problem: _Optional[str] = ..., cause: _Optional[str] = ..., round_trip_seconds: _Optional[float] = ..., canary_seconds: _Optional[float] = ..., carrier: _Optional[str] = ..., bytes_per_token: _Optional[float] = ..., tokens_per_second: _Optional[float] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "logit_bias", "max_tokens", "min_tokens", "ignore_eos", "stop_token_ids", "logprobs", "prompt_logprobs", "n")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "logit_bias", "max_tokens", "min_tokens", "ignore_eos", "stop_token_ids", "logprobs", "prompt_logprobs", "n", "allowed_token_ids")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -329,6 +333,7 @@ class Sampling(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     N_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -345,7 +350,8 @@ class Sampling(_message.Message):
     logprobs: int
     prompt_logprobs: int
     n: int
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., n: _Optional[int] = ...) -> None: ...
+    allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., n: _Optional[int] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "prompt", "sampling", "priority", "cache_salt", "prefill", "deadline_seconds", "call_id", "split_prompt_logprobs", "deaths")
@@ -512,7 +518,7 @@ class StatusRequest(_message.Message):
     def __init__(self, prefix_version: _Optional[int] = ..., without_metrics: _Optional[bool] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("node_id", "epoch", "role", "ready", "draining", "load", "model", "metrics", "refused", "version", "prefixes")
+    __slots__ = ("node_id", "epoch", "role", "ready", "draining", "load", "model", "metrics", "refused", "version", "prefixes", "capabilities")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -524,6 +530,7 @@ class StatusReply(_message.Message):
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     epoch: int
     role: Role
@@ -535,7 +542,8 @@ class StatusReply(_message.Message):
     refused: _containers.RepeatedCompositeFieldContainer[RefusedPeer]
     version: str
     prefixes: Prefixes
-    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., model: _Optional[_Union[ModelCard, _Mapping]] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[RefusedPeer, _Mapping]]] = ..., version: _Optional[str] = ..., prefixes: _Optional[_Union[Prefixes, _Mapping]] = ...) -> None: ...
+    capabilities: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., model: _Optional[_Union[ModelCard, _Mapping]] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[RefusedPeer, _Mapping]]] = ..., version: _Optional[str] = ..., prefixes: _Optional[_Union[Prefixes, _Mapping]] = ..., capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RefusedPeer(_message.Message):
     __slots__ = ("address", "node_id", "epoch", "reason", "cause")

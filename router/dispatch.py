@@ -11,13 +11,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from ..proto import tandem_pb2 as pb
+from ..proto.capabilities import needed
 from ..shared.errors import OverloadedError, UnavailableError
 from ..shared.telemetry.logs import logger
 from ..shared.telemetry.tracing import step
 from .cluster.inflight import InflightPlacement
 from .cluster.node import Node
 from .cluster.node_table import NodeTable
-from .errors import DeadlineError, DrainingError, NodeError
+from .errors import CapabilityError, DeadlineError, DrainingError, NodeError
 from .node_call import LATE, GenerationError, node_call
 from .options import RouterOptions
 from .placement.node_prefixes import PromptKeys
@@ -27,11 +28,14 @@ from .placement.policies import POLICIES, round_robin
 log = logger("router")
 
 OUTPUT = ("tokens", "finished", "prompt_logprobs")
+NO_NODE = "No decode node is available; try again soon."
 MAX_ATTEMPTS = 4
 # The keys of a prompt of this length are computed in a few milliseconds.
 QUICK_TOKENS = 4096
 # A request that kills its nodes must not go round and kill them all; prefill nodes count as well.
 MAX_DEATHS = 2
+# Nodes in a log line.
+SHOWN_NODES = 4
 
 
 class Dispatcher:
@@ -43,6 +47,7 @@ class Dispatcher:
         self._deadline = deadline
         self._failed: frozenset[tuple[str, int]] = frozenset()
         self._deaths = 0
+        self._unplaced: CapabilityError | None = None
 
     async def events(
         self, request: pb.GenerateRequest, tokens: Sequence[int], *, streamed: bool
@@ -86,7 +91,7 @@ class Dispatcher:
                 self._deaths += started
             finally:
                 inflight.end()
-        raise failure or UnavailableError("No decode node is available; try again soon.")
+        raise failure or self._unplaced or UnavailableError(NO_NODE)
 
     async def _compute_keys(self, prompt: PromptKeys) -> None:
         """Compute the keys of a long prompt in a thread, since they take tens of milliseconds."""
@@ -100,22 +105,25 @@ class Dispatcher:
         request."""
         if len(self._failed) >= MAX_ATTEMPTS or self._deaths >= MAX_DEATHS:
             return None
+        request.deaths = self._deaths
+        needs = needed(request)
         with step("placement") as span:
             turn = self._nodes.take_turn()
             policy = POLICIES[self._options.placement_policy]
             placement = place(
-                self._nodes.views(prompt, turn, self._failed, every=policy is round_robin),
+                self._nodes.views(prompt, turn, self._failed, needs, every=policy is round_robin),
                 prompt.tokens,
                 policy,
                 turn=turn,
                 salt=prompt.salt,
                 exclude=self._failed,
+                needs=needs,
             )
             if placement is None:
+                self._unplaced = self._unsupported(request.request_id, needs)
                 return None
             span.set(node=placement.decode.node_id, candidates=len(placement.prefill))
         request.deadline_seconds = self._seconds_left()
-        request.deaths = self._deaths
         del request.prefill[:]
         request.prefill.extend(
             pb.PrefillCandidate(
@@ -128,6 +136,32 @@ class Dispatcher:
             for view in placement.prefill
         )
         return placement
+
+    def _unsupported(self, request_id: str, needs: frozenset[str]) -> CapabilityError | None:
+        """The error if nodes take work, but none supports ``needs``; counted and logged."""
+        taking = [
+            node
+            for node in self._nodes
+            if not node.is_prefill and not node.draining and node.key not in self._failed
+        ]
+        if not taking or any(node.supports(needs) for node in taking):
+            return None
+        missing = sorted(needs.difference(*(node.capabilities for node in taking)) or needs)
+        shown = [f"{node.node_id} {node.version or 'unknown'}" for node in taking[:SHOWN_NODES]]
+        log.warning(
+            "request %s needs %s, which none of the %d decode nodes that take work supports: %s",
+            request_id,
+            ", ".join(missing),
+            len(taking),
+            ", ".join(shown),
+        )
+        for name in missing:
+            self._nodes.unsupported.labels(name).inc()
+        return CapabilityError(
+            f"No decode node of this cluster supports {' and '.join(map(repr, missing))}: all run "
+            f"an older version. Leave it out, or try again after the cluster has been updated.",
+            param=missing[0],
+        )
 
     def _begin(self, placement: Placement, prompt: PromptKeys) -> tuple[Node, InflightPlacement]:
         """The decode node, and the prompt in the in-flight load of both nodes."""

@@ -38,6 +38,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.registry.register(nodes.absent.lost)
         self.registry.register(nodes.absent.refused)
+        self.registry.register(nodes.ejections)
+        self.registry.register(nodes.unsupported)
         self.running = Gauge(
             "vllm:num_requests_running", "Requests in progress.", LABEL, registry=self.registry
         )

@@ -76,7 +76,6 @@ class Router:
         self.app = App(options, self.nodes, self.registry, self.metrics, tracer)
         self._interceptor = TokenInterceptor(credentials, "tandem_registry_calls_refused")
         self.metrics.add(self._interceptor.refused)
-        self.metrics.add(self.nodes.ejections)
         self._process = ProcessMetrics(self.metrics.registry, credentials)
         self._metrics_page = ProbeServer("--metrics-port")
         self._static = StaticNodes(

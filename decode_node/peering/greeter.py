@@ -8,6 +8,7 @@ import time
 import grpc
 
 from ...proto import tandem_pb2 as pb
+from ...proto.capabilities import from_bits
 from ...proto.tandem_pb2_grpc import PrefillStub
 from ...shared.causes import Cause
 from ...shared.engine.start import NodeEngine, NodeIdentity
@@ -15,7 +16,7 @@ from ...shared.errors import PeerRefusedError, TransferError
 from ...shared.handoff.carriers.zeromq.curve import check_keys
 from ...shared.handoff.lease import LeaseTrust
 from ...shared.handoff.wire.head_parts import parts_of
-from ...shared.node.introduction import CAPABILITY_WINDOWS, introduction
+from ...shared.node.introduction import introduction
 from ...shared.security.credentials import INSECURE, Credentials
 from .peer import Peer, endpoints_of
 from .refused_peers import RefusedPeers
@@ -107,7 +108,7 @@ class Greeter:
             trust=LeaseTrust(reply.lease_seconds, time.monotonic),
             # A node that does not announce it keeps KV in the dtype of its weights.
             weight_format=reply.node.weight_format or reply.node.kv_dtype,
-            sends_windows=bool(reply.node.capabilities & CAPABILITY_WINDOWS),
+            capabilities=from_bits(reply.node.capabilities),
         )
 
     async def has_ended(self, candidate: pb.PrefillCandidate) -> bool:

@@ -11,13 +11,13 @@ from urllib.parse import urlsplit
 import grpc
 
 from ...proto import tandem_pb2 as pb
+from ...proto.capabilities import GUARDED, from_bits
 from ...proto.tandem_pb2_grpc import PrefillStub
 from ...shared.causes import Cause
 from ...shared.errors import TransferError
 from ...shared.handoff.carriers.transport import Endpoints
 from ...shared.handoff.lease import LeaseTrust
 from ...shared.handoff.wire.head_parts import HeadPart
-from ...shared.node.introduction import CAPABILITY_GUARDED
 from ...shared.unix_sockets import folder_of, kv_endpoint_of
 from .link import MeasuredLink
 
@@ -43,7 +43,7 @@ class Peer:
     trust: LeaseTrust
     link: MeasuredLink = field(default_factory=MeasuredLink)
     weight_format: str = ""
-    sends_windows: bool = False  # leaves out KV outside of a layer's window
+    capabilities: frozenset[str] = frozenset()
 
 
 # Statuses of a healthy peer that does not take the request.
@@ -80,7 +80,7 @@ def endpoints_of(reply: pb.HelloReply, address: str) -> tuple[Endpoints, ...]:
     Raises ``TransferError`` if one is invalid.
     """
     keys = list(reply.node.curve_keys) or [""] * len(reply.ranks)
-    guarded = bool(reply.node.capabilities & CAPABILITY_GUARDED)
+    guarded = GUARDED in from_bits(reply.node.capabilities)
     try:
         return tuple(
             Endpoints(reachable(rank.bulk, address), reachable(rank.control, address), key, guarded)

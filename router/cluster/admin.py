@@ -26,7 +26,7 @@ _REFUSALS = (
 _SILENCE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 HEADINGS = (
     "NODE", "ROLE", "STATE", "RUNNING", "WAITING", "QUEUED TOKENS", "FREE BLOCKS", "LINKS",
-    "LEASES", "ADDRESS",
+    "LEASES", "LACKS", "ADDRESS",
 )  # fmt: skip
 
 
@@ -86,8 +86,10 @@ def set_role(
 
 
 def as_table(nodes: Sequence[pb.NodeInfo]) -> str:
-    """A table with one line for each node."""
-    rows = [HEADINGS, *(_row(node) for node in nodes)]
+    """A table with one line for each node. ``LACKS`` has the capabilities that the node does not
+    have and another does, as during an update."""
+    known = frozenset(name for node in nodes for name in node.capabilities)
+    rows = [HEADINGS, *(_row(node, known) for node in nodes)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -106,7 +108,7 @@ def as_json(nodes: Sequence[pb.NodeInfo]) -> str:
     return json.dumps(listed, indent=2)
 
 
-def _row(node: pb.NodeInfo) -> tuple[str, ...]:
+def _row(node: pb.NodeInfo, known: frozenset[str]) -> tuple[str, ...]:
     load = node.load
     return (
         node.node_id,
@@ -118,6 +120,7 @@ def _row(node: pb.NodeInfo) -> tuple[str, ...]:
         f"{load.free_blocks}/{load.total_blocks}",
         str(load.links),
         str(load.leases),
+        ",".join(sorted(known.difference(node.capabilities))) or "-",
         node.address,
     )
 

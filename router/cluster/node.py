@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from ...proto import tandem_pb2 as pb
+from ...proto.capabilities import CAPABILITIES, has
 from ...shared.security.credentials import INSECURE, Credentials
 from ...shared.telemetry.logs import logger
 from ...shared.telemetry.tracing import Metadata
@@ -54,6 +55,7 @@ class Node:
         self.model = _copied(request.model)
         self.group = sys.intern(request.model.fingerprint)
         self.version = request.version
+        self.capabilities = CAPABILITIES.intersection(request.capabilities)
         self.load = pb.Load()
         self.rate = 0.0  # of prefill, in tokens a second; 0 until measured
         self._room: int | None = None  # tokens that fit into its free blocks, once reported
@@ -94,6 +96,10 @@ class Node:
         room = self.room_tokens
         return room is None or room >= tokens
 
+    def supports(self, needs: frozenset[str]) -> bool:
+        """True if a request that needs these capabilities may be placed here."""
+        return has(self.capabilities, needs, prefill=self.is_prefill)
+
     @property
     def taken_out(self) -> bool:
         """True if an operator wants no more work on it."""
@@ -111,6 +117,7 @@ class Node:
             requests=self.inflight_calls,
             heartbeat_age_seconds=now - self.last_seen,
             version=self.version,
+            capabilities=sorted(self.capabilities),
             next_role=self.next_role,
         )
 
@@ -130,6 +137,7 @@ class Node:
             held_tokens=self.prefixes.matched(prompt, self.inflight_load.expects),
             room_tokens=self.room_tokens,
             link_rates=self._link_rates,
+            capabilities=self.capabilities,
         )
 
     def inflight_prompt(self, prompt: PromptKeys, compute_tokens: int) -> InflightPrompt:

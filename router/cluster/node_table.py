@@ -10,6 +10,7 @@ from typing import Any
 from prometheus_client import Counter
 
 from ...proto import tandem_pb2 as pb
+from ...proto.capabilities import CAPABILITIES
 from ...proto.roles import role_name
 from ...shared.security.credentials import INSECURE, Credentials
 from ...shared.telemetry.logs import logger
@@ -57,6 +58,14 @@ class NodeTable:
             ["reason"],
             registry=None,
         )
+        self.unsupported = Counter(
+            "tandem_requests_unsupported",
+            "Requests that needed a capability that no decode node taking work has, by its name.",
+            ["capability"],
+            registry=None,
+        )
+        for capability in sorted(CAPABILITIES):
+            self.unsupported.labels(capability)
 
     # -- lookup ------------------------------------------------------------------------------
 
@@ -108,13 +117,14 @@ class NodeTable:
         prompt: PromptKeys,
         turn: int = 0,
         exclude: Excluded = frozenset(),
+        needs: frozenset[str] = frozenset(),
         *,
         every: bool = False,
     ) -> list[NodeView]:
         """The candidates for a prompt: ``every`` node, or a shortlist if there are very many."""
         if every or len(self._nodes) <= FEW:
             return [node.view(prompt) for node in self._nodes.values()]
-        few = shortlist(self._kinds.values(), self._prefix_table, prompt, turn, exclude)
+        few = shortlist(self._kinds.values(), self._prefix_table, prompt, turn, exclude, needs)
         return [node.view(prompt) for node in few]
 
     def take_turn(self) -> int:

@@ -31,15 +31,22 @@ def shortlist(
     prompt: PromptKeys,
     turn: int,
     exclude: Excluded,
+    needs: frozenset[str] = frozenset(),
 ) -> list[Node]:
-    """The nodes to compare. ``kinds`` has all nodes, those of one role and version together."""
+    """The nodes to compare. ``kinds`` has all nodes, those of one role and version together.
+    ``needs``: the capabilities that the request needs."""
 
     def holds(node: Node, key: int) -> bool:
-        return not node.lost and (key in node.prefixes or node.inflight_load.expects(key))
+        return (
+            not node.lost
+            and node.supports(needs)
+            and (key in node.prefixes or node.inflight_load.expects(key))
+        )
 
     chosen = dict.fromkeys(prefix_table.find(prompt.sample, holds, HOLDING, turn))
     for nodes in kinds:
-        chosen |= dict.fromkeys(_lightest(nodes, len(prompt.tokens), turn, exclude))
+        able = [node for node in nodes if node.supports(needs)] if needs else nodes
+        chosen |= dict.fromkeys(_lightest(able, len(prompt.tokens), turn, exclude))
     return list(chosen)
 
 

@@ -90,6 +90,7 @@ class StaticNodes:
                 model=status.model,
                 load=status.load,
                 version=status.version,
+                capabilities=status.capabilities,
                 prefixes=status.prefixes,
             )
             await self._registry.enter(join, address)

@@ -20,7 +20,7 @@ from .survey import Survey, SurveyedNode
 
 WIDTH = 200
 # The fields of a node's status, without its model and metrics.
-_SHOWN = ("ready", "draining", "load", "refused", "version")
+_SHOWN = ("ready", "draining", "load", "refused", "version", "capabilities")
 
 
 def as_json(survey: Survey, found: Sequence[Finding]) -> str:

@@ -18,6 +18,7 @@ MAX_LOGPROBS = 20
 MAX_STOPS = 64
 MAX_STOP_LENGTH = 1024
 MAX_STOP_IDS = 256
+MAX_ALLOWED_IDS = 1024
 MAX_BIAS = 1024
 INT32, INT64 = 2**31, 2**63
 
@@ -39,6 +40,7 @@ COMMON_FIELDS = IGNORED | {
     "frequency_penalty",
     "seed",
     "logit_bias",
+    "allowed_token_ids",
     "max_tokens",
     "min_tokens",
     "ignore_eos",
@@ -58,7 +60,6 @@ COMMON_UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
     "truncate_prompt_tokens": (),
-    "allowed_token_ids": ([],),
     "bad_words": ([],),
     "logits_processors": ([],),
     "spaces_between_special_tokens": (True,),
@@ -125,7 +126,10 @@ def _sampling(fields: Fields, model: ServedModel, options: RouterOptions) -> pb.
         seed=fields.optional_integer("seed", -INT64, INT64 - 1),
         logit_bias=_logit_bias(fields, model.vocab_size),
         ignore_eos=fields.boolean("ignore_eos"),
-        stop_token_ids=_stop_token_ids(fields, model.vocab_size),
+        allowed_token_ids=_token_ids(
+            fields, "allowed_token_ids", MAX_ALLOWED_IDS, model.vocab_size
+        ),
+        stop_token_ids=_token_ids(fields, "stop_token_ids", MAX_STOP_IDS, model.vocab_size),
         n=fields.integer("n", 1, 1, options.max_n),
     )
     for name in ("top_p", "repetition_penalty"):
@@ -243,10 +247,10 @@ def _stops(fields: Fields) -> StopStrings:
     return StopStrings(stops)
 
 
-def _stop_token_ids(fields: Fields, vocab_size: int) -> list[int]:
-    ids = fields.array("stop_token_ids", MAX_STOP_IDS)
+def _token_ids(fields: Fields, name: str, most: int, vocab_size: int) -> list[int]:
+    ids = fields.array(name, most)
     for i, token in enumerate(ids):
-        check_integer(f"stop_token_ids[{i}]", token, 0, vocab_size - 1)
+        check_integer(f"{name}[{i}]", token, 0, vocab_size - 1)
     return ids
 
 

@@ -24,6 +24,7 @@ class RankSampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
 
     @property

@@ -26,6 +26,7 @@ def build_sequences(
     for name, ids in (
         ("prompt", prompt),
         ("logit_bias", params.logit_bias),
+        ("allowed_token_ids", params.allowed_token_ids),
         ("stop_token_ids", params.stop_token_ids),
     ):
         if ids and not 0 <= min(ids) <= max(ids) < vocab_size:

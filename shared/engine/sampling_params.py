@@ -15,6 +15,7 @@ class SamplingParams:
     """Sampling and stop parameters of one request. Defaults are OpenAI's.
 
     ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 disable their filter.
+    Without ``allowed_token_ids`` any token may be drawn.
     ``logprobs`` is the number of alternatives to return beside the chosen token (``None``: no
     logprobs at all).
     """
@@ -28,6 +29,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     seed: int | None = None
     logit_bias: dict[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     max_tokens: int = 16
@@ -82,7 +84,7 @@ def check_params(params: SamplingParams) -> None:
         )
     for token, bias in params.logit_bias.items():
         _check_number(f"logit_bias of token {token}", bias, _BIAS_RANGE, param="logit_bias")
-    for name in ("logit_bias", "stop_token_ids"):
+    for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
         if not all(isinstance(token, int) for token in getattr(params, name)):
             raise RequestError(f"{name} has a token id that is not an integer", param=name)
 

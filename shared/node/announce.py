@@ -32,6 +32,7 @@ def announce_to_router(
         model=status.model,
         load=status.load,
         version=status.version,
+        capabilities=status.capabilities,
     )
     with credentials.blocking_channel(registry) as channel:
         try:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from ...proto import tandem_pb2 as pb
+from ...proto.capabilities import CAPABILITIES, to_bits
 from ..engine.start import NodeEngine, NodeIdentity
 from ..handoff.wire import kv_formats as formats
 
 PROTOCOL_VERSION = 1
-# Features that both sides must support to use. WINDOWS: of a layer with a window, only the KV in
-# the window is sent. GUARDED: the ports of an open data plane require the epoch as a password.
-CAPABILITY_WINDOWS = 1
-CAPABILITY_GUARDED = 2
-CAPABILITIES = CAPABILITY_WINDOWS | CAPABILITY_GUARDED
 
 
 def introduction(engine: NodeEngine, identity: NodeIdentity) -> pb.Introduction:
     """This node's introduction to a peer."""
     return pb.Introduction(
         protocol_version=PROTOCOL_VERSION,
-        capabilities=CAPABILITIES,
+        capabilities=to_bits(CAPABILITIES),
         node_id=identity.node_id,
         epoch=identity.epoch,
         fingerprint=engine.fingerprint,

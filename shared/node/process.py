@@ -20,6 +20,7 @@ from typing import Any
 import grpc
 
 from ...proto import tandem_pb2 as pb
+from ...proto.capabilities import CAPABILITIES
 from ...proto.roles import role_name
 from ..config import EngineConfig, HandoffConfig, NodeConfig
 from ..engine.start import DataPlaneOptions, NodeEngine, NodeIdentity, start_engine
@@ -278,6 +279,7 @@ class _Description:
             model=self._card,
             load=self._metrics.load(),
             version=version(),
+            capabilities=sorted(CAPABILITIES),
         )
 
     def status(self) -> pb.StatusReply:
@@ -290,6 +292,7 @@ class _Description:
             load=self._metrics.load(),
             model=self._card,
             version=version(),
+            capabilities=sorted(CAPABILITIES),
         )
 
 

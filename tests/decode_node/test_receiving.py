@@ -15,6 +15,7 @@ from tandem.decode_node import receiving
 from tandem.decode_node.peering.peer import Peer, PeerLostError, reachable
 from tandem.decode_node.receiving import ReceivingNode, TransferResult
 from tandem.proto import tandem_pb2 as pb
+from tandem.proto.capabilities import FIELDS, WINDOWS
 from tandem.proto.tandem_pb2_grpc import PrefillStub
 from tandem.shared.causes import Cause
 from tandem.shared.config import HandoffConfig
@@ -81,7 +82,7 @@ async def attempt(
     lease_seconds: float = 10.0,
     greets: bool = True,
     sequence: Sequence | None = None,
-    sends_windows: bool = False,
+    capabilities: frozenset[str] = frozenset(),
     seconds: float = 60.0,
     **config: Any,
 ) -> AsyncIterator[Attempt]:
@@ -101,7 +102,7 @@ async def attempt(
         stub = PrefillStub(channel)
         peer = Peer(
             *(fake.address, "p", 3, endpoints, "float32", parts, stub, channel, trust),
-            sends_windows=sends_windows,
+            capabilities=capabilities,
         )
         asked_for = sequence or prompt_of_50()
         one = Attempt(node, fake, peer, asked_for, HandoffConfig(**config), seconds)
@@ -129,12 +130,17 @@ async def test_it_is_committed_when_all_ranks_have_what_the_peer_has_sent() -> N
 
 
 @pytest.mark.parametrize(
-    ("sends_windows", "choices", "private", "resume_at"),
-    [(True, 1, False, 49), (True, 3, False, 48), (True, 1, True, 0), (False, 1, False, 0)],
+    ("capabilities", "choices", "private", "resume_at"),
+    [
+        ({WINDOWS}, 1, False, 49),
+        ({WINDOWS}, 3, False, 48),
+        ({WINDOWS}, 1, True, 0),
+        (set(), 1, False, 0),
+    ],
 )
 async def test_of_layers_with_a_window_only_what_will_be_seen_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
-    sends_windows: bool,
+    capabilities: set[str],
     choices: int,
     private: bool,
     resume_at: int,
@@ -143,7 +149,7 @@ async def test_of_layers_with_a_window_only_what_will_be_seen_is_asked_for(
     monkeypatch.setattr(transfer, "ACCOUNT_SECONDS", 0.1)
     siblings = [prompt_of_50() for _ in range(choices - 1)]
     sequence = prompt_of_50(siblings=siblings, private=private)
-    async with attempt(sequence=sequence, sends_windows=sends_windows) as one:
+    async with attempt(sequence=sequence, capabilities=frozenset(capabilities)) as one:
         await one.fill()
         result = await one.result()
         [opened] = one.fake.opened
@@ -152,6 +158,17 @@ async def test_of_layers_with_a_window_only_what_will_be_seen_is_asked_for(
         for expect in one.node.ranks.of(Expect):
             assert expect.first_tokens == (0, first, first)
         assert result.whole_from == first
+
+
+async def test_a_peer_of_an_older_version_gets_no_request_that_it_would_misread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(FIELDS["OpenRequest"], "priority", "priorities")
+    async with attempt(sequence=prompt_of_50(priority=1)) as one:
+        error = await one.error()
+        assert error.cause is Cause.REFUSED
+        assert "runs an older version, which does not support priorities" in str(error)
+        assert one.fake.opened == []
 
 
 async def test_bytes_may_be_faster_than_the_acceptance() -> None:

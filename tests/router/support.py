@@ -17,6 +17,7 @@ import httpx
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tandem.proto import tandem_pb2 as pb
+from tandem.proto.capabilities import CAPABILITIES
 from tandem.proto.tandem_pb2_grpc import (
     DecodeServicer,
     RegistryStub,
@@ -100,6 +101,7 @@ class FakeNode(DecodeServicer):
         self.chunk = 1
         self.delay = 0.0
         self.prefill_node = ""
+        self.capabilities: frozenset[str] = CAPABILITIES
         self.server: grpc.aio.Server | None = None
         self.port = 0
         self.beat: asyncio.Task[None] | None = None
@@ -177,6 +179,7 @@ class FakeNode(DecodeServicer):
             role=pb.ROLE_DECODE,
             address=f"127.0.0.1:{self.port}",
             model=card,
+            capabilities=sorted(self.capabilities),
         )
         request.MergeFrom(pb.JoinRequest(**fields))
         return request
@@ -206,8 +209,17 @@ class Cluster:
     def encode(self, text: str) -> list[int]:
         return Tokenizer.from_file(str(self.model / "tokenizer.json")).encode(text).ids
 
-    async def add(self, node_id: str = "decode-0", reply: str = "hello world") -> FakeNode:
+    async def add(
+        self,
+        node_id: str = "decode-0",
+        reply: str = "hello world",
+        epoch: int | None = None,
+        capabilities: frozenset[str] = CAPABILITIES,
+    ) -> FakeNode:
+        """A node that has joined; one without ``capabilities`` is of an older version."""
         node = FakeNode(node_id, self.encode(reply))
+        node.epoch = node.epoch if epoch is None else epoch
+        node.capabilities = capabilities
         await node.start()
         self.nodes.append(node)
         request = node.join_request(self.model)
@@ -215,6 +227,11 @@ class Cluster:
         await self.registry.Join(request)
         node.beat = asyncio.create_task(self._beat(node))
         return node
+
+    async def replace(self, node: FakeNode, **fields: Any) -> FakeNode:
+        """Stop a node and start its successor, as an update does."""
+        await node.stop()
+        return await self.add(node.node_id, epoch=node.epoch + 1, **fields)
 
     async def _beat(self, node: FakeNode) -> None:
         while True:

@@ -64,7 +64,9 @@ class _State:
 
     @property
     def edits_logits(self) -> bool:
-        return bool(self.params.logit_bias) or self.counts is not None or self.blocked
+        params = self.params
+        edited = params.logit_bias or params.allowed_token_ids
+        return bool(edited) or self.counts is not None or self.blocked
 
 
 class Sampler:
@@ -137,7 +139,7 @@ def _logprobs(
 
 
 def _edit(logits: torch.Tensor, state: _State) -> None:
-    """Bias, penalties and blocked tokens, in place on one row."""
+    """Bias, penalties, blocked and allowed tokens, in place on one row."""
     params = state.params
     if params.logit_bias:
         logits[list(params.logit_bias)] += torch.tensor(
@@ -152,6 +154,11 @@ def _edit(logits: torch.Tensor, state: _State) -> None:
         logits -= params.frequency_penalty * state.counts + params.presence_penalty * drawn
     if state.blocked:
         logits[list(state.spec.blocked_tokens)] = float("-inf")
+    if params.allowed_token_ids:
+        allowed = list(params.allowed_token_ids)
+        kept = logits[allowed]
+        logits.fill_(float("-inf"))
+        logits[allowed] = kept
 
 
 def _draw(logits: torch.Tensor, states: list[_State]) -> list[int]:

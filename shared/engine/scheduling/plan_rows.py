@@ -31,6 +31,8 @@ def sampler_spec(sequence: Sequence, eos_token_ids: Set[int]) -> SamplerSpec:
     blocked = set(params.stop_token_ids)
     if not params.ignore_eos:
         blocked |= eos_token_ids
+    if params.allowed_token_ids and blocked.issuperset(params.allowed_token_ids):
+        blocked = set()  # else no token could be drawn
     return SamplerSpec(
         sequence.sequence_id,
         sampling,

@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
+from tandem.proto.capabilities import CAPABILITIES
 from tandem.proto.tandem_pb2_grpc import PrefillServicer, add_PrefillServicer_to_server
 from tandem.router.cluster.node_table import NodeTable
 from tandem.router.placement.node_prefixes import PromptKeys
@@ -31,7 +32,12 @@ async def test_a_prefill_node_that_was_named_tells_what_it_holds_too(
             changes = published.since(request.prefix_version)
             me = named.join_request(make_model(tmp_path / "model"), role=pb.ROLE_PREFILL)
             reply = pb.StatusReply(
-                node_id="p", epoch=1, role=pb.ROLE_PREFILL, ready=True, model=me.model
+                node_id="p",
+                epoch=1,
+                role=pb.ROLE_PREFILL,
+                ready=True,
+                model=me.model,
+                capabilities=me.capabilities,
             )
             told = pb.Prefixes(version=changes.version, base=changes.base, block_size=4, stride=1)
             told.added = pack_keys(changes.added)
@@ -53,7 +59,9 @@ async def test_a_prefill_node_that_was_named_tells_what_it_holds_too(
                         == [published.since(0).version]
                     )
                 )
-                assert [len(n.prefixes) for n in c.router.nodes if n.is_prefill] == [len(published)]
+                [node] = [n for n in c.router.nodes if n.is_prefill]
+                assert len(node.prefixes) == len(published)
+                assert node.capabilities == CAPABILITIES
             await until(lambda: asked[-1] == published.since(0).version)
     finally:
         await server.stop(grace=None)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.proto import tandem_pb2 as pb
+from tandem.proto.capabilities import ALLOWED_TOKEN_IDS
 from tandem.router.cluster.node_table import NodeTable
 from tandem.router.cluster.shortlist import FEW, HOLDING, LIGHTEST
 from tandem.router.placement import prefix_table as module
@@ -41,9 +42,15 @@ class Fleet:
         for number in range(count):
             self.join(f"p{number}", pb.ROLE_PREFILL)
 
-    def join(self, name: str, role: pb.Role, group: str = "g") -> None:
+    def join(
+        self, name: str, role: pb.Role, group: str = "g", capabilities: Sequence[str] = ()
+    ) -> None:
         request = pb.JoinRequest(
-            node_id=name, epoch=1, role=role, model=pb.ModelCard(fingerprint=group)
+            node_id=name,
+            epoch=1,
+            role=role,
+            model=pb.ModelCard(fingerprint=group),
+            capabilities=capabilities,
         )
         self.table.join(request, "127.0.0.1:9")
         self.report(name)
@@ -69,10 +76,12 @@ class Fleet:
         name: str = "prefix-aware",
         exclude: frozenset[tuple[str, int]] = frozenset(),
         tokens: Sequence[int] = PROMPT,
+        needs: frozenset[str] = frozenset(),
     ) -> Placement:
         self.turn += 1
-        views = self.table.views(PromptKeys(tokens), self.turn, exclude)
-        made = place(views, tokens, POLICIES[name], turn=self.turn, exclude=exclude)
+        views = self.table.views(PromptKeys(tokens), self.turn, exclude, needs)
+        policy = POLICIES[name]
+        made = place(views, tokens, policy, turn=self.turn, exclude=exclude, needs=needs)
         assert made is not None
         return made
 
@@ -95,6 +104,16 @@ def test_who_holds_a_prompt_gets_it_wherever_it_stands() -> None:
         assert fleet.place().decode.node_id == "d97"
     without = fleet.place(exclude=frozenset({("d97", 1)}))
     assert without.decode.node_id != "d97" and without.prefill[0].node_id == "p61"
+
+
+@every_policy
+def test_one_node_of_many_that_has_what_a_request_needs_is_found(name: str) -> None:
+    fleet = Fleet()
+    fleet.report("d97", held=PROMPT)
+    fleet.join("newer", pb.ROLE_DECODE, capabilities=[ALLOWED_TOKEN_IDS])
+    fleet.report("newer", running=400)
+    for _ in range(4):
+        assert fleet.place(name, needs=frozenset({ALLOWED_TOKEN_IDS})).decode.node_id == "newer"
 
 
 def test_a_prompt_is_drawn_to_where_it_was_placed_before_anybody_tells() -> None:

@@ -141,6 +141,22 @@ def test_blocked_tokens_until_enough_outputs() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_only_allowed_tokens_are_drawn_with_their_relative_probabilities(
+    temperature: float,
+) -> None:
+    logits = logits_of(0.5, 0.1, 0.1, 0.3)
+    shares = frequencies(logits, temperature=temperature, allowed_token_ids=(3, 1))
+    expected = torch.tensor([0.0, 0.25, 0.0, 0.75] if temperature else [0.0, 0.0, 0.0, 1.0])
+    assert torch.allclose(shares, expected, atol=0.04)
+    biased = spec_of(temperature=temperature, allowed_token_ids=(1,), logit_bias={2: 100.0})
+    assert draw(logits, biased).tokens == [1]
+    blocked = spec_of(
+        temperature=temperature, allowed_token_ids=(1, 3), blocked_tokens=(3,), blocked_until=1
+    )
+    assert draw(logits, blocked).tokens == [1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_token_is_drawn_even_if_all_are_blocked(temperature: float) -> None:
     every = spec_of(temperature=temperature, blocked_tokens=tuple(range(4)), blocked_until=1)
     assert draw(torch.zeros(4), every).tokens[0] in range(4)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tandem.shared.engine.plan import Sampled, StepPlan, StepResult
 from tandem.shared.engine.sampling_params import SamplingParams
+from tandem.shared.engine.scheduling.plan_rows import sampler_spec
 from tandem.shared.engine.scheduling.queues import POLICIES
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import FinishReason, Phase, Sequence, StepOutput
@@ -51,6 +52,12 @@ def drain(scheduler: Scheduler, limit: int = 2000) -> None:
         plan, _ = run_step(scheduler)
         assert plan is not None, "work is left and nothing was scheduled: a deadlock"
     raise AssertionError(f"work is left after {limit} steps")
+
+
+def test_min_tokens_blocks_the_end_unless_nothing_else_is_allowed() -> None:
+    for allowed, blocked in (((), [7, EOS]), ((5, 7), [7, EOS]), ((7, EOS), [])):
+        params = SamplingParams(allowed_token_ids=allowed, stop_token_ids=(7,), min_tokens=3)
+        assert sampler_spec(Sequence(1, [2], params), {EOS}).blocked_tokens == blocked
 
 
 def test_long_prompts_are_chunked_and_decodes_go_first() -> None:
