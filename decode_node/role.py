@@ -28,29 +28,29 @@ class DecodeRole:
         self._service: DecodeService
         self._peers: Peers
 
-    def register(self, server: grpc.aio.Server, frame: NodeProcess) -> None:
-        node = ReceivingNode(frame.engine, frame.identity, frame.inbox, frame.handoff)
+    def register(self, server: grpc.aio.Server, process: NodeProcess) -> None:
+        node = ReceivingNode(process.engine, process.identity, process.inbox, process.handoff)
         canary = Canary(node)
         self._peers = Peers(
-            frame.engine,
-            frame.identity,
+            process.engine,
+            process.identity,
             canary.check,
-            frame.metrics,
-            frame.credentials,
-            max_peers=frame.handoff.max_peers,
+            process.metrics,
+            process.credentials,
+            max_peers=process.handoff.max_peers,
         )
-        frame.metrics.link_rates = self._peers.link_rates
-        transfers = Transfers(node, self._peers, frame.metrics)
+        process.metrics.link_rates = self._peers.link_rates
+        transfers = Transfers(node, self._peers, process.metrics)
 
         def status() -> pb.StatusReply:
-            reply = frame.status()
-            reply.metrics.extend(frame.metrics.samples())
+            reply = process.status()
+            reply.metrics.extend(process.metrics.samples())
             reply.refused.extend(self._peers.refused)
             return reply
 
         examiner = Examiner(node, self._peers, canary)
         self._service = DecodeService(
-            frame.engine, frame.identity, transfers, examiner, status, frame.tracer
+            process.engine, process.identity, transfers, examiner, status, process.tracer
         )
         add_DecodeServicer_to_server(self._service, server)
 

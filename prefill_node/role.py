@@ -22,15 +22,15 @@ class PrefillRole:
     def __init__(self) -> None:
         self._service: PrefillService
 
-    def register(self, server: grpc.aio.Server, frame: NodeProcess) -> None:
+    def register(self, server: grpc.aio.Server, process: NodeProcess) -> None:
         self._service = PrefillService(
-            frame.engine,
-            frame.identity,
-            frame.inbox,
-            frame.metrics,
-            frame.status,
-            frame.handoff,
-            frame.tracer,
+            process.engine,
+            process.identity,
+            process.inbox,
+            process.metrics,
+            process.status,
+            process.handoff,
+            process.tracer,
         )
         add_PrefillServicer_to_server(self._service, server)
 
