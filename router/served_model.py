@@ -5,12 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel
+
 from .errors import ApiError
 
 if TYPE_CHECKING:
     from ..shared.text.tokenizer import Tokenizer
 
 OVERRIDES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class ModelCard(BaseModel):
+    """A model's entry in /v1/models."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "tandem"
+    root: str
+    parent: None = None
+    max_model_len: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,17 +38,11 @@ class ServedModel:
     tokenizer: Tokenizer
     defaults: dict[str, float] = field(default_factory=dict)
 
-    def card(self) -> dict[str, Any]:
+    def card(self) -> ModelCard:
         """The model's entry in /v1/models."""
-        return {
-            "id": self.name,
-            "object": "model",
-            "created": self.created,
-            "owned_by": "tandem",
-            "root": self.name,
-            "parent": None,
-            "max_model_len": self.max_model_len,
-        }
+        return ModelCard(
+            id=self.name, created=self.created, root=self.name, max_model_len=self.max_model_len
+        )
 
     def check_name(self, name: str) -> None:
         """Raise ``ApiError`` 404 for another model. An empty name stands for the served one."""

@@ -121,14 +121,14 @@ class Router:
     async def retire(self) -> None:
         """Turn /ready off, and keep serving for a while: a load balancer sends new requests until
         it notices."""
-        self.app.draining = True
+        self.app.services.draining = True
         delay = self.options.shutdown_delay
         log.info("stopping: no longer ready, and serving for another %g s", delay)
         await asyncio.sleep(delay)
 
     async def stop(self) -> None:
         """Stop listening, let requests finish until the deadline, then abort them."""
-        self.app.draining = True
+        self.app.services.draining = True
         log.info(
             "closing the listener; %d requests have %g s to finish",
             self.app.handler.active,
@@ -180,7 +180,7 @@ class Router:
             self._metrics_page.show(self._takes_work, self.metrics.page)
 
     def _takes_work(self) -> bool:
-        return not self.app.draining and self.nodes.decode_ready()
+        return not self.app.services.draining and self.nodes.decode_ready()
 
     async def _start_http(self, listener: socket.socket) -> None:
         config = uvicorn.Config(

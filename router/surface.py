@@ -1,7 +1,7 @@
 """The seam between serving and HTTP APIs.
 
-A surface, such as those of ``openai/``, reads an API's requests, and writes results and errors in
-its shape. Everything in between is the same for all surfaces.
+A surface, such as those of ``openai/``, reads an API's requests, and writes results in its shape;
+an ``ErrorShape`` writes its errors. Everything in between is the same for all surfaces.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ class Surface(Protocol):
 
     def response(self, request: GenerationRequest, created: int) -> Response:
         """The formatter of one response; ``created`` is its Unix time."""
+
+
+class ErrorShape(Protocol):
+    """The errors of one API."""
 
     def error_body(self, error: ApiError) -> Any:
         """The JSON of an error response."""

@@ -79,6 +79,18 @@ ROUTER = {
     "http": ("errors", "generation", "options", "served_model"),
     "openai": ("errors", "generation", "http", "options", "result", "served_model"),
     "placement": (),
+    # The routes are above everything but the application.
+    "routes": (
+        "cluster",
+        "errors",
+        "handler",
+        "http",
+        "metrics",
+        "openai",
+        "options",
+        "served_model",
+        "surface",
+    ),
     "web": (),
 }
 WEB = ("fastapi", "uvicorn", "starlette", "grpc", "prometheus_client")
@@ -226,7 +238,17 @@ def test_a_process_does_not_load(module: str, absent: set[str]) -> None:
 
 
 # What the base dependencies of pyproject.toml do not bring, and an engine alone must not ask for.
-EXTRAS = ("click", "grpc", "httptools", "prometheus_client", "rich", "uvicorn", "xxhash", "zmq")
+EXTRAS = (
+    "click",
+    "fastapi",
+    "grpc",
+    "httptools",
+    "prometheus_client",
+    "rich",
+    "uvicorn",
+    "xxhash",
+    "zmq",
+)
 GENERATE = """
 from tandem import Engine, EngineConfig, SamplingParams
 config = EngineConfig(model="builtin", threads=1, num_blocks=64, max_model_len=512)

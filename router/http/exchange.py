@@ -94,6 +94,13 @@ class HttpExchange:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
+    async def send(self, message: Any) -> None:
+        """Send a message of ASGI, for responses that are not written by the methods below."""
+        if message["type"] == "http.response.start":
+            await self._start(message["status"], message["headers"])
+        else:
+            await self._write(message.get("body", b""), more=message.get("more_body", False))
+
     async def respond_json(self, status: int, value: Any, headers: Headers = ()) -> None:
         """Send a whole response of JSON."""
         await self.respond(status, dump(value), JSON_TYPE, headers)

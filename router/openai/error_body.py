@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ApiError
+from ..http.sse import data_event
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
@@ -17,3 +18,13 @@ def error_body(error: ApiError) -> dict[str, Any]:
             "code": error.code,
         }
     }
+
+
+class OpenAIErrors:
+    """Errors in OpenAI's shape."""
+
+    def error_body(self, error: ApiError) -> Any:
+        return error_body(error)
+
+    def error_event(self, error: ApiError) -> bytes:
+        return data_event(error_body(error))

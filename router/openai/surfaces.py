@@ -4,27 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import ApiError
 from ..generation import GenerationRequest
-from ..http.sse import data_event
 from ..options import RouterOptions
 from ..served_model import ServedModel
 from .chat_request import parse_chat
 from .chat_response import ChatResponse
 from .completion_request import parse_completion
 from .completion_response import CompletionResponse
-from .error_body import error_body
 
 
-class _OpenAI:
-    def error_body(self, error: ApiError) -> Any:
-        return error_body(error)
-
-    def error_event(self, error: ApiError) -> bytes:
-        return data_event(error_body(error))
-
-
-class ChatCompletions(_OpenAI):
+class ChatCompletions:
     """POST /v1/chat/completions."""
 
     path = "/v1/chat/completions"
@@ -36,7 +25,7 @@ class ChatCompletions(_OpenAI):
         return ChatResponse(request, created)
 
 
-class Completions(_OpenAI):
+class Completions:
     """POST /v1/completions."""
 
     path = "/v1/completions"

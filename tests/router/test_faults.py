@@ -407,7 +407,7 @@ async def test_a_router_that_is_told_to_end_serves_on_for_its_delay_then_closes_
         await until(lambda: c.node.active == 1)
         c.node.script = None
         retiring = asyncio.create_task(c.router.retire())
-        await until(lambda: c.router.app.draining)
+        await until(lambda: c.router.app.services.draining)
         async with httpx.AsyncClient(base_url=c.url) as another:
             ready = await another.get("/ready")
             assert ready.status_code == 503 and ready.headers["retry-after"]

@@ -48,7 +48,7 @@ from tandem.router.server import run_router
 stop = asyncio.Event()
 options = RouterOptions(port=0, registry_port=0)
 asyncio.run(run_router(options, stop, lambda router: stop.set()))
-heavy = {"torch", "numpy", "transformers", "fastapi"} & set(sys.modules)
+heavy = {"torch", "numpy", "transformers"} & set(sys.modules)
 # Not ru_maxrss: a child inherits what its parent weighed when it forked.
 rss = next(x for x in open('/proc/self/status') if x.startswith('VmHWM:'))
 print(int(rss.split()[1]) // 1024, *heavy)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import APIRouter, Response
 
 from tandem.router import app
 from tandem.router.errors import ApiError
@@ -13,8 +14,9 @@ from tandem.router.generation import ChoiceDelta, GenerationRequest, Usage
 from tandem.router.openai.completion_request import parse_completion
 from tandem.router.options import RouterOptions
 from tandem.router.result import GenerationResult
+from tandem.router.routes.generation_response import GenerationResponse
+from tandem.router.routes.services import Exchange, RouterServices
 from tandem.router.served_model import ServedModel
-from tandem.router.surface import Surface
 from tandem.tests.router.support import cluster
 
 
@@ -29,6 +31,8 @@ class Plain:
     def response(self, request: GenerationRequest, created: int) -> PlainResponse:
         return PlainResponse()
 
+
+class PlainErrors:
     def error_body(self, error: ApiError) -> Any:
         return {"plain_error": error.message}
 
@@ -59,10 +63,17 @@ class PlainResponse:
         return {"plain": [choice.text for choice in result.choices]}
 
 
+router = APIRouter()
+
+
+@router.post(Plain.path)
+async def plain(exchange: Exchange, services: RouterServices) -> Response:
+    return GenerationResponse(exchange, services.handler, Plain())
+
+
 @pytest.fixture(autouse=True)
 def with_the_surface(monkeypatch: pytest.MonkeyPatch) -> None:
-    surfaces: tuple[Surface, ...] = (*app.SURFACES, Plain())
-    monkeypatch.setattr(app, "SURFACES", surfaces)
+    monkeypatch.setattr(app, "APIS", (*app.APIS, app.Api(router, PlainErrors())))
 
 
 async def test_a_surface_has_its_own_results_events_and_errors(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""The HTTP routes, one module with an ``APIRouter`` for each API."""

@@ -1,0 +1,30 @@
+"""Access checks as dependencies of routes, which /openapi.json documents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Depends, Request, Security
+from fastapi.openapi.models import HTTPBearer
+from fastapi.security.base import SecurityBase
+
+from .services import Exchange, RouterServices
+
+
+class _ApiKey(SecurityBase):
+    """Checks the API key, if the router has any."""
+
+    def __init__(self) -> None:
+        self.model = HTTPBearer(description="A key of --api-key or --api-key-file.")
+        self.scheme_name = "ApiKey"
+
+    async def __call__(self, request: Request) -> None:
+        request.app.state.services.access.check_key(request.state.exchange)
+
+
+async def _allowed_host(exchange: Exchange, services: RouterServices) -> None:
+    services.access.check_host(exchange)
+
+
+HOST_CHECKED: list[Any] = [Depends(_allowed_host)]
+KEY_CHECKED: list[Any] = [*HOST_CHECKED, Security(_ApiKey())]
