@@ -153,8 +153,7 @@ class _Receiving:
                 first_token=sequence.computed,
                 end_token=len(sequence.prompt) - 1,
                 first_tokens=self._first_tokens,
-                first_head=part.heads.start,
-                end_head=part.heads.stop,
+                heads=part.heads,
                 window_bytes=config.window_bytes or WINDOW_OF_CARRIER,
                 deadline_seconds=self._seconds,
             )

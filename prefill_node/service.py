@@ -29,7 +29,7 @@ from ..shared.errors import (
 from ..shared.handoff.carriers.zeromq.curve import check_keys
 from ..shared.handoff.inbox import Inbox
 from ..shared.handoff.lease import LeaseTable, Tenant
-from ..shared.handoff.wire.kv_formats import bytes_of
+from ..shared.kv.layout import check_kv_dtype
 from ..shared.node.calls import serving_call
 from ..shared.node.introduction import introduction, refusal
 from ..shared.node.metrics import NodeMetrics
@@ -169,7 +169,7 @@ class PrefillService(PrefillServicer):
                 f"deadline_seconds is {request.deadline_seconds}; it must not be negative"
             )
         try:
-            bytes_of(request.kv_dtype)
+            check_kv_dtype(request.kv_dtype)
             self._engine.kv_heads(request.ranks)
         except PeerRefusedError as error:
             return invalid, str(error)

@@ -169,6 +169,16 @@ def build(
 ) -> None:
     """Write config, weights and tokenizer; ``changes`` override the model's config."""
     import torch
+
+    model = new_model(name, **changes)
+    randomise(model, seed)
+    shards = {"max_shard_size": "200KB"} if name in SHARDED else {}
+    model.to(getattr(torch, dtype)).save_pretrained(folder, **shards)
+    write_tokenizer(folder)
+
+
+def new_model(name: str, **changes: Any) -> Any:
+    """The model with weights that mean nothing."""
     import transformers
 
     prefix, config = MODELS[name]
@@ -176,16 +186,13 @@ def build(
     if prefix in WITHOUT_HEAD_DIM:
         del settings["head_dim"]
         settings["hidden_size"] = 128
-    model = getattr(transformers, f"{prefix}ForCausalLM")(
+    return getattr(transformers, f"{prefix}ForCausalLM")(
         getattr(transformers, CONFIG_CLASSES.get(prefix, f"{prefix}Config"))(**settings)
     )
-    _randomise(model, seed)
-    shards = {"max_shard_size": "200KB"} if name in SHARDED else {}
-    model.to(getattr(torch, dtype)).save_pretrained(folder, **shards)
-    write_tokenizer(folder)
 
 
-def _randomise(model: Any, seed: int) -> None:
+def randomise(model: Any, seed: int) -> None:
+    """Give every parameter its random value."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ...proto import tandem_pb2 as pb
 
-TEXT_FIELDS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab_size")
+TEXT_FIELDS = ("vocabulary", "chat_template", "vocab_size")
 
 
 def conflict(present: Sequence[pb.ModelCard], newcomer: pb.ModelCard) -> str:
@@ -29,9 +29,9 @@ def conflict(present: Sequence[pb.ModelCard], newcomer: pb.ModelCard) -> str:
         )
     if text_of(namesakes[0]) != text_of(newcomer):
         return (
-            f"another tokenizer or template of {newcomer.name!r}: "
+            f"another vocabulary or chat template of {newcomer.name!r}: "
             f"{difference(namesakes[0], newcomer, TEXT_FIELDS)} on the node; versions whose "
-            f"tokenizers or templates differ need a router each"
+            f"vocabularies or templates differ need a router each"
         )
     return ""
 

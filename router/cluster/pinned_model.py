@@ -38,13 +38,15 @@ async def read_pinned(options: RouterOptions) -> PinnedModel | None:
         return None
     path = await asyncio.to_thread(locate_model, options.model, weights=False)
     spec = await asyncio.to_thread(read_spec, path, options.ignored_config_keys)
+    tokenizer = await load_tokenizer(path, spec.vocab_size)
+    files = await asyncio.to_thread(open_source(path).tokenizer_files)
     card = pb.ModelCard(
         name=options.served_model_name or display_name(options.model),
         path=str(path),
-        fingerprint=fingerprint_text(await asyncio.to_thread(model_fingerprint, spec, path)),
+        fingerprint=fingerprint_text(await asyncio.to_thread(model_fingerprint, spec, files)),
         vocab_size=spec.vocab_size,
     )
-    return PinnedModel(card, await load_tokenizer(path, spec.vocab_size))
+    return PinnedModel(card, tokenizer)
 
 
 async def load_tokenizer(path: Path, vocab_size: int) -> Tokenizer:

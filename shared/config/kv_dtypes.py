@@ -1,4 +1,4 @@
-"""The number formats that KV is kept in, by their torch names. No torch."""
+"""The dtypes in which KV is cached and handed over, by their torch names. No torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..errors import UsageError
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
 
-# What --kv-cache-dtype calls them. auto: the format of the weights.
+# What --kv-cache-dtype calls them. auto: the dtype of the weights.
 AUTO = "auto"
 SPELLINGS = {
     "float32": "float32",
@@ -17,8 +17,8 @@ SPELLINGS = {
 }
 
 
-def kv_format(spelling: str, weights: str) -> str:
-    """The format of the cache of a model whose weights are kept in ``weights``.
+def kv_dtype_of(spelling: str, weights: str) -> str:
+    """The dtype of the cache of a model whose weights are kept in ``weights``.
 
     Raises ``UsageError`` for one that is not implemented.
     """

@@ -8,16 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..config import EngineConfig, HandoffConfig
-from ..config.kv_dtypes import kv_format
+from ..config.kv_dtypes import kv_dtype_of
 from ..errors import ModelError, PeerRefusedError, StartupError
 from ..kv.block_pool import BlockPool
+from ..kv.layout import heads_by_rank
 from ..kv.planning import NodeDevice, RankMemory, ResolvedEngine, resolve_engine
 from ..models.fingerprint import model_fingerprint
 from ..models.registry import spec_of
-from ..models.spec import DecoderSpec, kv_heads_by_rank, tensor_parallel_problem
+from ..models.spec import DecoderSpec, tensor_parallel_problem
 from ..process.cores import share_of_cores
 from ..process.threads import in_thread
 from ..telemetry.logs import log_settings
+from ..text.tokenizer_files import TokenizerFiles
 from ..weights.locate import display_name, locate_model
 from ..weights.source import WeightSource, open_source
 from .core import EngineCore
@@ -54,15 +56,15 @@ class NodeEngine:
     curve_keys: list[str]  # public, one a rank; empty without CURVE
     world_size: int
 
-    def kv_heads(self, ranks: int) -> list[range]:
-        """The KV heads of each rank when this model is split over ``ranks``.
+    def kv_heads(self, ranks: int) -> list[tuple[range, ...]]:
+        """The KV heads of each rank, layer by layer, when this model is split over ``ranks``.
 
         Raises ``PeerRefusedError`` if it cannot be.
         """
         problem = tensor_parallel_problem(self.spec, ranks) if ranks else "there are no ranks"
         if problem:
             raise PeerRefusedError(f"a peer with {ranks} ranks: {problem}")
-        return kv_heads_by_rank(self.spec, ranks)
+        return heads_by_rank(self.spec, ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +92,7 @@ async def start_engine(
     path = await in_thread(lambda: locate_model(config.model))  # it may be a long download
     source = open_source(path)
     spec = await in_thread(lambda: _read_spec(config, source))
+    fingerprint = await in_thread(lambda: model_fingerprint(spec, _tokenizer_of(source)))
     problem = tensor_parallel_problem(spec, config.world_size)
     if problem:
         raise ModelError(f"{path} cannot be split over {config.world_size} ranks: {problem}")
@@ -113,7 +116,7 @@ async def start_engine(
         source=source,
         name=config.served_model_name or display_name(config.model),
         resolved=resolved,
-        fingerprint=model_fingerprint(spec, path),
+        fingerprint=fingerprint,
         weight_dtype=formats.dtype,
         kv_dtype=formats.kv_dtype,
         endpoints=[(rank.bulk, rank.control) for rank in endpoints],
@@ -185,13 +188,22 @@ def _with_every_end(spec: DecoderSpec, source: WeightSource) -> DecoderSpec:
     return replace(spec, eos_token_ids=tuple(dict.fromkeys(usable)))
 
 
+def _tokenizer_of(source: WeightSource) -> TokenizerFiles | None:
+    """The tokenizer's files; ``None`` without any: prompts of token ids need none."""
+    try:
+        return source.tokenizer_files()
+    except ModelError as error:
+        log.info("no tokenizer: %s", error)
+        return None
+
+
 def _pacer(config: EngineConfig) -> PrefillPacer:
     return PrefillPacer(None if config.itl_target is None else config.itl_target / 1000)
 
 
 def _formats(config: EngineConfig, spec: DecoderSpec, device: NodeDevice) -> LoadFormats:
     dtype = spec.dtype_for(config.dtype, on_cpu=device.on_cpu)
-    return LoadFormats(dtype, kv_format(config.kv_cache_dtype, dtype))
+    return LoadFormats(dtype, kv_dtype_of(config.kv_cache_dtype, dtype))
 
 
 def _decode_kernel(config: EngineConfig) -> str:

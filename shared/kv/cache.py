@@ -1,9 +1,8 @@
 """Cache tensors of one rank, and packing of their KV for a handoff.
 
-A layer's ``KVSpec`` names its components: K and V, or one latent for both. Each is a head-major
-tensor [heads, slots, dim]. A sequence with consecutive blocks is attended through a view, each
-head's context is one contiguous run, and the wire's canonical [component][head][token][dim] is
-copied in long runs.
+Each component of a layer (``layout.py``) is a head-major tensor [heads, slots, dim]. A sequence
+with consecutive blocks is attended through a view, each head's context is one contiguous run, and
+the wire's canonical [component][head][token][dim] is copied in long runs.
 """
 
 from __future__ import annotations
@@ -18,12 +17,15 @@ import torch
 
 from ...kernels.fp8 import castable, indexable
 from ..models.spec import DecoderSpec
+from .layout import KVComponent, LayerLayout, kv_layout
 
 # With more runs than this, one indexed copy is cheaper than a copy per run.
 _MAX_RUNS = 8
 
 # A torch tensor, or anything with the buffer protocol (bytes, memoryview, shared memory, numpy).
 Buffer = Any
+# Token slots, or whole blocks in numpy's form.
+Index = slice | torch.Tensor | np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Blocks:
 
 
 class KVCache:
-    """``num_blocks`` blocks of every layer's KV, for this rank's heads."""
+    """``num_blocks`` blocks of every layer's KV, for this rank's heads. A ``CachePort``."""
 
     def __init__(
         self,
@@ -51,30 +53,27 @@ class KVCache:
         self.block_size = block_size
         self.dtype = dtype
         self.device = torch.device(device)
-        specs = [layer.attention.kv for layer in spec.layers]
-        self.components = [kv.components for kv in specs]
-        # Global indices of the heads on this rank, by layer.
-        self.heads = [kv.heads_of(tp_rank, tp_size) for kv in specs]
+        self.kv_dtype = str(dtype).removeprefix("torch.")
+        self.layout = kv_layout(spec, self.kv_dtype, tp_rank, tp_size)
         self.layers = [
-            tuple(self._empty(len(heads), kv.dim) for _ in kv.components)
-            for heads, kv in zip(self.heads, specs, strict=True)
+            tuple(self._empty(len(layer.heads), each) for each in layer.components)
+            for layer in self.layout
         ]
 
-    def _empty(self, heads: int, dim: int) -> torch.Tensor:
+    def _empty(self, heads: int, component: KVComponent) -> torch.Tensor:
         """Zeros, so that no slot ever holds a stray NaN."""
-        shape = (heads, self.num_blocks * self.block_size, dim)
+        shape = (heads, self.num_blocks * self.block_size, component.dim)
+        dtype = torch_dtype(component.dtype)
         if self.device.type != "cpu":
-            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+            return torch.zeros(shape, dtype=dtype, device=self.device)
         # torch fills zeros eagerly; numpy's cost neither time nor memory until they are written,
         # and are on huge pages, which makes attention over a long context faster.
-        memory = np.zeros(math.prod(shape) * self.dtype.itemsize, dtype=np.uint8)
-        return torch.from_numpy(memory).view(self.dtype).view(shape)
+        memory = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+        return torch.from_numpy(memory).view(dtype).view(shape)
 
     def packed_bytes(self, layer: int, tokens: int, heads: range | None = None) -> int:
         """The size of ``tokens`` tokens of one layer in the canonical layout."""
-        components = self.layers[layer]
-        count = len(self._local(layer, heads))
-        return len(components) * count * tokens * components[0].shape[2] * self.dtype.itemsize
+        return len(self._local(layer, heads)) * tokens * self.layout[layer].head_bytes
 
     def pack(
         self,
@@ -84,26 +83,25 @@ class KVCache:
         end_token: int,
         out: Buffer,
         heads: range | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: str | None = None,
     ) -> None:
-        """Copy tokens first to end to ``out`` as [component][head][token][dim], converted to
-        ``dtype``, by default the cache's own (values beyond e4m3's range are clamped).
+        """Copy tokens first to end to ``out`` in the canonical layout, converted to ``dtype``, by
+        default the cache's own (values beyond e4m3's range are clamped).
 
         ``heads`` are global indices among the heads on this rank, by default all of them.
         """
         local = self._local(layer, heads)
-        packed = self._canonical(layer, len(local), end_token - first_token, out, dtype)
-        for at, slots in self._runs(block_table, first_token, end_token):
-            if isinstance(slots, Blocks) and self._are_copied_as_bytes(packed):
-                for whole, blocks in self._as_bytes(layer, local, packed[:, :, at]):
-                    # In its default mode, numpy takes into a copy first.
-                    np.take(blocks, slots.indices, axis=1, out=whole, mode="clip")
-                continue
-            which = self._slots(slots)
-            for component, cached in zip(packed, self.layers[layer], strict=True):
-                held = cached[local.start : local.stop]
-                taken = indexable(held)[:, which].view(self.dtype)
-                component[:, at].copy_(castable(taken, component.dtype))
+        into = self.layout[layer]
+        if dtype is not None and dtype != self.kv_dtype:
+            into = into.as_dtype(dtype)
+        # An index copy inside would allocate with autograd's bookkeeping otherwise.
+        with torch.inference_mode():
+            packed = self._packed(layer, into, len(local), end_token - first_token, out)
+            for at, slots in self._runs(block_table, first_token, end_token):
+                index = self._index(slots, packed[0], into == self.layout[layer])
+                for component, cached in zip(packed, self.layers[layer], strict=True):
+                    self._copy_out(cached[local.start : local.stop], index, component[:, at])
+            self._finish()
 
     def scatter(
         self,
@@ -114,41 +112,46 @@ class KVCache:
         data: Buffer,
         heads: range | None = None,
     ) -> None:
-        """The inverse of ``pack``."""
+        """The inverse of ``pack`` in the cache's own dtype."""
         local = self._local(layer, heads)
-        packed = self._canonical(layer, len(local), end_token - first_token, data)
-        for at, slots in self._runs(block_table, first_token, end_token):
-            if isinstance(slots, Blocks) and self._are_copied_as_bytes(packed):
-                for whole, blocks in self._as_bytes(layer, local, packed[:, :, at]):
-                    _put(blocks, slots.indices, whole)
-                continue
-            which = self._slots(slots)
-            for component, cached in zip(packed, self.layers[layer], strict=True):
-                held = cached[local.start : local.stop]
-                indexable(held)[:, which] = indexable(component[:, at]).to(self.device)
+        tokens = end_token - first_token
+        with torch.inference_mode():
+            packed = self._packed(layer, self.layout[layer], len(local), tokens, data)
+            for at, slots in self._runs(block_table, first_token, end_token):
+                index = self._index(slots, packed[0], True)
+                for component, cached in zip(packed, self.layers[layer], strict=True):
+                    self._copy_in(cached[local.start : local.stop], index, component[:, at])
+            self._finish()
 
-    def _are_copied_as_bytes(self, packed: torch.Tensor) -> bool:
-        """Return whether numpy copies whole blocks, at twice the speed of torch's index copy."""
-        on_host = self.device.type == packed.device.type == "cpu"
-        return on_host and packed.dtype == self.dtype
+    def _copy_out(self, cached: torch.Tensor, index: Index, out: torch.Tensor) -> None:
+        if isinstance(index, np.ndarray):
+            held, whole = self._as_blocks(cached), self._as_blocks(out)
+            # In its default mode, numpy takes into a copy first.
+            np.take(held, index, axis=1, out=whole, mode="clip")
+            return
+        taken = indexable(cached)[:, index].view(cached.dtype)
+        out.copy_(castable(taken, out.dtype))
 
-    def _as_bytes(
-        self, layer: int, local: range, packed: torch.Tensor
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """For each component, the packed whole blocks and all cached blocks, as [heads, blocks,
-        bytes]."""
-        for component, cached in zip(_bytes_of(packed), self.layers[layer], strict=True):
-            held = _bytes_of(cached[local.start : local.stop])
-            heads, tokens, width = component.shape
-            block = self.block_size * width
-            yield (
-                component.reshape(heads, tokens // self.block_size, block),
-                held.reshape(heads, self.num_blocks, block),
-            )
+    def _copy_in(self, cached: torch.Tensor, index: Index, data: torch.Tensor) -> None:
+        if isinstance(index, np.ndarray):
+            _put(self._as_blocks(cached), index, self._as_blocks(data))
+            return
+        indexable(cached)[:, index] = indexable(data).to(self.device)
+
+    def _finish(self) -> None:
+        """Wait until a GPU no longer uses the buffer or the blocks."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def _as_blocks(self, x: torch.Tensor) -> np.ndarray:
+        """View [heads, slots, dim] as bytes, [heads, blocks, bytes]."""
+        heads, slots, dim = x.shape
+        block = self.block_size * dim * x.dtype.itemsize
+        return _bytes_of(x).reshape(heads, slots // self.block_size, block)
 
     def _local(self, layer: int, heads: range | None) -> range:
         """Convert global head indices to indices into this rank's tensors."""
-        held = self.heads[layer]
+        held = self.layout[layer].heads
         if heads is None:
             return range(len(held))
         if heads.start < held.start or heads.stop > held.stop:
@@ -157,25 +160,24 @@ class KVCache:
             )
         return range(heads.start - held.start, heads.stop - held.start)
 
-    def _canonical(
-        self,
-        layer: int,
-        heads: int,
-        tokens: int,
-        buffer: Buffer,
-        dtype: torch.dtype | None = None,
-    ) -> torch.Tensor:
-        """View the buffer as [components, heads, tokens, dim]."""
-        dtype = dtype or self.dtype
-        components, dim = len(self.layers[layer]), self.layers[layer][0].shape[2]
+    def _packed(
+        self, layer: int, layout: LayerLayout, heads: int, tokens: int, buffer: Buffer
+    ) -> list[torch.Tensor]:
+        """View a buffer in the canonical layout as [heads, tokens, dim] of each component."""
         raw = buffer if isinstance(buffer, torch.Tensor) else _as_tensor(buffer)
         raw = raw.view(-1).view(torch.uint8)
-        expected = components * heads * tokens * dim * dtype.itemsize
+        expected = heads * tokens * layout.head_bytes
         if raw.numel() != expected:
             raise ValueError(
                 f"{raw.numel()} bytes for {tokens} tokens of layer {layer}, expected {expected}"
             )
-        return raw.view(dtype).view(components, heads, tokens, dim)
+        views, at = [], 0
+        for component in layout.components:
+            end = at + heads * tokens * component.bytes
+            values = raw[at:end].view(torch_dtype(component.dtype))
+            views.append(values.view(heads, tokens, component.dim))
+            at = end
+        return views
 
     def _runs(
         self, table: Sequence[int], first: int, end: int
@@ -206,13 +208,21 @@ class KVCache:
         for token, slot, length in runs:
             yield slice(token - first, token - first + length), slice(slot, slot + length)
 
-    def _slots(self, slots: slice | Blocks) -> slice | torch.Tensor:
-        """Slots as an index for torch."""
+    def _index(self, slots: slice | Blocks, packed: torch.Tensor, as_is: bool) -> Index:
+        """The slots as an index of torch, or whole blocks as one of numpy, which copies them at
+        twice the speed of torch."""
         if isinstance(slots, slice):
             return slots
+        if as_is and self.device.type == packed.device.type == "cpu":
+            return slots.indices
         blocks = torch.from_numpy(slots.indices).to(self.device)
         within = torch.arange(self.block_size, device=self.device)
         return (blocks[:, None] * self.block_size + within).view(-1)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    found: torch.dtype = getattr(torch, name)
+    return found
 
 
 def _bytes_of(x: torch.Tensor) -> np.ndarray:

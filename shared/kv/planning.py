@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..config import EngineConfig
-from ..config.kv_dtypes import BYTES
 from ..errors import StartupError
 from ..models.spec import DecoderSpec
+from .layout import kv_layout, token_bytes
 
 CPU = "cpu"
 CUDA = "cuda"
@@ -103,11 +103,8 @@ def bytes_per_block(
 
     ``dtype`` is a torch dtype or its name.
     """
-    per_token = 0
-    for layer in spec.layers:
-        kv = layer.attention.kv
-        per_token += len(kv.components) * len(kv.heads_of(tp_rank, tp_size)) * kv.dim
-    return per_token * block_size * BYTES[str(dtype).removeprefix("torch.")]
+    layout = kv_layout(spec, str(dtype).removeprefix("torch."), tp_rank, tp_size)
+    return block_size * token_bytes(layout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

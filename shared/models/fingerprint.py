@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
+import json
+from hashlib import blake2b
 
+from ..text.tokenizer_files import TokenizerFiles
 from .spec import DecoderSpec, fingerprint_fields
 
 
-def model_fingerprint(spec: DecoderSpec, folder: Path) -> dict[str, str]:
-    """Fields for shapes, rope, tokenizer and template. Two trainings of one architecture have equal
-    fingerprints."""
+def model_fingerprint(spec: DecoderSpec, tokenizer: TokenizerFiles | None) -> dict[str, str]:
+    """Fields for shapes, rope, vocabulary and template. Two trainings of one architecture have
+    equal fingerprints.
+
+    The model counts, not its files: a checkpoint in another format, or one that was saved again, is
+    the same model. Without ``tokenizer``, vocabulary and template are not compared.
+    """
     fields = fingerprint_fields(spec)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        file = folder / name
-        if file.is_file():
-            fields[name] = hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest()
+    if tokenizer is not None:
+        vocabulary = sorted((number, text) for text, number in tokenizer.vocabulary().items())
+        fields["vocabulary"] = _digest(json.dumps(vocabulary))
+        fields["chat_template"] = _digest((tokenizer.template or "").strip())
     return fields
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
 def fingerprint_text(fields: dict[str, str]) -> str:

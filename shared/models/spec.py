@@ -8,7 +8,7 @@ needs to know, for example, which layers have a sliding window.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from itertools import groupby
 from typing import Any, Literal
@@ -275,12 +275,6 @@ def tensor_parallel_problem(spec: DecoderSpec, size: int) -> str | None:
     return None
 
 
-def kv_heads_by_rank(spec: DecoderSpec, size: int) -> list[range]:
-    """The KV heads on each of ``size`` ranks, which are equal in every layer."""
-    kv = spec.layers[0].attention.kv
-    return [kv.heads_of(rank, size) for rank in range(size)]
-
-
 def layers_before_routing(spec: DecoderSpec) -> int:
     """The number of first layers whose KV does not depend on any choice of experts."""
     routed = (n for n, layer in enumerate(spec.layers) if isinstance(layer.mlp, MoESpec))
@@ -288,7 +282,11 @@ def layers_before_routing(spec: DecoderSpec) -> int:
 
 
 def fingerprint_fields(spec: DecoderSpec) -> dict[str, str]:
-    """The fields in which both nodes of a handoff must agree, so that an error can name one."""
+    """The fields in which both nodes of a handoff must agree, so that an error can name one.
+
+    Numbers are compared in float32's precision, which is that of some formats of checkpoints.
+    """
+    spec = _rounded(spec)
     return {
         "layers": str(len(spec.layers)),
         "hidden_size": str(spec.hidden_size),
@@ -302,6 +300,17 @@ def fingerprint_fields(spec: DecoderSpec) -> dict[str, str]:
         "embedding_scale": repr(spec.embedding_scale),
         "logit_soft_cap": repr(spec.logit_soft_cap),
     }
+
+
+def _rounded(value: Any) -> Any:
+    """The same spec, or part of one, with floats of at most six digits."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, tuple):
+        return tuple(map(_rounded, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: _rounded(getattr(value, f.name)) for f in fields(value)})
+    return value
 
 
 def _fields_by_layer(part: str, specs: list[Any]) -> dict[str, str]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from ...proto import tandem_pb2 as pb
 from ...proto.capabilities import CAPABILITIES, to_bits
+from ..config.kv_dtypes import BYTES
 from ..engine.start import NodeEngine, NodeIdentity
-from ..handoff.wire import kv_formats as formats
 
-PROTOCOL_VERSION = 1
+# 2: heads by layer; 1: one shape for all layers.
+PROTOCOL_VERSION = 2
 
 
 def introduction(engine: NodeEngine, identity: NodeIdentity) -> pb.Introduction:
@@ -34,13 +35,16 @@ def refusal(decode: pb.Introduction, prefill: pb.Introduction) -> str:
     differ: each side adapts, or the canary detects too large a difference.
     """
     if decode.protocol_version != prefill.protocol_version:
-        return _mismatch("protocol version", decode.protocol_version, prefill.protocol_version)
+        return (
+            f"different versions of Tandem: protocol version is {decode.protocol_version} on the "
+            f"decode node and {prefill.protocol_version} on the prefill node; update the older one"
+        )
     for name in sorted(set(decode.fingerprint) | set(prefill.fingerprint)):
         ours = decode.fingerprint.get(name, "missing")
         theirs = prefill.fingerprint.get(name, "missing")
         if ours != theirs:
             return _mismatch(name, ours, theirs)
-    unknown = [name for name in (decode.kv_dtype, prefill.kv_dtype) if name not in formats.BYTES]
+    unknown = [name for name in (decode.kv_dtype, prefill.kv_dtype) if name not in BYTES]
     if unknown:
         return _mismatch("KV dtype", decode.kv_dtype, prefill.kv_dtype)
     return ""

@@ -24,6 +24,21 @@ class TokenizerFiles:
     template: str | None = None
     template_origin: str = ""
 
+    def vocabulary(self) -> dict[str, int]:
+        """The number of each token. Reads the JSON only, which is cheaper than loading a tokenizer.
+
+        Raises ``ModelError`` if it is not that of a tokenizer.
+        """
+        try:
+            content = json.loads(self.tokenizer)
+            listed = content["model"]["vocab"]
+            if isinstance(listed, list):  # Unigram: pairs of token and score
+                listed = {token: number for number, (token, _) in enumerate(listed)}
+            added = {each["content"]: each["id"] for each in content.get("added_tokens") or ()}
+            return {**listed, **added}
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ModelError(f"{self.origin}: not a tokenizer: {error!r}") from None
+
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     """Read a model folder. Raises ``ModelError`` with the invalid file."""

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from tandem.shared.engine.rank.setup import CacheOfPlane
 from tandem.shared.handoff.carriers.shared_memory import NAME as SHARED_MEMORY
 from tandem.shared.handoff.carriers.tcp import NAME as TCP
 from tandem.shared.kv.cache import KVCache
@@ -37,16 +36,16 @@ from .report import write
 CARRIERS = {TCP: "TCP", SHARED_MEMORY: "shared memory"}
 
 
-def rank(layers: int, tokens: int) -> tuple[CacheOfPlane, None]:
+def rank(layers: int, tokens: int) -> tuple[KVCache, None]:
     """A cache in a CPU's memory, whose pages are there."""
     torch.set_num_threads(1)
     blocks = tokens // BLOCK
     spec = model_of(layers, tokens)
     cache = KVCache(spec, num_blocks=blocks, block_size=BLOCK, dtype=torch.bfloat16)
-    for sides in cache.layers:
-        for side in sides:
-            side.fill_(1.0)
-    return CacheOfPlane(cache), None
+    for components in cache.layers:
+        for component in components:
+            component.fill_(1.0)
+    return cache, None
 
 
 def rows(size: int, rounds: int) -> list[dict[str, Any]]:

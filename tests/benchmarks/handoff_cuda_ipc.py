@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from tandem.shared.engine.rank.setup import CacheOfPlane
 from tandem.shared.handoff.carriers.cuda_ipc import NAME as CUDA_IPC
 from tandem.shared.handoff.carriers.device import DEVICE_SLOT_BYTES, Device
 from tandem.shared.handoff.carriers.transport import Endpoints
@@ -118,7 +117,7 @@ def model_of(layers: int, tokens: int) -> DecoderSpec:
     )
 
 
-def device_rank(layers: int, tokens: int, *, name: str) -> tuple[CacheOfPlane, Device]:
+def device_rank(layers: int, tokens: int, *, name: str) -> tuple[KVCache, Device]:
     cache = KVCache(
         model_of(layers, tokens),
         num_blocks=tokens // BLOCK,
@@ -126,7 +125,7 @@ def device_rank(layers: int, tokens: int, *, name: str) -> tuple[CacheOfPlane, D
         dtype=torch.bfloat16,
         device=_torch_device(name),
     )
-    return CacheOfPlane(cache), device_named(name)
+    return cache, device_named(name)
 
 
 # ---- the run -----------------------------------------------------------------------------------

@@ -37,6 +37,8 @@ from tandem.shared.handoff.plane.messages import (
 )
 from tandem.shared.handoff.plane.settings import DataPlaneConfig
 from tandem.shared.handoff.wire.greeting import Greeting, PeerKey
+from tandem.shared.handoff.wire.head_parts import HeadRun
+from tandem.shared.kv.layout import KVComponent, LayerLayout
 
 MIB = 1 << 20
 HEADS, DIM_BYTES, BLOCK = 8, 256, 16
@@ -51,9 +53,9 @@ class ArrayCache:
     """A cache as a rank has it: for each layer ``[K|V][head][block][slot][dim]``, in numpy."""
 
     def __init__(self, layers: int, tokens: int) -> None:
-        self.num_layers = layers
-        self.sides = ("K", "V")
-        self.layer_bytes_per_token = CELL
+        self.kv_dtype = "bfloat16"
+        components = tuple(KVComponent(name, DIM_BYTES // 2, self.kv_dtype) for name in "KV")
+        self.layout = (LayerLayout(components, 0, HEADS),) * layers
         shape = (layers, 2 * HEADS, tokens // BLOCK, BLOCK * DIM_BYTES)
         self.data = np.empty(shape, dtype=np.uint8)
         self.data.fill(1)
@@ -105,8 +107,7 @@ def shuffled(tokens: int, seed: int) -> tuple[int, ...]:
 
 def greeting(me: PeerKey, offers: Mapping[str, bytes]) -> Greeting:
     return Greeting(
-        node_id=me.node_id, epoch=me.epoch, rank=0, tp_size=1, dtype="bfloat16", num_layers=1,
-        layer_bytes_per_token=CELL, first_head=0, end_head=HEADS, host="here",
+        node_id=me.node_id, epoch=me.epoch, rank=0, tp_size=1, dtype="bfloat16", host="here",
         offers=offers,
     )  # fmt: skip
 
@@ -146,7 +147,6 @@ def plane_of(
     config = DataPlaneConfig(
         node_id=name,
         epoch=epoch,
-        end_head=HEADS,
         listen_host="127.0.0.1" if listen else None,
         staging_slots=SLOTS,
         carrier=carrier,
@@ -232,8 +232,8 @@ def _full_receiver(
 def open_send(number: int, tokens: int, ranks: Ranks = ON_HOST) -> OpenSend:
     return OpenSend(
         transfer_id=number, attempt=1, peer_node="d", peer_epoch=2, peer_rank=0,
-        block_table=ranks.table(tokens, 1), first_token=0, end_token=tokens, first_head=0,
-        end_head=HEADS, window_bytes=ranks.window, dtype="bfloat16",
+        block_table=ranks.table(tokens, 1), first_token=0, end_token=tokens,
+        heads=(HeadRun(LAYERS, 0, HEADS),), window_bytes=ranks.window, dtype="bfloat16",
     )  # fmt: skip
 
 
@@ -241,8 +241,8 @@ def expect(number: int, tokens: int, endpoints: Endpoints, ranks: Ranks = ON_HOS
     return Expect(
         transfer_id=number, attempt=1, peer_node="p", peer_epoch=1, peer_rank=0,
         bulk=endpoints.bulk, control=endpoints.control, key=endpoints.key,
-        block_table=ranks.table(tokens, 2), first_token=0, end_token=tokens, first_head=0,
-        end_head=HEADS, window_bytes=ranks.window,
+        block_table=ranks.table(tokens, 2), first_token=0, end_token=tokens,
+        heads=(HeadRun(LAYERS, 0, HEADS),), window_bytes=ranks.window,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from tandem.kernels.operators import Operators
-from tandem.shared.config.kv_dtypes import AUTO, kv_format
+from tandem.shared.config.kv_dtypes import AUTO, kv_dtype_of
 from tandem.shared.engine.rank.runner import ModelRunner, runner_of
 from tandem.shared.kv.cache import KVCache
 from tandem.shared.models.decoder import Decoder
@@ -44,7 +44,7 @@ def build_runner(
         model.spec,
         num_blocks=num_blocks,
         block_size=block_size,
-        dtype=getattr(torch, kv_format(kv_dtype, weights)),
+        dtype=getattr(torch, kv_dtype_of(kv_dtype, weights)),
         device=model.place.device,
         tp_rank=tp.rank,
         tp_size=tp.size,

@@ -10,7 +10,7 @@ import importlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,6 @@ from ...handoff.carriers.cuda_ipc import NO_GPU
 from ...handoff.carriers.cuda_ipc.cuda_driver import CudaDriver
 from ...handoff.carriers.cuda_ipc.torch_device import Gpu, marker
 from ...handoff.carriers.device import DEVICE_BYTES, DeviceError
-from ...handoff.wire.buffer import Buffer
 from ...kv.backing import Backing
 from ...kv.cache import KVCache
 from ...kv.planning import CPU, CUDA, RankDevice, RankMemory, bytes_per_block
@@ -177,7 +176,7 @@ def backing_of(cache: KVCache) -> Backing | None:
     whose memory is there from the start."""
     if cache.device.type != CPU:
         return None
-    backing = Backing((side for layer in cache.layers for side in layer), cache.block_size)
+    backing = Backing((each for layer in cache.layers for each in layer), cache.block_size)
     backing.start()
     return backing
 
@@ -197,15 +196,11 @@ def start_data_plane(
 
     plane = settings.data_plane
     assert plane is not None
-    heads = cache.heads[0]
     config = DataPlaneConfig(
         node_id=plane.node_id,
         epoch=plane.epoch,
         rank=settings.rank,
         tp_size=settings.size,
-        dtype=str(cache.dtype).removeprefix("torch."),
-        first_head=heads.start,
-        end_head=heads.stop,
         listen_host=plane.host,
         listen_port=plane.port,
         carrier=plane.carrier,
@@ -214,7 +209,7 @@ def start_data_plane(
         staging_slots=max(2, plane.staging_bytes >> 20),
     )
     device = _gpu(cache.device, config.carrier)
-    data_plane = DataPlane(config, CacheOfPlane(cache), on_event, device=device)
+    data_plane = DataPlane(config, cache, on_event, device=device)
     data_plane.start()
     return data_plane
 
@@ -230,54 +225,6 @@ def _gpu(device: torch.device, carrier: str) -> Gpu | None:
             raise not_possible(CUDA_IPC, str(error)) from None
         log.warning("KV of this GPU is transferred through the host: %s", error)
         return None
-
-
-class CacheOfPlane:
-    """The cache as the data plane sees it: whole layers of this rank's heads, all alike."""
-
-    def __init__(self, cache: KVCache) -> None:
-        self._cache = cache
-        self.num_layers = len(cache.layers)
-        shapes = {
-            (components, cache.packed_bytes(layer, 1))
-            for layer, components in enumerate(cache.components)
-        }
-        if len(shapes) != 1:
-            raise StartupError(f"layers with KV of different shapes {shapes} cannot be handed over")
-        self.sides, self.layer_bytes_per_token = shapes.pop()
-
-    def pack(
-        self,
-        layer: int,
-        block_table: Sequence[int],
-        first_token: int,
-        end_token: int,
-        out: Buffer,
-        heads: range | None = None,
-        dtype: str | None = None,
-    ) -> None:
-        # An index copy inside would allocate with autograd's bookkeeping otherwise.
-        with torch.inference_mode():
-            into = None if dtype is None else getattr(torch, dtype)
-            self._cache.pack(layer, block_table, first_token, end_token, out, heads, into)
-            self._finish()
-
-    def scatter(
-        self,
-        layer: int,
-        block_table: Sequence[int],
-        first_token: int,
-        end_token: int,
-        data: Buffer,
-        heads: range | None = None,
-    ) -> None:
-        with torch.inference_mode():
-            self._cache.scatter(layer, block_table, first_token, end_token, data, heads)
-            self._finish()
-
-    def _finish(self) -> None:
-        if self._cache.device.type == "cuda":
-            torch.cuda.current_stream(self._cache.device).synchronize()
 
 
 def _device(name: str, index: int) -> torch.device:

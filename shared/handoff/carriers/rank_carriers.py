@@ -74,12 +74,10 @@ class RankCarriers:
     def possible(self, me: Greeting, theirs: Greeting) -> list[Carrier]:
         """The carriers that this rank and a peer may both use. Raises ``PeerRefusedError`` when
         there are none."""
-        # A version without offers has the baseline.
-        offered = theirs.offers or dict.fromkeys(self._baseline, b"")
         one_host = bool(me.host) and me.host == theirs.host
-        found = [c for c in self if c.name in offered and (one_host or not c.one_host)]
+        found = [c for c in self if c.name in theirs.offers and (one_host or not c.one_host)]
         if not found:
-            here, there = ",".join(self._carriers), ",".join(offered) or "an older version"
+            here, there = ",".join(self._carriers), ",".join(theirs.offers)
             where = "one host" if one_host else "two hosts"
             raise PeerRefusedError(f"carrier: here {here}, at {theirs.node_id} {there}, on {where}")
         return found

@@ -2,8 +2,8 @@
 
 The plane's own thread is the only caller. It does not know the block size or the tensor's layout:
 tokens are named by their index in the sequence, heads by their number in the whole model, and bytes
-are always canonical, ``[layer][side][head][token][dim]``: of some of this rank's heads, or of all
-if ``heads`` is omitted. The sides are K and V, or one latent that both are computed from.
+are always canonical (``layout.py`` in ``shared/kv``): of some of this rank's heads, or of all if
+``heads`` is omitted.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from ...kv.layout import LayerLayout
 from ..wire.buffer import Buffer
 
 
@@ -24,15 +25,12 @@ class CachePort(Protocol):
     """
 
     @property
-    def num_layers(self) -> int: ...
+    def kv_dtype(self) -> str:
+        """The dtype that KV is cached in."""
 
     @property
-    def sides(self) -> tuple[str, ...]:
-        """The parts of each layer's KV, by name, in the order of the bytes."""
-
-    @property
-    def layer_bytes_per_token(self) -> int:
-        """Bytes of all sides of this rank's heads for one token in one layer."""
+    def layout(self) -> tuple[LayerLayout, ...]:
+        """What each layer keeps of a token, of this rank's heads."""
 
     def pack(
         self,
@@ -44,8 +42,8 @@ class CachePort(Protocol):
         heads: range | None = None,
         dtype: str | None = None,
     ) -> None:
-        """Write ``[side][head][token][dim]`` of the tokens to ``out``, which has exactly their size
-        in ``dtype`` (the cache's own by default)."""
+        """Write the components of the tokens, each as ``[head][token][dim]``, to ``out``, which has
+        exactly their size in ``dtype`` (the cache's own by default)."""
 
     def scatter(
         self,
@@ -56,4 +54,4 @@ class CachePort(Protocol):
         data: Buffer,
         heads: range | None = None,
     ) -> None:
-        """Read ``[side][head][token][dim]`` of the tokens from ``data`` into the blocks."""
+        """Read the components of the tokens from ``data`` into the blocks."""

@@ -8,12 +8,11 @@ arrived over the real data plane with its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..wire.kv_formats import bytes_of
 from .cache_port import CachePort
 from .messages import Compare
 
@@ -46,11 +45,11 @@ _SMALLEST = 1e-30
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The largest difference in one side of a layer (its K, its V, its latent). Both numbers are in
-    units of the values."""
+    """The largest difference in one component of a layer (its K, its V, its latent). Both numbers
+    are in units of the values."""
 
     layer: int
-    side: str
+    component: str
     largest: float
     allowed: float
 
@@ -81,24 +80,36 @@ def coarsest(formats: Iterable[str]) -> str:
     return max(known, key=lambda name: _FIRST_LAYER[name])
 
 
-def worst_difference(cache: CachePort, heads: int, dtype: str, command: Compare) -> Difference:
+def worst_difference(cache: CachePort, command: Compare) -> Difference:
     """Compare the same tokens in two block tables of one rank, and return the difference with the
-    highest ratio. ``heads``: of this rank. Both tables are in the cache's ``dtype``."""
-    first, end = command.first_token, command.end_token
-    size = (end - first) * cache.layer_bytes_per_token // bytes_of(dtype) * 4
-    buffers = memoryview(bytearray(size)), memoryview(bytearray(size))
-    shape = len(cache.sides), heads, end - first, -1
+    highest ratio."""
     found = []
-    for layer in range(cache.num_layers):
-        for table, buffer in zip((command.ours, command.theirs), buffers, strict=True):
-            cache.pack(layer, table, first, end, buffer, dtype="float32")
-        ours, theirs = (np.frombuffer(buffer, np.float32).reshape(shape) for buffer in buffers)
+    for layer in range(len(cache.layout)):
         part = tolerance(command.rounding, layer)
-        for number, side in enumerate(cache.sides):
-            largest = _largest(ours[number] - theirs[number], layer < command.exact_layers)
-            allowed = max(part * float(np.abs(ours[number]).max()), _SMALLEST)
-            found.append(Difference(layer, side, largest, allowed))
+        ours = _values(cache, layer, command.ours, command)
+        theirs = _values(cache, layer, command.theirs, command)
+        for name, mine in ours.items():
+            largest = _largest(mine - theirs[name], layer < command.exact_layers)
+            allowed = max(part * float(np.abs(mine).max()), _SMALLEST)
+            found.append(Difference(layer, name, largest, allowed))
     return max(found, key=lambda difference: difference.ratio)
+
+
+def _values(
+    cache: CachePort, layer: int, table: Sequence[int], command: Compare
+) -> dict[str, np.ndarray]:
+    """Each component of some tokens of a layer as float32 [head, token, dim]."""
+    first, end = command.first_token, command.end_token
+    layout = cache.layout[layer].as_dtype("float32")
+    buffer = memoryview(bytearray((end - first) * layout.token_bytes))
+    cache.pack(layer, table, first, end, buffer, dtype="float32")
+    values, heads = {}, len(layout.heads)
+    for component in layout.components:
+        size = heads * (end - first) * component.bytes
+        shape = heads, end - first, component.dim
+        values[component.name] = np.frombuffer(buffer[:size], np.float32).reshape(shape)
+        buffer = buffer[size:]
+    return values
 
 
 def _largest(difference: np.ndarray, every_token: bool) -> float:

@@ -16,6 +16,7 @@ from dataclasses import replace
 import zmq
 
 from ...errors import StartupError
+from ...kv.layout import widest_cell
 from ..carriers.carrier_option import allows
 from ..carriers.device import Device
 from ..carriers.kinds import CARRIERS
@@ -75,10 +76,11 @@ class DataPlane:
 
     def start(self, timeout: float = 10.0) -> Endpoints:
         """Bind, and begin to serve. Raises StartupError."""
-        if self._cache.layer_bytes_per_token > self._config.slot_bytes:
+        cell = widest_cell(self._cache.layout)
+        if cell > self._config.slot_bytes:
             raise StartupError(
-                f"one token of one layer has {self._cache.layer_bytes_per_token} bytes, a staging "
-                f"slot {self._config.slot_bytes}: raise the slot size"
+                f"one token of one layer has {cell} bytes, a staging slot "
+                f"{self._config.slot_bytes}: raise the slot size"
             )
         for kind in self._carriers:
             if allows(self._config.carrier, kind.name, on_request=kind.on_request):

@@ -34,6 +34,7 @@ from .messages import (
     PeerLost,
     SendFailed,
 )
+from .part_layout import PartLayouts
 from .receiver import Receiver
 from .sender import Sender
 from .settings import DataPlaneConfig
@@ -96,6 +97,7 @@ class PlaneLoop:
         end = PlaneEnd(
             cache=cache,
             me=self._me,
+            layouts=PartLayouts(cache.layout),
             carriers=self._carriers,
             emit=self._emit,
             stats=stats,
@@ -294,11 +296,8 @@ def greeting_of(config: DataPlaneConfig, cache: CachePort, offers: Mapping[str, 
         epoch=config.epoch,
         rank=config.rank,
         tp_size=config.tp_size,
-        dtype=config.dtype,
-        num_layers=cache.num_layers,
-        layer_bytes_per_token=cache.layer_bytes_per_token,
-        first_head=config.first_head,
-        end_head=config.end_head,
+        dtype=cache.kv_dtype,
+        layers=[layer.shape for layer in cache.layout],
         host=host_identity(),
         offers=offers,
     )

@@ -16,6 +16,7 @@ from typing import Literal
 
 from ...causes import Cause
 from ..wire.codec import Codec
+from ..wire.head_parts import HeadRun
 from .stats import DataPlaneStats
 
 MAX_MESSAGE_BYTES = 16 << 20
@@ -25,8 +26,8 @@ WINDOW_OF_CARRIER = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSend:
-    """Prefill side: send [first_token, end_token) to a decode rank, as layers become ready, in
-    ``dtype``.
+    """Prefill side: send [first_token, end_token) of some heads of each layer to a decode rank, as
+    layers become ready, in ``dtype``.
 
     ``first_tokens``: the first token of each layer, if not ``first_token`` (``layer_windows.py``).
     """
@@ -39,8 +40,7 @@ class OpenSend:
     block_table: tuple[int, ...]
     first_token: int
     end_token: int
-    first_head: int
-    end_head: int
+    heads: tuple[HeadRun, ...]
     dtype: str
     first_tokens: tuple[int, ...] = ()
     window_bytes: int = WINDOW_OF_CARRIER
@@ -69,8 +69,8 @@ class CancelSend:
 class Expect:
     """Decode side: blocks are reserved; take [first_token, end_token) from a prefill rank.
 
-    ``deadline_seconds``: when the request ends, and with it the attempt. ``first_tokens`` as in
-    OpenSend. ``key`` and ``guarded`` as in ``Endpoints``.
+    ``deadline_seconds``: when the request ends, and with it the attempt. ``heads`` and
+    ``first_tokens`` as in OpenSend. ``key`` and ``guarded`` as in ``Endpoints``.
     """
 
     transfer_id: int
@@ -83,8 +83,7 @@ class Expect:
     block_table: tuple[int, ...]
     first_token: int
     end_token: int
-    first_head: int
-    end_head: int
+    heads: tuple[HeadRun, ...]
     first_tokens: tuple[int, ...] = ()
     key: str = ""
     guarded: bool = True
@@ -193,7 +192,7 @@ class Compared:
     transfer_id: int
     attempt: int
     layer: int
-    side: str
+    component: str
     largest: float
     allowed: float
 

@@ -30,8 +30,9 @@ from .messages import (
     Received,
     ReceiveFailed,
 )
+from .part_layout import Layout, coverage_of
 from .stats import DataPlaneStats
-from .transfer_end import PartKey, PlaneEnd, heads_of, part_of, refusal
+from .transfer_end import PartKey, PlaneEnd, part_of, refusal
 
 # The words for a connection that ended, by cause.
 _LOST = {Cause.REFUSED: "refused by", Cause.NO_PLACE: "no place at"}
@@ -44,15 +45,12 @@ ACK_SECONDS = 0.5
 
 @dataclass(slots=True, kw_only=True)
 class Incoming:
-    """One attempt at one part of a transfer, seen from the receiver. Counts are payload bytes.
-
-    A cell is one token in one layer, of the heads of this part.
-    """
+    """One attempt at one part of a transfer, seen from the receiver. Counts are payload bytes."""
 
     command: Expect
     peer: PeerKey
+    layout: Layout
     coverage: Coverage
-    cell_bytes: int
     opened_at: float
     acknowledged_at: float
     announced: bool = False
@@ -82,7 +80,7 @@ class Receiver:
         if known is not None and known.command.attempt == command.attempt:
             return
         under_way = known.command.attempt if known else None
-        reason = refusal(command, self._me, under_way, self._closed)
+        reason = refusal(command, self._end.layouts, self._me.dtype, under_way, self._closed)
         if reason:
             self._report_failed(command, reason, Cause.OTHER, retriable=False)
             return
@@ -90,18 +88,14 @@ class Receiver:
             reason = f"attempt {command.attempt} took its place"
             self._fail(known, reason, Cause.SUPERSEDED, retriable=False)
         now = self._clock()
+        layout = self._end.layouts.of(command.heads, self._me.dtype)
         transfer = Incoming(
             command=command,
             peer=PeerKey(
                 node_id=command.peer_node, epoch=command.peer_epoch, rank=command.peer_rank
             ),
-            coverage=Coverage(
-                self._cache.num_layers,
-                command.first_token,
-                command.end_token,
-                command.first_tokens,
-            ),
-            cell_bytes=self._end.cell_bytes(command, self._me.dtype),
+            layout=layout,
+            coverage=coverage_of(command, layout),
             opened_at=now,
             acknowledged_at=now,
         )
@@ -128,8 +122,7 @@ class Receiver:
     def compare(self, command: Compare) -> None:
         """Compare the KV of two block tables of this rank."""
         try:
-            heads = self._me.end_head - self._me.first_head
-            worst = worst_difference(self._cache, heads, self._me.dtype, command)
+            worst = worst_difference(self._cache, command)
         except Exception as error:  # an error of the cache ends one comparison, not the plane
             reason = f"comparing failed: {error!r}"
             self._report_failed(command, reason, Cause.CANARY, retriable=True)
@@ -139,7 +132,7 @@ class Receiver:
                 transfer_id=command.transfer_id,
                 attempt=command.attempt,
                 layer=worst.layer,
-                side=worst.side,
+                component=worst.component,
                 largest=worst.largest,
                 allowed=worst.allowed,
             )
@@ -228,8 +221,8 @@ class Receiver:
     def _data(self, transfer: Incoming, header: Header, payload: Buffer, checksum: int) -> None:
         window = self._end.window_of(transfer.command, self._dialer.carrier(transfer.peer))
         self._check_data(transfer, header, len(payload), window)
-        tokens = header.end_token - header.first_token
-        step = tokens * transfer.cell_bytes
+        part = transfer.layout[header.first_layer]
+        step = (header.end_token - header.first_token) * part.token_bytes
         for index, layer in enumerate(range(header.first_layer, header.end_layer)):
             self._cache.scatter(
                 layer,
@@ -237,7 +230,7 @@ class Receiver:
                 header.first_token,
                 header.end_token,
                 payload[index * step : (index + 1) * step],
-                heads_of(transfer.command),
+                part.heads,
             )
         transfer.digest.add(checksum)
         transfer.sequence += 1
@@ -253,19 +246,22 @@ class Receiver:
         return transfer.received > transfer.acknowledged and waited >= ACK_SECONDS
 
     def _check_data(self, transfer: Incoming, header: Header, length: int, window: int) -> None:
-        heads = range(header.first_head, header.end_head)
-        wanted = heads_of(transfer.command)
-        if heads != wanted:
-            raise FrameError(f"heads {heads} came, this part has {wanted}")
         try:
             transfer.coverage.add(
                 header.first_layer, header.end_layer, header.first_token, header.end_token
             )
         except OverlapError as error:
             raise FrameError(str(error)) from None
+        part, *others = transfer.layout[header.first_layer : header.end_layer]
+        if any(other != part for other in others):
+            layers = f"[{header.first_layer}, {header.end_layer})"
+            raise FrameError(f"layers {layers} came in one frame, and they are not alike")
+        heads = range(header.first_head, header.end_head)
+        if heads != part.heads:
+            raise FrameError(f"heads {heads} came, this part has {part.heads}")
         cells = (header.end_layer - header.first_layer) * (header.end_token - header.first_token)
-        if length != cells * transfer.cell_bytes:
-            raise FrameError(f"{length} bytes for {cells} cells of {transfer.cell_bytes}")
+        if length != cells * part.token_bytes:
+            raise FrameError(f"{length} bytes for {cells} cells of {part.token_bytes}")
         outstanding = transfer.received + length - transfer.acknowledged
         if outstanding > window:
             raise FrameError(f"{outstanding} bytes without credit; the window is {window}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ...causes import Cause
-from ...errors import PeerRefusedError
+from ...kv.layout import widest_cell
 from ..carriers.base import SendHandle
 from ..carriers.staging import HOST_WINDOW_BYTES, Ring, RingSlot
 from ..carriers.transport import Listener, PeerGoneError
@@ -23,22 +23,20 @@ from ..wire.frame import Digest, Fin, Header, Kind
 from ..wire.greeting import PeerKey
 from .closed import ClosedAttempts
 from .messages import Cancelled, CancelSend, LayerReady, OpenSend, SendFailed, SendFinished
+from .part_layout import Layout, coverage_of
 from .stats import DataPlaneStats
-from .transfer_end import PartKey, PlaneEnd, heads_of, part_of, refusal
+from .transfer_end import PartKey, PlaneEnd, part_of, refusal
 from .work_list import CellRange, WorkList
 
 
 @dataclass(slots=True, kw_only=True)
 class Outgoing:
-    """One attempt at one part of a transfer, seen from the sender. Counts are payload bytes.
-
-    A cell is one token in one layer, of the heads of this part.
-    """
+    """One attempt at one part of a transfer, seen from the sender. Counts are payload bytes."""
 
     command: OpenSend
     peer: PeerKey
+    layout: Layout
     work: WorkList
-    cell_bytes: int
     progress_at: float
     computed_at: float = 0.0
     sequence: int = 0
@@ -95,31 +93,24 @@ class Sender:
             return
         if known is not None:
             self._fail(known, f"attempt {command.attempt} took its place", Cause.SUPERSEDED)
+        layout = self._end.layouts.of(command.heads, command.dtype)
         self._transfers[part_of(command)] = Outgoing(
             command=command,
             peer=PeerKey(
                 node_id=command.peer_node, epoch=command.peer_epoch, rank=command.peer_rank
             ),
-            work=WorkList(
-                self._cache.num_layers,
-                command.first_token,
-                command.end_token,
-                command.first_tokens,
-            ),
-            cell_bytes=self._end.cell_bytes(command, command.dtype),
+            layout=layout,
+            work=WorkList(layout, coverage_of(command, layout)),
             progress_at=self._clock(),
         )
         self._turn.append(part_of(command))
 
     def _refusal(self, command: OpenSend, known: Outgoing | None) -> str:
         under_way = known.command.attempt if known is not None else None
-        reason = refusal(command, self._end.me, under_way, self._closed)
+        reason = refusal(command, self._end.layouts, command.dtype, under_way, self._closed)
         if reason:
             return reason
-        try:
-            cell = self._end.cell_bytes(command, command.dtype)
-        except PeerRefusedError as error:
-            return str(error)
+        cell = widest_cell(self._end.layouts.of(command.heads, command.dtype))
         window = command.window_bytes or HOST_WINDOW_BYTES
         if window < 2 * cell:
             return f"a window of {window} bytes; two tokens need {2 * cell}"
@@ -195,9 +186,9 @@ class Sender:
         ring = self._carriers.ring_of(carrier)
         holder = SlotHolder(transfer.peer, ring)
         window = self._end.window_of(transfer.command, carrier)
-        piece = transfer.work.peek(min(ring.payload_bytes, window // 2) // transfer.cell_bytes)
+        piece = transfer.work.peek(min(ring.payload_bytes, window // 2))
         assert piece is not None
-        length = piece.cells * transfer.cell_bytes
+        length = piece.cells * transfer.layout[piece.first_layer].token_bytes
         if transfer.in_flight + length > window:
             return False
         held = self._held[holder]
@@ -223,8 +214,8 @@ class Sender:
         return True
 
     def _pack(self, transfer: Outgoing, piece: CellRange, out: Buffer) -> None:
-        tokens = piece.end_token - piece.first_token
-        step = tokens * transfer.cell_bytes
+        part = transfer.layout[piece.first_layer]
+        step = (piece.end_token - piece.first_token) * part.token_bytes
         for index, layer in enumerate(range(piece.first_layer, piece.end_layer)):
             self._cache.pack(
                 layer,
@@ -232,7 +223,7 @@ class Sender:
                 piece.first_token,
                 piece.end_token,
                 out[index * step : (index + 1) * step],
-                heads_of(transfer.command),
+                part.heads,
                 transfer.command.dtype,
             )
 
@@ -247,14 +238,15 @@ class Sender:
         self._stats.bytes_sent += length
 
     def _data_header(self, transfer: Outgoing, piece: CellRange) -> Header:
+        part = transfer.layout[piece.first_layer]
         return replace(
             self._header(transfer, Kind.DATA),
             first_layer=piece.first_layer,
             end_layer=piece.end_layer,
             first_token=piece.first_token,
             end_token=piece.end_token,
-            first_head=transfer.command.first_head,
-            end_head=transfer.command.end_head,
+            first_head=part.first_head,
+            end_head=part.end_head,
         )
 
     def _send_fin(self, transfer: Outgoing) -> bool:

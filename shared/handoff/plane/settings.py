@@ -22,9 +22,6 @@ class DataPlaneConfig:
     epoch: int
     rank: int = 0
     tp_size: int = 1
-    dtype: str = "bfloat16"
-    first_head: int = 0
-    end_head: int = 1
     listen_host: str | None = "127.0.0.1"
     listen_port: int = 0
     carrier: str = AUTO

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ...errors import PeerRefusedError
 from ..carriers.rank_carriers import RankCarriers
 from ..carriers.transport import PeerGoneError, TransportEnd
 from ..wire import frame
 from ..wire.frame import Header, Kind
 from ..wire.greeting import Greeting, PeerKey
-from ..wire.kv_formats import bytes_of
 from .cache_port import CachePort
 from .closed import ClosedAttempts
 from .messages import Event, Expect, OpenSend
+from .part_layout import PartLayouts
 from .stats import DataPlaneStats
 
 
@@ -23,6 +24,7 @@ class PlaneEnd:
 
     cache: CachePort
     me: Greeting
+    layouts: PartLayouts
     carriers: RankCarriers
     emit: Callable[[Event], None]
     stats: DataPlaneStats
@@ -40,10 +42,6 @@ class PlaneEnd:
             sender_epoch=self.me.epoch,
             receiver_epoch=peer.epoch,
         )
-
-    def cell_bytes(self, command: Expect | OpenSend, dtype: str) -> int:
-        """Bytes of one token in one layer, of the heads of this part, in ``dtype``."""
-        return len(heads_of(command)) * self.me.head_values_per_token * bytes_of(dtype)
 
     def window_of(self, command: Expect | OpenSend, carrier: str) -> int:
         """Bytes of this part that may be on the way. Both ends know the carrier."""
@@ -69,14 +67,15 @@ def part_of(command: Expect | OpenSend) -> PartKey:
     return command.transfer_id, command.peer_rank
 
 
-def heads_of(command: Expect | OpenSend) -> range:
-    return range(command.first_head, command.end_head)
-
-
 def refusal(
-    command: Expect | OpenSend, me: Greeting, under_way: int | None, closed: ClosedAttempts
+    command: Expect | OpenSend,
+    layouts: PartLayouts,
+    dtype: str,
+    under_way: int | None,
+    closed: ClosedAttempts,
 ) -> str:
-    """The reason why an attempt cannot begin beside the one ``under_way``; empty if it can."""
+    """The reason why an attempt in ``dtype`` cannot begin beside the one ``under_way``; empty if it
+    can."""
     whole = command.transfer_id, None
     if any(closed.covers(key, command.attempt) for key in (whole, part_of(command))):
         return f"attempt {command.attempt} is over"
@@ -84,12 +83,11 @@ def refusal(
         return f"attempt {under_way} is under way"
     if not 0 <= command.first_token < command.end_token < 2**32:
         return f"tokens [{command.first_token}, {command.end_token}) are an invalid range"
+    try:
+        layers = len(layouts.of(command.heads, dtype))
+    except (PeerRefusedError, ValueError) as error:
+        return str(error)
     firsts, span = command.first_tokens, range(command.first_token, command.end_token)
-    if firsts and not (len(firsts) == me.num_layers and all(first in span for first in firsts)):
-        return f"first tokens {firsts} do not fit {me.num_layers} layers and tokens {span}"
-    if not me.first_head <= command.first_head < command.end_head <= me.end_head:
-        return (
-            f"heads [{command.first_head}, {command.end_head}) are not all here; this rank has "
-            f"[{me.first_head}, {me.end_head})"
-        )
+    if firsts and not (len(firsts) == layers and all(first in span for first in firsts)):
+        return f"first tokens {firsts} do not fit {layers} layers and tokens {span}"
     return ""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .coverage import Coverage
+from .part_layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
 class CellRange:
-    """A rectangle of cells that travels as one frame."""
+    """A rectangle of cells that travels as one frame. Its layers are alike."""
 
     first_layer: int
     end_layer: int
@@ -26,15 +26,15 @@ class CellRange:
 class WorkList:
     """Ready rectangles, first come first served.
 
-    Consecutive layers of the same tokens are merged while they wait, so a short chunk travels as a
-    few full frames; a wide layer is cut by tokens. Cells that were announced before are dropped,
-    because a preempted prefill computes its chunks again; so are cells outside a layer's window.
+    Consecutive layers of the same tokens are merged while they wait if they are alike, so a short
+    chunk travels as a few full frames; a wide layer is cut by tokens. Cells that were announced
+    before are dropped, because a preempted prefill computes its chunks again; so are cells that are
+    not wanted (``coverage``): outside a layer's window, or of a layer without a head in this part.
     """
 
-    def __init__(
-        self, num_layers: int, first_token: int, end_token: int, first_tokens: Sequence[int] = ()
-    ) -> None:
-        self._ready = Coverage(num_layers, first_token, end_token, first_tokens)
+    def __init__(self, layout: Layout, coverage: Coverage) -> None:
+        self._layout = layout
+        self._ready = coverage
         self._ranges: deque[CellRange] = deque()
 
     @property
@@ -62,6 +62,7 @@ class WorkList:
             last is not None
             and last.end_layer == piece.first_layer
             and (last.first_token, last.end_token) == (piece.first_token, piece.end_token)
+            and self._layout[last.first_layer] == self._layout[piece.first_layer]
         ):
             self._ranges[-1] = CellRange(
                 last.first_layer, piece.end_layer, piece.first_token, piece.end_token
@@ -69,11 +70,12 @@ class WorkList:
         else:
             self._ranges.append(piece)
 
-    def peek(self, max_cells: int) -> CellRange | None:
-        """The next range of at most ``max_cells``; ``take`` removes it."""
+    def peek(self, max_bytes: int) -> CellRange | None:
+        """The next range of at most ``max_bytes``; ``take`` removes it."""
         if not self._ranges:
             return None
         head = self._ranges[0]
+        max_cells = max_bytes // self._layout[head.first_layer].token_bytes
         tokens = head.end_token - head.first_token
         if tokens <= max_cells:
             end_layer = min(head.end_layer, head.first_layer + max_cells // tokens)

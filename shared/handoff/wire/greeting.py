@@ -1,25 +1,27 @@
 """The first message of a connection, sent by both ranks before any KV moves.
 
 It says who is at the other end (which start of which process), what the ranks must agree on (the
-shape of a token's bytes, the slice of heads), and which carriers a rank offers. The content of an
-offer is the carrier's own. The model's fingerprint is compared by the heads over gRPC.
+shape of each layer's KV), and which carriers a rank offers. The content of an offer is the
+carrier's own. The model's fingerprint is compared by the heads over gRPC.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 import msgpack
 
 from ...errors import PeerRefusedError, TransferError
-from . import frame
+from ...kv.layout import check_kv_dtype
 from .frame import FrameError
-from .kv_formats import bytes_of
 
 MAGIC = b"TDMG"
-MAX_GREETING_BYTES = 20 << 10
+# 1: one shape for all layers.
+PROTOCOL = 2
+MAX_GREETING_BYTES = 32 << 10
+MAX_LAYERS = 1024
 MAX_TEXT_BYTES = 256
 MAX_OFFERS = 8
 MAX_NAME_BYTES = 32
@@ -30,13 +32,6 @@ MAX_FIELDS = 64
 
 CAPABILITY_XXH3 = 1
 CAPABILITIES = CAPABILITY_XXH3
-
-# A peer that differs here can never hand over to this rank.
-MUST_AGREE = (
-    "protocol",
-    "num_layers",
-    "head_values_per_token",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +51,10 @@ class Greeting:
     """``connection`` pairs the two sockets of one connection; ``refused`` is empty in a welcome.
     ``full`` is 1 in a refusal for lack of a place, which may be free later.
 
-    ``offers``: what each carrier that the rank may use encoded for the peer, by the carrier's name,
-    best first. Empty in greetings of older versions. Two ranks of one ``host`` can open each
-    other's memory; empty: no other process can.
+    ``layers``: the shape of each layer's KV, as ``LayerLayout.shape`` has it. ``offers``: what each
+    carrier that the rank may use encoded for the peer, by the carrier's name, best first. Two ranks
+    of one ``host`` can open each other's memory; empty: no other process can. Other protocols have
+    neither layers nor offers.
     """
 
     node_id: str
@@ -66,11 +62,8 @@ class Greeting:
     rank: int
     tp_size: int
     dtype: str
-    num_layers: int
-    layer_bytes_per_token: int
-    first_head: int
-    end_head: int
-    protocol: int = frame.VERSION
+    layers: Sequence[str] = ()
+    protocol: int = PROTOCOL
     capabilities: int = CAPABILITIES
     peer_epoch: int = 0
     connection: int = 0
@@ -78,12 +71,6 @@ class Greeting:
     full: int = 0
     host: str = ""
     offers: Mapping[str, bytes] = field(default_factory=dict)
-
-    @property
-    def head_values_per_token(self) -> int:
-        """Numbers in K and V of one head for one token in one layer."""
-        heads = max(1, self.end_head - self.first_head)
-        return self.layer_bytes_per_token // heads // bytes_of(self.dtype)
 
     @property
     def key(self) -> PeerKey:
@@ -118,7 +105,7 @@ def decode(message: memoryview | bytes) -> Greeting:
             max_str_len=2 * MAX_TEXT_BYTES,
             max_bin_len=MAX_OFFER_BYTES,
             max_ext_len=0,
-            max_array_len=0,
+            max_array_len=MAX_LAYERS,
             max_map_len=MAX_FIELDS,
         )
     except Exception as error:  # msgpack raises a dozen unrelated types on hostile input
@@ -129,15 +116,21 @@ def decode(message: memoryview | bytes) -> Greeting:
 def check(mine: Greeting, theirs: Greeting) -> None:
     """Raise ``PeerRefusedError`` for a peer that differs in what must be equal; it names the field
     and both values."""
-    for name in MUST_AGREE:
-        ours, other = getattr(mine, name), getattr(theirs, name)
-        if ours != other:
-            raise PeerRefusedError(f"{name}: here {ours}, at {theirs.node_id} {other}")
+    _compare("protocol", mine.protocol, theirs.protocol, theirs)
+    check_kv_dtype(theirs.dtype)
+    _compare("number of layers", len(mine.layers), len(theirs.layers), theirs)
+    for number, (ours, other) in enumerate(zip(mine.layers, theirs.layers, strict=True)):
+        _compare(f"KV of layer {number}", ours, other, theirs)
     if not mine.capabilities & theirs.capabilities & CAPABILITY_XXH3:
         raise PeerRefusedError(
             f"capabilities: here {mine.capabilities:#x}, at {theirs.node_id} "
             f"{theirs.capabilities:#x}; the xxh3 checksum is required"
         )
+
+
+def _compare(field_name: str, ours: object, other: object, theirs: Greeting) -> None:
+    if ours != other:
+        raise PeerRefusedError(f"{field_name}: here {ours}, at {theirs.node_id} {other}")
 
 
 def refusal_text(refusal: TransferError) -> str:
@@ -173,15 +166,29 @@ def _check_value(name: str, kind: str, value: Any) -> None:
     if name == "offers":
         _check_offers(value)
         return
+    if name == "layers":
+        _check_layers(value)
+        return
     if kind == "str":
-        if not isinstance(value, str) or len(value.encode()) > 2 * MAX_TEXT_BYTES:
-            raise FrameError(f"greeting field {name} must be a short text")
-        if not value.isprintable():
-            raise FrameError(f"greeting field {name} holds unprintable characters")
+        _check_text(f"greeting field {name}", value)
         return
     limit = _LIMITS.get(name, 2**32)
     if type(value) is not int or not 0 <= value < limit:
         raise FrameError(f"greeting field {name} must be a number from 0 to {limit - 1}")
+
+
+def _check_text(what: str, value: Any) -> None:
+    if not isinstance(value, str) or len(value.encode()) > 2 * MAX_TEXT_BYTES:
+        raise FrameError(f"{what} must be a short text")
+    if not value.isprintable():
+        raise FrameError(f"{what} holds unprintable characters")
+
+
+def _check_layers(layers: Any) -> None:
+    if not isinstance(layers, list):
+        raise FrameError("greeting field layers must be a list")
+    for number, shape in enumerate(layers):
+        _check_text(f"greeting field layers[{number}]", shape)
 
 
 def _check_offers(offers: Any) -> None:

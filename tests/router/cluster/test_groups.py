@@ -11,7 +11,7 @@ from tandem.router.cluster.groups import conflict, text_of
 
 
 def card(name: str = "qwen", **fields: object) -> pb.ModelCard:
-    values = {"layers": 2, "vocab_size": 320, "tokenizer.json": "t1", **fields}
+    values = {"layers": 2, "vocab_size": 320, "vocabulary": "t1", **fields}
     lines = [f"{key}={value}" for key, value in sorted(values.items())]
     return pb.ModelCard(name=name, fingerprint="\n".join(lines))
 
@@ -41,11 +41,11 @@ def test_versions_of_one_model_may_meet(
             "layers is '2' in the cluster and '3' on the node ('llama'); .*-name qwen",
         ),
         (
-            card(**{"tokenizer.json": "t2"}),
-            "tokenizer.json is 't1' in the cluster and 't2' on the node; .* a router each",
+            card(vocabulary="t2"),
+            "vocabulary is 't1' in the cluster and 't2' on the node; .* a router each",
         ),
         (card(layers=3, vocab_size=321), "vocab_size is '320' in the cluster and '321'"),
-        (card(**{"chat_template.jinja": "c"}), "chat_template.jinja is 'missing' .* 'c'"),
+        (card(chat_template="c"), "chat_template is 'missing' .* 'c'"),
     ],
 )
 def test_other_models_and_other_text_are_refused_by_field(

@@ -41,11 +41,11 @@ ATTENTION = AttentionSpec(num_heads=4, num_kv_heads=4, head_dim=8)
 LAYER = LayerSpec(attention=ATTENTION, mlp=DenseSpec(intermediate=8))
 
 
-def kv_heads(ranks: int) -> list[range]:
-    """Four heads, divided among so many ranks."""
+def kv_heads(ranks: int) -> list[tuple[range, ...]]:
+    """Four heads in each of three layers, divided among so many ranks."""
     if ranks not in (1, 2, 4):
         raise PeerRefusedError(f"a peer with {ranks} ranks")
-    return [range(rank * 4 // ranks, (rank + 1) * 4 // ranks) for rank in range(ranks)]
+    return [(range(rank * 4 // ranks, (rank + 1) * 4 // ranks),) * 3 for rank in range(ranks)]
 
 
 class Ranks:
@@ -111,7 +111,7 @@ class Ranks:
             self.emit(rank, Cancelled(**key, side="receive"))
         elif isinstance(command, Compare):
             excess = self.excess if rank else 0.0
-            self.emit(rank, Compared(**key, layer=2, side="V", largest=excess, allowed=1.0))
+            self.emit(rank, Compared(**key, layer=2, component="V", largest=excess, allowed=1.0))
         async with self.came:
             self.came.notify_all()
 

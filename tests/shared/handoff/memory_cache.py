@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
+from tandem.shared.config.kv_dtypes import BYTES
 from tandem.shared.handoff.wire.buffer import Buffer
+from tandem.shared.kv.layout import KVComponent, LayerLayout
 
 from .fake_driver import as_memory
 
@@ -15,43 +17,66 @@ def _is_elsewhere(buffer: Buffer) -> bool:
     return isinstance(buffer, torch.Tensor) and buffer.device.type != "cpu"
 
 
+def layer_of(heads: range, head_bytes: int, dtype: str = "bfloat16") -> LayerLayout:
+    """K and V of some heads."""
+    dim = head_bytes // BYTES[dtype]
+    components = tuple(KVComponent(name, dim, dtype) for name in "KV")
+    return LayerLayout(components, heads.start, heads.stop)
+
+
 class MemoryCache:
     """``CachePort`` over one bytearray a layer.
 
-    Each slot of a block keeps the token's row ``[K|V][head][dim]``; packing transposes it.
+    Each slot of a block keeps the token's row ``[component][head][dim]``; packing transposes it.
     """
 
     def __init__(
         self,
+        layout: Sequence[LayerLayout],
         *,
-        num_layers: int,
         num_blocks: int,
         block_size: int,
-        num_heads: int,
-        head_bytes: int,
-        first_head: int = 0,
+        kv_dtype: str = "bfloat16",
     ) -> None:
-        self.num_layers = num_layers
+        self.layout = tuple(layout)
+        self.kv_dtype = kv_dtype
         self.block_size = block_size
-        self.heads = range(first_head, first_head + num_heads)
-        self.head_bytes = head_bytes
-        self.sides = ("K", "V")
-        self.layer_bytes_per_token = 2 * num_heads * head_bytes
-        size = num_blocks * block_size * self.layer_bytes_per_token
-        self.layers = [bytearray(size) for _ in range(num_layers)]
+        slots = num_blocks * block_size
+        self.layers = [bytearray(slots * layer.token_bytes) for layer in self.layout]
 
-    def row(self, block_table: Sequence[int], token: int) -> slice:
+    def row(self, block_table: Sequence[int], token: int, layer: int = 0) -> slice:
         """Where a token's row lies in a layer."""
+        size = self.layout[layer].token_bytes
         block, slot = block_table[token // self.block_size], token % self.block_size
-        start = (block * self.block_size + slot) * self.layer_bytes_per_token
-        return slice(start, start + self.layer_bytes_per_token)
+        start = (block * self.block_size + slot) * size
+        return slice(start, start + size)
 
-    def _planes(self, heads: range | None) -> list[int]:
-        """K and V of some heads, by their places in a row."""
-        wanted = self.heads if heads is None else heads
-        assert set(wanted) <= set(self.heads)
-        local = [head - self.heads.start for head in wanted]
-        return local + [len(self.heads) + head for head in local]
+    def _pieces(self, layer: int, heads: range | None) -> Iterator[tuple[int, int]]:
+        """Each component of some heads, by its place in a row and its bytes."""
+        held = self.layout[layer].heads
+        wanted = held if heads is None else heads
+        assert set(wanted) <= set(held)
+        first = 0
+        for component in self.layout[layer].components:
+            for head in wanted:
+                yield first + (head - held.start) * component.bytes, component.bytes
+            first += len(held) * component.bytes
+
+    def _places(
+        self,
+        layer: int,
+        block_table: Sequence[int],
+        first_token: int,
+        end_token: int,
+        heads: range | None,
+    ) -> Iterator[tuple[slice, slice]]:
+        """Pairs of places of the same bytes: in the canonical layout, and in the cache."""
+        at = 0
+        for place, width in self._pieces(layer, heads):
+            for token in range(first_token, end_token):
+                start = self.row(block_table, token, layer).start + place
+                yield slice(at, at + width), slice(start, start + width)
+                at += width
 
     def pack(
         self,
@@ -69,13 +94,9 @@ class MemoryCache:
             out.copy_(torch.frombuffer(packed, dtype=torch.uint8))
             return
         out = as_memory(out)
-        count, width = end_token - first_token, self.head_bytes
-        planes = self._planes(heads)
-        for index in range(count):
-            row = self.layers[layer][self.row(block_table, first_token + index)]
-            for number, plane in enumerate(planes):
-                at = (number * count + index) * width
-                out[at : at + width] = row[plane * width : (plane + 1) * width]
+        places = self._places(layer, block_table, first_token, end_token, heads)
+        for packed_at, held_at in places:
+            out[packed_at] = self.layers[layer][held_at]
 
     def scatter(
         self,
@@ -87,11 +108,6 @@ class MemoryCache:
         heads: range | None = None,
     ) -> None:
         data = as_memory(data.cpu() if _is_elsewhere(data) else data)
-        count, width = end_token - first_token, self.head_bytes
-        planes = self._planes(heads)
-        for index in range(count):
-            start = self.row(block_table, first_token + index).start
-            for number, plane in enumerate(planes):
-                at = (number * count + index) * width
-                into = start + plane * width
-                self.layers[layer][into : into + width] = data[at : at + width]
+        places = self._places(layer, block_table, first_token, end_token, heads)
+        for packed_at, held_at in places:
+            self.layers[layer][held_at] = data[packed_at]

@@ -26,9 +26,10 @@ from tandem.shared.handoff.plane.messages import (
     SendFinished,
 )
 from tandem.shared.handoff.plane.settings import DataPlaneConfig
+from tandem.shared.handoff.wire.head_parts import HeadRun
 
 from .fake_driver import FakeDevice
-from .memory_cache import MemoryCache
+from .memory_cache import MemoryCache, layer_of
 
 E = TypeVar("E", bound=Event)
 WAIT_SECONDS = 10.0
@@ -39,17 +40,21 @@ END = 100
 BLOCKS = tuple(range(13))
 
 
+def every_layer(heads: range) -> tuple[HeadRun, ...]:
+    """The same heads of each layer."""
+    return (HeadRun(LAYERS, heads.start, heads.stop),)
+
+
 def make_cache(
-    *, blocks: int = 64, seed: int | None = None, heads: range = range(HEADS)
+    *,
+    blocks: int = 64,
+    seed: int | None = None,
+    heads: range = range(HEADS),
+    head_bytes: int = HEAD_BYTES,
+    dtype: str = "bfloat16",
 ) -> MemoryCache:
-    cache = MemoryCache(
-        num_layers=LAYERS,
-        num_blocks=blocks,
-        block_size=BLOCK,
-        num_heads=len(heads),
-        first_head=heads.start,
-        head_bytes=HEAD_BYTES,
-    )
+    layout = [layer_of(heads, head_bytes, dtype)] * LAYERS
+    cache = MemoryCache(layout, num_blocks=blocks, block_size=BLOCK, kv_dtype=dtype)
     if seed is not None:
         source = random.Random(seed)
         for layer in cache.layers:
@@ -115,7 +120,6 @@ class Rank:
         config.setdefault("slot_bytes", 2048)
         config.setdefault("staging_slots", 8)
         config.setdefault("timing", Timing(ping_seconds=0.2, silence_seconds=1.0))
-        config.setdefault("end_head", HEADS)
         config.setdefault("carrier", Rank.carrier)
         config.setdefault("device_slot_bytes", config["slot_bytes"])
         self.config = DataPlaneConfig(node_id=name, epoch=epoch or new_epoch(), **config)
@@ -157,7 +161,8 @@ class Rank:
         until(lambda: part in [(e.transfer_id, e.peer_rank) for e in self.log.of(Expecting)])
 
     def open(self, receiver: Rank | Any, transfer_id: int, blocks: Iterable[int], **fields) -> None:
-        fields = {"attempt": 1, "first_head": 0, "end_head": HEADS} | fields
+        fields.setdefault("attempt", 1)
+        fields.setdefault("heads", every_layer(range(HEADS)))
         fields.setdefault("dtype", "bfloat16")
         self.plane.submit(
             OpenSend(
@@ -178,7 +183,8 @@ class Rank:
 
 
 def expect(sender: Rank | Any, transfer_id: int, blocks: Iterable[int], **fields) -> Expect:
-    fields = {"attempt": 1, "first_head": 0, "end_head": HEADS} | fields
+    fields.setdefault("attempt", 1)
+    fields.setdefault("heads", every_layer(range(HEADS)))
     fields.setdefault("peer_epoch", sender.config.epoch)
     fields.pop("progress_seconds", None)  # only a sender has such a limit
     return Expect(
@@ -198,8 +204,8 @@ def rows(cache: MemoryCache, blocks: Iterable[int], first: int, end: int) -> lis
     """The raw rows of a token range in every layer, for comparing caches."""
     table = tuple(blocks)
     return [
-        bytes(layer[cache.row(table, token)])
-        for layer in cache.layers
+        bytes(cache.layers[layer][cache.row(table, token, layer)])
+        for layer in range(len(cache.layers))
         for token in range(first, end)
     ]
 

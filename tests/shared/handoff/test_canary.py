@@ -9,17 +9,16 @@ import pytest
 from tandem.shared.handoff.plane.canary import canary_prompt, coarsest, tolerance, worst_difference
 from tandem.shared.handoff.plane.messages import Compare, Compared, ReceiveFailed
 
-from .memory_cache import MemoryCache
-from .plane_pair import Rank
+from .memory_cache import MemoryCache, layer_of
+from .plane_pair import Rank, make_cache
 
 LAYERS, HEADS, DIM, BLOCK = 3, 2, 4, 8
 OURS, THEIRS, TOKENS = (5, 0, 3, 7), (1, 6, 2, 4), 30
 
 
-def _cache(head_bytes: int) -> MemoryCache:
-    return MemoryCache(
-        num_layers=LAYERS, num_blocks=8, block_size=BLOCK, num_heads=HEADS, head_bytes=head_bytes
-    )
+def _cache() -> MemoryCache:
+    layout = [layer_of(range(HEADS), 4 * DIM, "float32")] * LAYERS
+    return MemoryCache(layout, num_blocks=8, block_size=BLOCK, kv_dtype="float32")
 
 
 def _fill(cache: MemoryCache, table: tuple[int, ...], value) -> None:
@@ -40,7 +39,7 @@ def _plain(layer: int, side: int, head: int, token: int, dim: int) -> float:
 
 
 def _worst(theirs, rounding="float32", exact_layers=LAYERS):
-    cache = _cache(4 * DIM)
+    cache = _cache()
     _fill(cache, OURS, _plain)
     _fill(cache, THEIRS, theirs)
     compare = Compare(
@@ -53,7 +52,7 @@ def _worst(theirs, rounding="float32", exact_layers=LAYERS):
         rounding=rounding,
         exact_layers=exact_layers,
     )
-    return worst_difference(cache, HEADS, "float32", compare)
+    return worst_difference(cache, compare)
 
 
 def test_the_same_kv_in_other_blocks_does_not_differ():
@@ -73,7 +72,7 @@ def test_rounding_is_allowed_and_what_exceeds_it_is_named():
         return _plain(layer, side, head, token, dim) + 0.25 * wrong
 
     worst = _worst(off)
-    assert (worst.layer, worst.side) == (2, "V")
+    assert (worst.layer, worst.component) == (2, "V")
     assert worst.largest == pytest.approx(0.25, rel=1e-5)
     assert worst.ratio > 1
 
@@ -147,7 +146,7 @@ def test_the_prompt_is_the_same_everywhere_and_fits():
 
 
 def test_a_rank_compares_two_block_tables_on_command():
-    with Rank("d", listen_host=None, dtype="float32") as rank:
+    with Rank("d", listen_host=None, cache=make_cache(dtype="float32")) as rank:
         compare: dict[str, Any] = {
             "rounding": "float32",
             "exact_layers": LAYERS,

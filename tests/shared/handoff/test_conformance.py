@@ -37,7 +37,7 @@ from tandem.shared.handoff.wire.greeting import PeerKey
 
 from .by_hand import CARRIERS, HandRank, World
 from .fake_driver import as_memory
-from .plane_pair import BLOCK, CELL, LAYERS, expect, rows, until
+from .plane_pair import BLOCK, CELL, HEAD_BYTES, LAYERS, expect, make_cache, rows, until
 
 END = 100
 BLOCKS = tuple(range(13))
@@ -166,11 +166,11 @@ def test_nobody_is_live_before_the_greeting(world: World) -> None:
 
 def test_a_refusal_names_the_field_and_is_final(world: World) -> None:
     prefill = world.rank("p")
-    decode = world.rank("d", listen_host=None, end_head=1)
+    decode = world.rank("d", listen_host=None, cache=make_cache(head_bytes=HEAD_BYTES // 2))
     now = world.clock()
     decode.loop._dialer.connect(_key(prefill), prefill.plane.endpoints, now)
     world.until(lambda: bool(decode.log.of(PeerLost)))
-    assert "head_values_per_token: here 16, at d 32" in decode.log.of(PeerLost)[0].reason
+    assert "KV of layer 0: here K 8, V 8, at d K 4, V 4" in decode.log.of(PeerLost)[0].reason
     assert not prefill.log.of(PeerJoined)
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from tandem.kernels.fp8 import castable
-from tandem.shared.engine.rank.setup import CacheOfPlane
 from tandem.shared.handoff.plane.messages import PeerJoined, Received, SendFinished
 from tandem.shared.handoff.wire.head_parts import parts_of
 from tandem.shared.kv.cache import KVCache
@@ -48,7 +47,7 @@ class Side:
             KVCache(SPEC, num_blocks=40, block_size=block, dtype=self.dtype, tp_rank=r, tp_size=tp)
             for r in range(tp)
         ]
-        self.heads = [cache.heads[0] for cache in self.caches]
+        self.heads = [tuple(layer.heads for layer in cache.layout) for cache in self.caches]
         self.table = [(7 * i + tp) % 40 for i in range(-(-END // block))]
         self.slots = [self.table[t // block] * block + t % block for t in range(END)]
         self.ranks = [
@@ -56,12 +55,9 @@ class Side:
                 Rank(
                     name,
                     epoch=ord(name),
-                    cache=CacheOfPlane(cache),  # type: ignore[arg-type]
+                    cache=cache,  # type: ignore[arg-type]
                     rank=number,
                     tp_size=tp,
-                    dtype=str(self.dtype).removeprefix("torch."),
-                    first_head=cache.heads[0].start,
-                    end_head=cache.heads[0].stop,
                     carrier="cuda_ipc",
                     device=FakeDevice(),
                     **config,
@@ -96,10 +92,9 @@ def test_unequal_sides_hand_over_every_value(there: Any, here: Any) -> None:
             side.copy_(torch.randn(side.shape).clamp(-448, 448))
         for part in parts_of(decode.heads, prefill.heads):
             sender, receiver = prefill.ranks[part.sender], decode.ranks[part.receiver]
-            span = {"first_head": part.heads.start, "end_head": part.heads.stop}
-            span |= {"first_token": 0, "end_token": END}
+            span = {"heads": part.heads, "first_token": 0, "end_token": END}
             receiver.expect(sender, 1, decode.table, **span)
-            sender.open(receiver, 1, prefill.table, dtype=receiver.config.dtype, **span)
+            sender.open(receiver, 1, prefill.table, dtype=receiver.cache.kv_dtype, **span)
         for rank in prefill.ranks:
             for layer in range(LAYERS):
                 rank.plane.layer_ready(1, 1, layer, 0, END)

@@ -55,10 +55,7 @@ ME = Greeting(
     rank=0,
     tp_size=1,
     dtype="bfloat16",
-    num_layers=4,
-    layer_bytes_per_token=512,
-    first_head=0,
-    end_head=8,
+    layers=["K 64, V 64"] * 4,
 )
 
 
@@ -131,10 +128,7 @@ GREETINGS = st.builds(
     rank=U32,
     tp_size=U32,
     dtype=st.sampled_from(["bfloat16", "float32"]) | TEXTS,
-    num_layers=U32,
-    layer_bytes_per_token=U32,
-    first_head=U32,
-    end_head=U32,
+    layers=st.lists(st.sampled_from(ME.layers) | TEXTS, max_size=9),
     host=TEXTS,
     offers=st.dictionaries(
         st.sampled_from(["tcp", "cuda_ipc", "shared_memory"]) | TEXTS.filter(bool),

@@ -19,10 +19,7 @@ ME = Greeting(
     rank=0,
     tp_size=1,
     dtype="bfloat16",
-    num_layers=4,
-    layer_bytes_per_token=512,
-    first_head=0,
-    end_head=8,
+    layers=["K 64, V 64", "latent 576"],
     offers={"fast": b"how to reach it", "tcp": b""},
 )
 
@@ -31,15 +28,20 @@ def test_a_greeting_survives_the_round_trip():
     assert greeting.decode(greeting.encode(ME)) == ME
 
 
-@pytest.mark.parametrize("name", greeting.MUST_AGREE)
-def test_a_difference_is_refused_by_field_and_both_values(name):
-    other = 77
-    change: dict[str, Any] = {name: other}
-    if name == "head_values_per_token":
-        change = {"layer_bytes_per_token": 2 * 77 * ME.end_head}
-    theirs = replace(ME, node_id="d", **change)
-    with pytest.raises(PeerRefusedError, match=f"{name}: here {getattr(ME, name)}, at d {other}"):
-        greeting.check(ME, theirs)
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"protocol": 77}, "protocol: here 2, at d 77"),
+        ({"layers": ["K 64, V 64"]}, "number of layers: here 2, at d 1"),
+        ({"layers": ["K 64, V 64"] * 2}, "KV of layer 1: here latent 576, at d K 64, V 64"),
+        ({"dtype": "int3"}, "KV dtype 'int3'; known are float32"),
+    ],
+)
+def test_a_difference_is_refused_by_field_and_both_values(
+    change: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(PeerRefusedError, match=reason):
+        greeting.check(ME, replace(ME, node_id="d", **change))
 
 
 def test_a_peer_without_the_checksum_is_refused():
@@ -69,6 +71,13 @@ def test_garbage_is_refused(garbage):
         {"node_id": "x" * 600},
         {"node_id": "a\nb"},
         {"dtype": None},
+        {"layers": None},
+        {"layers": "K 64"},
+        {"layers": [64]},
+        {"layers": ["a\nb"]},
+        {"layers": ["x" * 600]},
+        {"layers": [["K 64"]]},
+        {"layers": ["K 64"] * (greeting.MAX_LAYERS + 1)},
         {"offers": None},
         {"offers": "tcp"},
         {"offers": {"tcp": "text"}},
@@ -96,8 +105,8 @@ def test_a_greeting_of_another_version_is_understood_by_what_both_know():
     older_and_newer = values | {"of_a_later_version": "x"}
     without_offers = replace(ME, offers={})
     assert greeting.decode(greeting.MAGIC + msgpack.packb(older_and_newer)) == without_offers
-    del values["num_layers"], values["rank"]
-    with pytest.raises(FrameError, match="greeting without num_layers, rank"):
+    del values["dtype"], values["rank"]
+    with pytest.raises(FrameError, match="greeting without dtype, rank"):
         greeting.decode(greeting.MAGIC + msgpack.packb(values))
     too_many = {f"field {number}": 0 for number in range(greeting.MAX_FIELDS)}
     with pytest.raises(FrameError, match="max_map_len"):
@@ -110,21 +119,18 @@ def test_a_long_greeting_is_refused_unread():
 
 
 def test_a_refusal_in_any_script_fits_into_the_answer():
-    theirs = replace(ME, node_id="界" * 170, num_layers=5)
+    theirs = replace(ME, node_id="界" * 170, protocol=5)
     with pytest.raises(PeerRefusedError) as refusal:
         greeting.check(ME, theirs)
     answer = replace(ME, refused=greeting.refusal_text(refusal.value))
-    assert greeting.decode(greeting.encode(answer)).refused.startswith("num_layers: here 4, at 界")
+    assert greeting.decode(greeting.encode(answer)).refused.startswith("protocol: here 2, at 界")
 
 
 def test_ranks_of_unequal_sides_may_meet():
-    half = replace(ME, tp_size=2, rank=1, first_head=4, layer_bytes_per_token=256)
+    half = replace(ME, tp_size=2, rank=1)
     greeting.check(ME, half)
     greeting.check(half, ME)
 
 
-def test_formats_may_differ_but_must_be_known():
-    wide = replace(ME, dtype="float32", layer_bytes_per_token=1024)
-    greeting.check(ME, wide)
-    with pytest.raises(PeerRefusedError, match="KV format 'int3'"):
-        greeting.check(ME, replace(ME, dtype="int3"))
+def test_dtypes_may_differ() -> None:
+    greeting.check(ME, replace(ME, dtype="float32"))

@@ -9,6 +9,7 @@ import pytest
 from tandem.shared.handoff import inbox as module
 from tandem.shared.handoff.inbox import ExpectedAttempt, Inbox
 from tandem.shared.handoff.plane.messages import CancelExpect, Cancelled, Expect, from_wire, to_wire
+from tandem.shared.handoff.wire.head_parts import HeadRun
 
 RANKS = 2
 EXPECT = Expect(
@@ -22,8 +23,7 @@ EXPECT = Expect(
     block_table=(0,),
     first_token=0,
     end_token=1,
-    first_head=0,
-    end_head=1,
+    heads=(HeadRun(1, 0, 1),),
 )
 
 

@@ -1,4 +1,4 @@
-"""Peers whose greetings have no offers, as before carriers encoded their own: they use TCP."""
+"""Ranks of the protocol before KV had a layout by layer: each side refuses the other by name."""
 
 from __future__ import annotations
 
@@ -7,101 +7,45 @@ from typing import Any
 
 import msgpack
 
-from tandem.shared.handoff.plane.messages import (
-    Expecting,
-    PeerJoined,
-    Received,
-    ReceiveFailed,
-    SendFinished,
-)
-from tandem.shared.handoff.wire import frame, greeting
-from tandem.shared.handoff.wire.frame import Kind
+from tandem.shared.handoff.plane.messages import ReceiveFailed
+from tandem.shared.handoff.wire import greeting
 from tandem.shared.handoff.wire.greeting import Greeting
 
 from .fake_peers import FakeReceiver, FakeSender
-from .plane_pair import BLOCK, BLOCKS, CELL, END, LAYERS, Rank, expect
+from .plane_pair import BLOCKS, END, HEADS, LAYERS, Rank, expect
 
-# The fields that greetings had for their carriers, and their defaults.
+# The fields that those greetings had and these lack.
 OLDER: dict[str, Any] = {
-    "carriers": "tcp",
-    "ring_pid": 0,
-    "ring_descriptor": 0,
-    "ring_bytes": 0,
-    "ring_nonce": 0,
-    "bell_descriptor": 0,
-    "nixl_description": b"",
-    "nixl_address": 0,
-    "nixl_bytes": 0,
-    "device": "",
-    "device_handle": b"",
-    "device_bytes": 0,
-    "device_pid": 0,
-    "device_bell": 0,
+    "num_layers": LAYERS,
+    "layer_bytes_per_token": 64,
+    "first_head": 0,
+    "end_head": HEADS,
+    "protocol": 1,
 }
-SHORT = {"first_token": 0, "end_token": BLOCK}
 
 
 def older(sent: Greeting) -> bytes:
-    """The greeting of an older rank on this host that may use every carrier, and has a ring."""
+    """The greeting of an older rank on this host."""
     values = asdict(sent) | OLDER
-    del values["offers"]
-    values |= {"capabilities": 3, "carriers": "cuda_ipc,shared_memory,tcp", "ring_bytes": 4096}
+    del values["layers"]
     return greeting.MAGIC + bytes(msgpack.packb(values))
 
 
-def read_by_older(message: bytes) -> dict[str, Any]:
-    """The carriers' fields of a greeting, within the limits of an older version."""
-    assert len(message) <= 4096 + (16 << 10)
-    values = msgpack.unpackb(
-        message[len(greeting.MAGIC) :],
-        max_str_len=512,
-        max_bin_len=16 << 10,
-        max_ext_len=0,
-        max_array_len=0,
-        max_map_len=64,
-    )
-    return {name: values.get(name, default) for name, default in OLDER.items()}
-
-
-def test_an_older_receiver_gets_its_kv_over_tcp() -> None:
+def test_an_older_receiver_is_refused_by_name() -> None:
     with (
         Rank("p", seed=1, carrier="auto") as prefill,
         FakeReceiver(Rank("d"), prefill, older) as receiver,
     ):
-        assert read_by_older(receiver.answer) == OLDER
-        assert prefill.log.wait(PeerJoined).carrier == "tcp"
-        prefill.open(receiver, 1, BLOCKS, **SHORT)
-        prefill.compute(1, 0, BLOCK, chunk=BLOCK)
-        pieces = arrived = 0
-        while (taken := receiver.take())[0].kind is Kind.DATA:
-            pieces, arrived = pieces + 1, arrived + len(taken[1])
-        assert taken[0].kind is Kind.FIN and arrived == LAYERS * BLOCK * CELL
-        receiver.send(Kind.ACK, 1, frame.ack_payload(arrived), sequence=pieces + 1)
-        prefill.log.wait(SendFinished, 1)
+        assert receiver.welcome.refused == "protocol: here 2, at d 1"
 
 
-def test_an_older_sender_hands_over_by_tcp() -> None:
+def test_an_older_sender_is_refused_by_name() -> None:
     with (
         Rank("d", listen_host=None, carrier="auto") as decode,
-        FakeSender(Rank("p", seed=1)) as sender,
-    ):
-        decode.plane.submit(expect(sender, 1, BLOCKS, **SHORT))
-        sender.accept(encode=older)
-        decode.log.wait(Expecting, 1)
-        assert read_by_older(sender.hello) == OLDER
-        sent = [sender.data(1, layer, layer, 0, BLOCK) for layer in range(LAYERS)]
-        sender.send(*sent, sender.fin(1, sent))
-        decode.log.wait(Received, 1)
-        assert decode.log.wait(PeerJoined).carrier == "tcp"
-
-
-def test_a_carrier_by_name_refuses_an_older_peer() -> None:
-    with (
-        Rank("d", listen_host=None, carrier="shared_memory") as decode,
         FakeSender(Rank("p", seed=1)) as sender,
     ):
         decode.plane.submit(expect(sender, 1, BLOCKS, first_token=0, end_token=END))
         sender.accept(encode=older)
         failed = decode.log.wait(ReceiveFailed, 1)
-        assert "carrier: here shared_memory, at p an older version" in failed.reason
+        assert "protocol: here 2, at p 1" in failed.reason
         assert not failed.retriable

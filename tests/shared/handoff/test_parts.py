@@ -16,10 +16,10 @@ from tandem.shared.handoff.plane.messages import (
     SendFailed,
     SendFinished,
 )
-from tandem.shared.handoff.wire.head_parts import HeadPart, parts_of
+from tandem.shared.handoff.wire.head_parts import HeadPart, HeadRun, parts_of
 from tandem.shared.models.spec import AttentionSpec
 
-from .plane_pair import BLOCK, HEAD_BYTES, LAYERS, Rank, make_cache, until
+from .plane_pair import BLOCK, HEAD_BYTES, LAYERS, Rank, every_layer, make_cache, until
 
 END = 50
 BLOCKS = tuple(range(-(-END // BLOCK)))
@@ -31,30 +31,50 @@ def held(kv_heads: int, ranks: int) -> list[range]:
     return [kv.heads_of(rank, ranks) for rank in range(ranks)]
 
 
+def by_layer(*layers: list[range]) -> list[tuple[range, ...]]:
+    """The heads on each rank, layer by layer, from those of each layer, rank by rank."""
+    return list(zip(*layers, strict=True))
+
+
 SIZES = st.sampled_from([1, 2, 4, 8])
 
 
-@given(SIZES, SIZES, SIZES)
-def test_every_receiver_gets_each_of_its_heads_once_from_who_has_it(
-    kv_heads: int, receivers: int, senders: int
+@given(st.lists(SIZES, min_size=1, max_size=5), SIZES, SIZES)
+def test_every_receiver_gets_each_of_its_heads_of_each_layer_once_from_a_holder(
+    kv_heads: list[int], receivers: int, senders: int
 ) -> None:
-    here, there = held(kv_heads, receivers), held(kv_heads, senders)
+    here = by_layer(*(held(heads, receivers) for heads in kv_heads))
+    there = by_layer(*(held(heads, senders) for heads in kv_heads))
     found = parts_of(here, there)
+    assert len({(part.receiver, part.sender) for part in found}) == len(found)
     for rank, wanted in enumerate(here):
-        got = [head for part in found if part.receiver == rank for head in part.heads]
-        assert got == list(wanted)
-    assert all(set(part.heads) <= set(there[part.sender]) for part in found)
+        mine = [part for part in found if part.receiver == rank]
+        for layer in range(len(kv_heads)):
+            runs = {part.sender: heads_of(part, layer) for part in mine}
+            assert sorted(head for run in runs.values() for head in run) == list(wanted[layer])
+            assert all(set(run) <= set(there[sender][layer]) for sender, run in runs.items())
 
 
-def test_receivers_take_turns_among_the_holders_of_a_head() -> None:
-    assert parts_of(held(1, 4), held(1, 2)) == [
-        HeadPart(receiver, receiver % 2, range(1)) for receiver in range(4)
-    ]
+def heads_of(part: HeadPart, layer: int) -> range:
+    runs = [run for run in part.heads for _ in range(run.layers)]
+    return range(runs[layer].first_head, runs[layer].end_head)
 
 
-def test_a_head_that_nobody_holds_is_an_error() -> None:
+def test_receivers_are_spread_over_the_holders_of_a_head() -> None:
+    one = (HeadRun(1, 0, 1),)
+    found = parts_of(by_layer(held(1, 4)), by_layer(held(1, 2)))
+    assert found == [HeadPart(receiver, receiver // 2, one) for receiver in range(4)]
+
+
+def test_layers_that_differ_take_no_more_pairs_of_ranks_than_one_of_them() -> None:
+    """A latent, and eight heads: a rank gets the latent from a rank that it gets heads from."""
+    found = parts_of(by_layer(held(8, 2), held(1, 2)), by_layer(held(8, 4), held(1, 4)))
+    assert [(part.receiver, part.sender) for part in found] == [(0, 0), (0, 1), (1, 2), (1, 3)]
+
+
+def test_a_head_without_a_holder_is_an_error() -> None:
     with pytest.raises(ValueError, match="no sending rank holds head 1"):
-        parts_of([range(2)], [range(1)])
+        parts_of([(range(2),)], [(range(1),)])
 
 
 def value(layer: int, token: int, plane: int) -> bytes:
@@ -72,8 +92,6 @@ def ranks(stack: ExitStack, name: str, held: list[range], **config: Any) -> list
                 cache=make_cache(heads=own),
                 rank=rank,
                 tp_size=len(held),
-                first_head=own.start,
-                end_head=own.stop,
                 **config,
             )
         )
@@ -96,12 +114,12 @@ def test_unequal_sides_hand_over_every_head(receivers: int, senders: int) -> Non
                     rank.cache.layers[layer][row] = b"".join(
                         value(layer, token, plane) for plane in planes
                     )
-        parts = parts_of(here, there)
+        parts = parts_of(*(by_layer(*[side] * LAYERS) for side in (here, there)))
         fields = {"first_token": 0, "end_token": END}
         for part in parts:
-            span = {"first_head": part.heads.start, "end_head": part.heads.stop}
-            decode[part.receiver].expect(prefill[part.sender], 1, BLOCKS, **fields, **span)
-            prefill[part.sender].open(decode[part.receiver], 1, BLOCKS, **fields, **span)
+            span = {"heads": part.heads, **fields}
+            decode[part.receiver].expect(prefill[part.sender], 1, BLOCKS, **span)
+            prefill[part.sender].open(decode[part.receiver], 1, BLOCKS, **span)
         for rank in prefill:
             rank.compute(1, 0, END, chunk=17)
         for number, rank in enumerate(decode):
@@ -122,7 +140,7 @@ def test_a_cancel_ends_all_parts_of_a_transfer() -> None:
         prefill = stack.enter_context(Rank("p", epoch=1, seed=1))
         decode = ranks(stack, "d", held(2, 2), listen_host=None)
         for number, rank in enumerate(decode):
-            span = {"first_head": number, "end_head": number + 1}
+            span = {"heads": every_layer(range(number, number + 1))}
             rank.expect(prefill, 1, BLOCKS, first_token=0, end_token=END, **span)
             prefill.open(rank, 1, BLOCKS, first_token=0, end_token=END, **span)
         prefill.compute(1, 0, 20, chunk=20)
@@ -135,5 +153,6 @@ def test_a_cancel_ends_all_parts_of_a_transfer() -> None:
 
 def test_heads_that_a_rank_does_not_hold_are_refused() -> None:
     with Rank("p", seed=1) as prefill:
-        prefill.open(Rank("d"), 1, BLOCKS, first_token=0, end_token=END, end_head=3)
-        assert "heads [0, 3) are not all here" in prefill.log.wait(SendFailed, 1).reason
+        span = {"first_token": 0, "end_token": END, "heads": every_layer(range(3))}
+        prefill.open(Rank("d"), 1, BLOCKS, **span)
+        assert "heads [0, 3) of layer 0 are not all here" in prefill.log.wait(SendFailed, 1).reason

@@ -27,7 +27,7 @@ from tandem.shared.handoff.wire import frame
 from tandem.shared.handoff.wire.frame import Kind
 
 from .fake_peers import FakeReceiver, FakeSender
-from .plane_pair import BLOCK, CELL, LAYERS, Rank, expect, make_cache, rows, until
+from .plane_pair import BLOCK, CELL, HEAD_BYTES, LAYERS, Rank, expect, make_cache, rows, until
 
 pytestmark = pytest.mark.usefixtures("each_carrier")
 
@@ -229,19 +229,20 @@ def test_another_start_of_the_sender_is_refused_by_epoch():
 
 
 def test_a_sender_of_another_shape_is_refused_by_field_and_values():
-    with Rank("d", listen_host=None, end_head=1) as decode, Rank("p") as prefill:
-        decode.plane.submit(expect(prefill, 1, BLOCKS, first_token=0, end_token=END, end_head=1))
+    cache = make_cache(head_bytes=HEAD_BYTES // 2)
+    with Rank("d", listen_host=None, cache=cache) as decode, Rank("p") as prefill:
+        decode.plane.submit(expect(prefill, 1, BLOCKS, first_token=0, end_token=END))
         failed = decode.log.wait(ReceiveFailed, 1)
-        assert "head_values_per_token: here 16, at d 32" in failed.reason
+        assert "KV of layer 0: here K 8, V 8, at d K 4, V 4" in failed.reason
         assert not failed.retriable
 
 
 def test_a_receiver_checks_the_welcome_as_well():
     with Rank("d", listen_host=None) as decode, FakeSender(Rank("p")) as sender:
         decode.plane.submit(expect(sender, 1, BLOCKS, first_token=0, end_token=END))
-        sender.accept(num_layers=99)
+        sender.accept(layers=["latent 5"] * LAYERS)
         failed = decode.log.wait(ReceiveFailed, 1)
-        assert f"num_layers: here {LAYERS}, at p 99" in failed.reason
+        assert "KV of layer 0: here K 8, V 8, at p latent 5" in failed.reason
         assert not failed.retriable
 
 

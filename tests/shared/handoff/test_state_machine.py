@@ -29,7 +29,7 @@ from tandem.shared.handoff.plane.messages import (
 
 from .by_hand import HandRank, World
 from .faults import Fault, Schedule
-from .memory_cache import MemoryCache
+from .memory_cache import MemoryCache, layer_of
 from .memory_transport import MEMORY
 from .plane_pair import BLOCK, CELL, HEAD_BYTES, HEADS, LAYERS, expect
 
@@ -43,13 +43,8 @@ class WatchedCache(MemoryCache):
     was wrong is remembered."""
 
     def __init__(self, source: random.Random) -> None:
-        super().__init__(
-            num_layers=LAYERS,
-            num_blocks=BLOCKS,
-            block_size=BLOCK,
-            num_heads=HEADS,
-            head_bytes=HEAD_BYTES,
-        )
+        layout = [layer_of(range(HEADS), HEAD_BYTES)] * LAYERS
+        super().__init__(layout, num_blocks=BLOCKS, block_size=BLOCK)
         self.source = source
         self.free = list(range(BLOCKS))
         self.owned: set[tuple[int, ...]] = set()
@@ -67,7 +62,7 @@ class WatchedCache(MemoryCache):
         self.free += table
         for layer in self.layers:
             for token in range(len(table) * BLOCK):
-                layer[self.row(table, token)] = self.source.randbytes(self.layer_bytes_per_token)
+                layer[self.row(table, token)] = self.source.randbytes(CELL)
 
     def pack(self, layer: int, block_table: Sequence[int], *of: Any) -> None:
         self._check("read", block_table)

@@ -8,9 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.shared.handoff.plane.coverage import Coverage
 from tandem.shared.handoff.plane.work_list import CellRange, WorkList
 
-LAYERS, FIRST, END = 5, 4, 40
+from .memory_cache import layer_of
+
+LAYERS, FIRST, END, CELL = 5, 4, 40, 8
+LAYOUT = (layer_of(range(1), CELL // 2),) * LAYERS
 
 
 @given(
@@ -24,14 +28,14 @@ LAYERS, FIRST, END = 5, 4, 40
 def test_every_ready_cell_travels_once_in_pieces_that_fit(
     announced, max_cells, taken_between, firsts
 ):
-    work = WorkList(LAYERS, FIRST, END, firsts)
+    work = WorkList(LAYOUT, Coverage(LAYERS, FIRST, END, firsts))
     wanted: set[Any] = set()
     got: list[Any] = []
     starts = firsts or (FIRST,) * LAYERS
 
     def take(count):
         for _ in range(count):
-            piece = work.peek(max_cells)
+            piece = work.peek(max_cells * CELL)
             if piece is None:
                 return
             work.take(piece)
@@ -54,22 +58,38 @@ def test_every_ready_cell_travels_once_in_pieces_that_fit(
 
 
 def test_layers_of_a_short_chunk_share_a_frame():
-    work = WorkList(LAYERS, 0, 10)
+    work = WorkList(LAYOUT, Coverage(LAYERS, 0, 10))
     for layer in range(LAYERS):
         work.add(layer, layer + 1, 0, 10)
-    assert work.peek(1000) == CellRange(0, LAYERS, 0, 10)
-    assert work.peek(25) == CellRange(0, 2, 0, 10)
+    assert work.peek(1000 * CELL) == CellRange(0, LAYERS, 0, 10)
+    assert work.peek(25 * CELL) == CellRange(0, 2, 0, 10)
+
+
+def test_layers_that_differ_share_no_frame():
+    narrow, wide = layer_of(range(1), 4), layer_of(range(2), 4)
+    absent = wide.with_heads(0, 0)
+    layout = (narrow, narrow, wide, absent, wide)
+    wanted = (0, 0, 0, 10, 0)
+    work = WorkList(layout, Coverage(len(layout), 0, 10, wanted))
+    for layer in range(len(layout)):
+        work.add(layer, layer + 1, 0, 10)
+    assert work.complete
+    pieces = []
+    while (piece := work.peek(1000)) is not None:
+        work.take(piece)
+        pieces.append((piece.first_layer, piece.end_layer))
+    assert pieces == [(0, 2), (2, 3), (4, 5)]
 
 
 def test_a_wide_layer_is_cut_by_tokens():
-    work = WorkList(LAYERS, 0, 100)
+    work = WorkList(LAYOUT, Coverage(LAYERS, 0, 100))
     work.add(0, 1, 0, 100)
-    piece = work.peek(60)
+    piece = work.peek(60 * CELL)
     assert piece == CellRange(0, 1, 0, 60)
     work.take(piece)
-    assert work.peek(60) == CellRange(0, 1, 60, 100)
+    assert work.peek(60 * CELL) == CellRange(0, 1, 60, 100)
 
 
 def test_a_layer_that_the_cache_does_not_have_is_refused():
     with pytest.raises(ValueError, match="layers \\[4, 6\\)"):
-        WorkList(LAYERS, 0, 9).add(4, 6, 0, 9)
+        WorkList(LAYOUT, Coverage(LAYERS, 0, 9)).add(4, 6, 0, 9)

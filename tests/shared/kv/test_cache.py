@@ -118,7 +118,7 @@ def test_pack_then_scatter_elsewhere(
     other.scatter(1, elsewhere, first, end, bytes(out))
     assert token_by_token(other, 1, elsewhere, first, end) == bytes(out)
     written = sum(int(side.any(dim=-1).any(dim=0).sum()) for side in other.layers[1])
-    assert written == len(other.components[1]) * (end - first)
+    assert written == len(other.layout[1].components) * (end - first)
     assert not any(side.any() for side in other.layers[0])
 
 
@@ -135,8 +135,8 @@ def test_kv_is_packed_in_the_format_of_the_receiver(
     cache = cache_of(there)
     fill(cache, scale=300 if here == torch.float8_e4m3fn else 1)
     out = bytearray(2 * KV_HEADS * 96 * DIM * here.itemsize)
-    cache.pack(1, table, 3, 99, out, None, here)
     other = cache_of(here, block_size=7)
+    cache.pack(1, table, 3, 99, out, None, other.kv_dtype)
     elsewhere = [(11 * i + 2) % BLOCKS for i in range(25)]
     other.scatter(1, elsewhere, 3, 99, bytes(out))
     sent = values_of(cache, table, 3, 99).float()
@@ -152,7 +152,7 @@ def test_two_ranks_fill_one_and_one_fills_two() -> None:
     fill(whole)
     halves = [cache_of(tp_rank=rank, tp_size=2) for rank in range(2)]
     for half in halves:
-        heads = half.heads[0]
+        heads = half.layout[0].heads
         data = torch.empty(whole.packed_bytes(0, 40, heads), dtype=torch.uint8)
         whole.pack(0, table, 2, 42, data, heads)
         half.scatter(0, table, 2, 42, data)
@@ -160,7 +160,7 @@ def test_two_ranks_fill_one_and_one_fills_two() -> None:
     for half in halves:
         data = torch.empty(half.packed_bytes(0, 40), dtype=torch.uint8)
         half.pack(0, table, 2, 42, data)
-        again.scatter(0, table, 2, 42, data, half.heads[0])
+        again.scatter(0, table, 2, 42, data, half.layout[0].heads)
     assert token_by_token(again, 0, table, 2, 42) == token_by_token(whole, 0, table, 2, 42)
 
 
@@ -172,7 +172,9 @@ def test_a_latent_is_one_head_that_every_rank_holds_alone() -> None:
     assert packed == 40 * (7 + 2) * 4
     for size in (2, 4):
         rank = cache_of(spec=LATENT, tp_rank=size - 1, tp_size=size)
-        assert rank.heads == [range(1)] * 2 and rank.packed_bytes(0, 40) == packed
+        assert [layer.heads for layer in rank.layout] == [range(1)] * 2 and rank.packed_bytes(
+            0, 40
+        ) == packed
         data = torch.empty(packed, dtype=torch.uint8)
         whole.pack(0, table, 2, 42, data, range(1))
         rank.scatter(0, table, 2, 42, data, range(1))

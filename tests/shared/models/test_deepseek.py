@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tandem.shared.errors import ModelError
-from tandem.shared.handoff.wire.head_parts import parts_of
+from tandem.shared.handoff.wire.head_parts import HeadRun, parts_of
+from tandem.shared.kv.layout import heads_by_rank
 from tandem.shared.kv.planning import bytes_per_block
 from tandem.shared.models.config import Config
 from tandem.shared.models.registry import family_of
@@ -21,7 +22,6 @@ from tandem.shared.models.spec import (
     RouterSpec,
     YarnScaling,
     fingerprint_fields,
-    kv_heads_by_rank,
     layers_before_routing,
     tensor_parallel_problem,
 )
@@ -161,12 +161,12 @@ def test_a_token_takes_a_latent_a_layer_on_every_rank() -> None:
     spec = spec_of(V3)
     for size in (1, 2, 8):
         assert bytes_per_block(spec, 16, "bfloat16", size, size - 1) == 16 * 61 * 576 * 2
-        assert kv_heads_by_rank(spec, size) == [range(1)] * size
+        assert heads_by_rank(spec, size) == [(range(1),) * 61] * size
         assert tensor_parallel_problem(spec, size) is None
     for receivers, senders in itertools.product((1, 2, 4), repeat=2):
-        parts = parts_of(kv_heads_by_rank(spec, receivers), kv_heads_by_rank(spec, senders))
+        parts = parts_of(heads_by_rank(spec, receivers), heads_by_rank(spec, senders))
         assert [(part.receiver, part.heads) for part in parts] == [
-            (rank, range(1)) for rank in range(receivers)
+            (rank, (HeadRun(61, 0, 1),)) for rank in range(receivers)
         ]
         assert len({part.sender for part in parts}) == min(receivers, senders)
     assert "128 query heads" in (tensor_parallel_problem(spec, 3) or "")

@@ -29,7 +29,7 @@ def test_the_receiver_continues_with_the_tokens_of_transformers(folder: Path, ra
     logits(sender, prompt[:end], 0, theirs)
     firsts = first_tokens(receiver.model.spec, 0, end, end)
     for layer, first in enumerate(firsts):
-        held = receiver.cache.heads[layer]
+        held = receiver.cache.layout[layer].heads
         parts = min(ranks, len(held))
         for part in range(parts):
             heads = range(part * len(held) // parts, (part + 1) * len(held) // parts)

@@ -13,7 +13,6 @@ import transformers
 from tandem.shared.config.kv_dtypes import SPELLINGS
 from tandem.shared.engine.plan import SequenceStep
 from tandem.shared.engine.rank.runner import ModelRunner
-from tandem.shared.engine.rank.setup import CacheOfPlane
 from tandem.shared.errors import UsageError
 from tandem.shared.handoff.plane.canary import canary_prompt, coarsest, worst_difference
 from tandem.shared.handoff.plane.messages import Compare
@@ -150,7 +149,7 @@ class Canary:
         logits(receiver, self.prompt[: self.end], 0, self.ours)
         for layer in range(len(receiver.cache.layers)):
             out = bytearray(receiver.cache.packed_bytes(layer, self.end))
-            sender.cache.pack(layer, theirs, 0, self.end, out, None, receiver.cache.dtype)
+            sender.cache.pack(layer, theirs, 0, self.end, out, None, receiver.cache.kv_dtype)
             receiver.cache.scatter(layer, self.arrived, 0, self.end, out)
 
     def ratio(self, exact_layers: int | None = None) -> float:
@@ -165,8 +164,7 @@ class Canary:
             rounding=coarsest(self.formats),
             exact_layers=exact_layers or layers_before_routing(spec),
         )
-        dtype = str(cache.dtype).removeprefix("torch.")
-        return worst_difference(CacheOfPlane(cache), len(cache.heads[0]), dtype, compare).ratio
+        return worst_difference(cache, compare).ratio
 
 
 @pytest.mark.parametrize("there", ATOL)

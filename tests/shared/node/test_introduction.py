@@ -44,6 +44,12 @@ def test_what_is_negotiated_is_not_compared(changes: dict[str, object]) -> None:
     assert refusal(told(), told(**changes)) == refusal(told(**changes), told()) == ""
 
 
+def test_another_protocol_is_refused_with_both() -> None:
+    reason = refusal(told(), told(protocol_version=1))
+    assert "different versions of Tandem" in reason
+    assert "is 2 on the decode node and 1 on the prefill node" in reason
+
+
 def test_a_kv_format_that_is_not_known_is_refused_with_both() -> None:
     reason = refusal(told(), told(kv_dtype="float8_e5m2"))
     assert "KV dtype is 'float32'" in reason and "'float8_e5m2'" in reason

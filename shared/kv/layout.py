@@ -1,0 +1,119 @@
+"""The layout of KV: what each layer keeps of a token, on one rank. No torch.
+
+Planning, the cache, the greeting between ranks, frames and the canary all use this description, so
+layers may differ in every respect. The canonical bytes of some tokens of a layer are its components
+one after the other, each as ``[head][token][dim]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from ..config.kv_dtypes import BYTES
+from ..errors import PeerRefusedError
+from ..models.spec import DecoderSpec, KVSpec
+
+
+@dataclass(frozen=True, slots=True)
+class KVComponent:
+    """One tensor of a layer's KV: ``dim`` values for each head and token.
+
+    ``scales`` names the component whose values these are the scales of; empty for values.
+    """
+
+    name: str
+    dim: int
+    dtype: str
+    scales: str = ""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one head and token."""
+        return self.dim * BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLayout:
+    """What one layer keeps of a token on one rank: the components of each of its heads, which are
+    numbered in the whole model."""
+
+    components: tuple[KVComponent, ...]
+    first_head: int
+    end_head: int
+
+    @property
+    def heads(self) -> range:
+        return range(self.first_head, self.end_head)
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of one head and token."""
+        return sum(component.bytes for component in self.components)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of all heads of one token."""
+        return len(self.heads) * self.head_bytes
+
+    @property
+    def values(self) -> tuple[KVComponent, ...]:
+        """The components that are no scales."""
+        return tuple(each for each in self.components if not each.scales)
+
+    @property
+    def shape(self) -> str:
+        """The shape of a head's values, in which two ranks must agree: ``K 64, V 64``."""
+        return ", ".join(f"{each.name} {each.dim}" for each in self.values)
+
+    def with_heads(self, first_head: int, end_head: int) -> LayerLayout:
+        """The same components, of other heads."""
+        return LayerLayout(self.components, first_head, end_head)
+
+    def as_dtype(self, dtype: str) -> LayerLayout:
+        """The same layer in another KV dtype. Raises ``PeerRefusedError`` for an unknown one."""
+        components = [_component(each.name, each.dim, dtype) for each in self.values]
+        return LayerLayout(tuple(chain(*components)), self.first_head, self.end_head)
+
+
+def check_kv_dtype(dtype: str) -> None:
+    """Raise ``PeerRefusedError`` for a dtype of a peer that is not known here."""
+    if dtype not in BYTES:
+        raise PeerRefusedError(f"KV dtype {dtype[:32]!r}; known are {', '.join(BYTES)}")
+
+
+def _component(name: str, dim: int, dtype: str) -> tuple[KVComponent, ...]:
+    """A component in a KV dtype."""
+    check_kv_dtype(dtype)
+    return (KVComponent(name, dim, dtype),)
+
+
+def layer_layout(kv: KVSpec, dtype: str, rank: int = 0, size: int = 1) -> LayerLayout:
+    """One layer's KV in a dtype, on one of ``size`` ranks."""
+    heads = kv.heads_of(rank, size)
+    values = tuple(KVComponent(name, kv.dim, dtype) for name in kv.components)
+    return LayerLayout(values, heads.start, heads.stop).as_dtype(dtype)
+
+
+def kv_layout(
+    spec: DecoderSpec, dtype: str, rank: int = 0, size: int = 1
+) -> tuple[LayerLayout, ...]:
+    """The KV of every layer of a model in a dtype, on one of ``size`` ranks."""
+    return tuple(layer_layout(layer.attention.kv, dtype, rank, size) for layer in spec.layers)
+
+
+def heads_by_rank(spec: DecoderSpec, size: int) -> list[tuple[range, ...]]:
+    """The KV heads on each of ``size`` ranks, layer by layer."""
+    layers = [layer.attention.kv for layer in spec.layers]
+    return [tuple(kv.heads_of(rank, size) for kv in layers) for rank in range(size)]
+
+
+def token_bytes(layout: Sequence[LayerLayout]) -> int:
+    """Bytes of one token in all layers."""
+    return sum(layer.token_bytes for layer in layout)
+
+
+def widest_cell(layout: Sequence[LayerLayout]) -> int:
+    """Bytes of one token in the layer that keeps the most."""
+    return max(layer.token_bytes for layer in layout)

@@ -1,0 +1,88 @@
+"""Fingerprints: equal for two copies of one model in any files, and different for two models."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.shared.errors import ModelError
+from tandem.shared.models.fingerprint import fingerprint_text, model_fingerprint
+from tandem.shared.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
+from tandem.shared.weights.source import read_spec
+from tandem.tests import tiny_models
+
+VOCAB = {"a": 0, "b": 1, "ab": 2}
+
+
+def files(content: dict[str, Any], **changed: Any) -> TokenizerFiles:
+    return TokenizerFiles(json.dumps(content), "tokenizer.json", **changed)
+
+
+def tokenizer(vocab: object = VOCAB, added: object = None, **model: Any) -> dict[str, Any]:
+    return {"model": {"vocab": vocab, **model}, "added_tokens": added}
+
+
+@pytest.fixture(scope="module")
+def folder(model_root: Path) -> Path:
+    return tiny_models.cached("qwen3", model_root)
+
+
+def test_files_that_say_the_same_in_other_bytes_are_one_model(folder: Path, tmp_path: Path) -> None:
+    spec, read = read_spec(folder), read_tokenizer_files(folder)
+    again = json.dumps(json.loads(read.tokenizer), indent=7, sort_keys=True)
+    template = None if read.template is None else read.template + "\n"
+    same = replace(read, tokenizer=again, origin="elsewhere", template=template)
+    assert model_fingerprint(spec, same) == model_fingerprint(spec, read)
+
+
+def test_dtype_and_precision_of_the_checkpoint_do_not_count(folder: Path) -> None:
+    spec, read = read_spec(folder), files(tokenizer())
+    rope = spec.layers[0].rope
+    assert rope is not None
+    other = replace(
+        spec,
+        dtype="float16",
+        norm_eps=spec.norm_eps * (1 + 1e-8),
+        layers=tuple(
+            replace(each, rope=replace(rope, theta=rope.theta * (1 - 1e-8))) for each in spec.layers
+        ),
+    )
+    assert other.norm_eps != spec.norm_eps
+    assert model_fingerprint(other, read) == model_fingerprint(spec, read)
+    changed = replace(spec, norm_eps=spec.norm_eps * 1.001)
+    assert model_fingerprint(changed, read) != model_fingerprint(spec, read)
+
+
+def test_tokens_are_compared_by_number_and_text(folder: Path) -> None:
+    def vocabulary(**content: Any) -> str:
+        return model_fingerprint(read_spec(folder), files(tokenizer(**content)))["vocabulary"]
+
+    here = vocabulary(added=[{"id": 3, "content": "<s>", "special": True}])
+    assert here == vocabulary(vocab={"<s>": 3, **VOCAB}, merges=[["a", "b"]])
+    assert here == vocabulary(vocab=[["a", -1.0], ["b", -2.5], ["ab", -3.0], ["<s>", 0.0]])
+    assert here != vocabulary()
+    assert here != vocabulary(added=[{"id": 4, "content": "<s>"}])
+    assert here != vocabulary(added=[{"id": 3, "content": "</s>"}])
+
+
+def test_a_template_counts_and_nothing_else_of_the_configuration(folder: Path) -> None:
+    spec, content = read_spec(folder), tokenizer()
+    one, other = (
+        model_fingerprint(spec, files(content, template=text, config={"name_or_path": text}))
+        for text in ("one", "other")
+    )
+    assert {name for name in one if one[name] != other[name]} == {"chat_template"}
+    without = model_fingerprint(spec, None)
+    assert "vocabulary" not in without and "layers=" in fingerprint_text(without)
+
+
+@pytest.mark.parametrize(
+    "content", [[], {}, {"model": {}}, tokenizer(vocab=[1]), tokenizer(added=[1])]
+)
+def test_a_file_that_is_no_tokenizer_is_rejected_by_name(content: Any) -> None:
+    with pytest.raises(ModelError, match="not a tokenizer"):
+        files(content).vocabulary()
