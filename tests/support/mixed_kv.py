@@ -22,7 +22,7 @@ from tandem.shared.models.registry import Family
 from tandem.shared.models.spec import DecoderSpec
 
 ARCHITECTURE = "MixedKVForCausalLM"
-GROUPED, LATENT = "llama", "deepseek_v3_dense"
+GROUPED, LATENT = "llama_linear", "deepseek_v3_dense"
 
 
 def _grouped(kv_heads: int, head_dim: int) -> tuple[str, dict[str, int]]:
@@ -30,7 +30,7 @@ def _grouped(kv_heads: int, head_dim: int) -> tuple[str, dict[str, int]]:
 
 
 def _latent(rank: int) -> tuple[str, dict[str, int]]:
-    return LATENT, {"kv_lora_rank": rank, "first_k_dense_replace": 9, "num_hidden_layers": 4}
+    return LATENT, {"kv_lora_rank": rank, "first_k_dense_replace": 4}
 
 
 # For each layer, a model of tiny_models and changes of its config.
@@ -77,14 +77,15 @@ class Reference:
 
         from tandem.tests import tiny_models
 
-        parts = [tiny_models.new_model(kind, **changes) for kind, changes in MODELS[name]]
+        layers = {"num_hidden_layers": len(MODELS[name])}
+        parts = [tiny_models.new_model(kind, **layers, **changes) for kind, changes in MODELS[name]]
         self.configs = [
             part.config.to_dict() | {"architectures": [type(part).__name__]} for part in parts
         ]
         self.model = parts[0]
-        layers = [_turned(part.model, index) for index, part in enumerate(parts)]
-        self.model.model.layers = torch.nn.ModuleList(layers)
-        self.model.config.num_hidden_layers = len(layers)
+        self.model.model.layers = torch.nn.ModuleList(
+            _turned(part.model, index) for index, part in enumerate(parts)
+        )
         tiny_models.randomise(self.model, seed)
         self.model.eval()
 
