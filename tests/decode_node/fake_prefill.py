@@ -11,7 +11,8 @@ import grpc
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.tandem_pb2_grpc import PrefillServicer, add_PrefillServicer_to_server
-from tandem.tests.shared.handoff.fake_node import RANKS, served
+from tandem.tests.support.fake_node import RANKS
+from tandem.tests.support.grpc_server import served
 
 Script = Callable[[pb.OpenRequest, Any], AsyncIterator[pb.OpenEvent]]
 

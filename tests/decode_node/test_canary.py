@@ -13,13 +13,14 @@ from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Sequence
 from tandem.shared.errors import PeerRefusedError, TransferError
 from tandem.shared.handoff.plane.messages import Compare
-from tandem.tests.shared.handoff.fake_node import Node, until
+from tandem.tests.support.fake_node import FakeNode
+from tandem.tests.support.waiting import until
 
 
 class Receiving:
     """Stands in for ``ReceivingNode``: a transfer that succeeds or fails at once."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: FakeNode) -> None:
         self.engine, self.inbox = node.engine, node.ranks.inbox
         self.error: TransferError | None = None
         self.received: list[Sequence] = []
@@ -36,13 +37,13 @@ class Somewhere:
     kv_dtype = weight_format = "float32"
 
 
-async def check(node: Node, receiving: Receiving) -> None:
+async def check(node: FakeNode, receiving: Receiving) -> None:
     async with node.running():
         await Canary(receiving).check(Somewhere())  # type: ignore[arg-type]
 
 
 async def test_equal_kv_passes_and_both_sides_computed_it_themselves() -> None:
-    node = Node("d", 7)
+    node = FakeNode("d", 7)
     receiving = Receiving(node)
     node.ranks.excess = 0.9
     await check(node, receiving)
@@ -55,7 +56,7 @@ async def test_equal_kv_passes_and_both_sides_computed_it_themselves() -> None:
 
 
 async def test_a_mismatch_on_any_rank_names_where_and_how_much() -> None:
-    node = Node("d", 7)
+    node = FakeNode("d", 7)
     node.ranks.excess = 1.5
     with pytest.raises(PeerRefusedError) as caught:
         await check(node, Receiving(node))
@@ -64,21 +65,21 @@ async def test_a_mismatch_on_any_rank_names_where_and_how_much() -> None:
 
 
 async def test_a_failed_transfer_or_computation_is_no_mismatch() -> None:
-    node = Node("d", 7)
+    node = FakeNode("d", 7)
     receiving = Receiving(node)
     receiving.error = TransferError("connection lost")
     with pytest.raises(TransferError, match="connection lost") as caught:
         await check(node, receiving)
     assert not isinstance(caught.value, PeerRefusedError)
 
-    node = Node("d", 7)
+    node = FakeNode("d", 7)
     node.ranks.fails = "not finite"
     with pytest.raises(TransferError, match="could not compute the canary: not finite"):
         await check(node, Receiving(node))
 
 
 async def test_a_canary_waits_for_blocks_in_a_full_pool() -> None:
-    node = Node("d", 7, blocks=8)
+    node = FakeNode("d", 7, blocks=8)
     taken = node.scheduler.pool.reserve(7)
     async with node.running():
         canary = asyncio.create_task(Canary(Receiving(node)).check(Somewhere()))  # type: ignore[arg-type]
@@ -90,7 +91,7 @@ async def test_a_canary_waits_for_blocks_in_a_full_pool() -> None:
 
 async def test_a_canary_goes_ahead_of_three_hundred_waiting_prompts() -> None:
     """The prompts would take thousands of steps."""
-    node = Node("d", 7, blocks=512)
+    node = FakeNode("d", 7, blocks=512)
     node.ranks.says = 5
     waiting = [
         Sequence(node.core.new_id(), [number % 256] * 500, SamplingParams(max_tokens=8))
@@ -109,7 +110,7 @@ async def test_a_canary_goes_ahead_of_three_hundred_waiting_prompts() -> None:
 
 async def test_a_canary_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tandem.decode_node.canary.CANARY_SECONDS", 0.05)
-    node = Node("d", 7)
+    node = FakeNode("d", 7)
     node.ranks.computes.clear()
     async with node.running():
         with pytest.raises(TransferError, match="the canary took longer than"):

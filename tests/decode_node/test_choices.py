@@ -13,7 +13,8 @@ import pytest
 from tandem.decode_node.service import DecodeService
 from tandem.decode_node.transfers import PrefillSource
 from tandem.proto import tandem_pb2 as pb
-from tandem.tests.shared.handoff.fake_node import Node, until
+from tandem.tests.support.fake_node import FakeNode
+from tandem.tests.support.waiting import until
 
 CONTEXT: Any = SimpleNamespace(invocation_metadata=tuple)
 REQUEST = pb.GenerateRequest(
@@ -25,7 +26,7 @@ REQUEST = pb.GenerateRequest(
 
 
 @asynccontextmanager
-async def asked(node: Node) -> AsyncIterator[tuple[DecodeService, asyncio.Queue[Any]]]:
+async def asked(node: FakeNode) -> AsyncIterator[tuple[DecodeService, asyncio.Queue[Any]]]:
     """A service with a request for two choices; its events, and ``None`` after the last."""
 
     async def here(sequence: Any, *_: Any) -> PrefillSource:
@@ -56,7 +57,7 @@ async def end(service: DecodeService, index: int, call_id: int = 77) -> None:
     await service.EndChoice(pb.EndChoiceRequest(call_id=call_id, index=index), CONTEXT)
 
 
-async def one_left(node: Node) -> None:
+async def one_left(node: FakeNode) -> None:
     """Looks between any two steps: all 300 of the other choice take but milliseconds."""
     async with asyncio.timeout(20):
         while node.scheduler.running != 1:  # noqa: ASYNC110
@@ -85,7 +86,7 @@ async def rest(events: asyncio.Queue[Any]) -> list[Any]:
 async def test_a_choice_that_is_ended_frees_what_it_holds_while_the_other_goes_on(
     first: int,
 ) -> None:
-    node = Node("d", 7)
+    node = FakeNode("d", 7)
     node.ranks.says = 5
     async with asked(node) as (service, events):
         await tokens_of(events, 0, 1)
@@ -100,7 +101,7 @@ async def test_a_choice_that_is_ended_frees_what_it_holds_while_the_other_goes_o
 
 
 async def test_a_request_whose_choices_are_all_ended_is_over() -> None:
-    node = Node("d", 7)
+    node = FakeNode("d", 7)
     node.ranks.says = 5
     async with asked(node) as (service, events):
         await tokens_of(events, 0, 1)
@@ -110,7 +111,7 @@ async def test_a_request_whose_choices_are_all_ended_is_over() -> None:
 
 
 async def test_nothing_ends_before_the_prompt_is_computed_nor_what_is_not_there() -> None:
-    node = Node("d", 7)
+    node = FakeNode("d", 7)
     node.ranks.says = 5
     node.ranks.computes.clear()
     async with asked(node) as (service, events):

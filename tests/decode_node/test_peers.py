@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,8 @@ from tandem.proto import tandem_pb2 as pb
 from tandem.shared.causes import Cause
 from tandem.shared.errors import PeerRefusedError, TransferError
 from tandem.tests.decode_node.fake_prefill import prefill
-from tandem.tests.shared.handoff.fake_node import RANKS, Node, until
+from tandem.tests.support.fake_node import RANKS, FakeNode
+from tandem.tests.support.waiting import until
 
 KEY = "HKdmGwHfyOUqeFHhjEcTtgQqORXJJdEZWwwHUP-X"
 
@@ -39,8 +41,8 @@ class Vet:
 
 
 @asynccontextmanager
-async def met(max_peers: int = 1024) -> AsyncIterator[tuple[Peers, Vet, Node]]:
-    node, vet = Node("d", 7), Vet()
+async def met(max_peers: int = 1024, **engine: Any) -> AsyncIterator[tuple[Peers, Vet, FakeNode]]:
+    node, vet = FakeNode("d", 7, **engine), Vet()
     peers = Peers(node.engine, node.identity, vet, node.metrics, max_peers=max_peers)
     loops = [asyncio.create_task(peers.keep_leases()), asyncio.create_task(peers.reconcile())]
     try:
@@ -275,8 +277,7 @@ async def test_a_peer_that_has_dismissed_this_node_is_greeted_again(
 
 
 async def test_a_locked_node_dials_with_the_keys_of_the_greeting() -> None:
-    async with met() as (peers, _, node), prefill() as fake:
-        node.engine.curve_keys = ["ours"] * RANKS
+    async with met(curve_keys=["ours"] * RANKS) as (peers, _, _), prefill() as fake:
         fake.curve_keys = [KEY, KEY.swapcase()]
         peer = await peers.meet(fake.candidate)
         assert [end.key for end in peer.endpoints] == fake.curve_keys
@@ -286,8 +287,8 @@ async def test_a_locked_node_dials_with_the_keys_of_the_greeting() -> None:
 async def test_a_peer_that_is_not_locked_as_this_node_is_is_refused(
     ours: list[str], theirs: list[str]
 ) -> None:
-    async with met() as (peers, _, node), prefill() as fake:
-        node.engine.curve_keys, fake.curve_keys = ours, theirs
+    async with met(curve_keys=ours) as (peers, _, _), prefill() as fake:
+        fake.curve_keys = theirs
         with pytest.raises(PeerRefusedError, match=f"{len(theirs)} CURVE keys, and {len(ours)}"):
             await peers.meet(fake.candidate)
         assert peers.refuses(fake.candidate)

@@ -34,7 +34,8 @@ from tandem.shared.handoff.plane.messages import (
 )
 from tandem.shared.handoff.wire.head_parts import parts_of
 from tandem.tests.decode_node.fake_prefill import ACCEPTED, FakePrefill, accepts, done, prefill
-from tandem.tests.shared.handoff.fake_node import ATTENTION, LAYER, RANKS, Node, kv_heads, until
+from tandem.tests.support.fake_node import ATTENTION, LAYER, RANKS, FakeNode
+from tandem.tests.support.waiting import until
 
 ID, WINDOW = 77, 20
 WINDOWED = replace(LAYER, attention=replace(ATTENTION, sliding_window=WINDOW))
@@ -49,7 +50,7 @@ class Attempt:
 
     def __init__(
         self,
-        node: Node,
+        node: FakeNode,
         fake: FakePrefill,
         peer: Peer,
         sequence: Sequence,
@@ -87,8 +88,7 @@ async def attempt(
     **config: Any,
 ) -> AsyncIterator[Attempt]:
     """On leaving, nothing is held, and every rank has released the blocks."""
-    node = Node("d", 7)
-    node.engine.spec.layers[1:] = [WINDOWED] * 2
+    node = FakeNode("d", 7, layers=(LAYER, WINDOWED, WINDOWED))
     node.ranks.greets = greets
     async with (
         prefill() as fake,
@@ -98,7 +98,7 @@ async def attempt(
         fake.script = script
         endpoints = (Endpoints("tcp://127.0.0.1:1", "tcp://127.0.0.1:2"),) * RANKS
         trust = LeaseTrust(lease_seconds, asyncio.get_running_loop().time)
-        parts = parts_of(kv_heads(RANKS), kv_heads(RANKS))
+        parts = parts_of(node.engine.kv_heads(RANKS), node.engine.kv_heads(RANKS))
         stub = PrefillStub(channel)
         peer = Peer(
             *(fake.address, "p", 3, endpoints, "float32", parts, stub, channel, trust),

@@ -22,7 +22,7 @@ from tandem.proto import tandem_pb2 as pb
 from tandem.shared.errors import TransferError, UnavailableError
 from tandem.tests.decode_node.fake_prefill import prefill
 from tandem.tests.fuzz import FEWER, changed, protos
-from tandem.tests.shared.handoff.fake_node import RANKS, Node
+from tandem.tests.support.fake_node import RANKS, FakeNode
 
 NAN, INF = float("nan"), float("inf")
 HELLO = pb.HelloReply(
@@ -69,7 +69,7 @@ class Greeted:
 @example(_hello(lease_seconds=INF))
 @example(_hello(lease_seconds=-1.0))
 def test_a_greeting_of_any_kind_makes_a_peer_or_an_error(reply: pb.HelloReply) -> None:
-    node = Node("d", 7)
+    node = FakeNode("d", 7)
     peers = Peers(node.engine, node.identity, _sound, node.metrics)
     try:
         peer = peers._greeter.introduced("127.0.0.1:9", reply, Greeted(reply), None)  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ def test_a_greeting_of_any_kind_makes_a_peer_or_an_error(reply: pb.HelloReply) -
 
 
 async def test_a_request_goes_on_when_a_greeting_makes_no_sense() -> None:
-    node = Node("d", 7)
+    node = FakeNode("d", 7)
     peers = Peers(node.engine, node.identity, _sound, node.metrics)
     async with prefill() as fake:
         fake.lease_seconds = NAN
@@ -165,7 +165,7 @@ def test_a_request_of_any_kind_is_admitted_or_refused(request: pb.GenerateReques
 
 
 async def _ask(request: pb.GenerateRequest) -> None:
-    node = Node("d", 7)
+    node = FakeNode("d", 7)
     transfers: Any = SimpleNamespace(prefill_remotely=_nowhere)
     service = DecodeService(node.engine, node.identity, transfers, None, pb.StatusReply)  # type: ignore[arg-type]
     async with node.running():

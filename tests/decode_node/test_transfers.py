@@ -24,7 +24,8 @@ from tandem.shared.config import HandoffConfig
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Phase, Sequence
 from tandem.shared.errors import PeerRefusedError, TransferError, UnavailableError
-from tandem.tests.shared.handoff.fake_node import Node, until
+from tandem.tests.support.fake_node import FakeNode
+from tandem.tests.support.waiting import until
 
 A, B, C = (pb.PrefillCandidate(node_id=name, address=name) for name in "abc")
 
@@ -33,7 +34,7 @@ class World:
     """Transfers over peers and attempts that do what ``fates`` says of each address."""
 
     def __init__(self, fates: dict[str, Exception | None], threshold: int | None = 1) -> None:
-        self.node = Node("d", 7)
+        self.node = FakeNode("d", 7)
         self.fates = fates
         self.refused: set[str] = set()
         self.seconds = 60.0  # that the request has left

@@ -22,7 +22,7 @@ from tandem.proto.tandem_pb2_grpc import (
 )
 from tandem.tests.decode_node.fake_prefill import FakePrefill
 from tandem.tests.end_to_end.cluster import TestCluster, running
-from tandem.tests.shared.handoff.fake_node import served
+from tandem.tests.support.grpc_server import served
 
 
 async def doctor(cluster: TestCluster, *flags: str) -> tuple[int | None, str]:

@@ -24,14 +24,17 @@ from tandem.shared.handoff.plane.messages import (
     SendFailed,
     SendFinished,
 )
+from tandem.shared.models.spec import LayerSpec
 from tandem.shared.node.introduction import introduction
-from tandem.tests.shared.handoff.fake_node import ATTENTION, LAYER, RANKS, Node, served, until
+from tandem.tests.support.fake_node import ATTENTION, LAYER, RANKS, FakeNode
+from tandem.tests.support.grpc_server import served
+from tandem.tests.support.waiting import until
 
 ME, EPOCH = "d", 7
 PROMPT = list(range(100))
 
 
-class Served(Node):
+class Served(FakeNode):
     """A prefill node and a stub for it."""
 
     service: PrefillService
@@ -51,9 +54,13 @@ class Served(Node):
 
 
 @asynccontextmanager
-async def prefill_node(*, curve_keys: tuple[str, ...] = (), **config: Any) -> AsyncIterator[Served]:
-    node = Served("p", 3)
-    node.engine.curve_keys = list(curve_keys)
+async def prefill_node(
+    *,
+    curve_keys: tuple[str, ...] = (),
+    layers: tuple[LayerSpec, ...] = (LAYER,) * 3,
+    **config: Any,
+) -> AsyncIterator[Served]:
+    node = Served("p", 3, layers=layers, curve_keys=list(curve_keys))
     node.service = PrefillService(
         node.engine,
         node.identity,
@@ -107,9 +114,8 @@ async def test_an_attempt_is_accepted_followed_and_done_and_frees_its_blocks() -
 
 
 async def test_of_a_layer_with_a_window_only_what_the_peer_will_see_is_sent() -> None:
-    async with prefill_node() as node:
-        windowed = replace(LAYER, attention=replace(ATTENTION, sliding_window=30))
-        node.engine.spec.layers[1] = windowed
+    windowed = replace(LAYER, attention=replace(ATTENTION, sliding_window=30))
+    async with prefill_node(layers=(LAYER, windowed, LAYER)) as node:
         for transfer_id, resume_at, first in ((1, 96, 67), (2, 0, 20)):
             call = node.open(transfer_id, resume_at=resume_at)
             await until(lambda count=transfer_id: len(node.ranks.of(OpenSend)) == count * RANKS)  # type: ignore[misc]

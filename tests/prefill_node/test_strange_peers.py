@@ -16,7 +16,7 @@ from tandem.proto import tandem_pb2 as pb
 from tandem.shared.config import HandoffConfig
 from tandem.shared.node.introduction import introduction
 from tandem.tests.fuzz import FEWER, changed
-from tandem.tests.shared.handoff.fake_node import RANKS, Node
+from tandem.tests.support.fake_node import RANKS, FakeNode
 
 OPEN = pb.OpenRequest(
     transfer_id=1,
@@ -60,8 +60,8 @@ class Context:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[tuple[PrefillService, Node]]:
-    node = Node("p", 3)
+async def serving() -> AsyncIterator[tuple[PrefillService, FakeNode]]:
+    node = FakeNode("p", 3)
     service = PrefillService(
         node.engine,
         node.identity,
@@ -104,7 +104,7 @@ async def _open(request: pb.OpenRequest) -> None:
 
 
 @FEWER
-@given(changed(introduction(Node("d", 7).engine, Node("d", 7).identity), most=4))
+@given(changed(introduction(FakeNode("d", 7).engine, FakeNode("d", 7).identity), most=4))
 def test_a_greeting_of_any_kind_is_answered_or_refused(request: pb.Introduction) -> None:
     async def greet() -> None:
         async with serving() as (service, node):

@@ -25,6 +25,7 @@ from tandem.proto.tandem_pb2_grpc import (
 )
 from tandem.router.options import RouterOptions
 from tandem.router.server import Router
+from tandem.tests.support.waiting import until as until
 
 CONTEXT = 512
 TEMPLATE = (
@@ -86,7 +87,7 @@ def finished(index: int, reason: int = pb.FINISH_REASON_STOP, **fields: Any) -> 
     return pb.GenerateEvent(finished=pb.Finished(index=index, reason=reason, **fields))  # type: ignore[arg-type]
 
 
-class FakeNode(DecodeServicer):
+class FakeDecodeNode(DecodeServicer):
     """A decode node that sends ``reply`` token by token for every choice, or runs a ``script``."""
 
     def __init__(self, node_id: str, reply: list[int]) -> None:
@@ -192,7 +193,7 @@ class Cluster:
         self.router = router
         self.model = model
         self.client = client
-        self.nodes: list[FakeNode] = []
+        self.nodes: list[FakeDecodeNode] = []
         self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{router.registry_port}")
         self.registry: Any = RegistryStub(self.channel)
         self.context = CONTEXT
@@ -203,7 +204,7 @@ class Cluster:
         return f"http://127.0.0.1:{self.router.http_port}"
 
     @property
-    def node(self) -> FakeNode:
+    def node(self) -> FakeDecodeNode:
         return self.nodes[0]
 
     def encode(self, text: str) -> list[int]:
@@ -215,9 +216,9 @@ class Cluster:
         reply: str = "hello world",
         epoch: int | None = None,
         capabilities: frozenset[str] = CAPABILITIES,
-    ) -> FakeNode:
+    ) -> FakeDecodeNode:
         """A node that has joined; one without ``capabilities`` is of an older version."""
-        node = FakeNode(node_id, self.encode(reply))
+        node = FakeDecodeNode(node_id, self.encode(reply))
         node.epoch = node.epoch if epoch is None else epoch
         node.capabilities = capabilities
         await node.start()
@@ -228,12 +229,12 @@ class Cluster:
         node.beat = asyncio.create_task(self._beat(node))
         return node
 
-    async def replace(self, node: FakeNode, **fields: Any) -> FakeNode:
+    async def replace(self, node: FakeDecodeNode, **fields: Any) -> FakeDecodeNode:
         """Stop a node and start its successor, as an update does."""
         await node.stop()
         return await self.add(node.node_id, epoch=node.epoch + 1, **fields)
 
-    async def _beat(self, node: FakeNode) -> None:
+    async def _beat(self, node: FakeDecodeNode) -> None:
         while True:
             request = pb.HeartbeatRequest(node_id=node.node_id, epoch=node.epoch, load=self.load)
             await self.registry.Heartbeat(request)
@@ -319,10 +320,3 @@ async def longest_hold() -> AsyncIterator[Hold]:
         await asyncio.sleep(0.002)  # what was held up sees how long
         watching.cancel()
         gc.unfreeze()
-
-
-async def until(condition: Callable[[], bool], timeout: float = 20.0) -> None:
-    """Wait for something that another task does."""
-    async with asyncio.timeout(timeout):
-        while not condition():  # noqa: ASYNC110 (the condition is anything)
-            await asyncio.sleep(0.01)

@@ -11,7 +11,7 @@ import grpc
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.capabilities import ALLOWED_TOKEN_IDS, CAPABILITIES
 from tandem.router.cluster import admin
-from tandem.tests.router.support import Cluster, FakeNode, cluster
+from tandem.tests.router.support import Cluster, FakeDecodeNode, cluster
 
 LACKING = {
     "message": (
@@ -30,12 +30,12 @@ async def unavailable(request: pb.GenerateRequest, context: Any) -> Any:
     yield
 
 
-async def add_older(c: Cluster, node_id: str) -> FakeNode:
+async def add_older(c: Cluster, node_id: str) -> FakeDecodeNode:
     """A node of a version without capabilities: its join announces none."""
     return await c.add(node_id, capabilities=frozenset())
 
 
-def given(node: FakeNode) -> list[bool]:
+def given(node: FakeDecodeNode) -> list[bool]:
     """For each request that the node received, whether it names allowed tokens."""
     return [bool(request.sampling.allowed_token_ids) for request in node.requests]
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import cast
 
 from prometheus_client import CollectorRegistry
 
@@ -14,21 +12,27 @@ from tandem.shared.handoff.plane.stats import DataPlaneStats
 from tandem.shared.security.credentials import INSECURE, Credentials
 from tandem.shared.security.token_interceptor import TokenInterceptor
 from tandem.shared.telemetry.process_metrics import ProcessMetrics
-from tandem.tests.shared.handoff.fake_node import Node
+from tandem.tests.support.fake_node import FakeNode
 
 ROUTER, NODE, PROCESS = "router", "node", "process"
 
 
+class Expiring(Credentials):
+    """Credentials with one certificate."""
+
+    def expiries(self) -> dict[str, float]:
+        return {"--tls-cert": 1.0}
+
+
 def registries() -> Iterator[tuple[str, CollectorRegistry, set[str]]]:
-    """Whose registry it is, the registry, and the labels that its page adds."""
+    """The kind of process, its registry, and the labels that its page adds."""
     router = Metrics(NodeTable(1.0))
     router.add(TokenInterceptor(INSECURE, "tandem_registry_calls_refused").refused)
     yield ROUTER, router.registry, set()
-    node = Node("d", 1)
+    node = FakeNode("d", 1)
     node.ranks.inbox.stats[0] = DataPlaneStats()
     node.metrics.registry.register(TokenInterceptor(INSECURE, "tandem_calls_refused").refused)
     yield NODE, node.metrics.registry, {"node"}
     process = CollectorRegistry()
-    credentials = SimpleNamespace(expiries=lambda: {"--tls-cert": 1.0})
-    ProcessMetrics(process, cast(Credentials, credentials))
+    ProcessMetrics(process, Expiring())
     yield PROCESS, process, set()

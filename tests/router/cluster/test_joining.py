@@ -13,7 +13,7 @@ import pytest
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.router.cluster.reported_load import MAX_COUNT, clamp_load
-from tandem.tests.router.support import Cluster, FakeNode, cluster
+from tandem.tests.router.support import Cluster, FakeDecodeNode, cluster
 
 REFUSED = grpc.StatusCode.FAILED_PRECONDITION
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -32,12 +32,12 @@ async def refused(c: Cluster, request: pb.JoinRequest) -> tuple[grpc.StatusCode,
 async def test_an_address_of_another_shape_is_refused(tmp_path: Path, address: str) -> None:
     async with cluster(tmp_path) as c:
         for role in (pb.ROLE_DECODE, pb.ROLE_PREFILL):
-            request = FakeNode("n", []).join_request(c.model, role=role, address=address)
+            request = FakeDecodeNode("n", []).join_request(c.model, role=role, address=address)
             code, details = await refused(c, request)
             assert code is INVALID and "address must be host:port" in details
 
 
-class Living(FakeNode):
+class Living(FakeDecodeNode):
     """A node that answers ``Status`` with its own epoch."""
 
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
@@ -115,7 +115,7 @@ async def test_numbers_that_are_none_change_nothing_for_requests(tmp_path: Path)
                 link_rates=[pb.LinkRate(node_id="p", tokens_per_second=rate)],
             )
             c.load = load
-            prefill = FakeNode("p", [])
+            prefill = FakeDecodeNode("p", [])
             prefill.port = 9
             request = prefill.join_request(c.model, role=pb.ROLE_PREFILL, load=load)
             await c.registry.Join(request)

@@ -14,12 +14,12 @@ from tandem.router.options import RouterOptions
 from tandem.router.server import Router
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.errors import ModelError
-from tandem.tests.router.support import Cluster, FakeNode, cluster
+from tandem.tests.router.support import Cluster, FakeDecodeNode, cluster
 
 
-async def join(c: Cluster, card: pb.ModelCard, node_id: str = "decode-0") -> FakeNode:
+async def join(c: Cluster, card: pb.ModelCard, node_id: str = "decode-0") -> FakeDecodeNode:
     """A join of a node of this model, from a folder that the router does not have."""
-    node = FakeNode(node_id, [20, 21, 22])
+    node = FakeDecodeNode(node_id, [20, 21, 22])
     await node.start()
     c.nodes.append(node)
     request = node.join_request(Path("/nowhere"))

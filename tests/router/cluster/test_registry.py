@@ -9,7 +9,7 @@ import pytest
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.router.cluster.registry_service import _reachable
-from tandem.tests.router.support import FakeNode, cluster, until
+from tandem.tests.router.support import FakeDecodeNode, cluster, until
 
 
 def refusal(caught: pytest.ExceptionInfo[grpc.aio.AioRpcError]) -> tuple[grpc.StatusCode, str]:
@@ -18,7 +18,7 @@ def refusal(caught: pytest.ExceptionInfo[grpc.aio.AioRpcError]) -> tuple[grpc.St
 
 async def test_a_node_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
-        stranger = FakeNode("decode-9", [])
+        stranger = FakeDecodeNode("decode-9", [])
         stranger.port = 9
         request = stranger.join_request(c.model, "layers=3")
         request.model.name = "another"
@@ -33,7 +33,7 @@ async def test_a_folder_that_cannot_be_read_keeps_out_its_node_and_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with cluster(tmp_path, nodes=0) as c:
-        node = FakeNode("decode-0", c.encode("hello"))
+        node = FakeDecodeNode("decode-0", c.encode("hello"))
         await node.start()
         c.nodes.append(node)
         for _ in range(3):
@@ -67,10 +67,10 @@ async def test_a_bug_in_the_loading_of_a_tokenizer_is_not_remembered(
 async def test_two_versions_serve_side_by_side_and_are_never_paired(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         for name, version in (("prefill-old", "layers=2"), ("prefill-new", "layers=3")):
-            node = FakeNode(name, [])
+            node = FakeDecodeNode(name, [])
             node.port = 9
             await c.registry.Join(node.join_request(c.model, version, role=pb.ROLE_PREFILL))
-        new = FakeNode("decode-new", c.encode("new"))
+        new = FakeDecodeNode("decode-new", c.encode("new"))
         await new.start()
         c.nodes.append(new)
         await c.registry.Join(new.join_request(c.model, "layers=3"))
@@ -85,7 +85,7 @@ async def test_a_prefill_node_that_was_named_must_fit_the_decode_nodes_of_today(
     tmp_path: Path,
 ) -> None:
     async with cluster(tmp_path, pd_url="127.0.0.1:9") as c:
-        named = FakeNode("p", [])
+        named = FakeDecodeNode("p", [])
         named.port = 9
         request = named.join_request(c.model, "layers=3", role=pb.ROLE_PREFILL)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -96,7 +96,7 @@ async def test_a_prefill_node_that_was_named_must_fit_the_decode_nodes_of_today(
 
 async def test_a_tokenizer_of_another_model_is_refused_with_both_sizes(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0) as c:
-        request = FakeNode("decode-0", []).join_request(c.model)
+        request = FakeDecodeNode("decode-0", []).join_request(c.model)
         request.address = "127.0.0.1:9"
         request.model.vocab_size = 100
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -108,7 +108,7 @@ async def test_a_tokenizer_of_another_model_is_refused_with_both_sizes(tmp_path:
 
 async def test_another_model_may_come_when_all_nodes_have_gone(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0, node_timeout=0.3) as c:
-        node = FakeNode("a", c.encode("hello"))
+        node = FakeDecodeNode("a", c.encode("hello"))
         await node.start()
         c.nodes.append(node)
         await c.registry.Join(node.join_request(c.model, "layers=2"))
@@ -119,7 +119,7 @@ async def test_another_model_may_come_when_all_nodes_have_gone(tmp_path: Path) -
 
 async def test_joins_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0, max_nodes=1) as c:
-        node = FakeNode("a", [])
+        node = FakeDecodeNode("a", [])
         node.port = 9
         good = node.join_request(c.model)
         bad = []
@@ -145,7 +145,7 @@ async def test_joins_that_make_no_sense_are_refused(tmp_path: Path) -> None:
             await c.registry.Join(missing)
         assert "tokenizer.json" in refusal(caught)[1]
         await c.registry.Join(good)
-        second = FakeNode("b", [])
+        second = FakeDecodeNode("b", [])
         second.port = 9
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await c.registry.Join(second.join_request(c.model))

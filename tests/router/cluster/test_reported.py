@@ -15,7 +15,7 @@ from tandem.router.cluster.node_table import NodeTable
 from tandem.router.placement.node_prefixes import PromptKeys
 from tandem.shared.kv.prefix_keys import chain_keys, pack_keys, short_key
 from tandem.shared.kv.published import PrefixDigest
-from tandem.tests.router.support import FakeNode, cluster, make_model, until
+from tandem.tests.router.support import FakeDecodeNode, cluster, make_model, until
 
 
 async def test_a_prefill_node_that_was_named_tells_what_it_holds_too(
@@ -24,7 +24,7 @@ async def test_a_prefill_node_that_was_named_tells_what_it_holds_too(
     monkeypatch.setattr("tandem.router.cluster.static_nodes.POLL_SECONDS", 0.02)
     published = PrefixDigest()
     asked: list[int] = []
-    named = FakeNode("p", [])
+    named = FakeDecodeNode("p", [])
 
     class Named(PrefillServicer):
         async def Status(self, request: pb.StatusRequest, context: object) -> pb.StatusReply:
@@ -132,7 +132,7 @@ def test_link_rates_add_up_from_reports_and_are_not_listed() -> None:
 
 async def test_prefill_candidates_travel_with_the_request(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
-        node = FakeNode("prefill-0", [])
+        node = FakeDecodeNode("prefill-0", [])
         node.port = 1234
         await c.registry.Join(node.join_request(c.model, role=pb.ROLE_PREFILL))
         c.node.prefill_node = "prefill-0"

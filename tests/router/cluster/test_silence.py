@@ -10,14 +10,14 @@ import pytest
 from tandem.proto import tandem_pb2 as pb
 from tandem.router.cluster.node_table import NodeTable
 from tandem.shared.kv.prefix_keys import pack_keys
-from tandem.tests.router.support import FakeNode, cluster, until
+from tandem.tests.router.support import FakeDecodeNode, cluster, until
 
 
 async def test_a_new_start_replaces_the_old_one(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         old = c.node
         await old.stop()
-        new = FakeNode(old.node_id, c.encode("new start"))
+        new = FakeDecodeNode(old.node_id, c.encode("new start"))
         new.epoch = old.epoch + 1
         await new.start()
         c.nodes.append(new)

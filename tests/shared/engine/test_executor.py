@@ -27,7 +27,7 @@ from tandem.shared.engine.plan import StepPlan
 from tandem.shared.engine.start import DataPlaneOptions, NodeIdentity, start_engine
 from tandem.shared.errors import StartupError
 from tandem.shared.telemetry.logs import LogSettings
-from tandem.tests.shared.handoff.fake_node import until
+from tandem.tests.support.waiting import until
 
 CONFIG = EngineConfig(model=str(builtin_model_path()), threads=1, num_blocks=64, max_model_len=512)
 IDENTITY = NodeIdentity("node", 1)

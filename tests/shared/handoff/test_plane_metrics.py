@@ -9,8 +9,8 @@ from tandem.shared.handoff.plane import loop as plane_loop
 from tandem.shared.handoff.plane.messages import CancelSend, Received, to_wire
 from tandem.shared.handoff.plane.stats import DataPlaneStats
 from tandem.shared.node.plane_metrics import PlaneCollector
+from tandem.tests.support.fake_node import FakeNode
 
-from .fake_node import Node
 from .plane_pair import BLOCK, CELL, LAYERS, Rank, until
 
 pytestmark = pytest.mark.usefixtures("each_carrier")
@@ -74,7 +74,7 @@ def test_a_cancelled_transfer_gives_its_credit_back():
 
 
 async def test_a_node_shows_what_each_rank_reported() -> None:
-    node = Node("d", 7)
+    node = FakeNode("d", 7)
     for rank in (0, 1):
         stats = DataPlaneStats(
             frames_stale=3 + rank, frames_refused=2, checksum_failures=1, credit_in_flight=512

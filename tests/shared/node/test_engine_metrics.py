@@ -6,16 +6,17 @@ from functools import partial
 
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Sequence, StepOutput
-from tandem.tests.shared.handoff.fake_node import Node, until
+from tandem.tests.support.fake_node import FakeNode
+from tandem.tests.support.waiting import until
 
 
-def value(node: Node, name: str) -> float:
+def value(node: FakeNode, name: str) -> float:
     [found] = [s.value for s in node.metrics.samples() if s.name == name]
     return found
 
 
 async def test_queue_time_and_prefix_hits_are_counted_once_a_sequence() -> None:
-    node = Node("d", 1)
+    node = FakeNode("d", 1)
     node.ranks.says = 7
     prompt = list(range(40))
     async with node.running():
@@ -37,7 +38,7 @@ async def test_queue_time_and_prefix_hits_are_counted_once_a_sequence() -> None:
 
 
 async def test_blocks_in_use_are_a_share_of_all() -> None:
-    node = Node("d", 1, blocks=64)
+    node = FakeNode("d", 1, blocks=64)
     node.ranks.says = 7
     node.ranks.computes.clear()
     async with node.running():
@@ -52,7 +53,7 @@ async def test_blocks_in_use_are_a_share_of_all() -> None:
 
 
 async def test_sequences_that_fail_are_counted_by_cause() -> None:
-    node = Node("d", 1)
+    node = FakeNode("d", 1)
     node.ranks.fails = "numbers are not finite"
     async with node.running():
         ended: list[object] = []

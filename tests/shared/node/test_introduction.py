@@ -7,20 +7,18 @@ import pytest
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.config.kv_dtypes import BYTES
 from tandem.shared.node.introduction import introduction, refusal
-
-from ..handoff.fake_node import Node
+from tandem.tests.support.fake_node import FakeNode
 
 
 def told(**changes: object) -> pb.Introduction:
-    mine = introduction(Node("n", 1).engine, Node("n", 1).identity)
+    mine = introduction(FakeNode("n", 1).engine, FakeNode("n", 1).identity)
     for name, value in changes.items():
         setattr(mine, name, value)
     return mine
 
 
 def test_a_node_tells_its_formats() -> None:
-    node = Node("n", 1)
-    node.engine.weight_dtype, node.engine.kv_dtype = "bfloat16", "float8_e4m3fn"
+    node = FakeNode("n", 1, weight_dtype="bfloat16", kv_dtype="float8_e4m3fn")
     mine = introduction(node.engine, node.identity)
     assert (mine.weight_format, mine.kv_dtype) == ("bfloat16", "float8_e4m3fn")
 

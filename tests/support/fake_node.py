@@ -1,21 +1,20 @@
-"""A node without a model: the real engine core and inbox over ranks that do what a test says."""
+"""A node without a model: real engine core and inbox over fake ranks, which a test controls."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
-from typing import Any
-
-import grpc
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
 
 from tandem.shared.engine.core import EngineCore
+from tandem.shared.engine.executor import MultiprocessExecutor
 from tandem.shared.engine.messages import KVStream
 from tandem.shared.engine.plan import Sampled, StepPlan, StepResult
 from tandem.shared.engine.scheduling.scheduler import Scheduler
-from tandem.shared.engine.start import NodeIdentity
-from tandem.shared.errors import PeerRefusedError
+from tandem.shared.engine.start import NodeEngine, NodeIdentity
 from tandem.shared.handoff.inbox import Inbox
 from tandem.shared.handoff.plane.messages import (
     AdmitKeys,
@@ -33,39 +32,55 @@ from tandem.shared.handoff.plane.messages import (
     to_wire,
 )
 from tandem.shared.kv.block_pool import BlockPool
-from tandem.shared.models.spec import AttentionSpec, DenseSpec, LayerSpec
+from tandem.shared.kv.planning import ResolvedEngine
+from tandem.shared.models.spec import AttentionSpec, DecoderSpec, DenseSpec, LayerSpec
 from tandem.shared.node.metrics import NodeMetrics
+from tandem.shared.weights.safetensors_folder import SafetensorsFolder
+from tandem.tests.support.waiting import until
 
 RANKS, BLOCK, VOCAB = 2, 16, 512
 ATTENTION = AttentionSpec(num_heads=4, num_kv_heads=4, head_dim=8)
 LAYER = LayerSpec(attention=ATTENTION, mlp=DenseSpec(intermediate=8))
+LIMITS = ResolvedEngine(
+    num_blocks=64,
+    block_size=BLOCK,
+    max_model_len=512,
+    max_num_seqs=8,
+    max_num_batched_tokens=64,
+    prefix_cache_max_blocks=None,
+)
 
 
-def kv_heads(ranks: int) -> list[tuple[range, ...]]:
-    """Four heads in each of three layers, divided among so many ranks."""
-    if ranks not in (1, 2, 4):
-        raise PeerRefusedError(f"a peer with {ranks} ranks")
-    return [(range(rank * 4 // ranks, (rank + 1) * 4 // ranks),) * 3 for rank in range(ranks)]
+def spec_of(layers: tuple[LayerSpec, ...]) -> DecoderSpec:
+    """A model of these layers."""
+    return DecoderSpec(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        layers=layers,
+        norm_eps=1e-6,
+        tie_embeddings=True,
+        max_position=LIMITS.max_model_len,
+    )
 
 
-class Ranks:
-    """All ranks of a node: they run steps, and answer the data plane's commands at once."""
+class FakeRanks:
+    """All ranks of a node. They run steps, and answer commands for the data plane at once."""
 
     def __init__(self) -> None:
-        self.computes = asyncio.Event()  # clear it, and a step takes for ever
+        self.computes = asyncio.Event()  # while it is clear, no step ends
         self.computes.set()
         self.says: int | None = None  # the token of every row that samples
-        self.fails = ""  # what each sequence of the next steps ends with
+        self.fails = ""  # the reason with which each sequence of the next steps fails
         self.greets = True
-        self.confirms = True  # that what was cancelled is touched no more
-        self.excess = 0.0  # what a comparison finds, where 1 is allowed
+        self.confirms = True  # answers cancellations of what it receives
+        self.excess = 0.0  # the difference that a comparison finds; 1 is allowed
         self.commands: list[tuple[int, Command]] = []
         self.came = asyncio.Condition()
         self.lost: list[str] = []
         self.inbox = Inbox(self._command, self.lost.append)
 
     async def step(self, plan: StepPlan, streams: list[KVStream]) -> StepResult:
-        await asyncio.sleep(0)  # a step takes time, in which others go on
+        await asyncio.sleep(0)  # other tasks run during a step
         await self.computes.wait()
         rows = plan.sequences if self.fails else []
         drawn = [row for row in plan.sequences if row.sample and self.says is not None]
@@ -79,7 +94,7 @@ class Ranks:
         self.inbox.on_event(rank, to_wire(event))
 
     def emit_all(self, kind: type[Any], of: Any, **fields: Any) -> None:
-        """The same event from every rank, about the transfer of a command."""
+        """Emit the same event from every rank, for the transfer of the command ``of``."""
         for rank in range(RANKS):
             key = {"transfer_id": of.transfer_id, "attempt": of.attempt, "peer_rank": rank}
             self.emit(rank, kind(**key, **fields))
@@ -116,33 +131,47 @@ class Ranks:
             self.came.notify_all()
 
 
-class Node:
-    """What a service or a transfer is given to work with."""
+class FakeNode:
+    """A node's parts, for the service or transfer under test: core, ranks, metrics and engine.
 
-    def __init__(self, name: str, epoch: int, blocks: int = 64) -> None:
-        self.ranks = Ranks()
+    ``engine`` is a real ``NodeEngine`` of a small grouped-query model; ``fields`` are those of it
+    that differ.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        epoch: int,
+        blocks: int = 64,
+        layers: tuple[LayerSpec, ...] = (LAYER,) * 3,
+        **fields: Any,
+    ) -> None:
+        self.ranks = FakeRanks()
         self.scheduler = Scheduler(
             BlockPool(blocks, BLOCK),
-            max_num_batched_tokens=64,
-            max_num_seqs=8,
-            max_model_len=512,
+            max_num_batched_tokens=LIMITS.max_num_batched_tokens,
+            max_num_seqs=LIMITS.max_num_seqs,
+            max_model_len=LIMITS.max_model_len,
             max_waiting=8,
         )
         self.core = EngineCore(self.scheduler, self.ranks)
         self.metrics = NodeMetrics(self.core, self.ranks.inbox.stats, name)
         self.identity = NodeIdentity(name, epoch)
-        self.engine: Any = SimpleNamespace(
+        self.engine = NodeEngine(
             core=self.core,
-            world_size=RANKS,
-            spec=SimpleNamespace(vocab_size=VOCAB, layers=[LAYER] * 3),
-            resolved=SimpleNamespace(block_size=BLOCK),
+            ranks=cast(MultiprocessExecutor, self.ranks),
+            spec=spec_of(layers),
+            source=SafetensorsFolder(Path("model")),
+            name="model",
+            resolved=replace(LIMITS, num_blocks=blocks),
             fingerprint={"layers": "3"},
             weight_dtype="float32",
             kv_dtype="float32",
-            kv_heads=kv_heads,
-            curve_keys=[],
             endpoints=[("tcp://0.0.0.0:1", "tcp://0.0.0.0:2")] * RANKS,
+            curve_keys=[],
+            world_size=RANKS,
         )
+        self.engine = replace(self.engine, **fields)
 
     def held(self) -> int:
         counts = self.scheduler.pool.counts()
@@ -150,7 +179,7 @@ class Node:
         return counts.owned + counts.reserved
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of the samples with these labels, whatever others they have."""
+        """The sum of the samples with these labels, whatever their other labels."""
         return sum(
             sample.value
             for family in self.metrics.registry.collect()
@@ -159,8 +188,8 @@ class Node:
         )
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Node]:
-        """The engine's loop runs; on leaving, nothing may be held."""
+    async def running(self) -> AsyncIterator[FakeNode]:
+        """Run the engine's loop. On leaving, the node must hold no blocks."""
         loop = asyncio.create_task(self.core.run())
         try:
             yield self
@@ -169,23 +198,3 @@ class Node:
         finally:
             loop.cancel()
             await asyncio.gather(loop, return_exceptions=True)
-
-
-@asynccontextmanager
-async def served(add: Callable[[Any, grpc.aio.Server], None], servicer: Any) -> AsyncIterator[str]:
-    """The address of a gRPC server on loopback."""
-    server = grpc.aio.server()
-    add(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(grace=0)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """For states that no event announces; fails at the deadline."""
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
