@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tandem.tests import tiny_models
+from tandem.tests.support.gguf_files import write_gguf
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("router", "prefill_node", "decode_node", "shared", "kernels", "proto")
 MODULES = sorted(
@@ -235,6 +238,23 @@ def loaded_by(module: str) -> set[str]:
 )
 def test_a_process_does_not_load(module: str, absent: set[str]) -> None:
     assert loaded_by(module) & absent == set()
+
+
+def test_a_router_reads_a_gguf_file_without_numpy(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write_gguf(tiny_models.cached("qwen3", tmp_path / "model"), file)
+    code = (
+        "import sys; from tandem.router.cluster import pinned_model; "
+        "from tandem.shared.weights.source import open_source, read_spec; "
+        "from tandem.shared.text.tokenizer import Tokenizer; "
+        f"read_spec({str(file)!r}); Tokenizer.load(open_source({str(file)!r}).tokenizer_files()); "
+        "print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    absent = {"torch", "numpy", "transformers", "safetensors", "gguf"}
+    assert set(done.stdout.split()) & absent == set()
 
 
 # What the base dependencies of pyproject.toml do not bring, and an engine alone must not ask for.

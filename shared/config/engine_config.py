@@ -21,8 +21,8 @@ class EngineConfig:
     model: str = option(
         "builtin",
         "--model --m --w --f",
-        "Model: 'builtin', a folder in Hugging Face layout, a .safetensors file in one, or the "
-        "name of a model on the Hugging Face hub.",
+        "Model: 'builtin', a folder in Hugging Face layout, a .safetensors file in one, a .gguf "
+        "file, or the name of a model on the Hugging Face hub.",
     )
     served_model_name: str | None = fields.served_model_name()
     dtype: str = option(
@@ -57,8 +57,9 @@ class EngineConfig:
     load_format: str = option(
         "auto",
         "--load-format",
-        "auto reads safetensors; dummy fills the weights with seeded random numbers (benchmarks).",
-        choices=("auto", "safetensors", "dummy"),
+        "auto reads the safetensors of a folder or a GGUF file; dummy fills the weights with "
+        "seeded random numbers (benchmarks).",
+        choices=("auto", "safetensors", "gguf", "dummy"),
     )
     ignore_config_keys: str | None = fields.ignore_config_keys()
     load_timeout: float = option(

@@ -46,7 +46,7 @@ class NodeEngine:
     core: EngineCore
     ranks: MultiprocessExecutor
     spec: DecoderSpec
-    source: WeightSource
+    model_path: Path
     name: str
     resolved: ResolvedEngine
     fingerprint: dict[str, str]
@@ -113,7 +113,7 @@ async def start_engine(
         core=EngineCore(_scheduler(config, spec, resolved), ranks, on_lost, _pacer(config)),
         ranks=ranks,
         spec=spec,
-        source=source,
+        model_path=path,
         name=config.served_model_name or display_name(config.model),
         resolved=resolved,
         fingerprint=fingerprint,

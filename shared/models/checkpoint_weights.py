@@ -87,7 +87,7 @@ class CheckpointWeights:
                 f"{self._source.path}: {tensor} has shape {list(shape)}, but the configuration "
                 f"implies {list(expected)}: {_REMEDY}"
             )
-        if dtype not in _SAVED_IN and dtype not in BLOCK_FORMATS:
+        if dtype not in _SAVED_IN and (dtype not in BLOCK_FORMATS or len(shape) != 2):
             raise ModelError(
                 f"{self._source.path}: {tensor} is saved in {dtype}; supported: "
                 f"{', '.join(_SAVED_IN)}: convert the weights to bfloat16"

@@ -19,7 +19,7 @@ from .registry import family_of, spec_of
 from .spec import DecoderSpec
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-LOAD_FORMATS = ("auto", "safetensors", "dummy")
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 
 def resolve_dtype(name: str, spec: DecoderSpec, device: torch.device) -> torch.dtype:
@@ -59,6 +59,8 @@ def load_model(
         return random_decoder(spec, place, seed)
     if load_format not in LOAD_FORMATS:
         raise ModelError(f"load format {load_format!r}; supported: {', '.join(LOAD_FORMATS)}")
+    if load_format not in ("auto", source.format):
+        raise ModelError(f"{path} has {source.format}; load format {load_format} does not fit")
     with source:
         return decoder_from(source, spec, place)
 

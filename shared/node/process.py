@@ -256,7 +256,7 @@ class _Description:
         self._address = node.advertised or address
         self._card = pb.ModelCard(
             name=engine.name,
-            path=str(engine.source.path),
+            path=str(engine.model_path),
             fingerprint=fingerprint_text(engine.fingerprint),
             max_model_len=engine.resolved.max_model_len,
             vocab_size=engine.spec.vocab_size,

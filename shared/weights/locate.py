@@ -1,4 +1,4 @@
-"""Location of a model: from the value of ``--model`` to a folder on this machine."""
+"""Location of a model: from the value of ``--model`` to a folder or file on this machine."""
 
 from __future__ import annotations
 
@@ -14,30 +14,41 @@ _UNWANTED = ["*/*", "consolidated*.safetensors"]
 
 
 def locate_model(name: str, *, weights: bool = True) -> Path:
-    """Find the folder of a model: built in, on disk, or downloaded from the Hugging Face hub, with
-    its weights only if ``weights``.
+    """Find a model: built in, a folder or a GGUF file on disk, or downloaded from the Hugging Face
+    hub, with its weights only if ``weights``.
 
-    Raises ``ModelError`` if there is no such folder and it cannot be downloaded.
+    Raises ``ModelError`` if there is no such model and it cannot be downloaded.
     """
     if name == BUILTIN:
         from ..builtin_model import builtin_model_path
 
         return builtin_model_path()
     path = Path(name).expanduser()
-    if path.suffix == ".gguf":
-        raise ModelError(f"{name}: GGUF files are not supported; give a folder with safetensors")
     if path.is_file():
-        if path.suffix != ".safetensors":
-            raise ModelError(f"{name} is a file, but not .safetensors; give the model's folder")
-        return path.parent
+        return _of_file(path)
     if path.is_dir():
         return path
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1 or is_gguf(path):
         raise ModelError(
-            f"model folder {name!r} does not exist; give 'builtin', a folder, or the name of a "
-            f"model on the Hugging Face hub such as Qwen/Qwen3-0.6B"
+            f"model {name!r} does not exist; give 'builtin', a folder, a .gguf file, or the name "
+            f"of a model on the Hugging Face hub such as Qwen/Qwen3-0.6B"
         )
     return _download(name, [*_WITHOUT_WEIGHTS, *_WEIGHTS] if weights else _WITHOUT_WEIGHTS)
+
+
+def is_gguf(path: Path) -> bool:
+    """Return whether a path is that of a GGUF file, by its name."""
+    return path.suffix.lower() == ".gguf"
+
+
+def _of_file(path: Path) -> Path:
+    if is_gguf(path):
+        return path
+    if path.suffix != ".safetensors":
+        raise ModelError(
+            f"{path} is a file, but neither .gguf nor .safetensors; give the model's folder"
+        )
+    return path.parent
 
 
 def _download(name: str, wanted: list[str]) -> Path:
@@ -62,8 +73,10 @@ def _download(name: str, wanted: list[str]) -> Path:
 
 
 def display_name(name: str) -> str:
-    """The default name of a model for clients: the last component of its path."""
+    """The default name of a model for clients: the last component of its path, without .gguf."""
     if name == BUILTIN:
         return "tandem-builtin"
     path = Path(name)
-    return name if not path.exists() else path.resolve().name
+    if not path.exists():
+        return name
+    return path.resolve().stem if is_gguf(path) else path.resolve().name

@@ -6,8 +6,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError, safe_open
-
 from ..errors import ModelError
 from ..models.model_config import ModelConfig, read_config, read_json
 from ..models.registry import Family
@@ -24,6 +22,8 @@ _INDEX = "model.safetensors.index.json"
 
 class SafetensorsFolder:
     """A ``WeightSource``. Files are memory-mapped, so a read costs only what it reads."""
+
+    format = "safetensors"
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -80,6 +80,8 @@ class SafetensorsFolder:
 
     def read(self, name: str, dim: int, first: int, end: int) -> torch.Tensor:
         """See ``WeightSource``."""
+        from safetensors import SafetensorError
+
         part = self._slice(name)
         try:
             return part[first:end] if dim == 0 else part[:, first:end]
@@ -122,6 +124,9 @@ class SafetensorsFolder:
                 self._file_of[name] = file
 
     def _open_file(self, file: str) -> list[str]:
+        # A router, which has no weights, does without the library.
+        from safetensors import SafetensorError, safe_open
+
         path = self.path / file
         if not path.is_file():
             raise ModelError(f"{path} is missing, and {_INDEX} lists it: resume the download")

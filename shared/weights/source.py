@@ -14,6 +14,8 @@ from ..models.registry import Family, spec_of
 from ..models.spec import DecoderSpec
 from ..models.weight_names import WeightNames
 from ..text.tokenizer_files import TokenizerFiles
+from .gguf.file import GGUFFile
+from .locate import is_gguf
 from .safetensors_folder import SafetensorsFolder
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ class WeightSource(Protocol):
     """A checkpoint. Use as a context manager for its tensors."""
 
     path: Path
+    format: str
 
     def __enter__(self) -> WeightSource: ...
 
@@ -61,7 +64,8 @@ class WeightSource(Protocol):
 
 def open_source(path: str | Path) -> WeightSource:
     """The source at a path that ``locate_model`` has found."""
-    return SafetensorsFolder(Path(path))
+    path = Path(path)
+    return GGUFFile(path) if is_gguf(path) else SafetensorsFolder(path)
 
 
 def read_spec(

@@ -35,7 +35,6 @@ from tandem.shared.kv.block_pool import BlockPool
 from tandem.shared.kv.planning import ResolvedEngine
 from tandem.shared.models.spec import AttentionSpec, DecoderSpec, DenseSpec, LayerSpec
 from tandem.shared.node.metrics import NodeMetrics
-from tandem.shared.weights.safetensors_folder import SafetensorsFolder
 from tandem.tests.support.waiting import until
 
 RANKS, BLOCK, VOCAB = 2, 16, 512
@@ -161,7 +160,7 @@ class FakeNode:
             core=self.core,
             ranks=cast(MultiprocessExecutor, self.ranks),
             spec=spec_of(layers),
-            source=SafetensorsFolder(Path("model")),
+            model_path=Path("model"),
             name="model",
             resolved=replace(LIMITS, num_blocks=blocks),
             fingerprint={"layers": "3"},

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from ...config import EngineConfig
 from ...errors import StartupError, UnavailableError
 from ...text.tokenizer import Tokenizer
+from ...weights.source import open_source
 from ..start import NodeIdentity, start_engine
 from .request_runner import RequestRunner
 
@@ -97,7 +98,7 @@ class EngineThread:
         identity = NodeIdentity("python-api", secrets.randbits(63))
         engine = await start_engine(self._config, identity, on_lost=self._lost)
         try:
-            tokenizer = Tokenizer.load(engine.source.tokenizer_files())
+            tokenizer = Tokenizer.load(open_source(engine.model_path).tokenizer_files())
             self.runner = RequestRunner(engine, tokenizer, self._config.max_waiting)
             with self._lock:
                 self._loop = loop

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from ....kernels.operators import Experts, Linear
-from ..parallel import WeightPlacement, WeightSlot, replicated
+from ..parallel import WeightPlacement, WeightSlot, all_dense, replicated
 from ..spec import MoESpec, RouterSpec
 from .ffn import DenseMLP
 
@@ -30,8 +30,10 @@ class MoE:
         self.shared = (
             None if spec.shared is None else DenseMLP(place.at("shared"), spec.shared, hidden)
         )
+        # No operator computes experts from blocks: they are loaded as numbers.
+        dense = replace(place, format_of=all_dense)
         self.experts = [
-            DenseMLP(place.at(f"experts.{index}"), spec.expert, hidden)
+            DenseMLP(dense.at(f"experts.{index}"), spec.expert, hidden)
             for index in range(spec.router.experts)
         ]
         self._experts: Experts | None = None

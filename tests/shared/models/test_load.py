@@ -246,8 +246,8 @@ def test_dummy_weights_need_the_config_alone_and_are_seeded(folder: Path) -> Non
     assert not torch.equal(one, table(2))
     assert torch.equal(one[256:], table(1, tp=TensorParallel(1, 2)))
     assert 0.9 < float(one.std()) < 1.1
-    assert "load format 'gguf'; supported: auto, safetensors, dummy" in refusal(
-        folder, load_format="gguf"
+    assert "load format 'onnx'; supported: auto, safetensors, gguf, dummy" in refusal(
+        folder, load_format="onnx"
     )
 
 

@@ -1,0 +1,199 @@
+"""Metadata of a GGUF file as the ``config.json`` of the same model: both give equal specs.
+
+Metadata that has no counterpart keeps its own name, so that it is rejected as an unknown key. No
+torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...errors import ModelError
+from .architectures import ARCHITECTURES, Architecture
+from .header import GGUFHeader
+
+# Reads a tensor of F32.
+ReadFloats = Callable[[str], Sequence[float]]
+
+# Metadata that others imply, or that changes no computation.
+_IMPLIED = (
+    "vocab_size",
+    "rope.dimension_count",
+    "attention.value_length",
+    "rope.scaling.finetuned",
+    "expert_weights_norm",
+    "mm.tokens_per_image",
+)
+# Llama 3's models differ in the factor alone.
+_LLAMA3 = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+# Models with so many layers scale scores by another number than the width of a head.
+_SCALED_BY_HIDDEN = {"gemma2": 46, "gemma3": 62}
+
+
+def architecture_of(header: GGUFHeader, origin: object) -> Architecture:
+    """The architecture of a file. Raises ``ModelError`` for an unsupported one."""
+    name = header.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise ModelError(
+            f"{origin}: general.architecture is {name!r}; supported: {', '.join(ARCHITECTURES)}"
+        )
+    parts = header.metadata.get("split.count", 0)
+    if parts not in (0, 1):
+        raise ModelError(
+            f"{origin} is one of {parts} parts of a model; merge them with llama-gguf-split --merge"
+        )
+    return ARCHITECTURES[name]
+
+
+def config_values(header: GGUFHeader, read_floats: ReadFloats, origin: object) -> dict[str, Any]:
+    """The values that the model's ``config.json`` would have."""
+    architecture = architecture_of(header, origin)
+    metadata, name = header.metadata, header.metadata["general.architecture"]
+    own = {
+        key.removeprefix(f"{name}."): value
+        for key, value in metadata.items()
+        if key.startswith(f"{name}.")
+    }
+    scaling = {key: own.pop(key) for key in list(own) if key.startswith("rope.scaling.")}
+    values = {
+        architecture.keys.get(key, f"{name}.{key}"): value
+        for key, value in own.items()
+        if key not in _IMPLIED
+    }
+    values |= architecture.constants
+    values |= _of_tensors(header, origin)
+    values |= {
+        "architectures": [architecture.family],
+        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": end_tokens(header) or None,
+    }
+    values.setdefault("head_dim", _head_dim(values))
+    _check_rotated(own, values, name, origin)
+    values |= _rope(scaling, values, header, read_floats, origin)
+    values |= _score_scale(name, values)
+    return values
+
+
+def end_tokens(header: GGUFHeader) -> list[int]:
+    """The ids of the tokens that end an answer: of a text, of a turn, of a message."""
+    names = ("eos", "eot", "eom")
+    found = (header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names)
+    return list(dict.fromkeys(token for token in found if isinstance(token, int)))
+
+
+def _of_tensors(header: GGUFHeader, origin: object) -> dict[str, Any]:
+    """Values that the tensors show: their dtype, biases, the vocabulary, a head of its own."""
+    embeddings = header.tensors.get("token_embd.weight")
+    if embeddings is None:
+        raise ModelError(f"{origin} lacks token_embd.weight: it is no whole model")
+    return {
+        "vocab_size": embeddings.shape[0],
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "attention_bias": "blk.0.attn_output.bias" in header.tensors,
+        "mlp_bias": "blk.0.ffn_down.bias" in header.tensors,
+        "dtype": _dtype(header),
+    }
+
+
+def _dtype(header: GGUFHeader) -> str:
+    """The dtype of matrices; that of activations, bfloat16, if they are quantised."""
+    kinds = {each.type.name for each in header.tensors.values() if len(each.shape) > 1}
+    if kinds <= {"F32"}:
+        return "float32"
+    return "float16" if kinds <= {"F16", "F32"} else "bfloat16"
+
+
+def _head_dim(values: dict[str, Any]) -> Any:
+    heads, hidden = values.get("num_attention_heads"), values.get("hidden_size")
+    if isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
+        return hidden // heads
+    return None
+
+
+def _check_rotated(own: dict[str, Any], values: dict[str, Any], name: str, origin: object) -> None:
+    """Reject values of another width than keys; note a part of a head that is not rotated."""
+    dim = values["head_dim"]
+    if own.get("attention.value_length", dim) != dim:
+        raise ModelError(
+            f"{origin}: {name}.attention.value_length is {own['attention.value_length']!r}; "
+            f"supported: {dim}, as for keys"
+        )
+    rotated = own.get("rope.dimension_count", dim)
+    if rotated != dim and isinstance(rotated, int) and isinstance(dim, int) and dim > 0:
+        values["partial_rotary_factor"] = rotated / dim
+
+
+def _rope(
+    scaling: dict[str, Any],
+    values: dict[str, Any],
+    header: GGUFHeader,
+    read_floats: ReadFloats,
+    origin: object,
+) -> dict[str, Any]:
+    """The scaling of rope, by metadata or by the tensors with a factor for each frequency."""
+    get = {key.removeprefix("rope.scaling."): value for key, value in scaling.items()}
+    original = get.get("original_context_length")
+    if "rope_freqs.weight" in header.tensors:
+        return {"rope_scaling": _llama3(read_floats("rope_freqs.weight"), values, origin)}
+    if "rope_factors_long.weight" in header.tensors:
+        table = {
+            "rope_type": "longrope",
+            "long_factor": list(read_floats("rope_factors_long.weight")),
+            "short_factor": list(read_floats("rope_factors_short.weight")),
+            "attention_factor": get.get("attn_factor"),
+        }
+        return {"rope_scaling": table, "original_max_position_embeddings": original}
+    kind = get.pop("type", "none")
+    if kind == "none":
+        return {}
+    get.pop("finetuned", None)
+    names = {"original_context_length": "original_max_position_embeddings"}
+    return {
+        "rope_scaling": {"rope_type": kind}
+        | {names.get(key, key): value for key, value in get.items()}
+    }
+
+
+def _llama3(factors: Sequence[float], values: dict[str, Any], origin: object) -> dict[str, Any]:
+    """Llama 3's scaling, which a file has as its factors alone."""
+    table = {"rope_type": "llama3", "factor": max(factors), **_LLAMA3}
+    theta, dim = values.get("rope_theta", 10000.0), 2 * len(factors)
+    if not isinstance(theta, float) or not 0 < theta < math.inf or min(factors) <= 0:
+        raise ModelError(
+            f"{origin}: rope.freq_base is {theta!r}, and rope_freqs.weight has "
+            f"{min(factors)!r}; supported: positive numbers"
+        )
+    expected = [_llama3_factor(theta ** (2 * i / dim), max(factors)) for i in range(len(factors))]
+    if all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(expected, factors, strict=True)):
+        return table
+    # Any other factors are applied as they are.
+    listed = list(factors)
+    return {
+        "rope_type": "longrope",
+        "long_factor": listed,
+        "short_factor": listed,
+        "original_max_position_embeddings": values.get("max_position_embeddings"),
+        "attention_factor": 1.0,
+    }
+
+
+def _llama3_factor(inverse: float, factor: float) -> float:
+    """The factor of a frequency, given its inverse."""
+    low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
+    turns = _LLAMA3["original_max_position_embeddings"] / (2 * math.pi * inverse)
+    smooth = min(1.0, max(0.0, (turns - low) / (high - low)))
+    return 1 / ((1 - smooth) / factor + smooth)
+
+
+def _score_scale(name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The number that Gemma's scores are scaled by, which llama.cpp knows from the model's size."""
+    if name not in _SCALED_BY_HIDDEN:
+        return {}
+    by_hidden = values.get("num_hidden_layers") == _SCALED_BY_HIDDEN[name]
+    return {"query_pre_attn_scalar": _head_dim(values) if by_hidden else values["head_dim"]}

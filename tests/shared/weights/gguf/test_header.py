@@ -1,0 +1,225 @@
+"""Headers of GGUF files: every kind of file that is not whole is an error that names it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from tandem.shared.errors import ModelError
+from tandem.shared.models.load import load_model
+from tandem.shared.weights.gguf import header
+from tandem.shared.weights.gguf.header import read_header, shortest
+from tandem.shared.weights.source import open_source
+from tandem.tests import tiny_models
+from tandem.tests.support.gguf_files import write_gguf
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.cached("llama_bias", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> bytes:
+    return write_gguf(folder, folder / "whole.gguf").read_bytes()
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def start(tensors: int = 0, entries: int = 0, version: int = 3) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", version, tensors, entries)
+
+
+def tensor(name: str = "a", shape: tuple[int, ...] = (4,), kind: int = 0, begin: int = 0) -> bytes:
+    sizes = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+    return text(name) + sizes + struct.pack("<IQ", kind, begin)
+
+
+def entry(key: str, kind: int, value: bytes) -> bytes:
+    return text(key) + struct.pack("<I", kind) + value
+
+
+def refusal(tmp_path: Path, content: bytes) -> str:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(content)
+    with pytest.raises(ModelError) as caught:
+        read_header(file)
+    assert str(file) in str(caught.value)
+    return str(caught.value)
+
+
+PADDING = bytes(256)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "is truncated: the magic number ends at byte 4, and the file has 0"),
+        (b"PK\x03\x04" + PADDING, "is not a GGUF file: it begins with b'PK"),
+        (
+            start(version=1) + PADDING,
+            "it has version 1; supported: little-endian, versions 2 and 3",
+        ),
+        (b"GGUF" + struct.pack(">I", 3) + PADDING, "it is big-endian"),
+        (start(tensors=1 << 62), "counts 4611686018427387904 tensors, more than it has room for"),
+        (start(entries=1 << 62), "metadata entries, more than it has room for"),
+        (start(entries=header.MAX_ELEMENTS + 1) + PADDING, "more than it has room for"),
+        (
+            start(entries=1) + struct.pack("<Q", 1 << 60) + PADDING,
+            "a metadata key of 1152921504606",
+        ),
+        (start(entries=1) + struct.pack("<Q", 60_000) + PADDING, "is truncated: a metadata key"),
+        (start(entries=1) + struct.pack("<Q", 1) + b"\xff" + PADDING, "is not UTF-8"),
+        (start(entries=1) + entry("a", 99, PADDING), "a is of the unknown type 99"),
+        (
+            start(entries=1) + entry("a", 9, struct.pack("<IQ", 9, 1) + PADDING),
+            "a is a list of the unsupported type 9",
+        ),
+        (
+            start(entries=1) + entry("a", 9, struct.pack("<IQ", 8, 1 << 40) + PADDING),
+            "it counts 1099511627776 elements in a",
+        ),
+        (
+            start(entries=1) + entry("a", 9, struct.pack("<IQ", 4, 1 << 20) + PADDING),
+            "it counts 1048576 elements in a",
+        ),
+        (
+            start(entries=1) + entry("a", 8, struct.pack("<Q", 1 << 40) + PADDING),
+            "a of 1099511627776 bytes is longer than",
+        ),
+        (
+            start(entries=2) + 2 * entry("a", 7, b"\1") + PADDING,
+            "the metadata key 'a' is there twice",
+        ),
+        (
+            start(entries=1) + entry("general.alignment", 4, struct.pack("<I", 24)) + PADDING,
+            "general.alignment is 24, not a power of two",
+        ),
+        (
+            start(entries=1) + entry("general.alignment", 4, struct.pack("<I", 0)) + PADDING,
+            "general.alignment is 0",
+        ),
+        (start(tensors=1) + tensor(shape=()) + PADDING, "a has 0 dimensions, not 1 to 4"),
+        (start(tensors=1) + tensor(shape=(1,) * 5) + PADDING, "a has 5 dimensions, not 1 to 4"),
+        (start(tensors=1) + tensor(kind=12) + PADDING, "a is of type Q4_K; supported: F32, F16"),
+        (start(tensors=1) + tensor(kind=777) + PADDING, "a is of type 777; supported: F32, F16"),
+        (start(tensors=1) + tensor(shape=(33, 2), kind=8) + PADDING, "rows are no blocks of 32"),
+        (start(tensors=1) + tensor(shape=(0,)) + PADDING, "a has shape [0]"),
+        (start(tensors=1) + tensor(begin=4) + PADDING, "begins at 4, which is no multiple of 32"),
+        (start(tensors=2) + 2 * tensor() + PADDING, "tensor a is there twice"),
+        (start(tensors=1) + tensor(shape=(1 << 61, 1 << 61)) + PADDING, "is truncated: a ends at"),
+        (start(tensors=1) + tensor(begin=1 << 63) + PADDING, "is truncated: a ends at byte"),
+    ],
+)
+def test_a_file_that_is_not_whole_says_so(tmp_path: Path, content: bytes, reason: str) -> None:
+    assert reason in refusal(tmp_path, content)
+
+
+def test_a_file_cut_anywhere_is_truncated(tmp_path: Path, whole: bytes) -> None:
+    for end in (0, 3, 4, 7, 8, 20, 24, 100, 2000, len(whole) // 2, len(whole) - 1):
+        message = refusal(tmp_path, whole[:end])
+        assert "truncated" in message or "more than it has room for" in message, end
+
+
+def test_random_changes_never_raise_anything_else(tmp_path: Path, whole: bytes) -> None:
+    """One changed byte of the header gives another header, or an error; nothing is allocated by
+    what it claims."""
+    file = tmp_path / "model.gguf"
+    generator = np.random.default_rng(0)
+    for _ in range(300):
+        changed = bytearray(whole[:30_000])
+        changed += bytes(len(whole) - len(changed))
+        changed[generator.integers(0, 2000)] = generator.integers(0, 256)
+        file.write_bytes(changed)
+        try:
+            source = open_source(file)
+            source.config()
+            source.tokenizer_files()
+        except ModelError:
+            pass
+
+
+def test_a_file_cut_while_it_is_read(tmp_path: Path, whole: bytes) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(whole)
+    source = open_source(file)
+    name = source.names()[-1]
+    with source:
+        file.write_bytes(whole[:-32])
+        with pytest.raises(ModelError, match=r"was truncated while .* was read"):
+            source.read(name, 0, 0, source.shape(name)[0])
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="cannot be read: No such file"):
+        load_model(tmp_path / "absent.gguf")
+
+
+Change = Callable[[gguf.GGUFWriter], None]
+
+
+def changed(folder: Path, tmp_path: Path, change: Change) -> str:
+    file = write_gguf(folder, tmp_path / "model.gguf", change=change)
+    with pytest.raises(ModelError) as caught:
+        load_model(file)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda w: w.add_uint32("split.count", 3), "is one of 3 parts of a model; merge them"),
+        (
+            lambda w: w.add_float32("llama.rope.scale_linear", 4.0),
+            "--ignore-config-keys llama.rope",
+        ),
+        (lambda w: w.add_value_length(8), "llama.attention.value_length is 8; supported: 16"),
+        (lambda w: w.add_rope_dimension_count(8), "partial_rotary_factor is 0.5"),
+        (
+            lambda w: w.add_tensor("blk.0.extra.weight", np.ones(4, np.float32)),
+            "extra.weight is unk",
+        ),
+        (lambda w: w.kv_data[0].pop("llama.block_count"), "num_hidden_layers is None"),
+        (lambda w: w.add_block_count(4), "lacks 16 weights (layers.3"),
+        (lambda w: w.add_block_count(2), "has no place in this model"),
+        (
+            lambda w: w.add_embedding_length(32),
+            "has shape [512, 64], but the configuration implies",
+        ),
+        (lambda w: w.tensors[0].pop("token_embd.weight"), "lacks token_embd.weight"),
+        (
+            lambda w: w.tensors[0].pop("blk.1.attn_q.weight"),
+            "lacks 1 weights (layers.1.attention.q",
+        ),
+        (
+            lambda w: w.add_string("general.architecture", "mamba"),
+            "general.architecture is 'mamba'; supported: llama, qwen2",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_run_says_why(
+    folder: Path, tmp_path: Path, change: Change, reason: str
+) -> None:
+    assert reason in changed(folder, tmp_path, change)
+
+
+def test_a_format_that_was_asked_for_must_be_the_file_s(folder: Path, tmp_path: Path) -> None:
+    file = write_gguf(folder, tmp_path / "model.gguf")
+    load_model(file, load_format="gguf")
+    with pytest.raises(ModelError, match="has gguf; load format safetensors does not fit"):
+        load_model(file, load_format="safetensors")
+    with pytest.raises(ModelError, match="has safetensors; load format gguf does not fit"):
+        load_model(folder, load_format="gguf")
+
+
+def test_numbers_are_those_that_the_converter_was_given() -> None:
+    for value in (1e-05, 1e-6, 0.1, 1.0, 500000.0, 123456.79, 1e30, 0.0, -2.5, float("inf")):
+        stored = struct.unpack("<f", struct.pack("<f", value))[0]
+        assert shortest(stored) == value

@@ -1,0 +1,143 @@
+"""GGUF files against transformers with the dequantised weights: specs, logits, tensor types."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from tandem.kernels.cpu import jit
+from tandem.kernels.operators import Operators
+from tandem.kernels.reference.operators import ReferenceOperators
+from tandem.shared.engine.plan import SequenceStep
+from tandem.shared.models.batch import build_batch
+from tandem.shared.weights.source import read_spec
+from tandem.tests import tiny_models
+from tandem.tests.support.gguf_files import dequantised, write_gguf
+from tandem.tests.support.runners import build_runner
+
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q6_K")
+FAMILIES = (
+    "llama",
+    "llama_bias",
+    "llama_linear",
+    "llama_yarn",
+    "qwen2",
+    "qwen3",
+    "qwen3_tied",
+    "qwen3_moe",
+    "gemma2",
+    "gemma3",
+    "gemma3_linear",
+    "phi3",
+    "phi3_short",
+    "smollm3",
+)
+# What a file leaves out, and readers know.
+KNOWN: dict[str, dict[str, Any]] = {
+    "gemma2": {"query_pre_attn_scalar": 16, "tie_word_embeddings": True},
+    "gemma3": {"query_pre_attn_scalar": 16, "sliding_window_pattern": 6},
+    "gemma3_linear": {"query_pre_attn_scalar": 16, "sliding_window_pattern": 6},
+    "smollm3": {"no_rope_layer_interval": 4},
+}
+LLAMA3 = tiny_models.MODELS["llama"][1]["rope_parameters"]
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return tmp_path_factory.mktemp("gguf")
+
+
+def checkpoint(root: Path, name: str, **changes: Any) -> Path:
+    folder = root / f"{name}-{len(changes)}"
+    if not folder.exists():
+        tiny_models.build(name, folder, **(KNOWN.get(name, {}) | changes))
+    return folder
+
+
+def compiled_operators() -> Operators:
+    jit.prepare()
+    from tandem.kernels.cpu.operators import CompiledOperators
+
+    return CompiledOperators()
+
+
+def logits_of(model: Path, prompt: list[int], operators: Operators | None = None) -> torch.Tensor:
+    """The logits of the last of the prompt's tokens, computed in two steps."""
+    runner = build_runner(model, dtype="float32", block_size=4, num_blocks=40, operators=operators)
+    table = list(range(40))
+    logits = None
+    for tokens, start in ((prompt[:-1], 0), (prompt[-1:], len(prompt) - 1)):
+        step = SequenceStep(1, tokens, start, table, True)
+        batch = build_batch([step], 4, runner.cache.device)
+        with torch.inference_mode():
+            logits = runner.model.logits(runner.model.forward(batch, runner.cache.layers))
+    assert logits is not None
+    return logits[0]
+
+
+def check(folder: Path, file: Path, operators: Operators | None = None) -> None:
+    plain = dequantised(folder, file, file.with_suffix(".plain"))
+    oracle: Any = transformers.AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    prompt = torch.randint(0, 500, (40,), generator=generator).tolist()
+    with torch.inference_mode():
+        expected = oracle(torch.tensor([prompt])).logits[0, -1]
+    found = logits_of(file, prompt, operators)
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_has_the_logits_of_transformers(root: Path, name: str) -> None:
+    folder = checkpoint(root, name)
+    check(folder, write_gguf(folder, root / f"{name}.gguf", "Q8_0"))
+
+
+@pytest.mark.parametrize("operators", [ReferenceOperators, compiled_operators])
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_type_has_the_logits_of_its_dequantised_weights(
+    root: Path, kind: str, operators: Callable[[], Operators]
+) -> None:
+    folder = checkpoint(root, "llama_bias", hidden_size=256, intermediate_size=512)
+    file = root / f"{kind}.gguf"
+    check(folder, file if file.exists() else write_gguf(folder, file, kind), operators())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_spec_is_that_of_the_config(root: Path, name: str) -> None:
+    folder = checkpoint(root, name)
+    file = write_gguf(folder, root / f"{name}-spec.gguf")
+    spec = read_spec(file)
+    expected = read_spec(folder)
+    # The file's tokenizer has the end of a turn as well.
+    assert spec.eos_token_ids == (256, 258)
+    if name == "llama":  # whose factors are no published model's, and are kept as they are
+        layers = tuple(replace(layer, rope=None) for layer in spec.layers)
+        assert layers == tuple(replace(layer, rope=None) for layer in expected.layers)
+        spec = replace(spec, layers=expected.layers)
+    assert replace(spec, eos_token_ids=expected.eos_token_ids) == expected
+
+
+def test_the_scaling_of_llama_3_is_recognised_by_its_factors(root: Path) -> None:
+    rope = LLAMA3 | {"original_max_position_embeddings": 8192, "factor": 32.0}
+    folder = checkpoint(root, "llama", rope_parameters=rope, head_dim=64)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["rope_parameters"]["rope_type"] == "llama3"
+    file = write_gguf(folder, root / "llama3.gguf")
+    assert read_spec(file).layers == read_spec(folder).layers
+
+
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "Q4_0": "bfloat16"}
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+def test_the_dtype_is_that_of_matrices(root: Path, kind: str) -> None:
+    folder = checkpoint(root, "qwen3")
+    assert read_spec(write_gguf(folder, root / f"dtype-{kind}.gguf", kind)).dtype == DTYPES[kind]

@@ -1,0 +1,247 @@
+"""GGUF files of tiny checkpoints, written with the ``gguf`` library as llama.cpp's converter would.
+
+The library is an oracle of its own: it names tensors, quantises, and reads the quantised back.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Type
+from safetensors.torch import load_file, save_file
+
+_ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "mistral": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "phi3": gguf.MODEL_ARCH.PHI3,
+    "smollm3": gguf.MODEL_ARCH.SMOLLM3,
+}
+_PERMUTED = ("llama", "mistral", "smollm3")
+_ONE_ADDED = ("gemma2", "gemma3_text")
+CONTROL, UNUSED = 3, 5
+
+
+def write_gguf(
+    folder: Path,
+    file: Path,
+    kind: str = "F32",
+    *,
+    change: Callable[[gguf.GGUFWriter], None] | None = None,
+) -> Path:
+    """Convert a checkpoint; its matrices become ``kind``. ``change`` adds metadata or tensors."""
+    config = json.loads((folder / "config.json").read_text())
+    family = config["model_type"]
+    architecture = _ARCHITECTURES[family]
+    writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[architecture])
+    _add_config(writer, config)
+    _add_tokenizer(writer, folder, config)
+    weights = dict(sorted(_stacked(_weights(folder)).items()))
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    for name, weight in weights.items():
+        theirs = names.get_name(name, (".weight", ".bias"))
+        assert theirs is not None, name
+        _add_tensor(writer, theirs, _stored(name, weight, config).numpy(), kind)
+    _add_rope_factors(writer, config)
+    if change is not None:
+        change(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def dequantised(folder: Path, file: Path, target: Path) -> Path:
+    """The checkpoint with the weights that the file has, in fp32, as a Hugging Face folder."""
+    target.mkdir(parents=True, exist_ok=True)
+    for each in folder.iterdir():
+        if "safetensors" not in each.name:
+            (target / each.name).write_bytes(each.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    read = {
+        each.name: torch.from_numpy(_numbers(each).reshape(tuple(int(n) for n in each.shape[::-1])))
+        for each in gguf.GGUFReader(file).tensors
+    }
+    names = gguf.get_tensor_name_map(
+        _ARCHITECTURES[config["model_type"]], config["num_hidden_layers"]
+    )
+    weights = {}
+    for name, weight in _weights(folder).items():
+        found = names.get_name(name, (".weight", ".bias"))
+        if found is None:  # one expert of several
+            stem, number, part = _expert(name)
+            found = names.get_name(f"{stem}.{part}", (".weight", ".bias"))
+            assert found is not None
+            stored = read[found][number]
+        else:
+            stored = read[found]
+        weights[name] = _restored(name, stored, config).reshape(weight.shape).contiguous().clone()
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    files = sorted(folder.glob("*.safetensors"))
+    return {name: value.float() for file in files for name, value in load_file(file).items()}
+
+
+def _expert(name: str) -> tuple[str, int, str]:
+    stem, _, rest = name.partition(".experts.")
+    number, _, part = rest.partition(".")
+    return f"{stem}.experts", int(number), part
+
+
+def _stacked(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Experts of a layer in one tensor."""
+    stacked: dict[str, list[torch.Tensor]] = {}
+    for name in sorted((n for n in weights if ".experts." in n), key=lambda n: _expert(n)[1]):
+        stem, _, part = _expert(name)
+        stacked.setdefault(f"{stem}.{part}", []).append(weights[name])
+    rest = {name: value for name, value in weights.items() if ".experts." not in name}
+    return rest | {name: torch.stack(values) for name, values in stacked.items()}
+
+
+def _heads(name: str, config: dict[str, Any]) -> int:
+    """Heads whose rows the converter stores in pairs; zero for other tensors."""
+    if config["model_type"] not in _PERMUTED:
+        return 0
+    if ".q_proj." in name:
+        return int(config["num_attention_heads"])
+    return int(config["num_key_value_heads"]) if ".k_proj." in name else 0
+
+
+def _stored(name: str, weight: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
+    if config["model_type"] in _ONE_ADDED and "norm" in name:
+        return weight + 1
+    if heads := _heads(name, config):
+        rows = weight.unflatten(0, (heads, 2, -1))
+        return rows.transpose(1, 2).flatten(0, 2).contiguous()
+    return weight
+
+
+def _restored(name: str, weight: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
+    if config["model_type"] in _ONE_ADDED and "norm" in name:
+        return weight - 1
+    if heads := _heads(name, config):
+        rows = weight.unflatten(0, (heads, -1, 2))
+        return rows.transpose(1, 2).flatten(0, 2)
+    return weight
+
+
+def _add_tensor(writer: gguf.GGUFWriter, name: str, weight: np.ndarray, kind: str) -> None:
+    wanted = Type[kind] if weight.ndim > 1 and "ffn_gate_inp" not in name else Type.F32
+    block, _ = gguf.GGML_QUANT_SIZES[wanted]
+    # As llama.cpp falls back where rows are no whole blocks.
+    if weight.shape[-1] % block:
+        wanted = Type.Q8_0 if weight.shape[-1] % 32 == 0 else Type.F16
+    quantise = quantise_q6_k if wanted is Type.Q6_K else lambda w: gguf.quants.quantize(w, wanted)
+    writer.add_tensor(name, quantise(weight), raw_dtype=wanted)
+
+
+def quantise_q6_k(weight: np.ndarray) -> np.ndarray:
+    """Q6_K by the largest value of each 16, which the library only reads."""
+    groups = weight.reshape(-1, 16, 16)
+    each = np.abs(groups).max(-1) / 31
+    scale = (each.max(-1) / 127).astype(np.float16)
+    wide = np.maximum(scale.astype(np.float32), 1e-8)
+    scales = np.round(each / wide[:, None]).clip(1, 127)
+    codes = np.round(groups / (scales * wide[:, None])[..., None]).clip(-32, 31) + 32
+    # [blocks, half, quarter, 32]
+    split = codes.astype(np.uint8).reshape(-1, 2, 4, 32)
+    low, high = split & 15, split >> 4
+    lows = (low[:, :, :2] | low[:, :, 2:] << 4).reshape(-1, 128)
+    shifts = np.array([0, 2, 4, 6], np.uint8)[None, None, :, None]
+    highs = np.bitwise_or.reduce(high << shifts, axis=2).reshape(-1, 64)
+    parts = [lows, highs, scales.astype(np.int8).view(np.uint8), scale[:, None].view(np.uint8)]
+    return np.concatenate(parts, axis=1).reshape(*weight.shape[:-1], -1)
+
+
+def _numbers(tensor: Any) -> np.ndarray:
+    return np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type))
+
+
+def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    dim = config.get("head_dim") or hidden // heads
+    rope = config["rope_parameters"]
+    local = rope.get("sliding_attention")
+    rope = rope.get("full_attention", rope)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(dim)
+    writer.add_value_length(dim)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_dimension_count(int(dim * rope.get("partial_rotary_factor", 1.0)))
+    writer.add_vocab_size(config["vocab_size"])
+    if rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if "original_max_position_embeddings" in rope and rope["rope_type"] != "llama3":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if local is not None:
+        writer.add_rope_freq_base_swa(local["rope_theta"])
+    if config["model_type"] in ("gemma2", "gemma3_text", "phi3") and config.get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
+    if config.get("attn_logit_softcapping"):
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+    if config.get("final_logit_softcapping"):
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if config["model_type"] == "qwen3_moe":
+        writer.add_expert_count(config.get("num_local_experts") or config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+
+
+def _add_rope_factors(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    rope = config["rope_parameters"]
+    if rope.get("rope_type") == "llama3":
+        dim = config["head_dim"]
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        original, factors = rope["original_max_position_embeddings"], []
+        for index in range(dim // 2):
+            wave = 2 * math.pi * rope["rope_theta"] ** (2 * index / dim)
+            smooth = (original / wave - low) / (high - low)
+            smooth = min(1.0, max(0.0, smooth))
+            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+        writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
+    if rope.get("rope_type") == "longrope":
+        for name in ("long", "short"):
+            factors = rope[f"{name}_factor"]
+            writer.add_tensor(f"rope_factors_{name}.weight", np.array(factors, np.float32))
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any]) -> None:
+    listed = json.loads((folder / "tokenizer.json").read_text())
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    tokens = [f"[PAD{index}]" for index in range(config["vocab_size"])]
+    kinds = [UNUSED] * len(tokens)
+    for token, number in listed["model"]["vocab"].items():
+        tokens[number], kinds[number] = token, 1
+    for added in listed["added_tokens"]:
+        tokens[added["id"]], kinds[added["id"]] = added["content"], CONTROL
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges([" ".join(pair) for pair in listed["model"]["merges"]])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_eot_token_id(tokens.index(settings["eos_token"]))
+    if settings.get("chat_template"):
+        writer.add_chat_template(settings["chat_template"])
