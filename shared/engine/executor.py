@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from ..errors import ModelError, StartupError
+from ..handoff.plane import messages as plane
 from ..handoff.wire.codec import CodecError
 from ..kv.planning import RankDevice, RankMemory
 from .channel import PREFIX_BYTES, body_length, framed
@@ -36,8 +37,6 @@ from .messages import (
     ModelLoaded,
     OpenDevice,
     Ping,
-    PlaneCommand,
-    PlaneEvent,
     Pong,
     RankEndpoints,
     RankSettings,
@@ -97,14 +96,14 @@ class Rank:
 class MultiprocessExecutor:
     """The ranks of one node, each a process.
 
-    ``on_event(rank, data)`` gets data-plane events, encoded. ``on_lost(reason)`` is called once,
+    ``on_event(rank, event)`` gets the events of data planes. ``on_lost(reason)`` is called once,
     when a rank that had its cache is gone or stuck, also between steps. A rank may
     take ``load_seconds`` for each of opening its device, loading, and allocating the cache.
     """
 
     def __init__(
         self,
-        on_event: Callable[[int, bytes], None] = lambda rank, data: None,
+        on_event: Callable[[int, plane.Event], None] = lambda rank, event: None,
         on_lost: Callable[[str], None] = lambda reason: None,
         *,
         load_seconds: float,
@@ -197,9 +196,9 @@ class MultiprocessExecutor:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def send_data(self, rank: int, command: bytes) -> None:
+    def send_command(self, rank: int, command: plane.Command) -> None:
         """Pass a command to one rank's data plane."""
-        self._send(self._ranks[rank], PlaneCommand(command))
+        self._send(self._ranks[rank], command)
 
     async def stop(self) -> None:
         """End every rank: closing its channel is the request, a signal the last resort."""
@@ -292,8 +291,8 @@ class MultiprocessExecutor:
                 prefix = await rank.reader.readexactly(PREFIX_BYTES)
                 message = CODEC.decode(await rank.reader.readexactly(body_length(prefix)))
                 rank.unanswered = 0
-                if isinstance(message, PlaneEvent):
-                    self._on_event(rank.index, message.data)
+                if isinstance(message, plane.Event):
+                    self._on_event(rank.index, message)
                 elif isinstance(message, Pong):
                     rank.watchdog.answered(message.layers)
                 elif isinstance(message, Reply):

@@ -1,15 +1,17 @@
 """Messages between the head process and its ranks, and their codec.
 
 A rank is opened, loads its weights, allocates its cache, and then executes steps; each request has
-one reply, or ``Failed``. Data-plane commands and events, and pings, travel beside that at any time.
+one reply, or ``Failed``. Commands and events of its data plane (``plane/messages.py``), and pings,
+travel beside that at any time.
 No torch here: the head loads none.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
+from ..handoff.plane.messages import Command, Event
 from ..handoff.wire.codec import Codec
 from ..kv.planning import RankDevice, RankMemory
 from ..telemetry.logs import LogSettings
@@ -115,13 +117,6 @@ class ExecuteStep:
 
 
 @dataclass(frozen=True, slots=True)
-class PlaneCommand:
-    """A command for the rank's data plane, in the data plane's own encoding."""
-
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Ping:
     pass
 
@@ -161,13 +156,6 @@ class StepDone:
 
 
 @dataclass(frozen=True, slots=True)
-class PlaneEvent:
-    """An event of the rank's data plane, in the data plane's own encoding."""
-
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Pong:
     """The answer to a ping: the number of layers computed since the start."""
 
@@ -182,9 +170,9 @@ class Failed:
     reason: str
 
 
-ToRank = OpenDevice | LoadModel | AllocateCache | ExecuteStep | PlaneCommand | Ping
+ToRank = OpenDevice | LoadModel | AllocateCache | ExecuteStep | Command | Ping
 Reply = DeviceOpened | ModelLoaded | CacheAllocated | StepDone | Failed
-FromRank = Reply | PlaneEvent | Pong
+FromRank = Reply | Event | Pong
 RankMessage = ToRank | FromRank
 
 # Both directions share a codec, so that one version covers them.
@@ -194,13 +182,13 @@ CODEC: Codec[RankMessage] = Codec(
         LoadModel,
         AllocateCache,
         ExecuteStep,
-        PlaneCommand,
+        *get_args(Command),
         Ping,
         DeviceOpened,
         ModelLoaded,
         CacheAllocated,
         StepDone,
-        PlaneEvent,
+        *get_args(Event),
         Pong,
         Failed,
     ),

@@ -10,6 +10,7 @@ from pathlib import Path
 from ..config import EngineConfig, HandoffConfig
 from ..config.kv_dtypes import kv_dtype_of
 from ..errors import ModelError, PeerRefusedError, StartupError
+from ..handoff.plane.messages import Event
 from ..kv.block_pool import BlockPool
 from ..kv.layout import heads_by_rank
 from ..kv.planning import NodeDevice, RankMemory, ResolvedEngine, resolve_engine
@@ -82,7 +83,7 @@ async def start_engine(
     identity: NodeIdentity,
     *,
     data_plane: DataPlaneOptions | None = None,
-    on_event: Callable[[int, bytes], None] = lambda rank, data: None,
+    on_event: Callable[[int, Event], None] = lambda rank, event: None,
     on_lost: Callable[[str], None] = lambda reason: None,
 ) -> NodeEngine:
     """Load the model on its ranks and plan the cache. The caller runs ``core.run()``.

@@ -26,8 +26,6 @@ from .plane.messages import (
     ReceiveFailed,
     SendFailed,
     SendFinished,
-    from_wire,
-    to_wire,
 )
 from .plane.stats import DataPlaneStats
 
@@ -73,7 +71,7 @@ class Inbox:
 
     def __init__(
         self,
-        send: Callable[[int, bytes], None],
+        send: Callable[[int, Command], None],
         on_plane_failed: Callable[[str], None],
         *,
         max_peers: int = MAX_PEERS,
@@ -96,15 +94,14 @@ class Inbox:
 
     def command(self, attempt: ExpectedAttempt, rank: int, command: Command) -> None:
         attempt.mark_busy(rank, command)
-        self._send(rank, to_wire(command))
+        self._send(rank, command)
 
     def tell(self, rank: int, command: Command) -> None:
         """Send a command that belongs to no attempt."""
-        self._send(rank, to_wire(command))
+        self._send(rank, command)
 
-    def on_event(self, rank: int, data: bytes) -> None:
+    def on_event(self, rank: int, event: Event) -> None:
         """Handle an event of a rank; called by the executor."""
-        event = from_wire(data)
         if isinstance(event, DataPlaneStats):
             self.stats[rank] = event
             return
@@ -127,7 +124,6 @@ class Inbox:
         if isinstance(event, PeerLost):
             log.warning("lost rank %d of node %s: %s", event.rank, event.node_id, event.reason)
             return
-        assert not isinstance(event, Command)
         attempt = self._attempts.get((event.transfer_id, event.attempt))
         if attempt is not None:
             attempt.events.put_nowait(event)
@@ -142,7 +138,7 @@ class Inbox:
         kind = CancelSend if sending else CancelExpect
         for rank in attempt.busy_ranks:
             command = kind(transfer_id=attempt.transfer_id, attempt=attempt.attempt)
-            self._send(rank, to_wire(command))
+            self._send(rank, command)
         try:
             async with asyncio.timeout(QUIET_SECONDS):
                 while attempt.busy:

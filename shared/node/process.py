@@ -310,7 +310,7 @@ async def _engine(
     # sent only once the engine exists.
     engines: list[NodeEngine] = []
     inbox = Inbox(
-        lambda rank, data: engines[0].ranks.send_data(rank, data),
+        lambda rank, command: engines[0].ranks.send_command(rank, command),
         shutdown.end,
         max_peers=handoff.max_peers,
     )

@@ -11,7 +11,7 @@ from tandem.prefill_node.admitted_peers import AdmittedPeers
 from tandem.shared.errors import OverloadedError, TransferError
 from tandem.shared.handoff.inbox import Inbox
 from tandem.shared.handoff.lease import Tenant
-from tandem.shared.handoff.plane.messages import AdmitKeys, KeysAdmitted, from_wire, to_wire
+from tandem.shared.handoff.plane.messages import AdmitKeys, Command, KeysAdmitted
 
 
 class Ranks:
@@ -24,12 +24,11 @@ class Ranks:
         self.inbox = Inbox(self._take, lambda reason: None)
         self.admitted_peers = AdmittedPeers(self.inbox, 2, lambda: self.now, max_peers=max_peers)
 
-    def _take(self, rank: int, data: bytes) -> None:
-        command = from_wire(data)
+    def _take(self, rank: int, command: Command) -> None:
         assert isinstance(command, AdmitKeys)
         self.keys[rank] = command.keys
         if rank not in self.silent:
-            self.inbox.on_event(rank, to_wire(KeysAdmitted(version=command.version)))
+            self.inbox.on_event(rank, KeysAdmitted(version=command.version))
 
 
 @pytest.fixture

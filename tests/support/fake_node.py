@@ -28,8 +28,6 @@ from tandem.shared.handoff.plane.messages import (
     Expect,
     Expecting,
     KeysAdmitted,
-    from_wire,
-    to_wire,
 )
 from tandem.shared.kv.block_pool import BlockPool
 from tandem.shared.kv.planning import ResolvedEngine
@@ -90,7 +88,7 @@ class FakeRanks:
         )
 
     def emit(self, rank: int, event: Event) -> None:
-        self.inbox.on_event(rank, to_wire(event))
+        self.inbox.on_event(rank, event)
 
     def emit_all(self, kind: type[Any], of: Any, **fields: Any) -> None:
         """Emit the same event from every rank, for the transfer of the command ``of``."""
@@ -107,9 +105,7 @@ class FakeRanks:
             await self.came.wait_for(lambda: len(self.of(kind)) >= count)
         return self.of(kind)[count - 1]
 
-    def _command(self, rank: int, data: bytes) -> None:
-        command = from_wire(data)
-        assert isinstance(command, Command)
+    def _command(self, rank: int, command: Command) -> None:
         self.commands.append((rank, command))
         asyncio.get_running_loop().create_task(self._answer(rank, command))
 

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ModelError, TandemError
+from ...handoff.plane.messages import Command, Expect, LayerReady
 from ...handoff.wire.codec import VersionError
 from ...telemetry.logs import setup_logging
 from ..channel import BlockingChannel
@@ -33,8 +34,6 @@ from ..messages import (
     ModelLoaded,
     OpenDevice,
     Ping,
-    PlaneCommand,
-    PlaneEvent,
     Pong,
     RankEndpoints,
     RankMessage,
@@ -107,8 +106,8 @@ class RankProcess:
 
     def _sort(self) -> None:
         while (message := self._channel.receive()) is not None:
-            if isinstance(message, PlaneCommand):
-                self._command(message.data)
+            if isinstance(message, Command):
+                self._command(message)
             elif isinstance(message, Ping):
                 self._channel.send(Pong(self._layers))
             else:
@@ -139,7 +138,7 @@ class RankProcess:
         if self._settings.data_plane is not None:
             from .setup import layer_marker, start_data_plane
 
-            self._plane = start_data_plane(self._settings, self._runner.cache, self._event)
+            self._plane = start_data_plane(self._settings, self._runner.cache, self._channel.send)
             self._layer_marker = layer_marker(self._runner.cache.device)
             ends = self._plane.endpoints
             endpoints = RankEndpoints(ends.bulk, ends.control, ends.key)
@@ -180,7 +179,6 @@ class RankProcess:
         if not rows or plane is None:
             return None
         from ...handoff.plane.computing import Announced
-        from ...handoff.plane.messages import LayerReady
 
         def computed(layer: int) -> None:
             is_computed = None if marker is None else marker()
@@ -200,19 +198,11 @@ class RankProcess:
 
     # ---- the data plane --------------------------------------------------------------------
 
-    def _event(self, event: Any) -> None:
-        from ...handoff.plane.messages import to_wire
-
-        self._channel.send(PlaneEvent(to_wire(event)))
-
-    def _command(self, data: bytes) -> None:
-        from ...handoff.plane.messages import Expect, from_wire
-
-        command = from_wire(data)
+    def _command(self, command: Command) -> None:
         if isinstance(command, Expect) and self._backing is not None:
             self._backing.reach_all([command.block_table])
         if self._plane is not None:
-            self._plane.submit(command)  # type: ignore[arg-type]
+            self._plane.submit(command)
 
 
 def _failure(error: Exception) -> StepFailure:

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -29,6 +29,7 @@ from ...handoff.carriers.cuda_ipc import NO_GPU
 from ...handoff.carriers.cuda_ipc.cuda_driver import CudaDriver
 from ...handoff.carriers.cuda_ipc.torch_device import Gpu, marker
 from ...handoff.carriers.device import DEVICE_BYTES, DeviceError
+from ...handoff.plane.messages import Event
 from ...kv.backing import Backing
 from ...kv.cache import KVCache
 from ...kv.planning import CPU, CUDA, RankDevice, RankMemory, bytes_per_block
@@ -187,7 +188,7 @@ def layer_marker(device: torch.device) -> Callable[[], Callable[[], bool]] | Non
 
 
 def start_data_plane(
-    settings: RankSettings, cache: KVCache, on_event: Callable[[Any], None]
+    settings: RankSettings, cache: KVCache, on_event: Callable[[Event], None]
 ) -> DataPlane:
     """Open this rank's end of the data plane. Raises ``StartupError``."""
     # The carriers' libraries are installed only where KV is handed over.

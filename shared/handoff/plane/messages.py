@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...causes import Cause
-from ..wire.codec import Codec
 from ..wire.head_parts import HeadRun
 from .stats import DataPlaneStats
 
-MAX_MESSAGE_BYTES = 16 << 20
 # The default of the carrier.
 WINDOW_OF_CARRIER = 0
 
@@ -249,39 +247,3 @@ Event = (
     | PlaneFailed
     | DataPlaneStats
 )
-Message = Command | Event
-
-_CODEC: Codec[Message] = Codec(
-    (
-        OpenSend,
-        LayerReady,
-        CancelSend,
-        Expect,
-        CancelExpect,
-        Expecting,
-        SendFinished,
-        SendFailed,
-        Received,
-        ReceiveFailed,
-        Cancelled,
-        PeerLost,
-        PlaneFailed,
-        Compare,
-        Compared,
-        DataPlaneStats,
-        PeerJoined,
-        AdmitKeys,
-        KeysAdmitted,
-    ),
-    MAX_MESSAGE_BYTES,
-)
-
-
-def to_wire(message: Message) -> bytes:
-    """See ``Codec.encode``."""
-    return _CODEC.encode(message)
-
-
-def from_wire(data: bytes) -> Message:
-    """See ``Codec.decode``. Raises ``CodecError``."""
-    return _CODEC.decode(data)

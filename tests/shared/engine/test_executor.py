@@ -107,7 +107,7 @@ async def test_an_event_that_cannot_be_handled_ends_the_node(
     if slow_head:
         monkeypatch.setattr(MultiprocessExecutor, "_reply", late)
 
-    def cannot(rank: int, data: bytes) -> None:
+    def cannot(rank: int, event: Event) -> None:
         raise IndexError("no place for it")
 
     lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()

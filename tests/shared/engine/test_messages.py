@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from typing import get_args
 
+import msgpack
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tandem.shared.engine.channel import PREFIX_BYTES, body_length, framed
 from tandem.shared.engine.messages import (
@@ -23,8 +27,6 @@ from tandem.shared.engine.messages import (
     ModelLoaded,
     OpenDevice,
     Ping,
-    PlaneCommand,
-    PlaneEvent,
     Pong,
     RankEndpoints,
     RankMessage,
@@ -41,6 +43,7 @@ from tandem.shared.engine.plan import (
     StepPlan,
     StepResult,
 )
+from tandem.shared.handoff.plane.messages import Cancelled, Command, Event
 from tandem.shared.handoff.wire.codec import CodecError
 from tandem.shared.kv.planning import RankDevice, RankMemory
 from tandem.shared.telemetry.logs import LogSettings
@@ -80,7 +83,6 @@ MESSAGES: tuple[RankMessage, ...] = (
     LoadModel(LoadFormats("bfloat16", "float8_e4m3fn")),
     AllocateCache(1000),
     ExecuteStep(PLAN, [KVStream(2, (1 << 63) - 1, 0)]),
-    PlaneCommand(b"\x00\xff"),
     Ping(),
     DeviceOpened(RankDevice("cpu", "a CPU", 1 << 40, 1 << 39)),
     ModelLoaded(RankMemory(1 << 39, 1 << 30, 4096)),
@@ -88,7 +90,6 @@ MESSAGES: tuple[RankMessage, ...] = (
     CacheAllocated(None),
     StepDone(RESULT, None, 4, 4),
     StepDone(None, StepFailure("computation", "IndexError"), 4, 3),
-    PlaneEvent(b""),
     Pong(77),
     Failed("startup", "no device"),
 )
@@ -101,8 +102,40 @@ def test_a_message_arrives_as_it_was_sent(message: RankMessage) -> None:
     assert CODEC.decode(data[PREFIX_BYTES:]) == message
 
 
-def test_every_type_of_the_codec_is_tried_here() -> None:
-    assert {type(message) for message in MESSAGES} == set(CODEC.kinds)
+def test_every_type_of_the_engine_is_tried_here() -> None:
+    plane = {*get_args(Command), *get_args(Event)}
+    assert {type(message) for message in MESSAGES} == set(CODEC.kinds) - plane
+
+
+@given(st.one_of([st.from_type(kind) for kind in (*get_args(Command), *get_args(Event))]))
+def test_every_command_and_event_of_a_data_plane_arrives_as_it_was_sent(
+    message: RankMessage,
+) -> None:
+    try:
+        data = CODEC.encode(message)
+    except (OverflowError, UnicodeEncodeError):
+        return  # numbers beyond 64 bits and lone surrogates have no place on the wire
+    again = CODEC.decode(data)
+    assert type(again) is type(message)
+    assert CODEC.encode(again) == data
+
+
+@given(st.binary(max_size=100))
+def test_garbage_is_refused(garbage: bytes) -> None:
+    with pytest.raises(CodecError):
+        CODEC.decode(garbage)
+
+
+@pytest.mark.parametrize("values", [[], [99], [-1], ["0"], [True, 1, 1], [2], [2, "x"], [2, 1, 1]])
+def test_a_message_of_another_shape_is_refused(values: list[object]) -> None:
+    with pytest.raises(CodecError):
+        CODEC.decode(bytes(msgpack.packb([CODEC.version, *values])))
+
+
+def test_a_side_that_does_not_exist_is_refused() -> None:
+    data = CODEC.encode(Cancelled(transfer_id=1, attempt=1, side="send"))
+    with pytest.raises(CodecError, match="side"):
+        CODEC.decode(data.replace(b"send", b"sent"))
 
 
 @pytest.mark.parametrize("block", [-1, 1 << 32, 0.5])

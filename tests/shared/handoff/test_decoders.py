@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.shared.engine.messages import CODEC, RankMessage
 from tandem.shared.errors import PeerRefusedError
 from tandem.shared.handoff.carriers.base import RankResources
 from tandem.shared.handoff.carriers.cuda_ipc import carrier as cuda_ipc
@@ -38,7 +39,6 @@ from tandem.shared.handoff.carriers.shared_memory.ring import MappedRing, RingPl
 from tandem.shared.handoff.carriers.staging import PrivateMemory, StagingRing
 from tandem.shared.handoff.carriers.tcp.carrier import TcpCarrier
 from tandem.shared.handoff.carriers.zeromq.sockets import about_connection
-from tandem.shared.handoff.plane import messages
 from tandem.shared.handoff.wire import frame, greeting
 from tandem.shared.handoff.wire.codec import CodecError
 from tandem.shared.handoff.wire.frame import FrameError, Header, Kind
@@ -266,24 +266,24 @@ def test_a_slice_lies_within_the_ring_or_is_refused(offset: int, length: int) ->
 # ---- messages between a head and its ranks -------------------------------------------------------
 
 
-def _packed(message: messages.Message) -> bytes:
+def _packed(message: RankMessage) -> bytes:
     try:
-        return messages.to_wire(message)
+        return CODEC.encode(message)
     except (OverflowError, UnicodeEncodeError):
         return b"\x91\x02"  # what has no place on the wire
 
 
-MESSAGES = st.one_of([st.from_type(kind) for kind in messages._CODEC.kinds]).map(_packed)
+MESSAGES = st.one_of([st.from_type(kind) for kind in CODEC.kinds]).map(_packed)
 
 
 @given(strange(MESSAGES))
 def test_a_message_is_understood_or_refused(data: bytes) -> None:
     try:
-        message = messages.from_wire(data)
+        message = CODEC.decode(data)
     except CodecError:
         return
-    again = messages.to_wire(message)
-    assert messages.to_wire(messages.from_wire(again)) == again
+    again = CODEC.encode(message)
+    assert CODEC.encode(CODEC.decode(again)) == again
 
 
 # ---- what lengths may cost -----------------------------------------------------------------------
@@ -299,7 +299,7 @@ HUGE = (
 @pytest.mark.parametrize("body", HUGE)
 def test_lengths_that_are_announced_cost_nothing(body: bytes) -> None:
     with cheap(0.5):
-        for decode in (greeting.decode, messages.from_wire):
+        for decode in (greeting.decode, CODEC.decode):
             for message in (body, greeting.MAGIC + body, b"\x93\x02" + body):
                 with pytest.raises((FrameError, CodecError)):
                     decode(message)

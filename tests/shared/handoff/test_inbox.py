@@ -8,7 +8,7 @@ import pytest
 
 from tandem.shared.handoff import inbox as module
 from tandem.shared.handoff.inbox import ExpectedAttempt, Inbox
-from tandem.shared.handoff.plane.messages import CancelExpect, Cancelled, Expect, from_wire, to_wire
+from tandem.shared.handoff.plane.messages import CancelExpect, Cancelled, Expect
 from tandem.shared.handoff.wire.head_parts import HeadRun
 
 RANKS = 2
@@ -34,7 +34,7 @@ class Head:
         self.told: list[tuple[int, object]] = []
         self.lost: list[str] = []
         self.inbox = Inbox(
-            lambda rank, data: self.told.append((rank, from_wire(data))), self.lost.append
+            lambda rank, command: self.told.append((rank, command)), self.lost.append
         )
 
     def expecting(self) -> ExpectedAttempt:
@@ -44,7 +44,7 @@ class Head:
         return attempt
 
     def confirm(self, rank: int) -> None:
-        self.inbox.on_event(rank, to_wire(Cancelled(transfer_id=1, attempt=0, side="receive")))
+        self.inbox.on_event(rank, Cancelled(transfer_id=1, attempt=0, side="receive"))
 
 
 async def test_an_attempt_is_over_when_each_rank_has_confirmed() -> None:

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tandem.shared.handoff.plane import loop as plane_loop
-from tandem.shared.handoff.plane.messages import CancelSend, Received, to_wire
+from tandem.shared.handoff.plane.messages import CancelSend, Received
 from tandem.shared.handoff.plane.stats import DataPlaneStats
 from tandem.shared.node.plane_metrics import PlaneCollector
 from tandem.tests.support.fake_node import FakeNode
@@ -79,7 +79,7 @@ async def test_a_node_shows_what_each_rank_reported() -> None:
         stats = DataPlaneStats(
             frames_stale=3 + rank, frames_refused=2, checksum_failures=1, credit_in_flight=512
         )
-        node.ranks.inbox.on_event(rank, to_wire(stats))
+        node.ranks.inbox.on_event(rank, stats)
     prefix = "tandem_data_plane_"
     for name, stale in (("0", 3), ("1", 4)):
         assert node.metric(f"{prefix}frames_dropped_total", rank=name, reason="stale") == stale
