@@ -64,7 +64,7 @@ class Examiner:
             raise
         except TransferError:
             # A closed port explains more than the failure that follows from it. Only tried after a
-            # failure, because the peer logs each such connection as a stranger's.
+            # failure, because the peer counts each such connection as unknown.
             await _connect(peer)
             raise
 

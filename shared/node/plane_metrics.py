@@ -39,10 +39,10 @@ _COUNTERS: _Series = {
         "",
         {"": "peers_lost"},
     ),
-    "tandem_data_plane_strangers": (
+    "tandem_data_plane_unknown_connections": (
         "Accepted connections that never greeted as a peer.",
         "",
-        {"": "strangers"},
+        {"": "unknown_connections"},
     ),
     "tandem_data_plane_keys_refused": (
         "Handshakes with a key or password that the control plane has not announced.",

@@ -117,7 +117,7 @@ def kv_ports(node: Part) -> list[int]:
     return [c.laddr.port for c in rank.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
 
 
-def test_strangers_at_the_data_plane_are_dropped_and_counted(
+def test_unknown_connections_to_the_data_plane_are_dropped_and_counted(
     locked: Locked, aggregated: TestCluster
 ) -> None:
     ports = kv_ports(locked.prefill)
@@ -136,8 +136,11 @@ def test_strangers_at_the_data_plane_are_dropped_and_counted(
                 client.reconnect_ivl = -1
                 client.connect(f"tcp://127.0.0.1:{port}")
                 client.send(b"let me in")
-        series = 'tandem_data_plane_strangers_total{rank="0"}'
-        until(lambda: node_metric(locked.prefill, series) == 6, "six strangers to be counted")
+        series = 'tandem_data_plane_unknown_connections_total{rank="0"}'
+        until(
+            lambda: node_metric(locked.prefill, series) == 6,
+            "six unknown connections to be counted",
+        )
     finally:
         for client in clients:
             client.close(0)

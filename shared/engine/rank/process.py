@@ -178,7 +178,7 @@ class RankProcess:
         plane, marker = self._plane, self._layer_marker
         if not rows or plane is None:
             return None
-        from ...handoff.plane.computing import Announced
+        from ...handoff.plane.pending_layers import PendingLayer
 
         def computed(layer: int) -> None:
             is_computed = None if marker is None else marker()
@@ -192,7 +192,7 @@ class RankProcess:
                     first_token=row.start,
                     end_token=row.start + len(row.tokens),
                 )
-                plane.submit(ready if is_computed is None else Announced(ready, is_computed))
+                plane.submit(ready if is_computed is None else PendingLayer(ready, is_computed))
 
         return computed
 

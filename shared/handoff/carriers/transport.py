@@ -104,7 +104,7 @@ class TransportEnd(Protocol):
 class Listener(TransportEnd, Protocol):
     """The sending rank's end."""
 
-    strangers: int  # connections that never became a peer's, as of the last ``notices``
+    unknown_connections: int  # connections that never became a peer's, as of the last ``notices``
     keys_refused: int  # connections with a wrong CURVE key or password
 
     def start(self) -> Endpoints: ...

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Iterator
 
 from ...errors import OverloadedError, UnavailableError
-from .computing import Announced
 from .messages import Command
+from .pending_layers import PendingLayer
 
 
 class Commands:
@@ -19,7 +19,7 @@ class Commands:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._waiting: queue.Queue[Command | Announced] = queue.Queue(limit)
+        self._waiting: queue.Queue[Command | PendingLayer] = queue.Queue(limit)
         # Held only to put or to set a flag: commands queued before the end are still taken, and
         # none can be queued after it.
         self._putting = threading.Lock()
@@ -33,7 +33,7 @@ class Commands:
         self._wake_in.setblocking(False)
         self.socket.setblocking(False)
 
-    def put(self, command: Command | Announced) -> None:
+    def put(self, command: Command | PendingLayer) -> None:
         """Queue a command; never waits.
 
         Raises OverloadedError when the queue is full, UnavailableError when the plane has ended.
@@ -72,7 +72,7 @@ class Commands:
                 self.socket.recv(4096)
         self._woken = False
 
-    def take(self) -> Iterator[Command | Announced]:
+    def take(self) -> Iterator[Command | PendingLayer]:
         """Take the commands that wait now."""
         for _ in range(self._waiting.qsize()):
             yield self._waiting.get_nowait()

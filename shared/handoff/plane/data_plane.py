@@ -27,9 +27,9 @@ from ..carriers.zeromq.listener import ZmqListener
 from ..carriers.zeromq.sockets import MAX_SOCKETS
 from .cache_port import CachePort
 from .commands import Commands
-from .computing import Announced
 from .loop import PlaneLoop
 from .messages import Command, Event, LayerReady, PlaneFailed
+from .pending_layers import PendingLayer
 from .settings import DataPlaneConfig
 from .stats import DataPlaneStats
 
@@ -95,7 +95,7 @@ class DataPlane:
             raise StartupError(f"the data plane cannot start: {self._failure}")
         return self._endpoints
 
-    def submit(self, command: Command | Announced) -> None:
+    def submit(self, command: Command | PendingLayer) -> None:
         """Queue a command; never waits for the plane.
 
         Raises OverloadedError when the queue is full, UnavailableError when the plane has ended.

@@ -19,7 +19,6 @@ from ..wire.frame import HEADER_BYTES, FrameError, Header
 from ..wire.greeting import Greeting, PeerKey
 from .cache_port import CachePort
 from .commands import Commands
-from .computing import Announced, Computing
 from .messages import (
     AdmitKeys,
     CancelExpect,
@@ -35,6 +34,7 @@ from .messages import (
     SendFailed,
 )
 from .part_layout import PartLayouts
+from .pending_layers import PendingLayer, PendingLayers
 from .receiver import Receiver
 from .sender import Sender
 from .settings import DataPlaneConfig
@@ -104,7 +104,7 @@ class PlaneLoop:
             clock=self._clock,
         )
         self._sender = Sender(end, self._listener)
-        self._computing = Computing(self._sender.ready)
+        self._pending_layers = PendingLayers(self._sender.ready)
         self._receiver = Receiver(end, self._dialer, max_payload=config.max_payload)
         self._next_tick = self._next_report = 0.0
         self._reported = DataPlaneStats()
@@ -123,7 +123,7 @@ class PlaneLoop:
     def turn(self) -> None:
         """Do a bounded amount of everything."""
         self._take_commands()
-        self._computing.let_through()
+        self._pending_layers.release()
         now = self._clock()
         self._take_control(self._listener, self._sender.on_control, now)
         self._take_control(self._dialer, self._receiver.on_control, now)
@@ -153,7 +153,7 @@ class PlaneLoop:
             seconds = 0.0
         elif (
             self._sender.awaits_slots
-            or self._computing.under_way
+            or self._pending_layers.any
             or any(end.needs_polling for end in self._ends)
         ):
             # Nothing wakes this thread when ZeroMQ releases a slot, a GPU has computed a layer, or
@@ -171,7 +171,7 @@ class PlaneLoop:
         handlers: dict[type, Callable[..., None]] = {
             OpenSend: self._open,
             LayerReady: self._sender.ready,
-            Announced: self._computing.add,
+            PendingLayer: self._pending_layers.add,
             CancelSend: self._sender.cancel,
             Expect: self._receiver.expect,
             CancelExpect: self._receiver.cancel,
@@ -233,7 +233,7 @@ class PlaneLoop:
             if isinstance(notice, Lost):
                 self._sender.on_lost(notice.peer, notice.reason)
             self._report(notice)
-        self._stats.strangers = self._listener.strangers
+        self._stats.unknown_connections = self._listener.unknown_connections
         self._stats.keys_refused = self._listener.keys_refused
         for notice in self._dialer.notices(now):
             if isinstance(notice, Lost):

@@ -10,7 +10,7 @@ class DataPlaneStats:
     """Written by the data-plane thread alone; others read a copy. Bytes are payload bytes.
 
     ``frames_stale`` were valid, but of an attempt that is over or of a process that is gone;
-    ``frames_refused`` were invalid. ``strangers`` connected and never became a peer;
+    ``frames_refused`` were invalid. ``unknown_connections`` connected and never became a peer;
     ``keys_refused`` of them had a wrong CURVE key or password. ``peers`` counts live connections by
     carrier; the map is replaced, never changed. Slots are those of all rings.
     """
@@ -31,7 +31,7 @@ class DataPlaneStats:
     receives_failed: int = 0
     cancelled: int = 0
     peers_lost: int = 0
-    strangers: int = 0
+    unknown_connections: int = 0
     keys_refused: int = 0
     peers: dict[str, int] = field(default_factory=dict)
     active_sends: int = 0

@@ -26,6 +26,7 @@ from tandem.shared.engine.messages import CacheAllocated, RankSettings
 from tandem.shared.engine.plan import StepPlan
 from tandem.shared.engine.start import DataPlaneOptions, NodeIdentity, start_engine
 from tandem.shared.errors import StartupError
+from tandem.shared.handoff.plane.messages import Event
 from tandem.shared.telemetry.logs import LogSettings
 from tandem.tests.support.waiting import until
 

@@ -237,8 +237,8 @@ class FaultyListener(_Faulty):
     """A sending end whose messages meet faults."""
 
     @property
-    def strangers(self) -> int:
-        return int(self._inner.strangers)
+    def unknown_connections(self) -> int:
+        return int(self._inner.unknown_connections)
 
     @property
     def keys_refused(self) -> int:

@@ -190,7 +190,7 @@ class _End:
 class MemoryListener(_End):
     """The sending rank's end."""
 
-    strangers = keys_refused = 0
+    unknown_connections = keys_refused = 0
 
     def __init__(self, network: Network, me: Greeting, **of: Any) -> None:
         super().__init__(network, me, **of)

@@ -1,4 +1,4 @@
-"""Strangers at the ports of a data plane, locked or not: dropped, counted, and no hindrance."""
+"""Unknown connections to a data plane, locked or not: dropped, counted, and no hindrance."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def ports(rank: Rank) -> list[int]:
 
 def test_an_announced_rank_is_let_in(locked: Rank, each_carrier: str) -> None:
     assert hands_over(locked) == each_carrier
-    assert locked.plane.stats().strangers == locked.plane.stats().keys_refused == 0
+    assert locked.plane.stats().unknown_connections == locked.plane.stats().keys_refused == 0
 
 
 def test_every_start_has_a_key_of_its_own(locked: Rank) -> None:
@@ -102,7 +102,7 @@ def test_a_rank_that_nobody_announced_is_refused_and_counted(locked: Rank) -> No
         assert decode.log.wait(ReceiveFailed, 1).retriable
         # Of its two sockets the second is given up when the first one is refused.
         until(lambda: locked.plane.stats().keys_refused in (1, 2))
-        until(lambda: locked.plane.stats().strangers in (1, 2))
+        until(lambda: locked.plane.stats().unknown_connections in (1, 2))
     hands_over(locked)
 
 
@@ -119,7 +119,7 @@ def test_an_unlocked_rank_gets_no_word_out_of_a_locked_one(locked: Rank) -> None
     with Rank("d", listen_host=None) as decode:
         decode.plane.submit(expect(locked, 1, BLOCKS, first_token=0, end_token=END))
         assert "only one side is locked" in decode.log.wait(ReceiveFailed, 1).reason
-        until(lambda: locked.plane.stats().strangers in (1, 2))
+        until(lambda: locked.plane.stats().unknown_connections in (1, 2))
     hands_over(locked)
 
 
@@ -167,16 +167,16 @@ def test_raw_bytes_are_dropped_and_counted(kind: str, curve: bool) -> None:
         for port in ports(prefill):
             with socket.create_connection(("127.0.0.1", port)) as stranger:
                 stranger.sendall(RAW[kind])
-        until(lambda: prefill.plane.stats().strangers == 2)
+        until(lambda: prefill.plane.stats().unknown_connections == 2)
 
 
-def test_a_hundred_strangers_are_no_hindrance(prefill: Rank) -> None:
+def test_a_hundred_unknown_connections_are_no_hindrance(prefill: Rank) -> None:
     held = [socket.create_connection(("127.0.0.1", port)) for port in ports(prefill) * 50]
     try:
         for number, each in enumerate(held):
             each.sendall(list(RAW.values())[number % len(RAW)])
         hands_over(prefill)
-        until(lambda: prefill.plane.stats().strangers == 100)
+        until(lambda: prefill.plane.stats().unknown_connections == 100)
     finally:
         for each in held:
             each.close()
@@ -219,7 +219,7 @@ def test_a_flood_of_half_greetings_keeps_nobody_out() -> None:
 
 
 @pytest.mark.parametrize("curve", [True, False])
-def test_strangers_that_say_nothing_are_limited(
+def test_unknown_connections_that_say_nothing_are_limited(
     monkeypatch: pytest.MonkeyPatch, curve: bool
 ) -> None:
     """Peers that are connected go on, and others get in once the handshakes of those who say
@@ -232,7 +232,7 @@ def test_strangers_that_say_nothing_are_limited(
             known.append(self)
 
     monkeypatch.setattr(zmq_listener, "ListeningPort", Known)
-    monkeypatch.setattr(listening_port, "MAX_STRANGERS", 20)
+    monkeypatch.setattr(listening_port, "MAX_UNKNOWN", 20)
     with (
         Rank("p", seed=1, curve=curve) as prefill,
         Rank("e", listen_host=None, curve=curve) as old,
@@ -309,7 +309,7 @@ def test_a_message_beyond_a_greeting_drops_the_connection_of_a_client(prefill: R
         with suppress(zmq.Again):  # a locked port may have dropped it already
             client.send(bytes(2 * MAX_CONTROL_MESSAGE), zmq.NOBLOCK)
         assert monitor.poll(10_000)
-        until(lambda: prefill.plane.stats().strangers == 1)
+        until(lambda: prefill.plane.stats().unknown_connections == 1)
     finally:
         client.disable_monitor()
         context.destroy(linger=0)

@@ -33,7 +33,7 @@ from .sockets import (
     open_socket,
     to_peer,
 )
-from .strangers import Strangers
+from .unknown_connections import UnknownConnections
 
 # Connections of which one socket has greeted; the other follows at once.
 MAX_HALF_OPEN = 256
@@ -87,8 +87,8 @@ class ZmqListener:
         self._timing = timing
         self._keys = keys
         self._zap: ZapHandler | None = None
-        self._strangers = Strangers(timing.silence_seconds)
-        self.strangers = self.keys_refused = 0
+        self._unknown = UnknownConnections(timing.silence_seconds)
+        self.unknown_connections = self.keys_refused = 0
         self._max_peers = max_peers
         self._bulk: Socket | None = None
         self._control: Socket | None = None
@@ -302,7 +302,7 @@ class ZmqListener:
             self._lose(old, "the peer connected anew")
         accepted = _AcceptedPeer(theirs.key, half.control_id, now, offered)
         self._by_peer[accepted.peer] = self._by_control[accepted.control_id] = accepted
-        self._strangers.greeted(2)
+        self._unknown.greeted(2)
         answer = replace(answer, offers={name: w.offer for name, w in offered.items()})
         if not self._carriers.needs_choice(offered):
             self._chosen(accepted, next(iter(offered)))
@@ -347,7 +347,7 @@ class ZmqListener:
         for port in self._ports:
             port.update(len(self._by_peer) + len(self._half_open), now)
         total = sum(port.accepted for port in self._ports)
-        self.strangers = self._strangers.count(total, now)
+        self.unknown_connections = self._unknown.count(total, now)
         self.keys_refused = 0 if self._zap is None else self._zap.refused
         taken, self._notices = self._notices, []
         return taken

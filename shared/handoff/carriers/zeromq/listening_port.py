@@ -1,10 +1,11 @@
-"""A listening port of a data plane, with a limit of strangers.
+"""A listening port of a data plane, with a limit of unknown connections.
 
 ZeroMQ accepts every connection without a limit. One that sends nothing stays until its handshake
 times out, and takes a descriptor and some memory; when no descriptor is left, ZeroMQ's thread
 retries without a pause and takes most of a core. Unbinding would also end the established
-connections. So the listening socket is made here, and while there are too many strangers, a packet
-filter on it drops new connections, which retry after a second, as after a lost packet.
+connections. So the listening socket is made here, and while there are too many that have not
+greeted, a packet filter on it drops new connections, which retry after a second, as after a lost
+packet.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from zmq.utils.monitor import parse_monitor_message
 from .sockets import CONTROL_BATCH, Socket
 
 # Connections that are not a peer's (yet). Each ends when its handshake times out.
-MAX_STRANGERS = 256
+MAX_UNKNOWN = 256
 # After a connection could not be accepted, most likely for lack of descriptors.
 PAUSE_SECONDS = 1.0
 _QUEUE = 128
@@ -90,8 +91,8 @@ class ListeningPort:
                 self._closed_until = now + PAUSE_SECONDS
         if self._port is None:
             return
-        strangers = self._open - known
-        full = strangers > (MAX_STRANGERS if self.admits else MAX_STRANGERS // 2)
+        unknown = self._open - known
+        full = unknown > (MAX_UNKNOWN if self.admits else MAX_UNKNOWN // 2)
         admits = not full and now >= self._closed_until
         if admits != self.admits:
             self.admits = admits

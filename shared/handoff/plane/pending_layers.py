@@ -17,29 +17,31 @@ from .messages import LayerReady
 
 
 @dataclass(frozen=True, slots=True)
-class Announced:
-    """An announced layer; ``is_computed`` returns True once it is there."""
+class PendingLayer:
+    """An announced layer; ``is_computed`` returns True once its KV is in the cache."""
 
     ready: LayerReady
     is_computed: Callable[[], bool]
 
 
-class Computing:
+class PendingLayers:
     """Announced layers, in the order of the engine's stream, in which they are also computed.
     Bounded by the layers of a step, since the head begins no step before the last one is over."""
 
-    def __init__(self, let_through: Callable[[LayerReady], None]) -> None:
-        self._let_through = let_through
-        self._announced: deque[Announced] = deque()
+    def __init__(self, on_computed: Callable[[LayerReady], None]) -> None:
+        self._on_computed = on_computed
+        self._pending: deque[PendingLayer] = deque()
 
     @property
-    def under_way(self) -> bool:
-        return bool(self._announced)
+    def any(self) -> bool:
+        """True if a layer is still being computed."""
+        return bool(self._pending)
 
-    def add(self, announced: Announced) -> None:
-        self._announced.append(announced)
+    def add(self, layer: PendingLayer) -> None:
+        """Take an announcement."""
+        self._pending.append(layer)
 
-    def let_through(self) -> None:
+    def release(self) -> None:
         """Pass on the layers that are computed by now."""
-        while self._announced and self._announced[0].is_computed():
-            self._let_through(self._announced.popleft().ready)
+        while self._pending and self._pending[0].is_computed():
+            self._on_computed(self._pending.popleft().ready)

@@ -7,8 +7,8 @@ from typing import Any
 from tandem.shared.engine.messages import ExecuteStep, KVStream
 from tandem.shared.engine.plan import SequenceStep, StepPlan
 from tandem.shared.engine.rank.process import RankProcess
-from tandem.shared.handoff.plane.computing import Announced
 from tandem.shared.handoff.plane.messages import CancelSend, Expecting, LayerReady, SendFinished
+from tandem.shared.handoff.plane.pending_layers import PendingLayer
 
 from .by_hand import HandRank, World
 from .plane_pair import BLOCK, LAYERS, Rank, expect, rows, until
@@ -37,7 +37,7 @@ def announce(rank: Rank, number: int, layer: int) -> Mark:
         first_token=0,
         end_token=END,
     )
-    rank.plane.submit(Announced(ready, mark))
+    rank.plane.submit(PendingLayer(ready, mark))
     return mark
 
 
@@ -63,14 +63,14 @@ def test_a_layer_leaves_when_it_is_computed_and_no_later_one_with_it() -> None:
         prefill, decode, packed = _opened(world)
         marks = [announce(prefill, 1, layer) for layer in range(LAYERS)]
         world.turn(5)
-        assert not packed and prefill.loop._computing.under_way
+        assert not packed and prefill.loop._pending_layers.any
         for layer, mark in enumerate(marks):
             mark.passed = True
             world.until(lambda layer=layer: layer in packed)  # type: ignore[misc]
             world.turn(3)
             assert set(packed) == set(range(layer + 1))
         world.until(lambda: bool(prefill.log.of(SendFinished)))
-        assert not prefill.loop._computing.under_way
+        assert not prefill.loop._pending_layers.any
         assert rows(decode.cache, BLOCKS, 0, END) == rows(prefill.cache, BLOCKS, 0, END)
 
 
@@ -93,7 +93,7 @@ def test_an_announcement_for_what_was_cancelled_is_no_news() -> None:
         prefill.plane.submit(CancelSend(transfer_id=1, attempt=1))
         world.turn(3)
         mark.passed = True
-        world.until(lambda: not prefill.loop._computing.under_way)
+        world.until(lambda: not prefill.loop._pending_layers.any)
         assert not packed and prefill.plane.stats().active_sends == 0
 
 
@@ -117,7 +117,7 @@ def test_the_plane_looks_again_by_itself() -> None:
                 first_token=0,
                 end_token=END,
             )
-            prefill.plane.submit(Announced(ready, computed))
+            prefill.plane.submit(PendingLayer(ready, computed))
         until(lambda: bool(prefill.log.of(SendFinished)))
 
 
