@@ -142,6 +142,13 @@ class EngineConfig:
         "Order of waiting sequences; a request's 'priority' has an effect with priority only.",
         choices=("fcfs", "priority", "shortest-first"),
     )
+    async_scheduling: str = option(
+        "auto",
+        "--async-scheduling",
+        "Plan the next step while one runs: the tokens are the same, and ranks do not wait for the "
+        "scheduler. auto: on GPUs, and on CPUs with more cores than the ranks' threads.",
+        choices=("auto", "on", "off"),
+    )
     enable_prefix_caching: bool = option(
         True, "--enable-prefix-caching", "Reuse the KV of common prompt prefixes."
     )

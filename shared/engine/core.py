@@ -8,18 +8,20 @@ nodes call ``EngineCore``, which wakes its own loop when a call makes something 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from ..errors import RequestError, UnavailableError
 from ..kv.block_pool import OutOfBlocksError, PoolCounts
 from ..kv.published import Changes
 from .counters import EngineCounters, PrefillRate
+from .executor import Executor, ExecutorLostError, StepFailedError
 from .messages import KVStream
-from .plan import OUT_OF_MEMORY, StepFailure, StepPlan, StepResult
+from .plan import OUT_OF_MEMORY, StepPlan, StepResult
 from .scheduling.prefill_pacer import PrefillPacer
 from .scheduling.scheduler import Scheduler
 from .sequence import FinishReason, Phase, Sequence, StepOutput
@@ -59,36 +61,21 @@ class _Stream:
 Listener = Callable[[StepOutput], None]
 
 
-class StepFailedError(Exception):
-    """A step raised, on ranks that can continue. ``cause`` is one of plan.py's."""
+@dataclass(frozen=True, slots=True)
+class _SubmittedStep:
+    """A step without a result. ``prompt_limit`` is the limit of its prompt tokens."""
 
-    def __init__(self, failure: StepFailure) -> None:
-        super().__init__(failure.reason)
-        self.cause = failure.cause
-
-
-class ExecutorLostError(Exception):
-    """A rank process died: its state is lost, and the node with it."""
-
-
-class Executor(Protocol):
-    """Runs steps on the ranks."""
-
-    async def step(self, plan: StepPlan, streams: list[KVStream]) -> StepResult:
-        """Compute one step on every rank.
-
-        ``streams`` are the transfers that take the KV of a sequence as it is computed.
-        Raises ``StepFailedError`` when the step had no result, and ``ExecutorLostError`` when no
-        later step can have one.
-        """
-        ...
+    plan: StepPlan
+    prompt_limit: int | None
+    submitted_at: float
 
 
 class EngineCore:
     """Runs sequences to their end and hands each step's output to their listeners.
 
     ``on_lost`` is called once when the ranks are gone. ``pacer`` limits how long prompts may
-    hold up streams.
+    hold up streams. ``max_steps`` is the number of steps that may be in flight: with two, the next
+    step is planned while one runs.
     """
 
     def __init__(
@@ -97,8 +84,13 @@ class EngineCore:
         executor: Executor,
         on_lost: Callable[[str], None] = lambda reason: None,
         pacer: PrefillPacer | None = None,
+        *,
+        max_steps: int = 1,
     ) -> None:
         self._scheduler = scheduler
+        self._max_steps = max_steps
+        self._submitted: deque[_SubmittedStep] = deque()
+        self._last_ended = 0.0  # when the last step ended
         self._pacer = pacer or PrefillPacer()
         self._executor = executor
         self._on_lost = on_lost
@@ -108,10 +100,8 @@ class EngineCore:
         self._schedulable = asyncio.Event()
         self._next_id = 0
         self._failed_in_a_row = 0
-        self._prompt_limit: int | None = None  # prompt tokens of the step in flight, at most
         self._lost = ""
         self._prefill_rate = PrefillRate()
-        self.stepping = False  # a step is in flight, and the executor watches it
         self.counters = EngineCounters()
         self.on_started: Callable[[float], None] = lambda seconds: None  # after this time queued
 
@@ -127,6 +117,11 @@ class EngineCore:
             num_blocks=scheduler.pool.num_blocks,
             blocks=scheduler.pool.counts(),
         )
+
+    @property
+    def stepping(self) -> bool:
+        """True while a step is in flight, which the executor watches."""
+        return bool(self._submitted)
 
     @property
     def max_model_len(self) -> int:
@@ -307,36 +302,42 @@ class EngineCore:
     async def run(self) -> None:
         """Step until cancelled. Returns only when the ranks are lost."""
         while True:
-            plan = self._schedule()
-            if plan is None:
+            self._submit_steps()
+            if not self._submitted:
                 self._schedulable.clear()
                 await self._schedulable.wait()
                 continue
-            self._note_started()
-            self.stepping, begun = True, time.perf_counter()
             try:
-                result = await self._executor.step(plan, self._open_streams(plan))
+                await self._end_step()
             except ExecutorLostError as error:
                 self._fail(str(error))
                 return
-            except StepFailedError as error:
-                self._step_failed(error)
-                if self._failed_in_a_row >= MAX_FAILED_IN_A_ROW:
-                    self._fail(f"{self._failed_in_a_row} sequences failed in a row: {error}")
-                    return
-                continue
-            finally:
-                self.stepping = False
-            self._account(plan, result, time.perf_counter() - begun)
-            for output in self._scheduler.apply(result):
-                self._hand_out(output)
 
-    def _schedule(self) -> StepPlan | None:
+    def _submit_steps(self) -> None:
+        """Plan steps while the ranks may get another one."""
+        while len(self._submitted) < self._max_steps:
+            limit = self._pacer.limit
+            plan = self._schedule(limit)
+            if plan is None:
+                return
+            self._note_started()
+            self._submitted.append(_SubmittedStep(plan, limit, time.perf_counter()))
+            self._executor.submit(plan, self._open_streams(plan))
+
+    async def _end_step(self) -> None:
+        """Hand out the result of the oldest step. Raises ``ExecutorLostError``."""
+        try:
+            result = await self._executor.result()
+        except StepFailedError as error:
+            await self._step_failed(error)
+            return
+        self._account(self._submitted.popleft(), result)
+        for output in self._scheduler.apply(result):
+            self._hand_out(output)
+
+    def _schedule(self, prompt_limit: int | None) -> StepPlan | None:
         self._grant_reservations()
-        if not self._scheduler.has_work:
-            return None
-        self._prompt_limit = self._pacer.limit
-        return self._scheduler.schedule(self._prompt_limit)
+        return self._scheduler.schedule(prompt_limit) if self._scheduler.has_work else None
 
     def _note_started(self) -> None:
         for sequence in self._scheduler.take_started():
@@ -359,15 +360,21 @@ class EngineCore:
                 fed.append(KVStream(sequence.sequence_id, *stream.transfer))
         return fed
 
-    def _account(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
-        """``seconds`` is the step's length as streams see it, the ranks' answers included."""
-        if plan.sequences:
+    def _account(self, step: _SubmittedStep, result: StepResult) -> None:
+        rows = step.plan.sequences
+        if rows:
             self._failed_in_a_row = 0
-        chunk = sum(len(row.tokens) for row in plan.sequences if len(row.tokens) > 1)
-        decoded = sum(len(row.tokens) == 1 for row in plan.sequences)
-        self._pacer.measured(seconds, decoded=decoded, prompt_tokens=chunk)
-        self._prefill_rate.measured(chunk, result.seconds, limit=self._prompt_limit)
+        chunk = sum(len(row.tokens) for row in rows if len(row.tokens) > 1)
+        decoded = sum(len(row.tokens) == 1 for row in rows)
+        self._pacer.measured(self._seconds(step), decoded=decoded, prompt_tokens=chunk)
+        self._prefill_rate.measured(chunk, result.seconds, limit=step.prompt_limit)
         self.counters.step(result, prompt_tokens=chunk)
+
+    def _seconds(self, step: _SubmittedStep) -> float:
+        """The duration of a step that has ended, as streams see it: without the time in which it
+        waited for the step before, with the ranks' answers."""
+        begun, self._last_ended = max(step.submitted_at, self._last_ended), time.perf_counter()
+        return self._last_ended - begun
 
     def _hand_out(self, output: StepOutput) -> None:
         sequence = output.sequence
@@ -383,19 +390,32 @@ class EngineCore:
 
     # ---- failures --------------------------------------------------------------------------
 
-    def _step_failed(self, error: StepFailedError) -> None:
-        """Retry the step's sequences; one that failed alone ends."""
+    async def _step_failed(self, error: StepFailedError) -> None:
+        """Retry the step's sequences; one that failed alone ends. Raises ``ExecutorLostError``."""
+        await self._end_void_steps()
         ended = self._scheduler.step_failed(str(error), memory=error.cause == OUT_OF_MEMORY)
         log.warning("a step failed, and %d sequences with it: %s", len(ended), error)
         self.counters.step_failed(error.cause, sequences=len(ended))
         self._failed_in_a_row += len(ended)
         for output in ended:
             self._hand_out(output)
+        if self._failed_in_a_row >= MAX_FAILED_IN_A_ROW:
+            failed = self._failed_in_a_row
+            raise ExecutorLostError(f"{failed} sequences failed in a row: {error}")
+
+    async def _end_void_steps(self) -> None:
+        """Await the ranks' answers to the steps planned on top of one that failed."""
+        self._submitted.popleft()
+        while self._submitted:
+            with contextlib.suppress(StepFailedError):
+                await self._executor.result()
+            self._submitted.popleft()
 
     def _fail(self, reason: str) -> None:
         log.error("the ranks are lost: %s", reason)
         self._lost = reason
-        self._scheduler.fail_step(reason)
+        self._submitted.clear()
+        self._scheduler.fail_steps(reason)
         for granted in self._reserving.values():
             if not granted.done():
                 granted.set_exception(UnavailableError(f"this node has lost its ranks: {reason}"))

@@ -16,14 +16,13 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from ..errors import ModelError, StartupError
 from ..handoff.plane import messages as plane
 from ..handoff.wire.codec import CodecError
 from ..kv.planning import RankDevice, RankMemory
 from .channel import PREFIX_BYTES, body_length, framed
-from .core import ExecutorLostError, StepFailedError
 from .messages import (
     CODEC,
     AllocateCache,
@@ -70,6 +69,37 @@ PING_SECONDS = 1.0
 # A rank that leaves this many pings in a row unanswered is stuck. Pings are counted rather than
 # seconds, so that a head which was itself suspended does not blame its ranks.
 MAX_UNANSWERED = 10
+
+
+class StepFailedError(Exception):
+    """A step raised, on ranks that can continue. ``cause`` is one of plan.py's."""
+
+    def __init__(self, failure: StepFailure) -> None:
+        super().__init__(failure.reason)
+        self.cause = failure.cause
+
+
+class ExecutorLostError(Exception):
+    """A rank process died: its state is lost, and the node with it."""
+
+
+class Executor(Protocol):
+    """Runs steps on the ranks."""
+
+    def submit(self, plan: StepPlan, streams: list[KVStream]) -> None:
+        """Have every rank compute a step after those submitted before.
+
+        ``streams`` are the transfers that take the KV of a sequence as it is computed.
+        """
+        ...
+
+    async def result(self) -> StepResult:
+        """The result of the oldest step that has had none.
+
+        Raises ``StepFailedError`` when it had no result (one planned on top of it has none either),
+        and ``ExecutorLostError`` when no later step can have one.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +181,15 @@ class MultiprocessExecutor:
         self._watch = asyncio.create_task(self._ping())
         return [reply.endpoints for reply in ready if reply.endpoints is not None]
 
-    async def step(self, plan: StepPlan, streams: list[KVStream]) -> StepResult:
-        """See ``Executor.step``."""
+    def submit(self, plan: StepPlan, streams: list[KVStream]) -> None:
+        """See ``Executor.submit``."""
         message = framed(ExecuteStep(plan, streams))
         for rank in self._ranks:
             rank.watchdog.begin()
             rank.writer.write(message)
+
+    async def result(self) -> StepResult:
+        """See ``Executor.result``."""
         try:
             replies = await self._replies()
         except (StartupError, TimeoutError) as error:

@@ -57,12 +57,18 @@ class SamplerSpec:
     blocked_until: int = 0
 
 
+# In place of a token id that is not known yet.
+PLACEHOLDER = 0
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceStep:
     """One sequence's share of a step.
 
     ``tokens`` are computed at positions ``start, start+1, ...``. ``block_table`` covers at least
     ``start + len(tokens)`` token slots. ``sample``: draw from the last position's logits.
+    ``placeholder``: the only token is the one that the step before draws for this sequence; ranks
+    put it in the place of ``PLACEHOLDER``.
     ``prompt_logprobs``: return logprobs of the tokens that follow each computed position
     (``prompt_targets`` has them; shorter than ``tokens`` by one in the last chunk).
     """
@@ -74,17 +80,22 @@ class SequenceStep:
     sample: bool
     prompt_logprobs: int | None = None
     prompt_targets: Uint32s = field(default_factory=list)
+    placeholder: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One forward pass of a batch. Ranks add the specs of ``added`` and drop those of ``removed``
-    before it."""
+    before it.
+
+    ``ahead``: planned while the step before was in flight. It is void if that one fails.
+    """
 
     step: int
     sequences: list[SequenceStep]
     added: list[SamplerSpec] = field(default_factory=list)
     removed: Uint32s = field(default_factory=list)
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +137,7 @@ class StepResult:
 OUT_OF_MEMORY = "out_of_memory"
 COMPUTATION = "computation"
 NOT_FINITE = "not_finite"
+VOID = "void"  # it was planned on top of one that failed
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,8 +53,10 @@ class FinishReason(Enum):
 class Sequence:
     """A prompt and the tokens generated for it so far.
 
-    ``computed`` counts leading tokens whose KV is in the blocks of ``block_table``. A prefill-only
-    sequence has ``compute_until`` set and never samples. ``siblings`` are the other choices of the
+    ``computed`` counts leading tokens whose KV is in the blocks of ``block_table``, and
+    ``in_flight`` the tokens behind them that steps in flight compute. Each of the ``placeholders``
+    stands for one token that such a step draws. A prefill-only sequence has ``compute_until`` set
+    and never samples. ``siblings`` are the other choices of the
     same request: they share the prompt's full blocks and start when this one's prompt is computed.
     A ``private`` sequence takes no block from the prefix index and enters none into it.
     """
@@ -72,6 +74,8 @@ class Sequence:
     phase: Phase = Phase.WAITING
     outputs: list[int] = field(default_factory=list)
     computed: int = 0
+    in_flight: int = 0
+    placeholders: int = 0
     cached: int = 0  # of the prompt, from the prefix index at the first match
     received: int = 0  # of the prompt, computed by a prefill node
     block_table: list[int] = field(default_factory=list)
@@ -93,19 +97,26 @@ class Sequence:
         return len(self.prompt) + len(self.outputs)
 
     @property
+    def planned(self) -> int:
+        """The number of leading tokens that are computed once the steps in flight are over."""
+        return self.computed + self.in_flight
+
+    @property
     def target(self) -> int:
-        """The number of tokens to compute before the sequence samples or ends."""
-        return self.length if self.compute_until is None else self.compute_until
+        """The number of tokens to compute before the sequence samples again or ends."""
+        return self.length + self.placeholders if self.compute_until is None else self.compute_until
 
     @property
     def decoding(self) -> bool:
-        """True if exactly one token is left to compute, and it was sampled."""
-        return bool(self.outputs) and self.computed == self.length - 1
+        """True if exactly one token is left to plan, and it was or will be sampled."""
+        sampled = self.outputs or self.placeholders
+        return bool(sampled) and self.planned == self.length + self.placeholders - 1
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """True until the prompt's logprobs, if they are wanted, have been computed."""
-        return self.params.prompt_logprobs is not None and not self.outputs
+        """True until the prompt's logprobs, if they are wanted, have been planned."""
+        wanted = self.params.prompt_logprobs is not None
+        return wanted and not (self.outputs or self.placeholders)
 
     def tokens(self, start: int, end: int) -> list[int]:
         """Tokens at positions ``[start, end)``."""

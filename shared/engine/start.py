@@ -28,6 +28,7 @@ from .executor import MultiprocessExecutor
 from .messages import DataPlaneSettings, LoadFormats, RankSettings
 from .scheduling.prefill_pacer import PrefillPacer
 from .scheduling.scheduler import Scheduler
+from .scheduling.steps_in_flight import MAX_STEPS
 
 log = logging.getLogger("tandem.node")
 
@@ -110,8 +111,15 @@ async def start_engine(
     except BaseException:
         await ranks.stop()
         raise
+    core = EngineCore(
+        _scheduler(config, spec, resolved),
+        ranks,
+        on_lost,
+        _pacer(config),
+        max_steps=MAX_STEPS if plans_ahead(config, device) else 1,
+    )
     return NodeEngine(
-        core=EngineCore(_scheduler(config, spec, resolved), ranks, on_lost, _pacer(config)),
+        core=core,
         ranks=ranks,
         spec=spec,
         model_path=path,
@@ -200,6 +208,16 @@ def _tokenizer_of(source: WeightSource) -> TokenizerFiles | None:
 
 def _pacer(config: EngineConfig) -> PrefillPacer:
     return PrefillPacer(None if config.itl_target is None else config.itl_target / 1000)
+
+
+def plans_ahead(config: EngineConfig, device: NodeDevice) -> bool:
+    """``--async-scheduling``; auto is on where the head does not take a core from its ranks."""
+    if config.async_scheduling != "auto":
+        return config.async_scheduling == "on"
+    ranks = config.world_size
+    return not device.on_cpu or (config.threads or share_of_cores(ranks)) * ranks < share_of_cores(
+        1
+    )
 
 
 def _formats(config: EngineConfig, spec: DecoderSpec, device: NodeDevice) -> LoadFormats:

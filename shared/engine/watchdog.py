@@ -16,28 +16,32 @@ PATIENCE = 10
 
 
 class Watchdog:
-    """The progress of one rank. ``begin`` and ``end`` surround each of its steps."""
+    """The progress of one rank. ``begin`` and ``end`` surround each of its steps; the next one may
+    begin before one has ended."""
 
     def __init__(self) -> None:
-        self._computing = False
+        self._steps = 0  # begun and not ended
         self._proven = False
         self._layers = 0
         self._unchanged = 0  # answers since the last new layer
         self._longest = 0
 
     def begin(self) -> None:
-        self._computing, self._unchanged = True, 0
+        if not self._steps:
+            self._unchanged = 0
+        self._steps += 1
 
     def end(self) -> None:
         self._moved()
-        self._computing, self._proven = False, True
+        self._steps -= 1
+        self._proven = True
 
     def answered(self, layers: int) -> None:
         """Note the answer to a ping: the number of layers since the rank's start."""
         if layers != self._layers:
             self._layers = layers
             self._moved()
-        elif self._computing:
+        elif self._steps:
             self._unchanged += 1
 
     @property

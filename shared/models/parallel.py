@@ -31,11 +31,16 @@ class Collectives:
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """One rank of several. ``group`` is a torch.distributed group (``None``: the default one)."""
+    """One rank of several. ``group`` is a torch.distributed group (``None``: the default one).
+
+    ``control`` is a group of the same ranks' CPUs. It is not ``group``, so that a rank that has
+    left a step in the middle of the model's collectives cannot be taken for one that computes.
+    """
 
     rank: int = 0
     size: int = 1
     group: Any = None
+    control: Any = None
     collectives: Collectives = field(default_factory=Collectives, compare=False)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
@@ -44,6 +49,14 @@ class TensorParallel:
             with self.collectives.one():
                 torch.distributed.all_reduce(x, group=self.group)
         return x
+
+    def agree(self, values: list[int]) -> list[int]:
+        """The sums over all ranks, by their CPUs."""
+        if self.size == 1:
+            return values
+        agreed = torch.tensor(values, dtype=torch.int64)
+        torch.distributed.all_reduce(agreed, group=self.control)
+        return [int(value) for value in agreed.tolist()]
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
         """Every rank's tensor on rank 0, nothing on the others; all have the same shape."""

@@ -20,6 +20,7 @@ BENCHMARKS = (
     "last_kv",
     "decode_steps",
     "engine",
+    "async_scheduling",
     "overload",
     "interference",
     "mixed_load",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -72,11 +73,16 @@ class FakeRanks:
         self.confirms = True  # answers cancellations of what it receives
         self.excess = 0.0  # the difference that a comparison finds; 1 is allowed
         self.commands: list[tuple[int, Command]] = []
+        self._plans: deque[StepPlan] = deque()
         self.came = asyncio.Condition()
         self.lost: list[str] = []
         self.inbox = Inbox(self._command, self.lost.append)
 
-    async def step(self, plan: StepPlan, streams: list[KVStream]) -> StepResult:
+    def submit(self, plan: StepPlan, streams: list[KVStream]) -> None:
+        self._plans.append(plan)
+
+    async def result(self) -> StepResult:
+        plan = self._plans.popleft()
         await asyncio.sleep(0)  # other tasks run during a step
         await self.computes.wait()
         rows = plan.sequences if self.fails else []

@@ -40,7 +40,7 @@ from ..messages import (
     RankSettings,
     StepDone,
 )
-from ..plan import StepFailure, StepResult
+from ..plan import VOID, StepFailure, StepResult
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +58,7 @@ class RankProcess:
 
     def __init__(self, channel: BlockingChannel) -> None:
         self._channel = channel
-        # Bounded by the head: it has one request under way.
+        # Bounded by the head: it has at most two requests under way.
         self._requests: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
         self._settings: RankSettings
         self._device: torch.device
@@ -163,8 +163,11 @@ class RankProcess:
         try:
             result = self._runner.execute(plan, computed)
         except Exception as error:
-            log.exception("step %d failed", plan.step)
             failure = _failure(error)
+            if failure.cause == VOID:
+                log.info("step %d was not run: %s", plan.step, failure.reason)
+            else:
+                log.exception("step %d failed", plan.step)
         if failure is not None:  # the traceback, which is gone now, held tensors
             self._runner.recover()
         collectives = self._runner.tp.collectives

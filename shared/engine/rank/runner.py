@@ -12,7 +12,16 @@ from ...kv.cache import KVCache
 from ...models.batch import build_batch
 from ...models.decoder import Decoder
 from ...models.parallel import TensorParallel
-from ..plan import COMPUTATION, OUT_OF_MEMORY, PositionLogprobs, SequenceStep, StepPlan, StepResult
+from ..plan import (
+    COMPUTATION,
+    OUT_OF_MEMORY,
+    VOID,
+    PositionLogprobs,
+    SequenceStep,
+    StepPlan,
+    StepResult,
+)
+from .last_draws import LastDraws, StepVoidError
 from .logprobs import position_logprobs
 from .sampler import NOT_FINITE_MESSAGE, Sampler
 
@@ -21,8 +30,8 @@ _PROMPT_ROWS = 64
 
 
 class ModelRunner:
-    """Owns one rank's tensors. Between steps it keeps the weights, the cache and the sampler's
-    history; everything else arrives with the plan. Only rank 0 samples."""
+    """Owns one rank's tensors. Between steps it keeps the weights, the cache, the sampler's history
+    and the last draws; everything else arrives with the plan. Only rank 0 samples."""
 
     def __init__(
         self,
@@ -38,19 +47,25 @@ class ModelRunner:
         self.cache = cache
         self.sampler = sampler
         self.tp = tp
+        self._last_draws = LastDraws(tp)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, on_layer: Callable[[int], None] | None = None) -> StepResult:
-        """Run one step. ``on_layer(i)``: layer i's KV of this step is in the cache."""
+        """Run one step. ``on_layer(i)``: layer i's KV of this step is in the cache.
+
+        Raises ``StepVoidError`` if the step was planned on top of one that failed.
+        """
         begun = time.perf_counter()
+        sequences = self._last_draws.begin(plan)
         for sequence_id in plan.removed:
             self.sampler.remove(sequence_id)
         for spec in plan.added:
             self.sampler.add(spec)
         result = StepResult(plan.step, [])
-        if plan.sequences:
-            self._run(plan.sequences, on_layer, result)
+        if sequences:
+            self._run(sequences, on_layer, result)
             self._finish()
+        self._last_draws.end(result.sampled)
         return StepResult(
             plan.step,
             result.sampled,
@@ -117,6 +132,8 @@ class ModelRunner:
 
 def cause_of(error: Exception) -> str:
     """The cause of a step's failure, as one of plan.py's."""
+    if isinstance(error, StepVoidError):
+        return VOID
     memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
     # torch's allocator for CPUs raises a plain RuntimeError.
     memory = memory or "can't allocate memory" in str(error)

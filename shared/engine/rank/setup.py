@@ -286,12 +286,13 @@ def _meet(settings: RankSettings, device: torch.device) -> TensorParallel:
             # taken before the cache is planned.
             device_id=device if device.type == CUDA else None,
         )
+        control = torch.distributed.new_group(backend="gloo")
     except (RuntimeError, ValueError) as error:
         raise StartupError(
             f"rank {settings.rank} did not meet the other {settings.size - 1} at "
             f"{settings.rendezvous} within {RENDEZVOUS_SECONDS} s: {str(error).splitlines()[0]}"
         ) from None
-    return TensorParallel(settings.rank, settings.size)
+    return TensorParallel(settings.rank, settings.size, control=control)
 
 
 def _stay_on_this_host() -> None:

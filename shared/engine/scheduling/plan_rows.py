@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from ..plan import RankSampling, SamplerSpec, SequenceStep
+from ..plan import PLACEHOLDER, RankSampling, SamplerSpec, SequenceStep
 from ..sequence import Sequence
 
 _RANK_SAMPLING = tuple(RankSampling.__dataclass_fields__)
 
 
 def sequence_step(sequence: Sequence, tokens: int) -> SequenceStep:
-    """The sequence's next ``tokens``."""
-    start, end = sequence.computed, sequence.computed + tokens
+    """The sequence's next ``tokens``, the last of which may be drawn by the step in flight."""
+    start, end = sequence.planned, sequence.planned + tokens
     wants_prompt = sequence.wants_prompt_logprobs
+    placeholder = end > sequence.length
     return SequenceStep(
         sequence.sequence_id,
-        sequence.tokens(start, end),
+        [PLACEHOLDER] if placeholder else sequence.tokens(start, end),
         start,
         list(sequence.block_table),
-        sample=sequence.compute_until is None and end == sequence.length,
+        sample=sequence.compute_until is None and end == sequence.target,
+        placeholder=placeholder,
         prompt_logprobs=sequence.params.prompt_logprobs if wants_prompt else None,
         prompt_targets=sequence.prompt[start + 1 : end + 1] if wants_prompt else [],
     )

@@ -3,7 +3,8 @@
 The sequence that would run last by policy gives up its own blocks and is computed again later (its
 tokens stay), whether it runs or waits with blocks (a received prompt, a further choice). So the
 sequence that runs first always proceeds, nothing deadlocks, and waiting sequences take nothing from
-running ones.
+running ones. A sequence that a step in flight computes keeps its blocks until the step is over: a
+transfer could be given them while the step still writes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from ..sequence import Phase, Sequence
 from .block_tables import BlockTables
 from .queues import SequenceQueues
 from .step_budget import StepBudget
+from .steps_in_flight import BlocksInFlightError
 
 
 class Preemption:
@@ -28,7 +30,7 @@ class Preemption:
         """Make a running sequence's table reach token ``end``, at the cost of later ones.
 
         False if it lost its own blocks, or if it must wait: only transfers hold other blocks then,
-        and they end.
+        and they end. Raises ``BlocksInFlightError``.
         """
         while not self._tables.cover(sequence, end):
             victim = self._last_holder()
@@ -41,7 +43,7 @@ class Preemption:
 
     def cover_head(self, sequence: Sequence, tokens: int, budget: StepBudget) -> bool:
         """Make the table of the head of the queue reach far enough for its next ``tokens``; False
-        if it cannot."""
+        if it cannot. Raises ``BlocksInFlightError``."""
         # KV that is being sent must stay in place: a prefill-only sequence gets all of its blocks
         # at once, so that it never runs out of them.
         whole = sequence.compute_until is not None
@@ -83,6 +85,8 @@ class Preemption:
 
     def _take_blocks(self, victim: Sequence, budget: StepBudget | None = None) -> None:
         """Take a sequence's blocks; it computes its tokens again in its turn."""
+        if victim.in_flight:
+            raise BlocksInFlightError
         if budget is not None:
             budget.take_back(victim)
         if victim.phase is Phase.RUNNING:

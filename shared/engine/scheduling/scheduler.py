@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from ...errors import OverloadedError
 from ...kv.block_pool import BlockPool
-from ..plan import SequenceStep, StepPlan, StepResult
+from ..plan import Sampled, SequenceStep, StepPlan, StepResult
 from ..sequence import FinishReason, Phase, Sequence, StepOutput
 from .block_tables import BlockTables
 from .plan_rows import sampler_spec, sequence_step
@@ -20,6 +20,7 @@ from .preemption import Preemption
 from .queues import SequenceQueues
 from .reservations import Reservations
 from .step_budget import SMALL_PROMPT, StepBudget
+from .steps_in_flight import BlocksInFlightError, StepInFlight, StepsInFlight
 
 # Tokens by which a step may grow again, each step, after one that ran out of memory.
 _LIMIT_GROWTH = 8
@@ -60,8 +61,7 @@ class Scheduler:
             max_model_len=max_model_len,
         )
         self._held: set[Sequence] = set()  # prefill-only, computed, blocks not yet given back
-        self._in_flight: dict[Sequence, SequenceStep] = {}
-        self._cancelled: dict[Sequence, FinishReason] = {}  # while in flight
+        self._in_flight = StepsInFlight()
         self._removed: list[int] = []  # known to the ranks, which drop them in the next step
         self._started: list[Sequence] = []
         self._suspects: deque[tuple[Sequence, int]] = deque()  # to retry alone, and their tokens
@@ -89,12 +89,13 @@ class Scheduler:
     @property
     def queued_prefill_tokens(self) -> int:
         alive = [*self._queues.waiting, *self._queues.running]
-        return sum(max(0, s.target - s.computed) for s in alive)
+        return sum(max(0, s.target - s.placeholders - s.computed) for s in alive)
 
     @property
     def idle(self) -> bool:
-        """True if no sequence is alive in any phase."""
-        return not (self.has_work or len(self._reservations) or self._held)
+        """True if no sequence is alive in any phase, and no step is in flight."""
+        alive = self.has_work or len(self._reservations) or self._held
+        return not (alive or self._in_flight)
 
     def take_started(self) -> list[Sequence]:
         """The sequences that were scheduled for the first time since the last call."""
@@ -130,14 +131,10 @@ class Scheduler:
     def cancel(self, sequence: Sequence, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a sequence in any phase but RECEIVING (its transfer ends it). Idempotent.
 
-        While a step that computes it is in flight its blocks stay: the step still writes them.
+        Its blocks stay while a step in flight writes them.
         """
-        if sequence.phase is Phase.FINISHED or sequence.phase is Phase.RECEIVING:
-            return
-        if sequence in self._in_flight:
-            self._cancelled.setdefault(sequence, reason)
-            return
-        self._finish(sequence, reason)
+        if sequence.phase is not Phase.FINISHED and sequence.phase is not Phase.RECEIVING:
+            self._finish(sequence, reason)
 
     def release_held(self, sequence: Sequence) -> None:
         """Free the blocks of a prefill-only sequence that is computed: its KV has been sent, or is
@@ -191,14 +188,32 @@ class Scheduler:
     def schedule(self, prompt_tokens: int | None = None) -> StepPlan | None:
         """Plan the next step, or ``None`` if nothing can be computed now.
 
+        One step may be in flight meanwhile. A step planned on top of it preempts no sequence, and
+        retries none: both wait for the result of the one in flight.
+
         ``prompt_tokens`` limits the prompt tokens of a step that decodes as well. The rest of a
         received prompt costs no more than decoding, and does not count.
         """
-        if self._in_flight:
-            raise RuntimeError("the previous step has not been applied")
+        if self._in_flight.full:
+            raise RuntimeError("no result of the steps in flight has been applied")
         budget = StepBudget(min(self._max_tokens, self._memory_limit))
-        if self._retry_suspect(budget):
-            return self._plan(budget)
+        if self._in_flight:
+            return self._schedule_ahead(budget, prompt_tokens)
+        if not self._retry_suspect(budget):
+            self._share_out(budget, prompt_tokens)
+        return self._plan(budget) if budget.shares or self._removed else None
+
+    def _schedule_ahead(self, budget: StepBudget, prompt_tokens: int | None) -> StepPlan | None:
+        if self._suspects:
+            return None
+        try:
+            self._share_out(budget, prompt_tokens)
+        except BlocksInFlightError:
+            return None
+        return self._plan(budget) if budget.shares else None
+
+    def _share_out(self, budget: StepBudget, prompt_tokens: int | None) -> None:
+        """Grant shares of the budget: to decodes, then to prompts."""
         decodes = [s for s in self._queues.running if s.decoding]
         prompts = [s for s in self._queues.running if not s.decoding]
         for sequence in decodes:
@@ -210,9 +225,6 @@ class Scheduler:
         for sequence in prompts:
             self._grant(sequence, budget)
         self._admit(budget)
-        if not budget.shares and not self._removed:
-            return None
-        return self._plan(budget)
 
     def _retry_suspect(self, budget: StepBudget) -> bool:
         """Grant the step to one sequence of a step that failed; its blocks are there."""
@@ -227,8 +239,10 @@ class Scheduler:
         """Give a running sequence its share and the blocks for it."""
         if sequence.phase is not Phase.RUNNING or budget.left <= 0:
             return  # preempted by an earlier one, or the step is full
-        tokens = budget.share(sequence.target - sequence.computed)
-        if tokens and self._preemption.cover(sequence, sequence.computed + tokens, budget):
+        if sequence.placeholders and self._is_full(sequence, sequence.placeholders):
+            return  # the step in flight draws its last token
+        tokens = budget.share(sequence.target - sequence.planned)
+        if tokens and self._preemption.cover(sequence, sequence.planned + tokens, budget):
             budget.grant(sequence, tokens)
 
     def _admit(self, budget: StepBudget, *, only_private: bool = False) -> None:
@@ -255,59 +269,76 @@ class Scheduler:
             budget.grant(sequence, tokens)
 
     def _plan(self, budget: StepBudget) -> StepPlan:
-        added, rows = [], []
-        for sequence, tokens in budget.shares.items():
-            row = sequence_step(sequence, tokens)
+        rows = {
+            sequence: sequence_step(sequence, tokens) for sequence, tokens in budget.shares.items()
+        }
+        added = []
+        for sequence, row in rows.items():
             if row.sample and not sequence.known_to_ranks:
                 added.append(sampler_spec(sequence, self._eos))
                 sequence.known_to_ranks = True
-            self._in_flight[sequence] = row
-            rows.append(row)
         removed, self._removed = self._removed, []
         self._step += 1
-        return StepPlan(self._step, rows, added, removed)
+        ahead = bool(self._in_flight)
+        self._in_flight.begin(StepInFlight(rows, removed))
+        return StepPlan(self._step, list(rows.values()), added, removed, ahead)
 
     # ---- the result of a step --------------------------------------------------------------
 
     def apply(self, result: StepResult) -> list[StepOutput]:
-        """Account for the step in flight. Returns one output for each touched sequence."""
-        rows, cancelled = self._land()
+        """Account for the oldest step in flight. Returns one output for each sequence that it
+        computed and that has not ended meanwhile."""
+        step = self._in_flight.end()
+        self._memory_limit = min(self._memory_limit + _LIMIT_GROWTH, self._max_tokens)
         sampled = {drawn.sequence_id: drawn for drawn in result.sampled}
         outputs = []
-        self._memory_limit = min(self._memory_limit + _LIMIT_GROWTH, self._max_tokens)
-        for sequence, row in rows.items():
-            failure = result.failed.get(sequence.sequence_id)
-            if failure is not None:
-                self._tables.unpublish(sequence)
+        for sequence, row in step.rows.items():
+            self._account_kv(sequence, row, result.failed.get(sequence.sequence_id, ""))
+            if sequence.phase is Phase.FINISHED:
+                self._release_ended(sequence)
             else:
-                sequence.computed = row.start + len(row.tokens)
-                self._tables.publish(sequence)
-            if sequence in cancelled:
-                self._finish(sequence, cancelled[sequence])
-                continue
-            sequence.prompt_logprobs.extend(result.prompt_logprobs.get(sequence.sequence_id, ()))
-            output = StepOutput(sequence, [])
-            if failure is not None:
-                sequence.error = failure
-                self._finish(sequence, FinishReason.ERROR)
-            elif row.sample:
-                drawn = sampled[sequence.sequence_id]
-                output.prompt_done = not sequence.outputs
-                self._append(sequence, drawn.tokens, output)
-                output.logprobs.extend(drawn.logprobs[: len(output.tokens)])
-            elif sequence.compute_until is not None and sequence.computed == sequence.target:
-                self._finish(sequence, FinishReason.COMPUTED)
-            output.finish_reason = sequence.finish_reason
-            outputs.append(output)
+                sequence.prompt_logprobs += result.prompt_logprobs.get(sequence.sequence_id, ())
+                outputs.append(self._output(sequence, row, sampled))
         return outputs
 
+    def _account_kv(self, sequence: Sequence, row: SequenceStep, failure: str) -> None:
+        """Account for the KV of a row, which enters the prefix index unless its values, or those of
+        an earlier row, are not finite."""
+        if failure:
+            sequence.error = failure
+            self._tables.unpublish(sequence)
+        elif not sequence.error:
+            # The token of a placeholder is not known if the sequence ended before it was drawn.
+            sequence.computed = min(row.start + len(row.tokens), sequence.length)
+            self._tables.publish(sequence)
+
+    def _output(
+        self, sequence: Sequence, row: SequenceStep, sampled: dict[int, Sampled]
+    ) -> StepOutput:
+        output = StepOutput(sequence, [])
+        if sequence.error:
+            self._finish(sequence, FinishReason.ERROR)
+        elif row.sample:
+            drawn = sampled[sequence.sequence_id]
+            if sequence.in_flight and len(drawn.tokens) != 1:
+                raise RuntimeError("the step planned on top of this one counts on one token")
+            output.prompt_done = not sequence.outputs
+            self._append(sequence, drawn.tokens, output)
+            output.logprobs.extend(drawn.logprobs[: len(output.tokens)])
+        elif sequence.compute_until is not None and sequence.computed == sequence.target:
+            self._finish(sequence, FinishReason.COMPUTED)
+        output.finish_reason = sequence.finish_reason
+        return output
+
     def step_failed(self, reason: str, *, memory: bool) -> list[StepOutput]:
-        """Discard the step in flight and retry its sequences one at a time.
+        """Discard the oldest step in flight, and the one planned on top of it; retry the sequences
+        of the oldest one at a time.
 
         One that was alone ends with ``reason``, unless ``memory`` ran out and fewer of its tokens
         can be computed at once. Returns one output for each that ended.
         """
-        rows, cancelled = self._land()
+        rows = self._in_flight.end().rows
+        self._void_steps()
         if memory:
             tokens = sum(len(row.tokens) for row in rows.values())
             self._memory_limit = max(1, tokens // 2)
@@ -315,8 +346,8 @@ class Scheduler:
         for sequence, row in rows.items():
             self._remove_from_ranks(sequence)
             tokens = len(row.tokens)
-            if sequence in cancelled:
-                self._finish(sequence, cancelled[sequence])
+            if sequence.phase is Phase.FINISHED:
+                self._release_ended(sequence)
             elif len(rows) > 1:
                 self._suspects.append((sequence, tokens))
             elif memory and tokens > SMALL_PROMPT:
@@ -327,19 +358,24 @@ class Scheduler:
                 ended.append(StepOutput(sequence, [], finish_reason=FinishReason.ERROR))
         return ended
 
-    def fail_step(self, reason: str) -> list[Sequence]:
-        """End every sequence of the step in flight, which was lost with its ranks."""
-        rows, _ = self._land()
-        for sequence in rows:
-            sequence.error = reason
-            self._finish(sequence, FinishReason.ERROR)
-        return list(rows)
+    def _void_steps(self) -> None:
+        """Discard the steps in flight, which ranks do not run. The ranks' state of their sequences
+        is removed, and sent again."""
+        while self._in_flight:
+            step = self._in_flight.end()
+            self._removed += step.removed
+            for sequence in step.rows:
+                self._remove_from_ranks(sequence)
+                self._release_ended(sequence)
 
-    def _land(self) -> tuple[dict[Sequence, SequenceStep], dict[Sequence, FinishReason]]:
-        """The step that was in flight: its rows, and the sequences cancelled meanwhile."""
-        rows, self._in_flight = self._in_flight, {}
-        cancelled, self._cancelled = self._cancelled, {}
-        return rows, cancelled
+    def fail_steps(self, reason: str) -> None:
+        """End every sequence of the steps in flight, which were lost with their ranks."""
+        while self._in_flight:
+            for sequence in self._in_flight.end().rows:
+                if sequence.phase is not Phase.FINISHED:
+                    sequence.error = reason
+                    self._finish(sequence, FinishReason.ERROR)
+                self._release_ended(sequence)
 
     def _append(self, sequence: Sequence, tokens: list[int], output: StepOutput) -> None:
         """Append a step's tokens until one ends the sequence; drop the rest."""
@@ -351,14 +387,19 @@ class Scheduler:
                 reason = FinishReason.STOP
                 break
             output.tokens.append(token)
-            full = sequence.length >= self.max_model_len
-            if full or len(sequence.outputs) >= sequence.params.max_tokens:
+            if self._is_full(sequence):
                 reason = FinishReason.LENGTH
                 break
         if output.prompt_done:
             self._start_siblings(sequence)
         if reason is not None:
             self._finish(sequence, reason)
+
+    def _is_full(self, sequence: Sequence, more: int = 0) -> bool:
+        """True if the sequence has reached its length with ``more`` tokens."""
+        outputs = len(sequence.outputs) + more
+        full = len(sequence.prompt) + outputs >= self.max_model_len
+        return full or outputs >= sequence.params.max_tokens
 
     def _stops(self, sequence: Sequence, token: int) -> bool:
         params = sequence.params
@@ -382,6 +423,12 @@ class Scheduler:
         if reason is FinishReason.COMPUTED:
             self._held.add(sequence)
         else:
+            self._release_ended(sequence)
+
+    def _release_ended(self, sequence: Sequence) -> None:
+        """Release the blocks of a sequence that has ended, unless a step in flight still reads and
+        writes them. Idempotent."""
+        if sequence.phase is Phase.FINISHED and not sequence.in_flight:
             self._tables.release(sequence)
 
     def _remove_from_ranks(self, sequence: Sequence) -> None:

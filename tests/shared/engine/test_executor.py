@@ -20,8 +20,7 @@ from tandem import EngineConfig
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.config import HandoffConfig
 from tandem.shared.engine import executor, watchdog
-from tandem.shared.engine.core import ExecutorLostError
-from tandem.shared.engine.executor import MultiprocessExecutor
+from tandem.shared.engine.executor import ExecutorLostError, MultiprocessExecutor
 from tandem.shared.engine.messages import CacheAllocated, RankSettings
 from tandem.shared.engine.plan import StepPlan
 from tandem.shared.engine.start import DataPlaneOptions, NodeIdentity, start_engine
@@ -139,8 +138,9 @@ async def test_a_rank_that_is_stuck_is_lost_with_the_step_that_waits_for_it(
     engine = await start_engine(CONFIG, IDENTITY, on_lost=lost.set_result)
     try:
         rank().suspend()
+        engine.ranks.submit(StepPlan(1, []), [])
         with pytest.raises(ExecutorLostError, match="rank 0 gave no sign of life"):
-            await asyncio.wait_for(engine.ranks.step(StepPlan(1, []), []), SECONDS)
+            await asyncio.wait_for(engine.ranks.result(), SECONDS)
         assert "no sign of life" in lost.result()
     finally:
         await engine.ranks.stop()
@@ -178,8 +178,9 @@ async def test_a_rank_whose_main_thread_alone_hangs_in_a_step_is_lost(
     lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     engine = await start_engine(CONFIG, IDENTITY, on_lost=lost.set_result)
     try:
+        engine.ranks.submit(StepPlan(1, []), [])
         with pytest.raises(ExecutorLostError, match="rank 0 answers, but has computed no layer"):
-            await asyncio.wait_for(engine.ranks.step(StepPlan(1, []), []), SECONDS)
+            await asyncio.wait_for(engine.ranks.result(), SECONDS)
         assert "computed no layer" in lost.result()
     finally:
         await engine.ranks.stop()

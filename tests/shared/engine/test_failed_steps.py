@@ -47,10 +47,11 @@ async def failing(
     size: int = 1,
     ranks: tuple[int, ...] = (0, 1),
     late: bool = False,
+    ahead: str = "on",
     lost: Callable[[str], None] = lambda reason: None,
 ) -> AsyncIterator[NodeEngine]:
     run_instead(monkeypatch, FAILING.format(poison=POISON, ranks=ranks, late=late, error=error))
-    config = replace(CONFIG, tensor_parallel_size=size)
+    config = replace(CONFIG, tensor_parallel_size=size, async_scheduling=ahead)
     engine = await start_engine(config, IDENTITY, on_lost=lost)
     loop = asyncio.create_task(engine.core.run())
     try:
@@ -74,16 +75,17 @@ async def ask(engine: NodeEngine, token: int, count: int = 6) -> Sequence:
 
 
 @pytest.mark.parametrize(
-    ("error", "cause"),
+    ("error", "cause", "ahead"),
     [
-        ("IndexError('no such block')", "computation"),
-        ("torch.OutOfMemoryError('CUDA out of memory')", "out_of_memory"),
+        ("IndexError('no such block')", "computation", "on"),
+        ("IndexError('no such block')", "computation", "off"),
+        ("torch.OutOfMemoryError('CUDA out of memory')", "out_of_memory", "on"),
     ],
 )
 async def test_a_step_that_raises_ends_the_sequence_that_makes_it(
-    monkeypatch: pytest.MonkeyPatch, error: str, cause: str
+    monkeypatch: pytest.MonkeyPatch, error: str, cause: str, ahead: str
 ) -> None:
-    async with failing(monkeypatch, error=error) as engine:
+    async with failing(monkeypatch, error=error, ahead=ahead) as engine:
         alone = await ask(engine, GOOD)
         bad, *good = await asyncio.gather(
             ask(engine, POISON), *(ask(engine, GOOD, 6 + n) for n in range(3))
@@ -98,11 +100,14 @@ async def test_a_step_that_raises_ends_the_sequence_that_makes_it(
         assert engine.core._scheduler.pool.counts().owned == 0
 
 
-@pytest.mark.parametrize(("ranks", "late"), [((0, 1), False), ((0,), True)])
+@pytest.mark.parametrize(
+    ("ranks", "late", "ahead"),
+    [((0, 1), False, "on"), ((0,), True, "on"), ((0,), True, "off"), ((1,), True, "on")],
+)
 async def test_ranks_that_are_in_step_go_on_together(
-    monkeypatch: pytest.MonkeyPatch, ranks: tuple[int, ...], late: bool
+    monkeypatch: pytest.MonkeyPatch, ranks: tuple[int, ...], late: bool, ahead: str
 ) -> None:
-    async with failing(monkeypatch, size=2, ranks=ranks, late=late) as engine:
+    async with failing(monkeypatch, size=2, ranks=ranks, late=late, ahead=ahead) as engine:
         before = await ask(engine, GOOD)
         assert (await ask(engine, POISON)).finish_reason is FinishReason.ERROR
         assert (await ask(engine, GOOD, 7)).finish_reason is FinishReason.LENGTH

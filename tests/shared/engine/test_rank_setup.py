@@ -93,9 +93,10 @@ def test_ranks_meet_over_what_their_devices_have(
         met.update(told, backend=backend)
 
     monkeypatch.setattr(torch.distributed, "init_process_group", meet)
+    monkeypatch.setattr(torch.distributed, "new_group", lambda backend: backend)
     device = torch.device(kind, 1)
     tp = rank_setup._meet(settings(kind, size=2, rank=1, rendezvous="tcp://127.0.0.1:1"), device)
-    assert (tp.rank, tp.size) == (1, 2)
+    assert (tp.rank, tp.size, tp.control) == (1, 2, "gloo")
     wanted = ("nccl", device) if kind == "cuda" else ("gloo", None)
     assert (met["backend"], met["device_id"]) == wanted
 

@@ -1,0 +1,50 @@
+"""The tokens that the step before drew, for rows that were planned before these were known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ...models.parallel import TensorParallel
+from ..plan import Sampled, SequenceStep, StepPlan
+
+
+class StepVoidError(Exception):
+    """The step was planned on top of one that failed."""
+
+
+class LastDraws:
+    """Replaces placeholders. Only rank 0 draws tokens, so ranks agree first."""
+
+    def __init__(self, tp: TensorParallel) -> None:
+        self._tp = tp
+        self._tokens: dict[int, int] | None = {}  # by sequence; None: the last step failed
+
+    def begin(self, plan: StepPlan) -> list[SequenceStep]:
+        """The rows of the step that begins, with token ids only.
+
+        Raises ``StepVoidError`` if it was planned on top of a step that failed on any rank.
+        """
+        known, self._tokens = self._tokens, None
+        if not plan.ahead:
+            return plan.sequences
+        waiting = [row.sequence_id for row in plan.sequences if row.placeholder]
+        # A row without a draw had logits that were not finite; the head drops it.
+        own = None if known is None else [known.get(key, 0) for key in waiting]
+        drawn = dict(zip(waiting, self._agree(own, len(waiting)), strict=True))
+        return [
+            replace(row, tokens=[drawn[row.sequence_id]]) if row.placeholder else row
+            for row in plan.sequences
+        ]
+
+    def end(self, sampled: Iterable[Sampled]) -> None:
+        """The step has succeeded on this rank."""
+        self._tokens = {drawn.sequence_id: drawn.tokens[-1] for drawn in sampled}
+
+    def _agree(self, own: list[int] | None, count: int) -> list[int]:
+        """Rank 0's tokens, on every rank, unless the last step failed on one of them."""
+        tokens = own if own is not None and self._tp.rank == 0 else [0] * count
+        failures, *agreed = self._tp.agree([own is None, *tokens])
+        if failures:
+            raise StepVoidError("the step before failed")
+        return agreed

@@ -1,0 +1,106 @@
+"""Decoding with steps planned ahead (--async-scheduling on) against steps planned in turn (off).
+
+    python -m tandem.tests.benchmarks.async_scheduling [--device cuda] [--rounds 7]
+
+Both engines live in the same process, each with its own rank, and take turns: a round measures one
+after the other, in alternating order, and the ratio is the median over the rounds' own ratios. The
+models are the built-in one, whose steps are so short that the scheduler's share of them is large,
+and one of 42 million random weights. On a CPU a rank has one thread, which leaves the head a core,
+or two, which leave it none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from tandem import Engine, EngineConfig, SamplingParams
+
+from .random_model import QWEN3_42M, write_random_model
+from .report import write
+
+BATCHES = (1, 8, 32)
+PROMPT, TOKENS = 16, 64
+ON, OFF = "on", "off"
+
+
+def engine(model: str, device: str, threads: int | None, setting: str) -> Engine:
+    return Engine(
+        EngineConfig(
+            model=model,
+            device=device,
+            threads=threads,
+            max_model_len=256,
+            max_num_seqs=max(BATCHES),
+            enable_prefix_caching=False,
+            itl_target=0,  # all streams of a batch shall begin soon after each other
+            async_scheduling=setting,
+        )
+    )
+
+
+def rate(one: Engine, batch: int) -> float:
+    """Tokens per second of a batch of streams, from their start to their end."""
+    prompts = [[1 + stream, *range(1, PROMPT)] for stream in range(batch)]
+    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    begun = time.perf_counter()
+    one.generate_sync(prompts, params)
+    return batch * TOKENS / (time.perf_counter() - begun)
+
+
+def compare(engines: dict[str, Engine], batch: int, rounds: int) -> tuple[float, float, float]:
+    """The medians of tokens per second planned ahead, planned in turn, and of their ratio."""
+    rates: dict[str, list[float]] = {ON: [], OFF: []}
+    for each in engines.values():
+        rate(each, batch)
+    for number in range(rounds):
+        for setting in (ON, OFF) if number % 2 else (OFF, ON):
+            rates[setting].append(rate(engines[setting], batch))
+    ratios = [on / off for on, off in zip(rates[ON], rates[OFF], strict=True)]
+    return statistics.median(rates[ON]), statistics.median(rates[OFF]), statistics.median(ratios)
+
+
+def rows_of(
+    name: str, model: str, device: str, threads: int | None, rounds: int
+) -> Iterator[dict[str, Any]]:
+    with ExitStack() as stack:
+        engines = {
+            setting: stack.enter_context(engine(model, device, threads, setting))
+            for setting in (ON, OFF)
+        }
+        where = "GPU" if threads is None else f"{threads} threads" if threads > 1 else "1 thread"
+        for batch in BATCHES:
+            ahead, in_turn, ratio = compare(engines, batch, rounds)
+            print(f"{name}, {where}, {batch} streams: {ahead:.0f} / {in_turn:.0f} = {ratio:.3f}")
+            yield {
+                "metric": f"decoding {batch} streams with steps planned ahead, {name}, {where}",
+                "value": ahead,
+                "unit": "tok/s",
+                "against": f"planned in turn ({in_turn:.0f} tok/s)",
+                "ratio": ratio,
+            }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--rounds", type=int, default=7)
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        write_random_model(Path(folder), QWEN3_42M)
+        for name, model in (("built-in model", "builtin"), ("42M random weights", folder)):
+            for threads in (1, 2) if args.device == "cpu" else (None,):
+                rows += rows_of(name, model, args.device, threads, args.rounds)
+    suffix = "_gpu" if args.device == "cuda" else ""
+    write(f"async_scheduling{suffix}", rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Engines that plan steps ahead: the tokens of transformers, and of engines that plan in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tandem import Completion, Engine, EngineConfig, SamplingParams
+from tandem.shared.config.engine_config import EngineConfig as Config
+from tandem.shared.engine import start
+from tandem.shared.engine.start import plans_ahead
+from tandem.shared.kv.planning import NodeDevice, RankDevice
+
+from ... import tiny_models
+from ..models.test_parity import STEPS, prompt_of, reference_run
+
+LENGTHS = (50, 33, 60, 41)
+CONFIG = EngineConfig(
+    dtype="float32",
+    threads=1,
+    block_size=8,
+    num_blocks=20,
+    max_model_len=128,
+    max_num_batched_tokens=24,
+    async_scheduling="on",
+)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_chunks_prefixes_and_preemption_leave_the_tokens(
+    tmp_path: Path, name: str, ranks: int
+) -> None:
+    """Four sequences need 32 blocks, and there are 20."""
+    folder = tiny_models.cached(name, tmp_path)
+    expected = [reference_run(folder, length, seed=length)[0] for length in LENGTHS]
+    prompts = [prompt_of(length, seed=length) for length in LENGTHS]
+    with Engine(replace(CONFIG, model=str(folder), tensor_parallel_size=ranks)) as engine:
+        answers = engine.generate_sync(prompts, GREEDY)
+        assert [choices[0].tokens for choices in answers] == expected
+        assert engine._thread is not None and engine._thread.runner.engine.core.preemptions
+        for _ in range(2):
+            again = engine.generate_sync([prompts[0]], GREEDY)[0][0]
+            assert again.tokens == expected[0]
+        assert again.cached_tokens == 48
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[Engine, Engine]]:
+    config = EngineConfig(dtype="float32", threads=1, num_blocks=256, max_model_len=512)
+    with (
+        Engine(replace(config, async_scheduling="on")) as ahead,
+        Engine(replace(config, async_scheduling="off")) as in_turn,
+    ):
+        yield ahead, in_turn
+
+
+EVERY_WAY = {
+    "greedy": SamplingParams(temperature=0.0),
+    "seeded": SamplingParams(temperature=1.0, seed=3, top_p=0.9, top_k=40, min_p=0.01),
+    "choices": SamplingParams(temperature=1.0, seed=4, n=3),
+    "penalties": SamplingParams(
+        temperature=0.0, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.7
+    ),
+    "at least": SamplingParams(temperature=0.8, seed=5, min_tokens=12, stop_token_ids=(300, 301)),
+    "bias": SamplingParams(temperature=0.0, logit_bias={65: 3.0, 66: -100.0}),
+    "stop string": SamplingParams(temperature=0.0, stop=("e",)),
+    "logprobs": SamplingParams(temperature=0.0, logprobs=3, prompt_logprobs=2),
+    "one token": SamplingParams(temperature=0.0, max_tokens=1),
+}
+
+
+def essence(one: Completion) -> tuple[object, ...]:
+    def positions(of: object) -> object:
+        # The values differ in the last bit with the batch's size.
+        return [position.token for position in of] if of else of  # type: ignore[attr-defined]
+
+    logprobs = (positions(one.logprobs), positions(one.prompt_logprobs))
+    return one.text, one.tokens, one.finish_reason, one.stop_reason, *logprobs
+
+
+def test_every_way_of_sampling_draws_the_same(pair: tuple[Engine, Engine]) -> None:
+    """All in one batch, so that rows come and go while others are planned ahead."""
+    prompts = [f"Once upon a time there was a {name} fox" for name in EVERY_WAY]
+    params = [
+        one if one.max_tokens == 1 else replace(one, max_tokens=40) for one in EVERY_WAY.values()
+    ]
+    ahead, in_turn = (engine.generate_sync(prompts, params) for engine in pair)
+    assert [[essence(one) for one in choices] for choices in ahead] == [
+        [essence(one) for one in choices] for choices in in_turn
+    ]
+
+
+def test_a_stream_that_is_dropped_leaves_nothing(pair: tuple[Engine, Engine]) -> None:
+    engine, _ = pair
+    stream = engine.generate_stream("Once upon a time", replace(GREEDY, max_tokens=400))
+    next(iter(stream))
+    stream.close()  # type: ignore[attr-defined]
+    assert engine.generate_sync(["Hello"], GREEDY)[0][0].finish_reason == "length"
+    assert engine._thread is not None
+    assert engine._thread.runner.engine.core.load().blocks.owned == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "threads", "kind", "expected"),
+    [
+        ("auto", 1, "cpu", True),
+        ("auto", 2, "cpu", False),
+        ("auto", None, "cpu", False),
+        ("auto", None, "cuda", True),
+        ("off", None, "cuda", False),
+        ("on", 2, "cpu", True),
+    ],
+)
+def test_auto_is_on_where_the_head_has_a_core_to_itself(
+    monkeypatch: pytest.MonkeyPatch,
+    setting: str,
+    threads: int | None,
+    kind: str,
+    expected: bool,
+) -> None:
+    monkeypatch.setattr(start, "share_of_cores", lambda ranks: 2 // ranks)
+    device = NodeDevice((RankDevice(kind, "", 0, 0),))
+    config = Config(async_scheduling=setting, threads=threads)
+    assert plans_ahead(config, device) is expected

@@ -1,0 +1,111 @@
+"""Ranks without a model, which notice a plan that real ones would compute wrongly.
+
+Each slot of the cache holds the tokens up to its own, so a row that reads a slot which something
+else has overwritten fails. A draw depends on all tokens before it, as a model's does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tandem.shared.engine.plan import Sampled, SamplerSpec, SequenceStep, StepPlan, StepResult
+from tandem.shared.engine.sampling_params import SamplingParams
+from tandem.shared.engine.sequence import FinishReason, Sequence
+
+EOS, STOP = 999, 7
+FIRST_TOKEN = 100  # of those that end nothing
+
+
+def draw(tokens: list[int], seed: int) -> int:
+    """The token after ``tokens``; one in eleven is a stop token."""
+    number = hash((seed, *tokens)) % 1_000_003
+    return {0: STOP, 5: EOS}.get(number % 11, FIRST_TOKEN + number % 50)
+
+
+def expected(
+    prompt: list[int], params: SamplingParams, seed: int, max_model_len: int
+) -> tuple[list[int], FinishReason]:
+    """The outputs of a sequence, and its finish reason."""
+    outputs: list[int] = []
+    while True:
+        outputs.append(draw(prompt + outputs, seed))
+        ends = outputs[-1] == EOS and not params.ignore_eos
+        if ends or outputs[-1] in params.stop_token_ids:
+            return outputs, FinishReason.STOP
+        if len(outputs) >= params.max_tokens or len(prompt) + len(outputs) >= max_model_len:
+            return outputs, FinishReason.LENGTH
+
+
+@dataclass
+class SimulatedRanks:
+    """``broken`` sequences compute values that are not finite; steps with ``poison`` raise."""
+
+    block_size: int
+    slots: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    specs: dict[int, SamplerSpec] = field(default_factory=dict)
+    drawn: dict[int, list[int]] = field(default_factory=dict)  # since the spec came
+    broken: set[int] = field(default_factory=set)
+    poison: set[int] = field(default_factory=set)
+    last_step: int = 0
+    failed: bool = False  # the last step
+
+    def run(self, plan: StepPlan) -> StepResult | None:
+        """The result of a step; ``None`` if it raises, or is void because the one before did."""
+        assert plan.step > self.last_step, "steps run in the order in which they were planned"
+        self.last_step = plan.step
+        if plan.ahead and self.failed:
+            return None
+        for key in plan.removed:
+            self.specs.pop(key, None)
+        for spec in plan.added:
+            self.specs[spec.sequence_id] = spec
+            self.drawn[spec.sequence_id] = []
+        self.failed = bool(self.poison & {row.sequence_id for row in plan.sequences})
+        if self.failed:
+            return None
+        result = StepResult(plan.step, [])
+        for row in plan.sequences:
+            self._compute(row, result)
+        return result
+
+    def write(self, table: list[int], tokens: list[int], first: int, end: int) -> None:
+        """Fill the slots of positions ``[first, end)``."""
+        for position in range(first, end):
+            slot = table[position // self.block_size], position % self.block_size
+            self.slots[slot] = tuple(tokens[: position + 1])
+
+    def _compute(self, row: SequenceStep, result: StepResult) -> None:
+        key = row.sequence_id
+        tokens = self.drawn[key][-1:] or [0] if row.placeholder else row.tokens
+        history = [*self._read(row), *tokens]
+        self.write(row.block_table, history, row.start, len(history))
+        if key in self.broken:
+            result.failed[key] = "not finite"
+        elif row.sample:
+            spec = self.specs[key]
+            outputs = spec.outputs + self.drawn[key]
+            assert history[len(history) - len(outputs) :] == outputs, "a token was lost"
+            self.drawn[key].append(draw(history, spec.seed))
+            result.sampled.append(Sampled(key, self.drawn[key][-1:]))
+
+    def _read(self, row: SequenceStep) -> list[int]:
+        """The tokens before the row, each of whose slots must hold what led to it."""
+        seen: tuple[int, ...] = ()
+        for position in range(row.start):
+            slot = row.block_table[position // self.block_size], position % self.block_size
+            found = self.slots.get(slot, ())
+            assert found[:-1] == seen and len(found) == position + 1, (
+                f"sequence {row.sequence_id}: token {position} is not in slot {slot}"
+            )
+            seen = found
+        return list(seen)
+
+
+def is_as_expected(one: Sequence, max_model_len: int) -> bool:
+    """True if an ended sequence has the tokens that it would have had alone."""
+    outputs, reason = expected(one.prompt, one.params, one.seed, max_model_len)
+    if one.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR):
+        return one.outputs == outputs[: len(one.outputs)]
+    if one.compute_until is not None:
+        return one.finish_reason is FinishReason.COMPUTED and not one.outputs
+    return (one.outputs, one.finish_reason) == (outputs, reason)
