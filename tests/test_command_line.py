@@ -439,7 +439,7 @@ def test_a_cluster_whose_token_cannot_be_left_for_others_serves_all_the_same(
 
 
 @pytest.mark.parametrize(("gpus", "devices"), [(0, (None, None)), (1, ("0", "0")), (2, ("0", "1"))])
-def test_serve_tells_each_node_its_gpu_and_who_shares_it(
+def test_serve_gives_each_node_its_gpu_and_the_number_that_share_it(
     monkeypatch, capsys, gpus: int, devices: tuple[str | None, ...]
 ) -> None:
     monkeypatch.setattr("tandem.shared.launch.gpus.device_count", lambda: gpus)
@@ -470,7 +470,7 @@ def test_a_certificate_for_other_names_is_known_at_once(tmp_path: Path) -> None:
     fail(["serve", "--port", "0", *flags], tmp_path, 1, "127.0.0.1", "--tls-name")
 
 
-def test_a_node_that_is_told_to_end_while_it_loads(tmp_path: Path) -> None:
+def test_sigterm_ends_a_node_while_it_loads(tmp_path: Path) -> None:
     with running(tmp_path, "builtin") as cluster:
         node = cluster.launch(["decode-node"])
         head = psutil.Process(node.process.pid)
@@ -496,5 +496,5 @@ def test_an_advertised_place_that_cannot_be(tmp_path: Path) -> None:
     fail(["serve", "--kv-advertise", "a:8200"], tmp_path, 2, "--kv-advertise", "--pd-server")
 
 
-def test_serve_passes_on_the_words_of_a_part_that_cannot_start(tmp_path: Path) -> None:
+def test_serve_shows_the_error_of_a_part_that_cannot_start(tmp_path: Path) -> None:
     fail(["serve", "./none"], tmp_path, 1, "router ended", "./none", "does not exist")

@@ -48,7 +48,7 @@ def test_what_could_not_run_is_no_failure(tmp_path: Path) -> None:
     assert main(["--out", str(tmp_path), "--device", "emulation"], (GOOD, LACKING)) == 0
 
 
-def test_without_a_device_every_part_says_so(
+def test_without_a_device_no_part_runs_and_each_reports_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(on_gpu, "has_cuda", lambda: False)

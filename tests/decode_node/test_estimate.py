@@ -119,7 +119,7 @@ def test_a_link_that_got_slow_is_noticed() -> None:
     assert link.tokens_per_second == pytest.approx(100, rel=0.05)
 
 
-def test_a_small_transfer_says_nothing_of_the_link() -> None:
+def test_a_small_transfer_does_not_measure_the_link() -> None:
     link = MeasuredLink()
     link.moved(10, account(0.0, 0.5, size=1000))
     link.moved(10, account(0.0, 0.0))

@@ -105,7 +105,7 @@ async def test_a_port_that_is_closed_is_named() -> None:
     assert report.cause == Cause.TIMEOUT_GREET
 
 
-async def test_a_refusal_and_a_canary_that_differs_are_told_with_their_cause() -> None:
+async def test_refusals_and_failed_canaries_are_reported_with_their_cause() -> None:
     server, world = await listening()
     with closing(server):
         world.singing = PeerRefusedError("other KV", cause=Cause.CANARY)
@@ -116,7 +116,7 @@ async def test_a_refusal_and_a_canary_that_differs_are_told_with_their_cause() -
         assert (await world.report()).problem == "layers is 2"
 
 
-async def test_a_peer_that_says_nothing_has_a_deadline_and_one_examination_runs_at_a_time(
+async def test_a_silent_peer_has_a_deadline_and_one_examination_runs_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(examine, "PAIR_SECONDS", 0.1)

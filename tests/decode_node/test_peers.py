@@ -62,7 +62,7 @@ async def test_many_requests_share_one_greeting_and_one_canary() -> None:
         assert node.metric("tandem_canaries_total", outcome="passed") == 1
 
 
-async def test_an_absent_node_is_not_greeted_until_it_starts_anew() -> None:
+async def test_a_backed_off_node_is_not_greeted_until_it_restarts() -> None:
     async with met() as (peers, _, _), prefill() as fake:
         peers.prefill_backoff.add(fake.address, fake.epoch, "silent")
         with pytest.raises(TransferError, match=r"not called for .* silent"):
@@ -82,7 +82,7 @@ async def test_a_canary_is_not_repeated_for_the_same_pair_of_epochs() -> None:
         assert (fake.hellos, vet.calls) == (3, 2)
 
 
-async def test_nobody_uses_a_peer_before_its_canary_has_passed(
+async def test_a_peer_is_not_used_before_its_canary_has_passed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(canary_runs, "WAIT_SECONDS", 0.05)
@@ -294,7 +294,7 @@ async def test_a_peer_that_is_not_locked_as_this_node_is_is_refused(
         assert peers.refuses(fake.candidate)
 
 
-async def test_a_router_that_has_not_heard_of_a_restart_harms_nobody() -> None:
+async def test_a_candidate_from_before_a_restart_uses_the_new_process() -> None:
     async with met() as (peers, vet, _), prefill() as fake:
         stale = fake.candidate
         fake.epoch += 1

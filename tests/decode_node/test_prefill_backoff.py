@@ -42,7 +42,7 @@ def test_pauses_double_up_to_a_limit_and_begin_anew_after_a_success() -> None:
     assert pause(prefill_backoff, clock) == 1
 
 
-def test_an_absence_is_of_one_start_of_one_address_and_says_why() -> None:
+def test_a_backoff_is_for_one_start_at_one_address_and_has_a_reason() -> None:
     prefill_backoff = PrefillBackoff(Clock())
     prefill_backoff.add("a:1", 7, "gives no sign of life")
     with pytest.raises(TransferError, match=r"a:1 is not called for 1.0 s: gives no sign of life"):

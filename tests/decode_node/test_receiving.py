@@ -138,7 +138,7 @@ async def test_it_is_committed_when_all_ranks_have_what_the_peer_has_sent() -> N
         (set(), 1, False, 0),
     ],
 )
-async def test_of_layers_with_a_window_only_what_will_be_seen_is_asked_for(
+async def test_layers_with_a_window_request_only_what_will_be_seen(
     monkeypatch: pytest.MonkeyPatch,
     capabilities: set[str],
     choices: int,
@@ -311,7 +311,7 @@ async def test_a_lost_connection_is_explained_by_the_last_word_of_the_peers_head
         (grpc.StatusCode.UNAVAILABLE, True),
     ],
 )
-async def test_a_refused_opening_tells_whether_the_process_is_still_the_same(
+async def test_a_refused_opening_shows_whether_the_process_is_the_same(
     code: grpc.StatusCode, lost: bool
 ) -> None:
     async def script(request: pb.OpenRequest, context: Any) -> AsyncIterator[pb.OpenEvent]:
@@ -324,7 +324,7 @@ async def test_a_refused_opening_tells_whether_the_process_is_still_the_same(
         assert str(error) == f"{code.name}: no"
 
 
-async def test_a_peer_that_says_failed_or_just_ends_fails_the_attempt() -> None:
+async def test_a_peer_that_reports_failure_or_ends_the_call_fails_the_attempt() -> None:
     async def fails(request: pb.OpenRequest, context: Any) -> AsyncIterator[pb.OpenEvent]:
         yield ACCEPTED
         yield pb.OpenEvent(failed=pb.OpenFailed(reason="held: lost it"))

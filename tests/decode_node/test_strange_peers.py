@@ -81,7 +81,7 @@ def test_a_greeting_of_any_kind_makes_a_peer_or_an_error(reply: pb.HelloReply) -
     assert all(part.sender < len(peer.endpoints) for part in peer.parts)
 
 
-async def test_a_request_goes_on_when_a_greeting_makes_no_sense() -> None:
+async def test_a_request_continues_after_a_nonsensical_greeting() -> None:
     node = FakeNode("d", 7)
     peers = Peers(node.engine, node.identity, _sound, node.metrics)
     async with prefill() as fake:

@@ -103,7 +103,7 @@ class World:
         *((60.0, cause, False) for cause in sorted(SILENCE)),
     ],
 )
-async def test_only_silence_that_took_long_and_want_of_a_place_make_a_node_absent(
+async def test_only_long_silence_and_full_nodes_cause_a_backoff(
     slow: float, cause: Cause, absent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SLOW_SECONDS", slow)
@@ -114,7 +114,7 @@ async def test_only_silence_that_took_long_and_want_of_a_place_make_a_node_absen
     world.prefill_backoff.check("b", B.epoch)
 
 
-async def test_a_node_without_a_place_is_left_alone_for_a_while_by_that_name() -> None:
+async def test_a_full_prefill_node_is_backed_off_from_under_that_reason() -> None:
     full = "1 ranks are connected, which is the limit; see --max-peers"
     world = World({"a": TransferError(full, cause=Cause.NO_PLACE)})
     for number in range(2):
@@ -158,7 +158,7 @@ async def test_when_all_fail_the_prompt_is_prefilled_here() -> None:
     assert world.local("failed: busy") == 1
 
 
-async def test_nothing_is_reserved_when_nobody_is_worth_trying() -> None:
+async def test_nothing_is_reserved_without_a_worthwhile_prefill_node() -> None:
     world = World({"a": None})
     world.refused = {"a"}
     assert (await world.run(A)).reason == "all prefill nodes refused"
@@ -220,7 +220,7 @@ async def test_deaths_on_other_nodes_count_too() -> None:
         (TransferError("not finite", cause=Cause.COMPUTE), True),
     ],
 )
-async def test_what_says_nothing_about_the_prompt_is_no_death(
+async def test_failures_unrelated_to_the_prompt_are_no_deaths(
     error: TransferError, ended: bool
 ) -> None:
     world = World({"a": error, "b": error, "c": None})
@@ -270,7 +270,7 @@ async def test_a_prompt_waits_in_turn_for_the_blocks_of_its_transfer() -> None:
         assert (await filling).node == "a"
 
 
-async def test_after_the_wait_for_blocks_it_is_decided_anew() -> None:
+async def test_the_choice_is_made_again_after_waiting_for_blocks() -> None:
     world = World({"a": None})
     async with waiting_for_blocks(world) as (filling, give_back):
         world.refused.add("a")

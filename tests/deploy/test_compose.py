@@ -44,7 +44,7 @@ def test_only_the_router_is_published_and_on_loopback(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("path", "name"), SERVICES)
-def test_a_service_is_probed_drained_and_found_where_it_says(path: Path, name: str) -> None:
+def test_services_are_probed_drained_and_found_at_their_ports(path: Path, name: str) -> None:
     service, part = d.services(path)[name], d.compose_part(path, name)
     probe = service["healthcheck"]["test"][-1]
     compile(probe, "healthcheck", "exec")

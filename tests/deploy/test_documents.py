@@ -60,7 +60,7 @@ def test_images_are_built_under_the_names_that_manifests_use(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if "docker compose" in line])
-def test_compose_is_told_of_files_and_variables_that_there_are(line: str) -> None:
+def test_compose_names_only_files_and_variables_that_exist(line: str) -> None:
     words = shlex.split(line)
     given = {word.partition("=")[0] for word in words[: words.index("docker")]}
     path = d.ROOT / words[words.index("-f") + 1]
@@ -71,7 +71,7 @@ def test_compose_is_told_of_files_and_variables_that_there_are(line: str) -> Non
 
 
 @pytest.mark.skipif(not d.KUBECTL, reason=d.NO_KUBECTL)
-def test_kubectl_is_told_of_objects_that_there_are() -> None:
+def test_documents_name_only_kubernetes_objects_that_exist() -> None:
     objects = [
         item
         for name in (*d.OVERLAYS, "download", "monitoring")

@@ -284,7 +284,7 @@ def admitted(objects: list[d.Object]) -> dict[tuple[str, int], set[str]]:
     return found
 
 
-def test_policies_let_in_who_has_to_come_and_nobody_else(base: list[d.Object]) -> None:
+def test_network_policies_admit_the_required_pods_only(base: list[d.Object]) -> None:
     assert admitted(base) == {
         ("tandem-router", 8000): {"*"},
         ("tandem-router", 8001): {"node"},
@@ -353,7 +353,7 @@ def test_nothing_is_open_where_the_lock_is_on() -> None:
             assert given["tls_name"] == "tandem"
 
 
-def test_open_parts_say_so(base: list[d.Object]) -> None:
+def test_open_parts_have_the_insecure_option(base: list[d.Object]) -> None:
     assert all(part.parse()["insecure"] for _, _, part in containers(base))
 
 

@@ -62,7 +62,7 @@ def test_an_alert_asks_for_what_there_is(rule: d.Object, series: dict[str, set[s
 
 
 @pytest.mark.parametrize("rule", RULES, ids=[rule["alert"] for rule in RULES])
-def test_an_alert_says_what_to_do(rule: d.Object) -> None:
+def test_every_alert_links_to_the_runbook(rule: d.Object) -> None:
     text = (d.DEPLOY / "runbook.md").read_text()
     sections = re.split(r"^## ", text, flags=re.M)[1:]
     (section,) = [
@@ -91,7 +91,7 @@ def test_bounds_that_rules_select_by_are_those_of_buckets() -> None:
 
 
 @pytest.mark.skipif(not d.KUBECTL, reason=d.NO_KUBECTL)
-def test_prometheus_is_told_of_every_page_and_let_in() -> None:
+def test_prometheus_scrapes_every_page_and_may_connect() -> None:
     (monitor,) = d.documents(MONITORING / "pod-monitor.yaml")
     (policy,) = d.documents(MONITORING / "network-policy.yaml")
     endpoints = {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]}

@@ -167,7 +167,7 @@ def always_alive(cluster: TestCluster) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("disaggregated", ["shared_memory"], indirect=True)
-def test_heavy_requests_hold_up_nobody(
+def test_heavy_requests_delay_no_other(
     disaggregated: TestCluster, undisturbed: list[list[int]]
 ) -> None:
     with bystanders(disaggregated, undisturbed), always_alive(disaggregated):
@@ -199,7 +199,7 @@ def open_and_stall(cluster: TestCluster) -> socket.socket:
 
 # What clients do does not depend on how KV moves.
 @pytest.mark.parametrize("disaggregated", ["shared_memory"], indirect=True)
-def test_a_client_that_reads_nothing_holds_up_nobody(
+def test_a_client_that_reads_nothing_delays_no_other(
     disaggregated: TestCluster, undisturbed: list[list[int]]
 ) -> None:
     _, decode = disaggregated.parts[1:]

@@ -32,7 +32,7 @@ def answers(cluster: TestCluster) -> list[list[int]]:
     return [greedy(cluster, seed) for seed in range(3)]
 
 
-def test_a_prefill_node_with_other_weights_is_never_used_and_says_why(
+def test_a_prefill_node_with_other_weights_is_never_used_and_the_reason_is_shown(
     tmp_path: Path, tiny_model: str
 ) -> None:
     tiny_models.build("qwen3", tmp_path / "other", seed=1)

@@ -92,7 +92,7 @@ async def joined(cluster: TestCluster, node: Walled) -> AsyncIterator[None]:
             await stub.Leave(pb.LeaveRequest(node_id=node.join.node_id, epoch=3))
 
 
-async def test_a_doctor_tells_a_healthy_cluster_from_one_that_is_not(
+async def test_the_doctor_distinguishes_healthy_and_unhealthy_clusters(
     tmp_path: Path, tiny_model: str
 ) -> None:
     with running(tmp_path, tiny_model) as cluster:

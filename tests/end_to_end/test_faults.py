@@ -150,7 +150,7 @@ def test_an_idle_node_whose_rank_dies_leaves_at_once(cluster: TestCluster, pair:
     cluster.wait_idle(pair.decode)
 
 
-def test_a_node_whose_rank_stands_still_ends_its_streams_with_one_error_and_leaves(
+def test_a_node_whose_rank_hangs_ends_its_streams_with_one_error_and_leaves(
     cluster: TestCluster, pair: Pair
 ) -> None:
     """Its head is well, and so are its heartbeats."""

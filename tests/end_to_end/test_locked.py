@@ -79,7 +79,7 @@ def test_a_locked_cluster_gives_the_same_tokens(locked: Locked, aggregated: Test
     locked.serves(3, greedy(aggregated, 3))
 
 
-def test_nodes_that_do_not_belong_are_told_why_and_the_cluster_goes_on(
+def test_nodes_of_another_model_are_refused_with_a_reason_and_the_cluster_continues(
     locked: Locked, aggregated: TestCluster, tmp_path: Path
 ) -> None:
     wrong = tmp_path / "token"

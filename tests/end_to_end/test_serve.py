@@ -78,7 +78,7 @@ def test_the_greeting_has_an_address_a_curl_line_and_the_logs(served: Served) ->
     assert "curl " in served.greeting[1] and "Logs:" in served.greeting[2]
 
 
-def test_the_greeting_says_how_to_see_the_parts(served: Served) -> None:
+def test_the_startup_message_says_how_to_list_the_parts(served: Served) -> None:
     line = served.greeting[3].partition("Parts: tandem ")[2].split()
     command = [sys.executable, "-m", "tandem", *line]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -88,7 +88,7 @@ def test_the_greeting_says_how_to_see_the_parts(served: Served) -> None:
     assert "<html" in get(served.url).lower()
 
 
-def test_whoever_is_not_this_user_is_refused_at_the_registry(served: Served) -> None:
+def test_another_user_is_refused_at_the_registry(served: Served) -> None:
     registry = served.greeting[3].split()[-1]
     token = find_token(registry)
     assert len(token) == 64

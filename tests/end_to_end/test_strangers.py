@@ -28,7 +28,7 @@ def strangers(tmp_path: Path, tiny_model: str, disaggregated: TestCluster) -> It
 
 # They never get as far as to move KV.
 @pytest.mark.parametrize("disaggregated", ["shared_memory"], indirect=True)
-def test_nodes_of_another_model_are_refused_while_serving_goes_on(
+def test_nodes_of_another_model_are_refused_without_interrupting_service(
     strangers: TestCluster, disaggregated: TestCluster
 ) -> None:
     want = greedy(disaggregated, 3)

@@ -128,7 +128,7 @@ def test_a_request_that_fails_over_is_one_trace_across_three_processes(
     assert services == {"tandem-router", "tandem-decode-node", "tandem-prefill-node"}
 
 
-def test_the_routers_log_says_where_the_first_tokens_time_went(cluster: TestCluster) -> None:
+def test_the_access_log_splits_the_time_to_first_token(cluster: TestCluster) -> None:
     """Of the request above, whose first attempt at a transfer failed."""
     router = cluster.parts[0]
 
@@ -160,7 +160,7 @@ def test_every_log_names_the_request_the_node_and_the_trace(cluster: TestCluster
             assert {"time", "level", "logger", "message"} <= line.keys()
 
 
-def test_a_prompt_that_is_prefilled_here_says_so(
+def test_a_trace_shows_local_prefill_with_its_reason(
     cluster: TestCluster, collector: Collector
 ) -> None:
     trace = "10ca1" * 6 + "00"

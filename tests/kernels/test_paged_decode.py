@@ -153,7 +153,7 @@ def test_queries_may_be_a_part_of_wider_rows() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of numpy, which interprets
-def test_what_is_not_a_number_shows() -> None:
+def test_keys_that_are_not_numbers_show_in_the_output() -> None:
     """The sampler refuses such a sequence; it must not become a token."""
     for kind in KINDS:
         case = Case([40, 40], kind, 2, 1, 16)

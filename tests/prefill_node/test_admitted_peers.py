@@ -51,7 +51,7 @@ async def test_a_new_start_of_a_node_takes_the_place_of_the_old(ranks: Ranks) ->
     )
 
 
-async def test_who_falls_silent_is_dismissed_and_who_speaks_stays(ranks: Ranks) -> None:
+async def test_silent_tenants_are_removed_and_others_stay(ranks: Ranks) -> None:
     for name in ("a", "b"):
         await ranks.admitted_peers.admit(Tenant(name, 1), [name])
     ranks.now = module.SILENCE_SECONDS

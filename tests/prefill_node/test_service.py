@@ -113,7 +113,7 @@ async def test_an_attempt_is_accepted_followed_and_done_and_frees_its_blocks() -
         assert node.metric("tandem_transfers_total", outcome="done") == 1
 
 
-async def test_of_a_layer_with_a_window_only_what_the_peer_will_see_is_sent() -> None:
+async def test_layers_with_a_window_send_only_what_the_peer_will_see() -> None:
     windowed = replace(LAYER, attention=replace(ATTENTION, sliding_window=30))
     async with prefill_node(layers=(LAYER, windowed, LAYER)) as node:
         for transfer_id, resume_at, first in ((1, 96, 67), (2, 0, 20)):
@@ -156,7 +156,7 @@ async def test_a_canary_is_taken_and_computed_first_however_long_the_queue() -> 
         await node.stub.Release(ids(*range(12)))
 
 
-async def test_a_lease_that_nobody_renews_ends_the_attempt() -> None:
+async def test_an_expired_lease_ends_the_attempt_and_renewed_ones_continue() -> None:
     async with prefill_node(lease_seconds=0.5) as node:
         node.ranks.computes.clear()
         call = node.open()
@@ -199,7 +199,7 @@ async def test_a_new_epoch_voids_what_the_old_one_held() -> None:
         assert node.service.live == 0
 
 
-async def test_a_greeting_says_where_the_operator_wants_the_ranks_to_be_reached() -> None:
+async def test_a_greeting_has_the_advertised_addresses_of_the_ranks() -> None:
     async with prefill_node(kv_advertise="nat.example:8200") as node:
         reply = await node.stub.Hello(introduction(node.engine, node.identity))
         told = [(rank.bulk, rank.control) for rank in reply.ranks]
@@ -218,7 +218,7 @@ def hello(node: Served, *keys: str, ranks: int = RANKS) -> pb.Introduction:
     return mine
 
 
-async def test_a_locked_node_admits_the_keys_of_who_greets() -> None:
+async def test_a_locked_node_admits_the_keys_of_peers_that_greet_it() -> None:
     keys = (KEY, KEY.swapcase())
     async with prefill_node(curve_keys=("p0", "p1")) as node:
         live = pb.LiveRequest(node_id=ME, epoch=EPOCH)
@@ -247,7 +247,7 @@ async def test_a_peer_with_more_ranks_than_the_model_has_heads_cannot_greet(lock
         (False, (KEY, KEY), "announces 2 CURVE keys, and 0 are expected"),
     ],
 )
-async def test_who_is_not_locked_as_this_node_is_cannot_greet(
+async def test_a_peer_that_is_not_locked_like_this_node_cannot_greet(
     locked: bool, keys: tuple[str, ...], words: str
 ) -> None:
     async with prefill_node(curve_keys=("p0", "p1") if locked else ()) as node:
@@ -331,7 +331,7 @@ async def test_an_attempt_ends_with_its_request() -> None:
         node.ranks.computes.set()
 
 
-async def test_a_prompt_waits_while_the_node_computes_and_no_longer_when_it_stands_still(
+async def test_a_prompt_waits_while_the_node_computes_but_not_when_it_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first one fills the pool; the step that computes it may never end."""

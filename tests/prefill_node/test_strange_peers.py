@@ -119,7 +119,7 @@ def test_a_greeting_of_any_kind_is_answered_or_refused(request: pb.Introduction)
 
 @FEWER
 @given(changed(pb.TransferIds(node_id="d", epoch=7, ids=[1])))
-def test_ids_of_any_kind_are_nobodys(request: pb.TransferIds) -> None:
+def test_invalid_ids_match_no_node(request: pb.TransferIds) -> None:
     async def ask() -> None:
         async with serving() as (service, _):
             for call in (service.Renew, service.Release):

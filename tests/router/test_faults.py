@@ -236,7 +236,7 @@ async def test_prefill_nodes_that_die_count_as_much_as_decode_nodes(tmp_path: Pa
         assert sum(len(node.requests) for node in c.nodes) == 1
 
 
-async def test_the_next_node_is_told_how_many_have_died(tmp_path: Path) -> None:
+async def test_the_next_node_gets_the_number_of_deaths(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=2) as c:
         c.nodes[0].script = dies_after(tokens_event(0, [5]))
         await c.complete(["hello"])
@@ -397,7 +397,7 @@ async def test_what_a_client_gets_waits_for_no_acknowledgement(tmp_path: Path) -
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-async def test_a_router_that_is_told_to_end_serves_on_for_its_delay_then_closes_then_finishes(
+async def test_sigterm_lets_a_router_serve_for_its_delay_then_close_then_finish(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "tandem.router")

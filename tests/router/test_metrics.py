@@ -55,7 +55,7 @@ def test_nodes_are_counted_by_role_and_state() -> None:
         assert line in page
 
 
-async def test_a_page_is_made_in_a_thread_once_for_all_who_ask(
+async def test_concurrent_scrapes_share_one_page_rendered_in_a_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[threading.Thread] = []
@@ -79,7 +79,7 @@ async def test_a_page_is_made_in_a_thread_once_for_all_who_ask(
     assert len(made) == 1 and made[0] is not threading.main_thread()
 
 
-async def test_a_page_that_is_too_old_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_old_page_is_rendered_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PAGE_REUSE", 0.0)
     table = NodeTable(3.0)
     metrics = Metrics(table)

@@ -123,13 +123,13 @@ def test_a_pace_is_between_two_moments() -> None:
     assert "prefix" not in str(rates(IDLE, work(running=1), 10.0))
 
 
-def test_an_idle_process_says_nothing() -> None:
+def test_an_idle_process_logs_nothing() -> None:
     assert rates(IDLE, IDLE, 10.0) is None
     for change in ({"waiting": 1}, {"transfers": 1}, {"generated_tokens": 51}):
         assert rates(IDLE, work(**change), 10.0) is not None
 
 
-async def test_a_router_tells_its_pace_while_there_is_work(
+async def test_a_router_logs_its_throughput_while_it_has_work(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "tandem")

@@ -28,7 +28,7 @@ async def test_a_taken_port_is_a_startup_error(tmp_path: Path) -> None:
                 await Router(taken).start()
 
 
-async def test_run_router_says_when_it_is_ready_and_stops_when_told() -> None:
+async def test_the_router_announces_that_it_is_ready_and_stops_on_sigterm() -> None:
     stop = asyncio.Event()
     options = RouterOptions(port=0, registry_port=0)
     async with asyncio.timeout(10):
@@ -65,7 +65,7 @@ def test_a_router_starts_light(tmp_path: Path) -> None:
     assert int(megabytes) < 150
 
 
-async def test_a_router_with_a_token_shows_it_asks_for_it_and_counts_who_lacks_it(
+async def test_a_router_with_a_token_requires_it_and_counts_calls_without(
     tmp_path: Path,
 ) -> None:
     options = RouterOptions(port=0, registry_port=0, drain_timeout=1.0)

@@ -80,7 +80,7 @@ def _join(**changes: Any) -> pb.JoinRequest:
 @example(_join(address="h:²"), None)
 @example(_join(address="h:" + "9" * 5000), None)
 @example(_join(model=pb.ModelCard(path="a\0b", max_model_len=1)), None)
-def test_a_node_may_say_anything_to_the_registry(request: pb.JoinRequest, data: Any) -> None:
+def test_the_registry_answers_or_refuses_any_join(request: pb.JoinRequest, data: Any) -> None:
     asyncio.run(_visit(request, data))
 
 
@@ -104,7 +104,9 @@ async def _visit(request: pb.JoinRequest, data: st.DataObject | None) -> None:
 
 @FEWER
 @given(protos(pb.HeartbeatRequest))
-def test_a_heartbeat_of_a_known_node_may_carry_anything(beat: pb.HeartbeatRequest) -> None:
+def test_any_heartbeat_of_a_known_node_leaves_a_valid_metrics_page(
+    beat: pb.HeartbeatRequest,
+) -> None:
     async def visit() -> None:
         nodes = NodeTable(3.0)
         nodes.join(_join(), "127.0.0.1:9")
@@ -119,7 +121,7 @@ def test_a_heartbeat_of_a_known_node_may_carry_anything(beat: pb.HeartbeatReques
 @given(st.text(max_size=50) | strange(st.just(b'{"message": "m"}')).map(lambda b: str(b, "latin")))
 @example("[" * 100_000)
 @example('{"message": ["x"], "param": {}}')
-def test_a_refusal_in_any_words_is_told(details: str) -> None:
+def test_a_refusal_with_any_details_is_a_request_error(details: str) -> None:
     error = request_error(details)
     assert isinstance(error, RequestError)
     assert error.param is None or isinstance(error.param, str)

@@ -21,7 +21,7 @@ def test_a_folder_stands_beside_addresses() -> None:
 
 
 @pytest.mark.parametrize("url", ["file://", "file://host/run", "file://run", "file:///" + "x" * 90])
-def test_what_is_no_folder_for_sockets_is_refused(url: str) -> None:
+def test_an_unsuitable_folder_for_sockets_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match="--pd-url"):
         prefill_addresses(url)
 

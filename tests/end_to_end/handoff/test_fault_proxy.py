@@ -121,7 +121,7 @@ def test_a_slow_wire_keeps_its_rate(ends: tuple) -> None:
     assert mark.fired_at - begun > 0.05
 
 
-def test_nobody_behind_it_is_a_reset(proxy: FaultProxy) -> None:
+def test_a_target_that_does_not_listen_resets_the_client(proxy: FaultProxy) -> None:
     first, second = proxy.two_wires()
     assert second.port == first.port + 1
     address = ("127.0.0.1", first.port)

@@ -98,7 +98,7 @@ def test_a_stream_that_has_begun_ends_with_one_error(
 
 
 @pytest.mark.parametrize(("what", "fraction"), cases(["a client that goes away"]))
-def test_late_frames_of_a_request_that_was_given_up_reach_nobody(
+def test_late_frames_of_an_abandoned_request_are_dropped(
     what: str, fraction: float, campaign: Campaign
 ) -> None:
     """They come on the connection that is still in use: only the attempt tells them apart."""

@@ -39,7 +39,7 @@ def test_each_pause_is_twice_as_long_until_a_call_is_answered() -> None:
     assert node.failed("call") == 1.0
 
 
-def test_all_who_fail_during_a_pause_count_once() -> None:
+def test_failures_during_a_pause_count_once() -> None:
     node = Ejection(Clock())
     for call in range(5):
         node.asked(call)
@@ -124,7 +124,7 @@ async def test_a_node_that_answers_no_can_be_reached(
         assert not any(node.ejection.ejected for node in c.router.nodes)
 
 
-async def test_a_client_that_goes_away_says_nothing_of_the_node(tmp_path: Path) -> None:
+async def test_a_disconnect_of_the_client_does_not_eject_the_node(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         c.node.script = hang
         asked = asyncio.create_task(c.complete("x"))

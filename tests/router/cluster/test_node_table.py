@@ -16,7 +16,7 @@ from tandem.shared.security.credentials import INSECURE
 NOBODY = "127.0.0.1:1"
 
 
-async def test_a_report_from_before_a_call_has_ended_tells_of_no_other_routers_calls() -> None:
+async def test_a_report_from_before_a_call_ended_adds_no_load_of_other_routers() -> None:
     node = Node(pb.JoinRequest(node_id="d", role=pb.ROLE_DECODE), NOBODY, 0.0, INSECURE)
 
     def sequences(running: int) -> int:

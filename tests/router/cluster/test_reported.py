@@ -18,7 +18,7 @@ from tandem.shared.kv.published import PrefixDigest
 from tandem.tests.router.support import FakeDecodeNode, cluster, make_model, until
 
 
-async def test_a_prefill_node_that_was_named_tells_what_it_holds_too(
+async def test_a_static_prefill_node_reports_its_prefixes_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tandem.router.cluster.static_nodes.POLL_SECONDS", 0.02)
@@ -67,7 +67,7 @@ async def test_a_prefill_node_that_was_named_tells_what_it_holds_too(
         await server.stop(grace=None)
 
 
-async def test_what_a_node_holds_draws_its_prompts_before_and_after_it_tells(
+async def test_prompts_go_to_their_prefix_before_and_after_it_is_reported(
     tmp_path: Path,
 ) -> None:
     async with cluster(tmp_path, nodes=3) as c:

@@ -86,7 +86,7 @@ class Fleet:
         return made
 
 
-def test_a_few_of_many_nodes_are_looked_at_and_all_of_a_few() -> None:
+def test_few_of_many_nodes_are_compared_and_all_of_few() -> None:
     fleet = Fleet()
     assert len(fleet.table.views(PromptKeys(PROMPT))) <= HOLDING + 2 * 2 * LIGHTEST
     assert len(fleet.table.views(PromptKeys(PROMPT), every=True)) == 2 * MANY
@@ -94,7 +94,7 @@ def test_a_few_of_many_nodes_are_looked_at_and_all_of_a_few() -> None:
     assert len(small.table.views(PromptKeys(PROMPT))) == FEW
 
 
-def test_who_holds_a_prompt_gets_it_wherever_it_stands() -> None:
+def test_the_node_that_holds_a_prompt_gets_it_wherever_it_is_listed() -> None:
     fleet = Fleet()
     fleet.report("d97", held=PROMPT)
     fleet.report("p61", held=PROMPT[:100])
@@ -116,7 +116,7 @@ def test_one_node_of_many_that_has_what_a_request_needs_is_found(name: str) -> N
         assert fleet.place(name, needs=frozenset({ALLOWED_TOKEN_IDS})).decode.node_id == "newer"
 
 
-def test_a_prompt_is_drawn_to_where_it_was_placed_before_anybody_tells() -> None:
+def test_a_prompt_goes_to_where_it_was_placed_before_any_report() -> None:
     fleet = Fleet()
     node = fleet.table.named("d120")
     assert node is not None
@@ -126,7 +126,9 @@ def test_a_prompt_is_drawn_to_where_it_was_placed_before_anybody_tells() -> None
 
 
 @every_policy
-def test_what_was_evicted_draws_nobody(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evicted_prefixes_do_not_attract_prompts(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "MAX_STALE", 10)
     fleet = Fleet()
     fleet.report("d97", held=PROMPT, running=6)
@@ -148,7 +150,7 @@ def test_the_idle_node_is_found_as_the_window_moves_on(name: str) -> None:
 
 
 @every_policy
-def test_idle_nodes_that_cannot_be_reached_hide_nobody_else(name: str) -> None:
+def test_idle_unreachable_nodes_do_not_hide_others(name: str) -> None:
     """As many unreachable nodes as a window has, all in one window."""
     fleet = Fleet()
     unreachable = {f"d{number}" for number in range(2 * LIGHTEST)}
@@ -220,7 +222,7 @@ def test_a_node_that_fell_silent_is_found_again_when_it_is_back() -> None:
     turn=st.integers(0, 9),
     few=st.sampled_from([0, 5, module.FEW]),
 )
-def test_whoever_holds_the_most_is_found_first(
+def test_the_node_that_holds_the_most_is_found_first(
     held: list[int], released: set[int], turn: int, few: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -172,7 +172,7 @@ SLOTS = "tandem_data_plane_staging_slots"
         ),
     ],
 )
-def test_what_is_wrong_is_said_with_what_to_do(seen: Survey, problem: str, remedy: str) -> None:
+def test_problems_are_reported_with_a_remedy(seen: Survey, problem: str, remedy: str) -> None:
     [found] = findings(seen)
     assert found.wrong and problem in found.problem and remedy in found.remedy
     assert f"wrong {found.subject}: {found.problem}" in as_text(seen, [found])
@@ -194,7 +194,7 @@ def prefilled(*prompts: tuple[str, str, int]) -> Survey:
         ("no prefill node", False),
     ],
 )
-def test_prefill_nodes_that_get_nothing_are_told_of(reason: str, wrong: bool) -> None:
+def test_prefill_nodes_without_prompts_are_reported(reason: str, wrong: bool) -> None:
     seen = prefilled(("local", reason, 7), ("local", "below threshold", 100))
     [found] = findings(seen)
     assert found.wrong is wrong
@@ -210,7 +210,9 @@ def test_prefill_nodes_that_get_nothing_are_told_of(reason: str, wrong: bool) ->
         [("local", "failed: peer_lost", 40), ("remote", "", 1)],
     ],
 )
-def test_prefill_nodes_that_have_nothing_to_get_are_not(prompts: list[Any]) -> None:
+def test_prefill_nodes_without_prompts_are_not_reported_if_none_were_long(
+    prompts: list[Any],
+) -> None:
     assert findings(prefilled(*prompts)) == []
     without = prefilled(("local", "failed: peer_lost", 7))
     assert "received no prompt" not in repr(findings(replace(without, nodes=without.nodes[1:])))
@@ -219,7 +221,7 @@ def test_prefill_nodes_that_have_nothing_to_get_are_not(prompts: list[Any]) -> N
 @pytest.mark.parametrize(
     ("days", "problem"), [(15, ""), (3, "--tls-cert ends in 3 days"), (-1, "--tls-cert has ended")]
 )
-def test_certificates_that_end_soon_are_told_of(days: int, problem: str) -> None:
+def test_certificates_that_expire_soon_are_reported(days: int, problem: str) -> None:
     ends = metric(EXPIRY, 1000.0 + 86400 * days, file="--tls-cert")
     found = findings(replace(with_node(node(PREFILL, "p", metrics=[ends])), asked_at=1000.0))
     assert [problem in one.problem and one.wrong == (days < 0) for one in found] == (
@@ -271,7 +273,7 @@ def test_certificates_that_end_soon_are_told_of(days: int, problem: str) -> None
         ),
     ],
 )
-def test_what_is_good_to_know_makes_nothing_unhealthy(seen: Survey, problem: str) -> None:
+def test_advice_does_not_make_a_cluster_unhealthy(seen: Survey, problem: str) -> None:
     [found] = findings(seen)
     assert not found.wrong and problem in found.problem
     assert json.loads(as_json(seen, [found]))["healthy"] is True
@@ -295,7 +297,7 @@ def test_rates_are_shown_as_what_they_are() -> None:
     assert "unknown" in as_text(healthy(), [])
 
 
-def test_what_a_node_says_of_itself_is_no_markup() -> None:
+def test_markup_in_text_from_nodes_is_not_interpreted() -> None:
     told = as_text(healthy(), [Finding("[red]x", "[/] [bold]y", "z")])
     assert "[red]x: [/] [bold]y" in told
 

@@ -82,7 +82,7 @@ async def test_a_request_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFi
         ("words of a newer version", "local (other)"),
     ],
 )
-async def test_a_prompt_that_was_prefilled_locally_says_why(
+async def test_local_prefill_is_counted_with_its_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, told: str, shown: str
 ) -> None:
     async with cluster(tmp_path) as c:
@@ -131,7 +131,7 @@ async def test_a_stream_that_fails_has_its_error_and_what_was_sent(
         assert line["error"] and "finish_reason" not in line and line["cached_tokens"] == 0
 
 
-async def test_a_client_that_goes_away_is_told_of(
+async def test_a_disconnect_of_the_client_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def never(request: Any, context: Any) -> Any:
@@ -173,7 +173,7 @@ async def test_the_line_for_people(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert 'prefilled="local (no prefill node)" first_token="router 0.000 queue 0.250' in line
 
 
-async def test_what_is_no_request_is_a_line_too(
+async def test_requests_that_fail_to_parse_are_logged_too(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with cluster(tmp_path) as c:

@@ -91,7 +91,7 @@ def test_what_json_refuses_is_refused_in_a_large_body(body: str) -> None:
         (json.dumps(dict.fromkeys(map(str, range(MOST + 1)))), "more than 40000 items"),
     ],
 )
-def test_a_large_body_that_is_none(body: str, words: str) -> None:
+def test_a_large_body_that_is_not_json(body: str, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         large(body)
 

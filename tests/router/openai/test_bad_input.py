@@ -431,6 +431,6 @@ async def test_all_that_a_template_may_show_counts(c: Cluster) -> None:
     assert not c.node.requests
 
 
-async def test_the_first_quoted_control_token_makes_nobody_wait(c: Cluster) -> None:
+async def test_the_tokenizer_for_quoted_control_tokens_exists_from_the_start(c: Cluster) -> None:
     """A second tokenizer reads it as text, and takes a while to create."""
     assert c.router.registry.model().tokenizer._literal is not None

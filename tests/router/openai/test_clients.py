@@ -87,7 +87,7 @@ async def test_what_asks_for_nothing_is_taken(c: Cluster) -> None:
     assert (await c.complete(cache_prompt=True, suffix=None)).status_code == 200
 
 
-async def test_a_field_that_nobody_knows_is_named_once(
+async def test_an_unknown_field_is_logged_once(
     c: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     def told() -> list[str]:

@@ -127,7 +127,7 @@ async def test_an_answer_out_of_all_proportion_is_refused(tmp_path: Path) -> Non
             assert r.status_code == 200
 
 
-async def test_a_limit_that_nobody_chose_is_cut_to_what_fits(tmp_path: Path) -> None:
+async def test_a_default_limit_is_cut_to_what_fits(tmp_path: Path) -> None:
     async with cluster(tmp_path, context=CONTEXT) as c:
         assert (await c.chat(logprobs=True, top_logprobs=20)).status_code == 200
         assert c.node.requests[-1].sampling.max_tokens == (1 << 19) // 21

@@ -74,12 +74,12 @@ def test_changes_follow_the_version_that_they_were_made_for() -> None:
     assert len(node) == 0
 
 
-def test_a_node_that_tells_too_much_is_not_believed() -> None:
+def test_more_keys_than_the_limit_are_ignored() -> None:
     node = holding(pb.Prefixes(version=1, block_size=1, stride=1, added=bytes(8 * (MAX_KEYS + 1))))
     assert len(node) == 0 and node.matched(PromptKeys(TOKENS)) == 0
 
 
-def test_of_a_long_prompt_in_tiny_blocks_the_beginning_alone_is_matched() -> None:
+def test_only_the_beginning_of_a_long_prompt_in_tiny_blocks_is_matched() -> None:
     tokens = list(range(100_000))
     prompt = PromptKeys(tokens)
     assert holding(told(tokens[:20_000], 1)).matched(prompt) == MAX_PROMPT_KEYS // 2
@@ -88,7 +88,7 @@ def test_of_a_long_prompt_in_tiny_blocks_the_beginning_alone_is_matched() -> Non
     assert computed <= MAX_PROMPT_KEYS
 
 
-def test_what_is_expected_counts_as_held() -> None:
+def test_expected_keys_count_as_held() -> None:
     node = holding(told(TOKENS[:20], 10))
     expected = set(unpack_keys(told(TOKENS[:70], 10).added))
     assert node.matched(PromptKeys(TOKENS), expected.__contains__) == 70

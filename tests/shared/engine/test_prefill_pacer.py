@@ -159,7 +159,7 @@ def test_the_time_of_decoding_stays_known_while_prompts_never_end() -> None:
     assert pacer.limit == 128
 
 
-def test_what_was_received_goes_on_at_once() -> None:
+def test_a_received_prompt_continues_at_once() -> None:
     node, _, _ = streaming(PrefillPacer(0.001), 4)
     one = Sequence(100, [100] * 1000, SamplingParams(max_tokens=2))
     node.scheduler.match_prefix(one)
@@ -178,7 +178,7 @@ def test_prompts_without_streams_have_the_whole_budget() -> None:
     assert one.computed == 3584
 
 
-def test_a_step_without_prompts_delays_nobody_who_is_alone() -> None:
+def test_a_limit_from_before_does_not_delay_a_prompt_that_is_alone() -> None:
     node, running, _ = streaming(PrefillPacer(), 1)
     node.pacer.measured(10.0, decoded=1, prompt_tokens=32)
     assert node.pacer.limit == 0

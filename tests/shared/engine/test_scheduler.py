@@ -360,7 +360,7 @@ def poisoned(scheduler: Scheduler, poison: set[int], *, memory: bool = False) ->
     return scheduler.apply(StepResult(plan.step, drawn))
 
 
-def test_of_a_step_that_fails_only_the_sequence_that_fails_alone_ends() -> None:
+def test_only_the_sequence_that_fails_alone_ends_after_a_failed_step() -> None:
     scheduler = make()
     good = [sequence(n, 3 + n, max_tokens=3) for n in (1, 2, 3)]
     bad = sequence(4, 4, max_tokens=3)
@@ -431,7 +431,7 @@ def test_a_sequence_that_never_fits_ends_and_the_others_go_on() -> None:
     assert never.finish_reason is FinishReason.ERROR and len(fits.outputs) == 20
 
 
-def test_kv_that_was_not_good_is_found_by_nobody() -> None:
+def test_kv_of_a_failed_transfer_is_never_found() -> None:
     """Neither the KV of the step nor the KV it attended to: it is unknown which of it is bad."""
     scheduler = make(max_num_batched_tokens=8)
     scheduler.add(sequence(1, 17, max_tokens=1))
@@ -458,7 +458,7 @@ def test_a_prefill_only_sequence_whose_numbers_are_not_finite_holds_nothing() ->
     assert scheduler.pool.counts().free == 32 and scheduler.idle
 
 
-def test_reservations_are_given_in_turn_and_nothing_passes_who_waits_for_one() -> None:
+def test_reservations_are_granted_in_turn_and_nothing_overtakes_them() -> None:
     scheduler = make(blocks=16, max_num_seqs=4, max_model_len=64)
     scheduler.add(runner := sequence(1, 24, max_tokens=2))
     run_step(scheduler)
@@ -481,7 +481,7 @@ def test_reservations_are_given_in_turn_and_nothing_passes_who_waits_for_one() -
     assert scheduler.idle
 
 
-def test_who_asks_for_a_reservation_may_leave() -> None:
+def test_a_request_may_end_while_it_waits_for_a_reservation() -> None:
     scheduler = make(blocks=16, max_model_len=64)
     scheduler.ask(one := sequence(1, 40), 39)
     scheduler.cancel(one)

@@ -81,7 +81,7 @@ async def planned(
     return started, ranks.formats
 
 
-async def test_a_device_that_nobody_named_is_planned_for_as_what_it_is(
+async def test_without_device_the_plan_follows_the_device_that_ranks_report(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The head cannot know before its ranks say it."""
@@ -132,9 +132,7 @@ async def test_config_keys_are_ignored_by_heads_and_ranks_alike_and_with_a_warni
         ({"decode_kernel": "triton"}, "triton"),
     ],
 )
-def test_a_gpu_that_was_asked_for_decodes_by_triton_unless_told_otherwise(
-    options: dict[str, str], told: str
-) -> None:
+def test_a_requested_gpu_decodes_by_triton_by_default(options: dict[str, str], told: str) -> None:
     assert engine._decode_kernel(EngineConfig(**options)) == told  # type: ignore[arg-type]
 
 

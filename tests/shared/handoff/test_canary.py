@@ -88,7 +88,7 @@ def test_rounding_is_allowed_and_what_exceeds_it_is_named():
     ],
     ids=["heads", "K and V", "tokens", "dims", "layers"],
 )
-def test_two_orders_of_the_same_numbers_are_told_apart(layout):
+def test_another_order_of_the_same_numbers_is_detected(layout):
     assert _worst(layout).ratio > 100
 
 
@@ -109,7 +109,7 @@ def test_coarser_formats_allow_more(rounding: str, off: float) -> None:
     assert _worst(lambda *at: _plain(*at) * (1 + off)).ratio > 1
 
 
-def test_however_deep_and_coarse_another_layout_is_told_apart() -> None:
+def test_another_layout_is_detected_in_deep_models_and_coarse_dtypes() -> None:
     worst = _worst(
         lambda layer, side, head, *at: _plain(layer, side, 1 - head, *at), "float8_e4m3fn"
     )

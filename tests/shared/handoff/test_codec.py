@@ -121,7 +121,7 @@ def test_a_value_that_is_not_what_its_field_declares_is_rejected_by_name(
         b"\x00" * 10_001,
     ],
 )
-def test_what_is_no_message_is_rejected(data: bytes) -> None:
+def test_bytes_that_are_no_message_are_rejected(data: bytes) -> None:
     with pytest.raises(CodecError):
         CODEC.decode(data)
 

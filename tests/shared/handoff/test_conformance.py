@@ -154,7 +154,7 @@ def test_a_greeting_joins_both_ends(pair: Pair) -> None:
     assert len(pair.at_listener) == len(pair.at_dialer) == 1
 
 
-def test_nobody_is_live_before_the_greeting(world: World) -> None:
+def test_no_peer_is_live_before_the_greeting(world: World) -> None:
     pair = Pair(world)
     peer = pair.dial()
     assert not pair.dialer.is_live(peer) and not pair.listener.is_live(_key(pair.decode))
@@ -183,7 +183,7 @@ def test_another_start_of_the_listener_is_refused_by_its_epoch(world: World) -> 
     assert "epoch: p was 0000000000003039" in lost.reason
 
 
-def test_nobody_at_the_address_is_noticed_in_time(world: World) -> None:
+def test_an_unreachable_address_loses_the_peer_in_time(world: World) -> None:
     pair = Pair(world, timing=QUICK)
     pair.prefill.kill()
     peer = pair.dial()
@@ -253,7 +253,7 @@ def test_a_peer_that_was_killed_is_noticed_within_the_silence(world: World, dies
     assert world.clock() - begun < 3
 
 
-def test_a_peer_that_stands_still_is_lost_and_finds_out_when_it_wakes(world: World) -> None:
+def test_a_peer_that_hangs_is_lost_and_notices_when_it_wakes(world: World) -> None:
     pair = Pair(world, timing=QUICK).joined()
     pair.until(lambda: len(pair.at_listener) == 2, dialer=False)
     assert isinstance(pair.at_listener[1], Lost)
@@ -291,7 +291,7 @@ def test_a_message_beyond_the_limit_ends_the_connection_unread(world: World, lan
     assert not pair.to_dialer and not pair.to_listener
 
 
-def test_the_same_peer_anew_takes_the_place_of_its_old_connection(pair: Pair) -> None:
+def test_a_new_connection_of_a_peer_replaces_its_old_one(pair: Pair) -> None:
     before = len(pair.at_listener)
     other = pair.world.rank("d", epoch=pair.decode.config.epoch, listen_host=None)
     other.loop._dialer.connect(_key(pair.prefill), pair.prefill.plane.endpoints, pair.world.clock())
@@ -436,7 +436,7 @@ def _one_life(carrier: str) -> None:
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
-def test_what_is_closed_leaves_nothing(carrier: str) -> None:
+def test_closed_planes_leave_no_memory_descriptors_or_threads(carrier: str) -> None:
     _one_life(carrier)
     descriptors, threads = _open()
     tracemalloc.start()

@@ -65,7 +65,7 @@ def test_memory_that_was_exported_is_copied_out_of_where_it_was_opened(driver: C
     driver.free(ours)
 
 
-def test_torch_is_told_where_memory_lies(driver: CudaDriver) -> None:
+def test_torch_gets_the_address_of_mapped_memory(driver: CudaDriver) -> None:
     interface = driver.array(1 << 40, 99).__cuda_array_interface__
     assert interface == {"shape": (99,), "typestr": "|u1", "data": (1 << 40, False), "version": 3}
 
@@ -97,9 +97,7 @@ def test_every_refusal_is_named(driver: CudaDriver) -> None:
         driver.copy(1, 2, 3)
 
 
-def test_a_ring_that_is_smaller_than_it_was_said_is_not_opened(
-    driver: CudaDriver, library: str
-) -> None:
+def test_a_ring_smaller_than_announced_is_not_opened(driver: CudaDriver, library: str) -> None:
     theirs = driver.allocate(MIB)
     with pytest.raises(DeviceError, match="the handle is of 2097152 bytes, not of 2097153"):
         driver.open(driver.export(theirs), 2 * MIB + 1)
@@ -107,14 +105,14 @@ def test_a_ring_that_is_smaller_than_it_was_said_is_not_opened(
     driver.free(theirs)
 
 
-def test_an_error_without_a_name_is_told_by_its_number(library: str) -> None:
+def test_an_unnamed_error_is_reported_by_its_number(library: str) -> None:
     driver = CudaDriver(THE_DEVICE, library)
     with pytest.raises(DeviceError, match="CUDA_ERROR_NO_DEVICE, something else"):
         CudaDriver(0, library)
     assert driver._text("cuGetErrorName", 205) == "error 205"
 
 
-def test_without_a_driver_it_says_so(tmp_path: Path) -> None:
+def test_without_a_driver_the_error_says_so(tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match=r"no usable CUDA driver: .*libnone\.so"):
         CudaDriver(0, str(tmp_path / "libnone.so"))
     with pytest.raises(DeviceError, match=r"no usable CUDA driver: .*cuInit"):

@@ -128,7 +128,7 @@ def test_a_gpu_whose_memory_cannot_be_exported_is_done_without(
     assert f"CUDA IPC: {call}: no such luck" in caplog.text
 
 
-def test_memory_that_cannot_be_opened_is_done_without_and_the_reason_is_told() -> None:
+def test_memory_that_cannot_be_opened_is_not_used_and_the_reason_is_logged() -> None:
     """GPUs of one host need not reach each other."""
     with Rank("p", seed=1, device=FakeDevice()) as prefill:
         with Rank("d", listen_host=None, device=refusing("open")) as decode:
@@ -167,7 +167,7 @@ def test_an_offer_carries_the_place_of_a_ring_on_a_device() -> None:
             cuda_ipc.read_offer(broken)
 
 
-def test_the_staging_ring_of_a_gpu_is_pinned_or_it_is_said_why_not(
+def test_a_gpus_staging_ring_is_pinned_or_the_reason_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for device in (FakeDevice(), refusing("pin")):
@@ -183,7 +183,7 @@ def test_the_staging_ring_of_a_gpu_is_pinned_or_it_is_said_why_not(
 @pytest.mark.parametrize(
     ("carrier", "window"), [("cuda_ipc", DEVICE_WINDOW_BYTES), ("tcp", HOST_WINDOW_BYTES)]
 )
-def test_a_window_that_nobody_named_is_that_of_the_carrier(carrier: str, window: int) -> None:
+def test_the_default_window_depends_on_the_carrier(carrier: str, window: int) -> None:
     with World(carrier) as world:
         prefill, decode = world.rank("p", seed=1), world.rank("d", listen_host=None)
         fields = {"first_token": 0, "end_token": END, "window_bytes": WINDOW_OF_CARRIER}
@@ -277,7 +277,7 @@ def sender(decode: Rank) -> Iterator[FakeSender]:
         (0, 0, "a frame with 0 bytes of payload"),
     ],
 )
-def test_a_place_that_is_none_loses_the_peer(
+def test_an_invalid_place_loses_the_peer(
     decode: Rank, sender: FakeSender, place: DevicePlace, offset: int, length: int, reason: str
 ) -> None:
     sender.accept(device_ring=place)
@@ -295,7 +295,7 @@ def test_a_place_that_is_none_loses_the_peer(
         ({"bytes": 4097}, "open: 4096 bytes, not 4097"),
     ],
 )
-def test_memory_that_is_not_what_was_said_is_not_used(
+def test_memory_that_differs_from_its_offer_is_not_used(
     decode: Rank, sender: FakeSender, place: DevicePlace, changed: dict[str, Any], reason: str
 ) -> None:
     sender.accept(device_ring=replace(place, **changed))

@@ -99,7 +99,7 @@ def resealed(message: bytes) -> bytes:
 
 
 @given(strange(frames()), st.booleans())
-def test_a_frame_is_what_it_says_or_is_refused(message: bytes, sealed: bool) -> None:
+def test_a_frame_that_contradicts_its_header_is_refused(message: bytes, sealed: bool) -> None:
     message = resealed(message) if sealed else message
     try:
         header, payload = frame.decode(message, LIMIT)
@@ -112,7 +112,9 @@ def test_a_frame_is_what_it_says_or_is_refused(message: bytes, sealed: bool) -> 
 
 
 @given(strange(frames()), U64)
-def test_news_of_the_connection_is_some_or_none(message: bytes, epoch: int) -> None:
+def test_messages_about_a_connection_are_of_an_expected_kind_or_ignored(
+    message: bytes, epoch: int
+) -> None:
     peer = PeerKey(node_id="d", epoch=epoch, rank=0)
     found = about_connection(resealed(message), peer, 1, Kind.PING, Kind.CHOICE)
     assert found is None or found[0] in (Kind.PING, Kind.CHOICE)
@@ -218,7 +220,7 @@ def test_an_offer_of_nixl_is_understood_or_refused(offer: bytes) -> None:
 
 
 @given(strange(st.builds(payload_doorbell, U64, U32, st.binary(max_size=80).map(memoryview))))
-def test_a_doorbell_of_a_payload_names_its_place_and_header_or_is_none(message: bytes) -> None:
+def test_a_payload_doorbell_has_a_place_and_a_header_or_is_invalid(message: bytes) -> None:
     told = read_payload_doorbell(message)
     assert told is None or payload_doorbell(*told[:2], memoryview(told[2])) == message
 

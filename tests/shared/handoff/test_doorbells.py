@@ -119,7 +119,7 @@ def test_only_the_doorbell_that_was_meant_is_opened() -> None:
         DoorbellReader(pid, 2**20, NUMBER)
 
 
-def test_a_pipe_of_somebody_else_is_neither_read_nor_written() -> None:
+def test_a_foreign_pipe_is_neither_read_nor_written() -> None:
     """Whoever greets may name any pipe of a process that is ours."""
     read, write = os.pipe2(os.O_NONBLOCK)
     mine = DoorbellWriter(NUMBER)

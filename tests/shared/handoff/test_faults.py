@@ -154,7 +154,7 @@ def test_a_transfer_that_waits_for_its_turn_on_a_slow_link_is_not_given_up() -> 
         assert len(decode.log.of(Received)) == 30, decode.log.of(ReceiveFailed)[0]
 
 
-def test_a_loss_that_was_not_told_of_yet_is_no_news_of_the_next_attempt() -> None:
+def test_a_loss_not_yet_reported_does_not_end_the_next_attempt() -> None:
     fields = {"first_token": 0, "end_token": END}
     with World("memory") as world:
         prefill, decode = _pair(world)

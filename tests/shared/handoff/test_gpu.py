@@ -39,7 +39,7 @@ def test_memory_is_seen_where_it_lies_and_summed_in_pieces(name: str) -> None:
     device.leave()
 
 
-def test_what_the_data_plane_takes_of_a_gpu_is_left_to_it() -> None:
+def test_memory_on_a_gpu_is_reserved_for_the_data_plane_by_carrier() -> None:
     for carrier, taken in (("auto", DEVICE_BYTES), ("cuda_ipc", DEVICE_BYTES), ("tcp", 0)):
         assert rank_setup.data_plane_bytes(carrier, GPU) == taken
     assert rank_setup.data_plane_bytes("", GPU) == 0

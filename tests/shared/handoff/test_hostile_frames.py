@@ -149,7 +149,7 @@ def test_a_control_frame_on_the_bulk_connection_fails_the_attempt(decode, sender
         {"receiver_epoch": 6},
     ],
 )
-def test_what_is_not_expected_is_answered_with_abort_and_harms_nothing(decode, sender, stale):
+def test_unexpected_frames_are_answered_with_abort_and_do_no_harm(decode, sender, stale):
     before = _contents(decode)
     header, payload = frame.decode(sender.data(7, 0, 0, 0, END), 1 << 20)
     message = frame.encode(replace(header, **stale), bytes(payload))

@@ -96,7 +96,7 @@ def test_every_start_has_a_key_of_its_own(locked: Rank) -> None:
         assert plain.plane.endpoints.key == ""
 
 
-def test_a_rank_that_nobody_announced_is_refused_and_counted(locked: Rank) -> None:
+def test_an_unannounced_rank_is_refused_and_counted(locked: Rank) -> None:
     with Rank("d", listen_host=None, curve=True) as decode:
         decode.plane.submit(expect(locked, 1, BLOCKS, first_token=0, end_token=END))
         assert decode.log.wait(ReceiveFailed, 1).retriable
@@ -115,7 +115,7 @@ def test_a_rank_that_was_dismissed_is_a_stranger_again(locked: Rank) -> None:
         until(lambda: locked.plane.stats().keys_refused in (1, 2))
 
 
-def test_an_unlocked_rank_gets_no_word_out_of_a_locked_one(locked: Rank) -> None:
+def test_an_unlocked_rank_gets_no_answer_from_a_locked_one(locked: Rank) -> None:
     with Rank("d", listen_host=None) as decode:
         decode.plane.submit(expect(locked, 1, BLOCKS, first_token=0, end_token=END))
         assert "only one side is locked" in decode.log.wait(ReceiveFailed, 1).reason
@@ -148,7 +148,7 @@ def greeted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("greeted")
-def test_whoever_answers_without_the_announced_key_is_not_believed(locked: Rank) -> None:
+def test_an_answer_without_the_announced_key_is_rejected(locked: Rank) -> None:
     """Somebody else on the address of a prefill rank."""
     with Rank("d", listen_host=None, curve=True) as decode, Rank("p", curve=True) as other:
         admit(locked, decode.plane.endpoints.key)
@@ -204,7 +204,7 @@ def test_a_message_without_end_is_cut_off_and_costs_no_memory(prefill: Rank) -> 
     hands_over(prefill)
 
 
-def test_a_flood_of_half_greetings_keeps_nobody_out() -> None:
+def test_a_flood_of_half_greetings_does_not_block_peers() -> None:
     """Also when it comes from one who knows the epoch."""
     with Rank("p", seed=1) as prefill, zmq.Context() as context:
         flood = context.socket(zmq.DEALER)
@@ -219,9 +219,7 @@ def test_a_flood_of_half_greetings_keeps_nobody_out() -> None:
 
 
 @pytest.mark.parametrize("curve", [True, False])
-def test_unknown_connections_that_say_nothing_are_limited(
-    monkeypatch: pytest.MonkeyPatch, curve: bool
-) -> None:
+def test_silent_connections_are_limited(monkeypatch: pytest.MonkeyPatch, curve: bool) -> None:
     """Peers that are connected go on, and others get in once the handshakes of those who say
     nothing are overdue."""
     known: list[ListeningPort] = []
@@ -265,7 +263,7 @@ def _dialling(port: int) -> socket.socket:
     return stranger
 
 
-def test_a_port_is_left_alone_for_a_while_when_it_cannot_be_accepted_from() -> None:
+def test_a_port_pauses_when_it_cannot_accept() -> None:
     """ZeroMQ would try again without a pause."""
     with zmq.Context() as context:
         router = context.socket(zmq.ROUTER)

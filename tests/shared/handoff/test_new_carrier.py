@@ -183,7 +183,7 @@ def test_a_rank_that_does_not_know_it_is_not_offered_it(stack: ExitStack) -> Non
     assert decode.log.wait(PeerJoined).carrier == "shared_memory"
 
 
-def test_a_rank_that_cannot_use_it_goes_on_without_unless_it_is_named(stack: ExitStack) -> None:
+def test_a_rank_without_the_carrier_uses_another_unless_it_is_required(stack: ExitStack) -> None:
     prefill, decode = ranks(stack, UnavailableCarrier)
     hand_over(prefill, decode)
     assert decode.log.wait(PeerJoined).carrier == "shared_memory"

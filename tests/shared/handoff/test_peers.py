@@ -204,7 +204,7 @@ def test_a_port_without_a_listener_is_noticed_at_once():
         assert "nothing listens there" in decode.log.wait(ReceiveFailed, 1).reason
 
 
-def test_a_peer_that_comes_back_is_greeted_anew():
+def test_a_peer_that_comes_back_is_greeted_again():
     with Rank("d", listen_host=None) as decode:
         with Rank("p", seed=1) as prefill:
             _run(prefill, decode, 1)
@@ -367,7 +367,7 @@ def test_a_cache_that_cannot_pack_fails_its_transfer_alone():
         prefill.log.wait(SendFinished, 2)
 
 
-def test_stopping_fails_what_is_under_way():
+def test_stopping_fails_running_transfers():
     with Rank("d", listen_host=None) as decode:
         with Rank("p", seed=1) as prefill:
             decode.expect(prefill, 1, BLOCKS, first_token=0, end_token=END)
@@ -402,7 +402,7 @@ def test_an_endpoint_that_is_no_tcp_address_fails_the_attempt(endpoint):
         decode.log.wait(ReceiveFailed, 1)
 
 
-def test_a_full_command_queue_says_so():
+def test_a_full_command_queue_raises_an_error():
     config = DataPlaneConfig(node_id="p", epoch=1, max_commands=2)
     plane = DataPlane(config, make_cache(), lambda event: None)
     plane.layer_ready(1, 1, 0, 0, 1)

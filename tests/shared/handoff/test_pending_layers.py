@@ -86,7 +86,7 @@ def test_layers_leave_in_the_order_of_the_stream() -> None:
         prefill.plane.submit(CancelSend(transfer_id=1, attempt=1))
 
 
-def test_an_announcement_for_what_was_cancelled_is_no_news() -> None:
+def test_announcements_for_a_cancelled_transfer_are_ignored() -> None:
     with World("cuda_ipc") as world:
         prefill, _, packed = _opened(world)
         mark = announce(prefill, 1, 0)

@@ -65,7 +65,7 @@ def test_the_border_of_a_window_of_25(prompt: int, first: int) -> None:
     assert first_tokens(spec_of(25, None), 0, prompt, prompt) == (first, 0)
 
 
-def test_who_wants_all_gets_all() -> None:
+def test_resuming_at_0_needs_every_token() -> None:
     assert first_tokens(spec_of(3, None, 9), 16, 80, 0) == (16, 16, 16)
 
 

@@ -81,7 +81,7 @@ def test_it_works_in_a_thread_of_its_own() -> None:
     assert done.wait(30)
 
 
-def test_a_system_that_cannot_goes_on_as_before(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_system_support_nothing_changes(caplog: pytest.LogCaptureFixture) -> None:
     failed = threading.Event()
 
     def populate(address: int, size: int) -> None:

@@ -53,7 +53,7 @@ def test_a_share_of_the_whole_gpu_holds_weights_steps_and_cache() -> None:
     assert node(CUDA).cache_bytes(memory, 0.1) == 0
 
 
-def test_what_is_not_free_is_not_planned_with() -> None:
+def test_memory_that_is_not_free_is_not_planned_with() -> None:
     gpu = node(CUDA, nodes=2)
     assert gpu.cache_bytes([RankMemory(2 * GIB, 16 * GIB, 1)]) == 2 * GIB
     assert gpu.cache_bytes([RankMemory(2 * GIB, 50 * GIB, 1)]) == 0
@@ -69,6 +69,6 @@ def test_the_caches_of_all_nodes_leave_a_cpu_memory_for_the_rest() -> None:
     assert taken == [0.3, 0.6, 0.6, 0.6]
 
 
-def test_a_log_says_it_in_gib() -> None:
+def test_devices_are_described_in_gib() -> None:
     device = RankDevice(CUDA, "GPU 0 (NVIDIA H100 80GB HBM3)", 79 * GIB + GIB // 10, 78 * GIB)
     assert str(device) == "GPU 0 (NVIDIA H100 80GB HBM3): 78.0 of 79.1 GiB are free"

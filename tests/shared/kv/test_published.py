@@ -70,7 +70,7 @@ def test_the_digest_is_bounded_however_large_the_cache() -> None:
     assert len(published.since(whole.version - 1).added) <= 1
 
 
-def test_an_index_tells_what_it_learns_and_what_it_evicts() -> None:
+def test_an_index_publishes_what_it_adds_and_evicts() -> None:
     pool = BlockPool(4, 2)
     keys = chain_keys([1, 2, 3, 4], 2)
     blocks = pool.allocate(2)

@@ -74,7 +74,7 @@ def soon() -> float:
     return time.monotonic() + 30
 
 
-def test_a_part_announces_itself_and_ends_when_told(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_part_announces_itself_and_ends_on_sigterm(cluster: Cluster, tmp_path: Path) -> None:
     part = cluster.start("one", ["serves"], SECRET="s3")
     assert cluster.wait_ready(part, soon()) == {"address": "a:1", "key": "s3"}
     assert "s3" not in psutil.Process(part.process.pid).cmdline()
@@ -256,7 +256,7 @@ def test_a_part_has_its_own_time_to_drain(
     assert part.process.returncode == 0
 
 
-def test_whoever_does_not_wait_for_the_end_cuts_off_what_runs(
+def test_an_interrupted_stop_kills_the_parts_that_still_run(
     tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = Cluster(tmp_path / "logs", os.environ | {"PYTHONPATH": str(package)})

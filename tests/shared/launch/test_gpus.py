@@ -72,7 +72,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], 
     return write_version
 
 
-def test_gpus_count_where_torch_can_use_them_and_nobody_chose(
+def test_gpus_count_if_torch_can_use_them_and_none_are_chosen(
     machine: Callable[[str], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     machine("from typing import Optional\ncuda: Optional[str] = '13.0'\n")

@@ -135,7 +135,7 @@ def test_a_wrong_shape(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
-def test_quantised_weights_that_the_config_does_not_tell_of(
+def test_quantised_weights_that_the_config_does_not_mention(
     folder: Path, dtype: torch.dtype
 ) -> None:
     name = "model.layers.0.mlp.up_proj.weight"

@@ -72,7 +72,7 @@ def test_the_next_token_needs_just_the_window(windowed: Path, end: int) -> None:
             assert logits(receiver, prompt[end:], end, THERE).isnan().any()
 
 
-def test_who_goes_on_earlier_needs_the_window_of_that_token(windowed: Path) -> None:
+def test_resuming_earlier_needs_the_window_of_that_token(windowed: Path) -> None:
     """As further choices of a request do, which compute the last block of the prompt anew."""
     prompt, end, resume = prompt_of(71), 70, 68
     sender, receiver = runner_of(windowed), runner_of(windowed)

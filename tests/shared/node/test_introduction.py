@@ -17,7 +17,7 @@ def told(**changes: object) -> pb.Introduction:
     return mine
 
 
-def test_a_node_tells_its_formats() -> None:
+def test_an_introduction_has_the_formats_of_weights_and_kv() -> None:
     node = FakeNode("n", 1, weight_dtype="bfloat16", kv_dtype="float8_e4m3fn")
     mine = introduction(node.engine, node.identity)
     assert (mine.weight_format, mine.kv_dtype) == ("bfloat16", "float8_e4m3fn")
@@ -38,7 +38,7 @@ def test_formats_of_kv_may_differ(here: str, there: str) -> None:
         {"tensor_parallel_size": 8},
     ],
 )
-def test_what_is_negotiated_is_not_compared(changes: dict[str, object]) -> None:
+def test_negotiated_fields_are_not_compared(changes: dict[str, object]) -> None:
     assert refusal(told(), told(**changes)) == refusal(told(**changes), told()) == ""
 
 

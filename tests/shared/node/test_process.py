@@ -34,7 +34,7 @@ def test_nixl_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPat
         carriers.check("nixl", insecure=True)
 
 
-def test_the_data_plane_follows_the_control_plane_unless_told_otherwise() -> None:
+def test_the_data_plane_listens_where_the_control_plane_does_by_default() -> None:
     assert with_host(HandoffConfig(), "0.0.0.0").kv_host == "0.0.0.0"
     assert with_host(HandoffConfig(), "127.0.0.1").kv_host == "127.0.0.1"
     assert with_host(HandoffConfig(kv_host="10.0.0.7"), "0.0.0.0").kv_host == "10.0.0.7"
@@ -75,7 +75,7 @@ def registration() -> Registration:
     return Registration("127.0.0.1:1", pb.JoinRequest, lambda seconds: None)
 
 
-async def test_a_drain_refuses_tells_and_waits_for_the_work() -> None:
+async def test_a_drain_refuses_new_work_announces_itself_and_waits_for_the_rest() -> None:
     role, told = Role(), registration()
     drain = asyncio.create_task(_drain(RoleSwitch([role]), [told], _Shutdown()))
     await asyncio.sleep(0)

@@ -147,7 +147,7 @@ async def test_a_node_joins_beats_with_fresh_load_and_leaves() -> None:
         assert [(leave.node_id, leave.epoch) for leave in registry.left] == [("n", 7)]
 
 
-async def test_heartbeats_say_that_the_node_drains() -> None:
+async def test_heartbeats_report_that_the_node_drains() -> None:
     registry, node = FakeRegistry(), Node()
     async with serving(registry) as port:
         registration = node.register(port)
@@ -157,7 +157,7 @@ async def test_heartbeats_say_that_the_node_drains() -> None:
             await registry.until(lambda: registry.beats[-1].draining)
 
 
-async def test_a_draining_node_that_joins_anew_says_so_at_once() -> None:
+async def test_a_draining_node_that_joins_again_announces_it_at_once() -> None:
     registry, node = FakeRegistry(), Node()
     registry.heartbeat_seconds = 3600.0
     async with serving(registry) as port:
@@ -183,7 +183,7 @@ async def test_an_operator_can_have_the_node_drain_and_then_lose_patience() -> N
             assert node.drains == [None, 2.5]
 
 
-async def test_a_node_that_takes_on_another_role_joins_anew() -> None:
+async def test_a_node_joins_again_in_its_new_role() -> None:
     registry, node = FakeRegistry(), Node()
     async with serving(registry) as port, registered(node.register(port)):
         await registry.until(lambda: bool(registry.beats))
@@ -197,7 +197,7 @@ async def test_a_node_that_takes_on_another_role_joins_anew() -> None:
 
 
 @pytest.mark.parametrize("known", [0, 4])
-async def test_heartbeats_tell_what_the_router_lacks_of_the_prefix_index(known: int) -> None:
+async def test_heartbeats_carry_the_prefixes_that_the_router_lacks(known: int) -> None:
     registry, node = FakeRegistry(), Node()
     registry.known_version, registry.prefix_version = known, 3
     async with serving(registry) as port, registered(node.register(port)):
@@ -234,7 +234,7 @@ async def test_a_heartbeat_at_rest_is_small_however_many_links_were_measured() -
         assert not any(beat.load.link_rates for beat in registry.beats)
 
 
-async def test_link_rates_are_told_as_they_change_a_few_at_a_time() -> None:
+async def test_changed_link_rates_are_reported_a_few_at_a_time() -> None:
     registry, node = FakeRegistry(), Node()
     node.rates = {f"p{number:02}": 1e5 for number in range(40)}
     async with serving(registry) as port, registered(node.register(port)):

@@ -47,7 +47,7 @@ def test_a_failure_is_counted_by_outcome_and_cause(
     assert (labels["outcome"], labels["cause"], labels["carrier"]) == (outcome, cause, "none")
 
 
-def test_a_success_says_what_it_moved_and_how_long_was_exposed() -> None:
+def test_a_success_counts_its_bytes_and_exposed_seconds() -> None:
     registry = CollectorRegistry()
     with TransferMetrics(registry).attempt(0) as record:
         record.carrier = "tcp"

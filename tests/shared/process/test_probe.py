@@ -79,7 +79,7 @@ async def test_garbage_is_cut_off_and_the_next_probe_answered(
     assert (await ask(port, get("/health"))).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_a_client_that_says_nothing_is_cut_off(
+async def test_a_silent_client_is_disconnected(
     node_and_port: tuple[Node, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tandem.shared.process.probe._SECONDS", 0.05)

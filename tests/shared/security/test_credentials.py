@@ -252,7 +252,7 @@ async def test_a_lock_that_does_not_fit_is_explained(papers: Papers, strange: Pa
         assert "it does not use TLS, and this side does" in await ask(credentials, address)
 
 
-async def test_the_name_in_a_certificate_counts_or_the_one_that_was_told(tmp_path: Path) -> None:
+async def test_certificates_are_checked_by_host_name_or_by_the_given_name(tmp_path: Path) -> None:
     papers = issue(tmp_path, "tandem.internal")
     async with serving(read_credentials(papers.config())) as (address, _):
         answer = await ask(read_credentials(papers.config()), address)
@@ -292,7 +292,7 @@ RAW = (
 
 
 @pytest.mark.parametrize("locked", [True, False])
-async def test_garbage_on_the_control_plane_harms_nobody(papers: Papers, locked: bool) -> None:
+async def test_garbage_on_the_control_plane_does_no_harm(papers: Papers, locked: bool) -> None:
     credentials = read_credentials(papers.config(cluster_token=TOKEN)) if locked else Credentials()
     async with serving(credentials) as (address, _):
         host, _, port = address.rpartition(":")
@@ -329,7 +329,7 @@ def renew(old: Papers, new: Papers) -> None:
 
 
 @pytest.mark.usefixtures("looks_always")
-async def test_a_server_takes_a_renewed_certificate_and_what_is_open_goes_on(
+async def test_a_renewed_certificate_is_used_and_open_connections_continue(
     tmp_path: Path,
 ) -> None:
     papers, new = issue(tmp_path / "a", "127.0.0.1"), issue(tmp_path / "b", "127.0.0.1")
@@ -359,7 +359,7 @@ async def test_a_certificate_without_its_key_changes_nothing(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("looks_always")
-async def test_a_token_is_changed_without_refusing_anybody(tmp_path: Path) -> None:
+async def test_a_token_is_rotated_without_a_refused_call(tmp_path: Path) -> None:
     """Every part accepts the next token before any of them shows it."""
     server, client = tmp_path / "server", tmp_path / "client"
     for file in (server, client):

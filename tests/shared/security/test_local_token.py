@@ -60,12 +60,12 @@ def test_a_command_without_a_router_finds_the_one_that_runs_here(runtime: Path) 
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:8001", "node:8001", "127.0.0.1/../x:1", "x"])
-def test_no_other_machine_is_shown_a_token_that_nobody_gave(address: str) -> None:
+def test_a_generated_token_is_not_used_for_other_machines(address: str) -> None:
     with left_token(REGISTRY, "one"):
         assert find_token(address) == ""
 
 
-def test_what_a_killed_launcher_left_is_shown_to_nobody_and_swept(runtime: Path) -> None:
+def test_the_token_of_a_killed_launcher_is_ignored_and_removed(runtime: Path) -> None:
     script = (
         "from tandem.shared.security.local_token import left_token; import time\n"
         f"with left_token({REGISTRY!r}, 'old'):\n"

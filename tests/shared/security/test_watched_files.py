@@ -71,6 +71,6 @@ def test_a_link_that_is_turned_to_another_file_is_followed(tmp_path: Path) -> No
     assert reread.value() == "new"
 
 
-def test_what_is_wrong_at_first_is_an_error(tmp_path: Path) -> None:
+def test_files_missing_at_start_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         WatchedFiles([str(tmp_path / "none")], (tmp_path / "none").read_text)

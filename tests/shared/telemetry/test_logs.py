@@ -127,7 +127,7 @@ def test_ranks_log_with_the_settings_of_their_head(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err.endswith("not pinned [d1 rank 3]\n")
 
 
-async def test_tasks_work_for_whom_they_were_started_and_do_not_mix() -> None:
+async def test_tasks_inherit_their_log_context_and_do_not_mix_them() -> None:
     async def serve(name: str) -> str:
         add_log_context(request_id=name)
         await asyncio.sleep(0)

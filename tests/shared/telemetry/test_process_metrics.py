@@ -15,7 +15,7 @@ from tandem.shared.telemetry.process_metrics import DAY, SOON_SECONDS, ProcessMe
 from tandem.tests.certificates import issue
 
 
-async def test_a_loop_that_stands_still_is_seen() -> None:
+async def test_a_blocked_loop_shows_in_the_metrics() -> None:
     registry = CollectorRegistry()
     watching = asyncio.create_task(ProcessMetrics(registry).watch())
     await asyncio.sleep(0)  # it waits now

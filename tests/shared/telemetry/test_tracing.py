@@ -28,7 +28,7 @@ def test_a_client_s_trace_is_handed_on_by_a_part_that_exports_nothing() -> None:
 
 
 @pytest.mark.parametrize("given", ["", "00-zz", PARENT + "\r\nx: y", PARENT.upper(), "é"])
-def test_what_is_no_traceparent_goes_no_further(given: str) -> None:
+def test_an_invalid_traceparent_is_dropped(given: str) -> None:
     with serving(NO_TRACER, "request", given) as span:
         assert metadata(span) == ()
 
@@ -63,7 +63,7 @@ def test_a_collector_that_is_not_there_delays_neither_spans_nor_the_end() -> Non
     assert set(threading.enumerate()) <= before  # others may have ended meanwhile
 
 
-def test_lost_spans_are_told_of_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_spans_are_logged_at_intervals(caplog: pytest.LogCaptureFixture) -> None:
     class Refusing(SpanExporter):
         def export(self, spans: Any) -> SpanExportResult:
             return SpanExportResult.FAILURE

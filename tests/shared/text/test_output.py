@@ -59,7 +59,7 @@ def output_of(pieces: list[str], name: str, **options: object) -> tuple[OutputTe
 
 @pytest.mark.parametrize("name", PARSERS)
 @given(pieces=PIECES, places=st.lists(st.integers(0, 100), max_size=8))
-def test_reasoning_is_split_alike_however_the_text_is_cut(
+def test_reasoning_is_split_the_same_however_the_text_is_cut(
     name: str, pieces: list[str], places: list[int]
 ) -> None:
     text = "".join(pieces)
