@@ -1,5 +1,5 @@
-"""How long property tests search, what started processes need not compile again, and which tests
-run first.
+"""Settings of all tests: the search of property tests, the cache of compiled kernels for started
+processes, and the order of tests.
 
 By default the same few examples every time, so that a change fails for what it changed. A long
 search draws new ones: ``make test ARGS="--hypothesis-profile=long tests/shared/handoff"``.

@@ -1,4 +1,4 @@
-"""What a stranger may send: bytes and messages that were right once, and what they may cost."""
+"""Strategies for input from strangers, mostly mutations of valid input, and bounds on its cost."""
 
 from __future__ import annotations
 

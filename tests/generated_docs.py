@@ -99,7 +99,7 @@ def interference() -> str:
 
 
 def mixed_load() -> str:
-    """Where a pair wins, and where it loses."""
+    """The loads where a pair wins, and where it loses."""
     rows = Rows("mixed_load")
     lines = [
         "| load | p99 between tokens | mean | time to first token | throughput |",

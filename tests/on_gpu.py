@@ -120,7 +120,7 @@ BAD = ("failed", "too long")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a part: ``passed``, ``not run`` or one of ``BAD``."""
+    """The outcome of a part: ``passed``, ``not run`` or one of ``BAD``."""
 
     part: str
     result: str
@@ -199,7 +199,7 @@ def has_cuda() -> bool:
 
 
 def figures(out: Path) -> str:
-    """What the benchmarks have measured beside what was predicted; nothing if they have not."""
+    """The benchmarks' figures next to the predictions; empty if they have not run."""
     measured = {}
     for name in ("gpu_engine", "handoff_cuda_ipc"):
         file = out / f"{name}.json"

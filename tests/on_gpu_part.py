@@ -1,4 +1,4 @@
-"""A part of a run on a GPU that does what it is told; for the tests of ``on_gpu``."""
+"""A part of a run on a GPU that follows its arguments; for the tests of ``on_gpu``."""
 
 from __future__ import annotations
 

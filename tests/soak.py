@@ -64,7 +64,7 @@ class UncleanError(AssertionError):
 
 @dataclass
 class Tally:
-    """What came of the requests, by kind and outcome."""
+    """Counts of requests by kind and outcome."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     unclean: list[str] = field(default_factory=list)
@@ -245,7 +245,7 @@ class Soak:
     # ---- clients ---------------------------------------------------------------------------
 
     def _ask_on(self, seed: float) -> None:
-        """One client, until it is told to stop."""
+        """One client, until it is stopped."""
         rng = random.Random(seed)
         kinds: tuple[tuple[Callable[[random.Random], str], str], ...] = (
             (self._whole, "whole"),

@@ -349,7 +349,7 @@ def test_the_parts_do_not_read_the_launchers_environment_again(monkeypatch) -> N
 
 
 class Started:
-    """What a launcher starts, and nothing comes of it."""
+    """A stand-in for a launched cluster, which starts nothing."""
 
     def __init__(self) -> None:
         self.arguments: list[list[str]] = []

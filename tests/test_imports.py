@@ -130,7 +130,7 @@ def test_folders_import_only_what_they_may(folder: str) -> None:
 
 
 def tier(name: str) -> int:
-    """Where a module of ``shared`` stands in ``ORDER``: by the longest entry that it lies in."""
+    """The position of a module of ``shared`` in ``ORDER``, by the longest entry that it lies in."""
     name = name.removeprefix("tandem.shared.")
     lies_in = [
         (len(entry), at) for at, names in enumerate(ORDER) for entry in names if within(name, entry)

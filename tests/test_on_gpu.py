@@ -40,7 +40,7 @@ def test_no_part_stops_the_next_and_the_table_comes_last(
     assert told.out.rstrip().endswith((tmp_path / "on_gpu.txt").read_text().rstrip())
     assert "not passed: bad, long;" in told.err
     child = int((tmp_path / "child").read_text())
-    # What a part has started ends with it; a container may have nobody to reap it.
+    # A part's children end with it; a container may have no process to reap them.
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
 

@@ -206,7 +206,7 @@ def run_side(side: str, folder: str, wanted: set[str]) -> dict[str, tuple[float,
 
 
 def print_side(side: str, folder: str, wanted: set[str]) -> None:
-    """What a side's own process does."""
+    """Entry point of a side's own process."""
     figures, begun = {}, time.perf_counter()
     for name, value in SIDES[side](folder, wanted):
         figures[name] = (value, time.perf_counter() - begun)

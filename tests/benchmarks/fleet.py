@@ -151,7 +151,7 @@ def _nodes(router: Router, options: argparse.Namespace) -> Iterator[subprocess.P
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
-    """What ``options.seconds`` of the fleet have shown."""
+    """The fleet's figures after ``options.seconds``."""
     with tempfile.TemporaryDirectory() as folder:
         router = Router(Path(folder) / "router.log", options.nodes)
         try:

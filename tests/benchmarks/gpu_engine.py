@@ -64,7 +64,7 @@ SHORT, LONG = 16, 144
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked of a shape: rows that decode at some context, or prompts of some length."""
+    """The load of a shape: rows that decode at some context, or prompts of some length."""
 
     decodes: tuple[tuple[int, int], ...]
     prompts: tuple[int, ...]
@@ -93,13 +93,13 @@ class Shape:
 
     @property
     def weight_bytes(self) -> int:
-        """What a decode step reads: all layers, and the head."""
+        """Bytes of weights that a decode step reads: all layers, and the head."""
         head = self.config["vocab_size"] * self.config["hidden_size"]
         return 2 * (self.layer_parameters + head)
 
     @property
     def kv_bytes(self) -> int:
-        """Of one token."""
+        """Bytes of KV of one token."""
         c = self.config
         return int(4 * c["num_hidden_layers"] * c["num_key_value_heads"] * c["head_dim"])
 

@@ -1,4 +1,4 @@
-"""What was predicted for the engine on an H100 before it ran on one, and the table of both.
+"""Predictions for the engine on an H100, made before it ran on one, and the table of both.
 
     python -m tandem.tests.benchmarks.gpu_predictions > tests/benchmarks/results/GPU.md
 

@@ -1,4 +1,4 @@
-"""How fast KV moves when the blocks of a prompt are scattered over the cache.
+"""Throughput of KV when the blocks of a prompt are scattered over the cache.
 
     python -m tandem.tests.benchmarks.handoff_blocks
 

@@ -1,4 +1,4 @@
-"""How fast KV moves between two processes on one GPU by CUDA IPC, against a copy on that GPU.
+"""Throughput of KV between two processes on one GPU by CUDA IPC, against a copy on that GPU.
 
     python -m tandem.tests.benchmarks.handoff_cuda_ipc
 

@@ -1,4 +1,4 @@
-"""How fast KV moves between two processes of one host by NIXL, against a memcpy.
+"""Throughput of KV between two processes of one host by NIXL, against a memcpy.
 
     python -m tandem.tests.benchmarks.handoff_nixl
 

@@ -118,8 +118,8 @@ def _on_host(layers: int, tokens: int) -> tuple[CachePort, None]:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """What the ranks of a pair are: a cache of layers and tokens, the device under it, and which
-    blocks a prompt has."""
+    """The ranks of a pair: a cache of layers and tokens, the device under it, and the blocks of
+    a prompt."""
 
     make: Callable[[int, int], tuple[CachePort, Device | None]] = _on_host
     window: int = WINDOW

@@ -1,4 +1,4 @@
-"""How fast KV moves by a carrier whose receiver reads the sender's ring, against a memcpy.
+"""Throughput of KV by a carrier whose receiver reads the sender's ring, against a memcpy.
 
 Three variants take turns: a memcpy of the cold source in one process, the carrier alone (copied
 into the sender's ring, and out of where it arrives by the receiver), and whole transfers (pack,

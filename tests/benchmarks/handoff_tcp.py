@@ -1,4 +1,4 @@
-"""How fast KV moves between two processes over loopback TCP, against a raw socket.
+"""Throughput of KV between two processes over loopback TCP, against a raw socket.
 
     python -m tandem.tests.benchmarks.handoff_tcp
 

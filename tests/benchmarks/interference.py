@@ -1,4 +1,4 @@
-"""What one long prompt does to the streams that run meanwhile.
+"""The effect of one long prompt on the streams that run meanwhile.
 
     python -m tandem.tests.benchmarks.interference
     python -m tandem.tests.benchmarks.interference --model DIR --llama-server PATH --gguf FILE

@@ -62,7 +62,7 @@ class Log:
         self._read = 0
 
     def next(self) -> dict[str, float]:
-        """Where the time to the first token of the next prompt went, in seconds."""
+        """The phases of the next prompt's time to first token, in seconds."""
         until(lambda: len(self._lines()) > self._read, "the router to log the prompt")
         words = self._lines()[self._read].split()
         self._read += 1

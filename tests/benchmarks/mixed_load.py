@@ -98,7 +98,7 @@ LOADS = (
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What one side did with one round's load."""
+    """One side's results under one round's load."""
 
     gaps: list[float]  # between tokens of the streams, seconds
     first_tokens: list[float]  # of the long prompts, seconds

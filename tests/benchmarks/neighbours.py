@@ -1,4 +1,4 @@
-"""How much of the cores others took while something was measured."""
+"""The share of the cores that other processes took during a measurement."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ LOADS = (
 
 @dataclass(slots=True)
 class Seen:
-    """What one side came to, after the warm-up."""
+    """One side's results after the warm-up."""
 
     rows: int = 0
     steps: int = 0

@@ -31,7 +31,7 @@ class Shape:
 
     @property
     def query_norms(self) -> bool:
-        """Whether queries and keys are normalised before they are rotated."""
+        """True if queries and keys are normalised before they are rotated."""
         return self.family == "qwen3"
 
 

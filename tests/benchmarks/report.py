@@ -17,7 +17,7 @@ _COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operato
 
 
 def holds(goal: str, figure: float) -> bool | None:
-    """Whether a figure meets a goal such as ">=0.7"; None when there is no goal."""
+    """True if a figure meets a goal such as ">=0.7"; ``None`` without a goal."""
     if not goal:
         return None
     for sign in (">=", "<=", ">", "<"):

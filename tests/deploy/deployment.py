@@ -1,4 +1,4 @@
-"""What ``deploy/`` starts, read from its files: containers, arguments, Kubernetes objects."""
+"""The containers, arguments and Kubernetes objects of ``deploy/``, read from its files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Part:
 
     @property
     def ports(self) -> set[int]:
-        """What it is told to listen on, in so many words."""
+        """The ports in its arguments, by option."""
         given = self.parse()
         named = {argument.partition("=")[0] for argument in self.arguments}
         flags = {name: "--" + name.replace("_", "-") for name in LISTENS}
@@ -87,7 +87,7 @@ def documents(path: Path) -> list[Object]:
 
 @cache
 def build(folder: Path) -> list[Object]:
-    """What ``kubectl apply -k`` would apply."""
+    """The objects that ``kubectl apply -k`` would apply."""
     assert KUBECTL is not None
     done = subprocess.run(
         [KUBECTL, "kustomize", str(folder)], capture_output=True, text=True, timeout=60
@@ -132,7 +132,7 @@ def pod(workload: Object) -> Object:
 
 
 def labels(workload: Object) -> dict[str, str]:
-    """Of a workload's pods."""
+    """The labels of a workload's pods."""
     found: dict[str, str] = workload["spec"]["template"]["metadata"]["labels"]
     return found
 

@@ -35,7 +35,7 @@ def image_environment() -> dict[str, str]:
 
 
 def python_folders() -> list[str]:
-    """What Python reads to run this checkout: its own folders, and those of `.pth` files."""
+    """The folders that Python reads to run this checkout: its own, and those of `.pth` files."""
     folders = {sys.prefix, sys.base_prefix, str(d.ROOT), *site.getsitepackages()}
     folders |= {path for path in sys.path if Path(path).is_dir()}
     names = {named(folder) for folder in folders for named in (os.path.realpath, os.path.normpath)}

@@ -64,7 +64,7 @@ def test_services_are_probed_drained_and_found_at_their_ports(path: Path, name: 
 
 @pytest.mark.parametrize(("path", "name"), SERVICES)
 def test_compiled_kernels_can_be_loaded(path: Path, name: str) -> None:
-    """Docker mounts a tmpfs with noexec unless it is told otherwise."""
+    """Docker mounts a tmpfs with noexec by default."""
     service = d.services(path)[name]
     assert service["read_only"] and service["tmpfs"] == ["/tmp:exec"]
     assert "cache:/cache" in service["volumes"]

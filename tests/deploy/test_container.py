@@ -1,4 +1,4 @@
-"""What the images promise of their parts: user 10001, no capability, a root that is read-only."""
+"""The images' promises: user 10001, no capability, a read-only root."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_objects_fit_the_newest_kubernetes_schemas(
 
 
 def test_checkov_finds_nothing(everything: list[d.Object], tmp_path: Path) -> None:
-    """Its hundred dependencies are not ours: it runs where somebody has installed it apart."""
+    """Its hundred dependencies are not ours, so it runs only if it is installed separately."""
     checkov = shutil.which("checkov")
     if not checkov:
         pytest.skip("checkov is not installed: pipx install checkov")

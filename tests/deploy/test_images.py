@@ -141,7 +141,7 @@ def refused() -> set[str]:
 
 
 def without_torch(arguments: list[str], *, timeout: float = 60, until: str = "") -> str:
-    """What such a command writes; ``until``: it is ended once it has written that."""
+    """The output of such a command, which is ended once it has written ``until``."""
     code = f"REFUSED = {refused() - {'tandem'}!r}\n{RUN}"
     command = [sys.executable, "-c", code, *arguments]
     with subprocess.Popen(

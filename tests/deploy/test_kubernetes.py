@@ -1,4 +1,4 @@
-"""What kustomize builds of ``deploy/``: against our commands, and against itself."""
+"""The objects that kustomize builds of ``deploy/``, checked against our commands and each other."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ def test_network_policies_admit_the_required_pods_only(base: list[d.Object]) -> 
 
 
 def test_policies_select_what_a_change_of_role_leaves_alone(built: list[d.Object]) -> None:
-    """A node keeps its pod's labels when it is told another role, so no policy may go by it."""
+    """A node keeps its pod's labels when it changes its role, so no policy may select by role."""
     policies = d.of_kind(built, "NetworkPolicy")
     assert "app.kubernetes.io/component" not in str(policies)
     covered = {

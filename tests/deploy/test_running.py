@@ -108,7 +108,7 @@ def run(objects: list[d.Object], folder: Path, files: dict[str, Path]) -> dict[s
 
 
 def lock(folder: Path) -> Path:
-    """What the secrets of the lock hold, readable as the pods' group reads them."""
+    """The content of the lock's secrets, readable by the pods' group."""
     made = folder / "lock"
     made.mkdir()
     authority = trustme.CA()

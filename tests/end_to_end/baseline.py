@@ -1,5 +1,5 @@
-"""What a cluster holds at rest, by its own account and by the system's. After any fault it must
-come back to that: a leak is whatever does not."""
+"""The resources that a cluster holds at rest, by its own count and by the system's. After any fault
+it must return to them; anything more is a leak."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BLOCKS = ('tandem_kv_blocks{state="free"}', 'tandem_kv_blocks{state="cached"}')
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What the system counts for a part: its process and those that it has started."""
+    """The system's counts for a part: its process and those that it has started."""
 
     processes: int
     threads: int
@@ -57,7 +57,7 @@ class Footprint:
         )
 
     def beyond(self, rest: Footprint) -> str:
-        """What is more than at rest; empty when nothing is."""
+        """The counts that are higher than at rest; empty if none is."""
         grown = (
             self.processes > rest.processes
             or self.threads > rest.threads + BREATH_THREADS
@@ -114,7 +114,7 @@ class Baseline:
         return found
 
     def _held(self) -> list[str]:
-        """What a cluster at rest does not hold, by the nodes' metrics and by the router's list."""
+        """Resources in use, by the nodes' metrics and the router's list; none at rest."""
         found = []
         for name, part in self._parts.items():
             assert part.process.poll() is None, f"{name} has ended:\n{part.log.read_text()[-2000:]}"

@@ -30,7 +30,7 @@ def greedy(cluster: TestCluster, seed: int, count: int = 6) -> list[int]:
 
 
 def open_request(cluster: TestCluster, tokens: list[int], **fields: Any) -> Any:
-    """A sent request whose answer nobody reads yet."""
+    """A sent request whose answer is not read yet."""
     connection = http.client.HTTPConnection(cluster.url.removeprefix("http://"), timeout=60)
     body = {"prompt": tokens, "ignore_eos": True, **fields}
     connection.request("POST", COMPLETIONS, json.dumps(body), {"content-type": "application/json"})
@@ -61,7 +61,7 @@ def stream_lines(
 
 
 def streamed_tokens(cluster: TestCluster, seed: int, count: int) -> list[int]:
-    """What one choice streamed; asserts that it ended well."""
+    """The tokens of one choice; asserts that the stream ended well."""
     lines = stream_lines(
         cluster, prompt(seed, 40), max_tokens=count, temperature=0, return_token_ids=True
     )

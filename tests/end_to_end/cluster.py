@@ -164,7 +164,7 @@ class TestCluster:
         until(known, f"{decode} decode and {prefill} prefill nodes at the router")
 
     def roles(self) -> dict[str, str]:
-        """Of the nodes that take work, as the router lists them."""
+        """The roles of the nodes that take work, as the router lists them."""
         listed = admin.list_nodes(self.registry)
         return {node.node_id: admin.ROLES[node.role] for node in listed if not node.draining}
 
@@ -243,7 +243,7 @@ def node_metric(node: Part, series: str) -> float:
 
 
 def is_ready(node: Part) -> bool:
-    """What the node's own /ready says."""
+    """The state in the node's own /ready."""
     try:
         get(f"http://{node.host}:{node.health_port()}/ready")
     except urllib.error.HTTPError as error:

@@ -71,7 +71,7 @@ def memory(cluster: TestCluster) -> int:
 
 @pytest.fixture(scope="module")
 def undisturbed(aggregated: TestCluster) -> list[list[int]]:
-    """What the bystanders say while nobody is beside them."""
+    """The bystanders' answers when they run alone."""
     return [streamed_tokens(aggregated, seed, TOKENS) for seed in SEEDS]
 
 
@@ -140,7 +140,7 @@ HEAVY: dict[str, tuple[str, Any, int]] = {
     "much text": (COMPLETIONS, {"prompt": "wor \n" * MIB}, 400),
 }
 # What the router may do at once is asserted in its own tests. Here all parts share two cores,
-# perhaps with other tests, so only a standstill is told from that.
+# perhaps with other tests, so only a standstill can be distinguished.
 LATE_SECONDS = 10.0
 
 

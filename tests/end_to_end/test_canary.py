@@ -1,4 +1,4 @@
-"""Two trainings of one shape look alike in the whole greeting; the canary tells them apart."""
+"""Two trainings of one shape have equal greetings; the canary distinguishes them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_prefill_node_with_other_weights_is_never_used_and_the_reason_is_shown
         assert answers(cluster) == want
         assert node_metric(decode, COMMITTED) == 0
         assert node_metric(decode, 'tandem_canaries_total{outcome="mismatch"}') == 1
-        # Nor is the way through it free when somebody examines it.
+        # Nor does an examination make the pair usable.
         told = examined(decode, other)
         assert told.cause == "canary" and "computes different KV than this node" in told.problem
         [refused] = status(decode).refused

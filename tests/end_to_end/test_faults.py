@@ -53,7 +53,7 @@ class Pair:
         return self._parts["decode-node"]
 
     def mend(self) -> None:
-        """Until both serve, and the router knows nobody else."""
+        """Wait until both serve, and the router knows no other node."""
         parts, kinds = self._parts, ("prefill-node", "decode-node")
         missing = [k for k in kinds if k not in parts or parts[k].process.poll() is not None]
         started = self._cluster.start_nodes(*((kind, FORGETFUL) for kind in missing))
@@ -102,7 +102,7 @@ def test_a_prefill_node_may_be_killed_before_during_and_after_transfers(
         for index, future in enumerate(under_way):
             assert future.result() == want[index % 4]
 
-    # After, which is also before: nobody has told the router yet, or somebody has.
+    # The router may have learned of it already, or not yet.
     assert greedy(cluster, 1) == want[1]
     cluster.wait_idle(decode)
 

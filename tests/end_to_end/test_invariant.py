@@ -75,7 +75,7 @@ def tokens_and_logprobs(body: dict[str, Any]) -> Drawn:
 
 @pytest.fixture(scope="session")
 def alone(aggregated: TestCluster) -> Callable[[str, int], Drawn]:
-    """What a node that prefills for itself says; each batch is asked once for all carriers."""
+    """The answers of a node that prefills for itself; each batch is sent once for all carriers."""
 
     @functools.cache
     def ask(variant: str, seed: int) -> Drawn:

@@ -110,7 +110,7 @@ def test_nodes_of_another_model_are_refused_with_a_reason_and_the_cluster_contin
 
 
 def kv_ports(node: Part) -> list[int]:
-    """What the node's ranks listen on: every port of theirs, as the kernel has it."""
+    """All ports on which the node's ranks listen, as the kernel lists them."""
     import psutil
 
     (rank,) = psutil.Process(node.process.pid).children()
@@ -130,7 +130,7 @@ def test_unknown_connections_to_the_data_plane_are_dropped_and_counted(
             for curve in (False, True):
                 client = context.socket(zmq.DEALER)
                 clients.append(client)
-                if curve:  # with keys of its own, as the server's is told to those who belong
+                if curve:  # with keys of its own; peers get the server's over the control plane
                     client.curve_publickey, client.curve_secretkey = zmq.curve_keypair()
                     client.curve_serverkey, _ = zmq.curve_keypair()
                 client.reconnect_ivl = -1

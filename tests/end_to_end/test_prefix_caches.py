@@ -25,7 +25,7 @@ STEPS = "tandem_engine_steps_total"
 
 
 def choices(cluster: TestCluster, tokens: list[int], n: int) -> tuple[list[Any], dict[str, Any]]:
-    """What was drawn, with logprobs, and the usage's account of where the prompt came from."""
+    """The drawn tokens with logprobs, and where the prompt came from by the usage."""
     body = cluster.complete(tokens, n=n, return_token_ids=True, **SEEDED)
     drawn = [(c["token_ids"], c["logprobs"]["token_logprobs"]) for c in body["choices"]]
     told = {

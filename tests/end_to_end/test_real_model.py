@@ -37,7 +37,7 @@ def messages(question: str) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def expected() -> list[str]:
-    """What transformers answers."""
+    """The answer of transformers."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)

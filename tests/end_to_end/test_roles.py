@@ -61,7 +61,7 @@ def test_a_repeated_prompt_goes_to_the_node_that_holds_it(four: TestCluster) -> 
         tokens = prompt(100 + seed, 200)
         first = ask(four, tokens)
         homes[seed] = first["tandem"]["decode_nodes"]
-        # At once, when no heartbeat can have told of it.
+        # At once, before any heartbeat can have reported it.
         again = ask(four, tokens)
         assert again["tandem"]["decode_nodes"] == homes[seed]
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 199 // BLOCK * BLOCK

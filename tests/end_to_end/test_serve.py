@@ -29,7 +29,7 @@ class Served:
         self.logs = folder
         self.process = subprocess.Popen(
             [
-                # As from a script's background, where SIGINT is ignored until somebody asks for it.
+                # As from a script's background, where SIGINT is ignored by default.
                 *("sh", "-c", "trap '' INT; exec \"$@\"", "sh"),
                 sys.executable,
                 "-m",

@@ -129,7 +129,7 @@ def test_a_request_that_fails_over_is_one_trace_across_three_processes(
 
 
 def test_the_access_log_splits_the_time_to_first_token(cluster: TestCluster) -> None:
-    """Of the request above, whose first attempt at a transfer failed."""
+    """The request above, whose first attempt at a transfer failed."""
     router = cluster.parts[0]
 
     def told() -> list[dict[str, Any]]:

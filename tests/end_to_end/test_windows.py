@@ -19,7 +19,7 @@ BYTES = "tandem_transfer_bytes_total"
 
 
 def greedy(reference: Any, tokens: list[int]) -> list[int]:
-    """What transformers makes of it."""
+    """The greedy tokens of transformers."""
     with torch.inference_mode():
         drawn = reference.generate(
             torch.tensor([tokens]), max_new_tokens=OUTPUT, do_sample=False, eos_token_id=None
@@ -28,7 +28,7 @@ def greedy(reference: Any, tokens: list[int]) -> list[int]:
 
 
 def cells(end: int, resume: int) -> int:
-    """Of a full layer and two with a window, for a node that holds nothing."""
+    """Cells of a full layer and two with a window, for a node that holds nothing."""
     return end + 2 * (end - max(0, resume - WINDOW + 1))
 
 

@@ -284,7 +284,7 @@ def body_answers(folder: Path) -> Table:
 
 
 def _described(request: GenerationRequest) -> dict[str, Any]:
-    """What a request asks for, as JSON."""
+    """The content of a request, as JSON."""
     return {
         "sampling": MessageToDict(request.sampling),
         "prompts": [len(prompt.tokens) for prompt in request.prompts],

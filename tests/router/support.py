@@ -293,8 +293,8 @@ def events(text: str) -> list[Any]:
 
 @dataclass
 class Hold:
-    """What one task did at the most before others had their turn, in seconds of this thread's CPU:
-    other processes may make it last longer."""
+    """The longest time that one task held the loop, in seconds of this thread's CPU: other
+    processes may make it last longer."""
 
     seconds: float = 0.0
 

@@ -53,7 +53,7 @@ RECEIVED = 'tandem_transfers_total{outcome="committed"}'
 
 @dataclass(frozen=True, slots=True)
 class Wires:
-    """How others reach a node. A decode node has no data plane of its own."""
+    """The wires to a node. A decode node has no data plane of its own."""
 
     grpc: Wire
     bulk: Wire
@@ -65,7 +65,8 @@ class Wires:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a client got, and when the last of it came. ``error`` is the error event, if any."""
+    """The tokens that a client received, and when the last arrived. ``error`` is the error
+    event, or empty."""
 
     tokens: list[int]
     error: str
@@ -204,7 +205,7 @@ def ask(cluster: TestCluster, tokens: list[int], count: int = OUTPUT) -> Answer:
 
 
 def reference(alone: TestCluster, tokens: list[int], count: int = OUTPUT) -> list[int]:
-    """What a node that prefills for itself says; it must never change."""
+    """The answer of a node that prefills for itself; it must never change."""
     body = alone.complete(
         tokens, max_tokens=count, temperature=0, ignore_eos=True, return_token_ids=True
     )

@@ -1,4 +1,4 @@
-"""How much of the campaign a run has: a part that fits into every test run, or all of it."""
+"""The extent of a campaign: a part that fits into every test run, or all of it."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Mark:
-    """What is to happen once ``count`` bytes have passed, and when it did."""
+    """An action for when ``count`` bytes have passed, and the time at which it ran."""
 
     count: int
     action: Callable[[], object]
@@ -66,7 +66,7 @@ class _Lane:
 
     async def carry(self, piece: bytes, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(self.delay + len(piece) / self.rate)
-        # Counted first: whoever has received them may ask at once.
+        # Counted first: the receiver may ask for the count at once.
         self.passed += len(piece)
         writer.write(self._spoil(piece))
         await writer.drain()
@@ -81,7 +81,7 @@ class _Lane:
 
 
 class Wire:
-    """One proxied port. ``target`` is where it leads; whoever comes before it is set is refused."""
+    """One proxied port. Connections to ``target``; until that is set, they are refused."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.target: tuple[str, int] | None = None

@@ -117,7 +117,7 @@ def ip(*arguments: str) -> None:
 
 
 def problem() -> str:
-    """Why this machine cannot have hosts; empty when it can."""
+    """The reason why this machine cannot have hosts; empty if it can."""
     name = f"tandem-{os.getpid()}-try"
     try:
         os.close(os.open("/dev/net/tun", os.O_RDWR))

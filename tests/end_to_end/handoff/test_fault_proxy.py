@@ -1,4 +1,4 @@
-"""The proxy itself: it breaks exactly what it is told to, at the byte that it is told."""
+"""The proxy itself: it breaks exactly the given wire, at the given byte."""
 
 from __future__ import annotations
 

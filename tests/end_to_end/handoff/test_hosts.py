@@ -52,7 +52,7 @@ class Machines:
         return answer.ended_at
 
     def transfers(self, seed: int) -> bool:
-        """Whether a prompt goes through the prefill node now."""
+        """True if a prompt goes through the prefill node now."""
         before = node_metric(self.decode, RECEIVED)
         ask(self.cluster, prompt(seed, LENGTH))
         return node_metric(self.decode, RECEIVED) > before

@@ -72,7 +72,7 @@ def test_a_request_outlives_a_cut_between_router_and_node(
     cut = BOTH if ways == "both" else (ways,)
     mark = campaign.strike(fraction, lambda: campaign.wires[DECODE].grpc.hole(*cut))
     check(campaign.ask(tokens), mark, want)
-    # The node has noticed as well, and gave up what nobody reads.
+    # The node has noticed as well, and has ended the abandoned request.
     campaign.cluster.wait_idle(campaign.parts[DECODE])
     campaign.heal()
     campaign.recover()
@@ -101,7 +101,7 @@ def test_a_stream_that_has_begun_ends_with_one_error(
 def test_late_frames_of_an_abandoned_request_are_dropped(
     what: str, fraction: float, campaign: Campaign
 ) -> None:
-    """They come on the connection that is still in use: only the attempt tells them apart."""
+    """They arrive on the connection that is still in use: only the attempt distinguishes them."""
     decode, wire = campaign.parts[DECODE], campaign.wires[PREFILL].bulk
     prefill, before = campaign.parts[PREFILL], node_metric(decode, STALE)
     sent = node_metric(prefill, FRAMES)

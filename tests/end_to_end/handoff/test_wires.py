@@ -1,5 +1,5 @@
-"""What can happen to the connections between two nodes, at any point of a transfer: no client sees
-anything of it, but for seconds."""
+"""Faults of the connections between two nodes at any point of a transfer. Clients notice only a
+delay of seconds."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ async def test_prompts_go_to_their_prefix_before_and_after_it_is_reported(
         for _ in range(3):
             await c.complete(text)
         assert len(home.requests) == 4
-        # Another node tells that it holds the prompt, and the first has told that it does not.
+        # Another node reports that it holds the prompt; the first has reported that it does not.
         (other, *_) = [node for node in c.nodes if node is not home]
         tokens = c.encode(text)
         keys.added = pack_keys(map(short_key, chain_keys(tokens, 4)))
@@ -98,7 +98,7 @@ async def test_prompts_go_to_their_prefix_before_and_after_it_is_reported(
         assert (await c.registry.Heartbeat(beat)).prefix_version == 2
         await c.complete(text)
         assert len(other.requests) == 1
-        await c.complete(text, cache_salt="tenant")  # whose prompts nobody holds
+        await c.complete(text, cache_salt="tenant")  # no node holds this tenant's prompts
         assert all(node.inflight_load.queued_tokens == 0 for node in c.router.nodes)
 
 

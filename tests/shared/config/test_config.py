@@ -1,4 +1,4 @@
-"""What is left open in the options is resolved once, and contradictions are refused."""
+"""Open options are resolved once, and contradictions are refused."""
 
 from __future__ import annotations
 

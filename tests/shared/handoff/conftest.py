@@ -1,4 +1,4 @@
-"""What the tests of the data plane have in common."""
+"""Fixtures of the data plane's tests."""
 
 from __future__ import annotations
 

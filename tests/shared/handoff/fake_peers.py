@@ -213,7 +213,7 @@ class FakeReceiver:
             self.bells.close()
 
     def heard(self) -> tuple[int, int]:
-        """Where the next frame in the ring is."""
+        """The place of the next frame in the ring."""
         assert self.bells is not None
         record = self.bells.next()
         if record is None:

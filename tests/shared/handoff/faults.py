@@ -115,7 +115,7 @@ def _copy_of(leaving: Leaving) -> Leaving:
 
 
 class _Faulty:
-    """What both decorated ends share. ``inner`` is the real one."""
+    """Base of both decorated ends. ``inner`` is the real one."""
 
     def __init__(self, inner: Any, schedule: Schedule, clock: Callable[[], float]) -> None:
         self._inner = inner
@@ -193,8 +193,8 @@ class _Faulty:
         lane.let_go()
 
     def _damage(self, leaving: Leaving, fault: Fault) -> None:
-        """What leaves is a copy, so the slot itself is free at once; but in a device's memory it
-        is the slot that is damaged."""
+        """Damage a copy of the frame, so that the slot itself is free at once; in a device's
+        memory, damage the slot."""
         if isinstance(leaving.message, DeviceFrame):
             self._damage_payload(leaving, leaving.message, fault)
             return

@@ -45,7 +45,7 @@ class MemoryCache:
         self.layers = [bytearray(slots * layer.token_bytes) for layer in self.layout]
 
     def row(self, block_table: Sequence[int], token: int, layer: int = 0) -> slice:
-        """Where a token's row lies in a layer."""
+        """The place of a token's row in a layer."""
         size = self.layout[layer].token_bytes
         block, slot = block_table[token // self.block_size], token % self.block_size
         start = (block * self.block_size + slot) * size

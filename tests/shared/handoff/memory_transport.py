@@ -48,7 +48,7 @@ class Lent:
 
 @dataclass(slots=True)
 class Wire:
-    """One connection: three lanes. ``cut``: what is put in is gone; ``open``: somebody is there."""
+    """One connection: three lanes. ``cut``: messages are lost; ``open``: the other end exists."""
 
     bulk: deque[Lent] = field(default_factory=deque)
     to_listener: deque[bytes] = field(default_factory=deque)
@@ -81,7 +81,7 @@ class Wire:
 
 
 class Network:
-    """Who listens where. ``transport`` goes to a data plane."""
+    """The listeners by address. ``transport`` goes to a data plane."""
 
     def __init__(self) -> None:
         self.listeners: dict[str, MemoryListener] = {}
@@ -107,7 +107,7 @@ class Network:
 
 @dataclass(slots=True)
 class Link:
-    """What an end knows of a connection. ``inbox`` and ``outbox`` are its lanes for control."""
+    """An end's side of a connection. ``inbox`` and ``outbox`` are its lanes for control."""
 
     peer: PeerKey
     wire: Wire
@@ -119,7 +119,7 @@ class Link:
 
 
 class _End:
-    """What both ends share."""
+    """Base of both ends."""
 
     needs_polling = False
 

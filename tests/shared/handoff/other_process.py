@@ -47,7 +47,7 @@ def other(carrier: str, *of: object, device: str = NONE) -> Iterator[Popen[str]]
 
 
 def peer(name: str, epoch: int, endpoints: str = "{}") -> Any:
-    """What a rank needs to know of one in another process."""
+    """A rank in another process, as far as its peer needs it."""
     return SimpleNamespace(
         config=SimpleNamespace(node_id=name, epoch=epoch, rank=0),
         plane=SimpleNamespace(endpoints=Endpoints(**json.loads(endpoints))),
@@ -67,7 +67,7 @@ def go(process: Popen[str]) -> None:
 
 
 def contents(cache: MemoryCache) -> dict[str, str]:
-    """Of the blocks of the transfer, briefly."""
+    """A digest of the transfer's blocks."""
     return {"blocks": hashlib.sha256(b"".join(rows(cache, BLOCKS, 0, END))).hexdigest()}
 
 

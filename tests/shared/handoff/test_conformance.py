@@ -1,4 +1,4 @@
-"""What every carrier owes the transfers above it: one suite, which each passes unchanged.
+"""The contract of a carrier: one suite, which each passes unchanged.
 
 The first half drives the two ends of a connection, the second two data planes; all by hand, so that
 nothing happens that the test did not ask for.
@@ -70,7 +70,7 @@ def whole(message: Message) -> bytes:
 
 
 class Pair:
-    """A listener and a dialer that only do what they are told."""
+    """A listener and a dialer that the test drives."""
 
     def __init__(self, world: World, **config: Any) -> None:
         self.world = world
@@ -414,7 +414,7 @@ def test_a_cancel_frees_both_sides_within_a_second(world: World, side: str) -> N
 
 
 def _held_bytes() -> dict[str, int]:
-    """What the handoff's code has allocated and still holds, by the line that did."""
+    """Memory that the handoff's code has allocated and still holds, by line."""
     gc.collect()
     of = tracemalloc.Filter(True, "*/shared/handoff/*")
     lines = tracemalloc.take_snapshot().filter_traces([of]).statistics("lineno")

@@ -1,4 +1,4 @@
-"""What is said to CUDA's driver, to a small one in C that believes nothing; and to a real one."""
+"""Calls of CUDA's driver, to a small strict one in C, and to a real one."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_each_side_sees_the_other_one_go() -> None:
     assert theirs.next() == b"last"
     with pytest.raises(MemfdError, match="has ended"):
         theirs.next()
-    theirs.give_back()  # to nobody
+    theirs.give_back()  # without a reader
     theirs.close()
 
     mine = DoorbellWriter(NUMBER)
@@ -120,7 +120,7 @@ def test_only_the_doorbell_that_was_meant_is_opened() -> None:
 
 
 def test_a_foreign_pipe_is_neither_read_nor_written() -> None:
-    """Whoever greets may name any pipe of a process that is ours."""
+    """A peer may name any pipe of this process in its greeting."""
     read, write = os.pipe2(os.O_NONBLOCK)
     mine = DoorbellWriter(NUMBER)
     try:

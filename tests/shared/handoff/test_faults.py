@@ -119,8 +119,8 @@ def test_a_transfer_that_moves_slowly_is_not_given_up() -> None:
     ("carrier", "first"), [*((carrier, 7) for carrier in CARRIERS), (MEMORY, 1), (MEMORY, 49)]
 )
 def test_a_computation_that_pauses_in_the_middle_costs_nothing(carrier: str, first: int) -> None:
-    """What has arrived is acknowledged without another frame to do so: however long the rest takes
-    to compute, nothing is on its way, and nobody waits for the receiver."""
+    """Arrived frames are acknowledged without another frame: however long the rest takes to
+    compute, nothing is in flight, and the sender does not wait for the receiver."""
     with World(carrier) as world:
         prefill, decode = _pair(world)
         _greeted(world, prefill, decode)

@@ -1,4 +1,4 @@
-"""What the data plane asks of torch, on a CPU that stands for a GPU, and on a real one."""
+"""The data plane's use of torch, on a CPU in place of a GPU, and on a real one."""
 
 from __future__ import annotations
 

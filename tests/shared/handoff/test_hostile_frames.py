@@ -1,4 +1,4 @@
-"""What a decode rank does with frames that should not have come: never believe, never fall over."""
+"""Frames that a decode rank should not receive: it neither believes them nor fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the head may take blocks for untouched: the proof that a cancelled attempt is over."""
+"""The proof that a cancelled attempt is over, after which the head may reuse its blocks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXPECT = Expect(
 
 
 class Head:
-    """An inbox, what it told the ranks, and why it gave up the node."""
+    """An inbox, its commands to the ranks, and the reason why it gave up the node."""
 
     def __init__(self) -> None:
         self.told: list[tuple[int, object]] = []

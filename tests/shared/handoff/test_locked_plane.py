@@ -149,7 +149,7 @@ def greeted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("greeted")
 def test_an_answer_without_the_announced_key_is_rejected(locked: Rank) -> None:
-    """Somebody else on the address of a prefill rank."""
+    """A stranger listens at the address of a prefill rank."""
     with Rank("d", listen_host=None, curve=True) as decode, Rank("p", curve=True) as other:
         admit(locked, decode.plane.endpoints.key)
         command = expect(locked, 1, BLOCKS, first_token=0, end_token=END)
@@ -183,7 +183,7 @@ def test_a_hundred_unknown_connections_are_no_hindrance(prefill: Rank) -> None:
 
 
 def _stream(port: int, first: bytes, again: bytes, most: int) -> int:
-    """How many bytes a raw client gets rid of before it is cut off."""
+    """The number of bytes that a raw client can send before it is cut off."""
     sent = 0
     with socket.create_connection(("127.0.0.1", port)) as stranger, suppress(OSError):
         stranger.settimeout(10)

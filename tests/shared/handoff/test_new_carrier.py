@@ -121,7 +121,7 @@ class DatagramCarrier(Carrier):
 
 
 class UnreachableCarrier(DatagramCarrier):
-    """Of the same name, on a rank that reaches no peer by it."""
+    """A carrier of the same name that reaches no peer."""
 
     def reader(self, channel: ReceiveChannel, offer: bytes) -> FrameReader:
         return DatagramReader(b"/nowhere", self._limit)

@@ -78,7 +78,7 @@ def test_a_head_without_a_holder_is_an_error() -> None:
 
 
 def value(layer: int, token: int, plane: int) -> bytes:
-    """What a head holds: 16 bytes that name layer, token, and head of K or V."""
+    """The content of a head: 16 bytes that name layer, token, and head of K or V."""
     return bytes([layer, token, plane, 7] * (HEAD_BYTES // 4))
 
 

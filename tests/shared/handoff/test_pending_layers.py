@@ -78,7 +78,7 @@ def test_layers_leave_in_the_order_of_the_stream() -> None:
     with World("tcp") as world:
         prefill, _, packed = _opened(world)
         first, second = (announce(prefill, 1, layer) for layer in range(2))
-        second.passed = True  # a stream does not get there first, and nobody asks
+        second.passed = True  # before its stream gets there, and not polled
         world.turn(5)
         assert not packed
         first.passed = True
@@ -122,7 +122,7 @@ def test_the_plane_looks_again_by_itself() -> None:
 
 
 class Announcements:
-    """A data plane that keeps what it is told."""
+    """A data plane that records its calls."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []

@@ -1,4 +1,4 @@
-"""What the data planes count reaches Prometheus."""
+"""The data planes' counts reach Prometheus."""
 
 from __future__ import annotations
 

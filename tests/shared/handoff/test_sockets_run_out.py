@@ -1,4 +1,4 @@
-"""A process may have only so many sockets: who comes after the last one is refused, nobody else."""
+"""A process has a limit of sockets: connections beyond it are refused, and no others."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class WatchedCache(MemoryCache):
         return table
 
     def give_back(self, table: tuple[int, ...]) -> None:
-        """From now on the blocks are somebody else's, who writes to them at once."""
+        """Give the blocks to another owner, which writes to them at once."""
         self.owned.remove(table)
         self.free += table
         for layer in self.layers:
@@ -387,7 +387,7 @@ class Planes(RuleBasedStateMachine):
         assert stats.bytes_sent == stats.bytes_acknowledged + stats.bytes_written_off + flying
 
     def teardown(self) -> None:
-        """When faults stop and everybody lets go, nothing is left, and the next one works."""
+        """After faults stop and all transfers end, nothing is held, and the next transfer works."""
         self.schedule.quiet()
         for one in self.tries:
             self._cancel(one, sending=True)

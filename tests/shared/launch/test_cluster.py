@@ -118,7 +118,7 @@ class Kept:
 
     def __init__(self, folder: Path, package: Path, *nodes: list[str]) -> None:
         self.told: list[str] = []
-        self.another = False  # a decode node that somebody else has started
+        self.another = False  # a decode node that another command has started
         environment = os.environ | {"PYTHONPATH": str(package)}
         self.cluster = Cluster(folder / "logs", environment, tell=self.told.append)
         self.router = self.cluster.start("router", ["serves"])

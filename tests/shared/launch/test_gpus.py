@@ -1,4 +1,4 @@
-"""Which GPUs nodes get, by the number of both; and whether GPUs count at all."""
+"""The GPUs of nodes, by the number of both, and when GPUs count at all."""
 
 from __future__ import annotations
 

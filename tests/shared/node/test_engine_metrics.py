@@ -1,4 +1,4 @@
-"""What a node's page says of its engine."""
+"""The engine's series on a node's page."""
 
 from __future__ import annotations
 

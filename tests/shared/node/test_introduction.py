@@ -1,4 +1,4 @@
-"""What two nodes must agree on, and what they only tell each other."""
+"""Fields of introductions on which two nodes must agree, and fields that are negotiated."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tandem.shared.node.registration import Registration
 
 
 class FakeRegistry(RegistryServicer):
-    """Remembers what it is told. ``refuse`` answers joins with a status."""
+    """Records its calls. ``refuse`` answers joins with a status."""
 
     def __init__(self) -> None:
         self.joins: list[pb.JoinRequest] = []
@@ -83,7 +83,7 @@ async def serving(registry: FakeRegistry, port: int = 0) -> AsyncIterator[int]:
 
 
 class Node:
-    """What a registration asks its node for; ``load`` changes with every question."""
+    """The node of a registration; ``load`` changes with every call."""
 
     def __init__(self) -> None:
         self.drains: list[float | None] = []
@@ -270,7 +270,7 @@ async def test_a_node_that_the_router_forgot_joins_again() -> None:
 async def test_a_router_that_is_not_there_yet_or_restarts_is_found() -> None:
     first, second, node = FakeRegistry(), FakeRegistry(), Node()
     async with serving(first) as port:
-        pass  # a port that nobody listens on now
+        pass  # a port without a listener
     registration = node.register(port)
     async with registered(registration):
         async with serving(first, port):

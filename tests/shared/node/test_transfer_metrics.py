@@ -1,4 +1,4 @@
-"""What one attempt adds to the metrics, whichever way it ends."""
+"""The series that one attempt adds to, by how it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a line of the log says, and whom it says it about."""
+"""The content of a log line, and the request that it belongs to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every process shows and says of itself."""
+"""Series and log lines that every process has."""
 
 from __future__ import annotations
 

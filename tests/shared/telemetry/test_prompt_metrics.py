@@ -1,4 +1,4 @@
-"""Where prompts were prefilled, since the start and lately."""
+"""Counts of prompts by where they were prefilled, since the start and lately."""
 
 from __future__ import annotations
 

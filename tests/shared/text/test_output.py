@@ -31,7 +31,7 @@ class Words:
 
 
 def split(name: str, text: str) -> TextDelta:
-    """What a parser makes of a whole text, by plain searches."""
+    """The result for a whole text, by plain searches."""
     markers = PARSERS[name]
     before = ""
     if not markers.opened:
