@@ -71,6 +71,15 @@ def test_the_deltas_of_a_stream_add_up_to_the_completion(engine: Engine) -> None
     assert "".join(delta.text for delta in same) == whole.text
 
 
+def test_only_allowed_tokens_are_drawn_even_if_they_end_the_text(engine: Engine) -> None:
+    drawn = SamplingParams(allowed_token_ids=(20, 21), max_tokens=8, seed=1)
+    assert set(engine.generate_sync([PROMPT], drawn)[0][0].tokens) <= {20, 21}
+    end = engine.tokenizer.generation_config["eos_token_id"]
+    ended = SamplingParams(allowed_token_ids=(end,), min_tokens=2, max_tokens=3)
+    [choice] = engine.generate_sync([PROMPT], ended)[0]
+    assert choice.text == "" and choice.finish_reason in ("stop", "length")
+
+
 @pytest.mark.parametrize("include", [False, True])
 def test_a_stop_string_ends_the_text(engine: Engine, include: bool) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -151,6 +160,8 @@ def test_a_stream_that_is_closed_early_frees_its_blocks(engine: Engine) -> None:
         ([PROMPT], SamplingParams(stop=("x", "")), "stop"),
         ([PROMPT], SamplingParams(stop=(5,)), "stop"),  # type: ignore[arg-type]
         ([PROMPT], SamplingParams(stop_token_ids=(10**6,), min_tokens=1), "stop_token_ids"),
+        ([PROMPT], SamplingParams(allowed_token_ids=(10**6,)), "allowed_token_ids"),
+        ([PROMPT], SamplingParams(allowed_token_ids=("a",)), "allowed_token_ids"),  # type: ignore[arg-type]
         ([PROMPT], SamplingParams(stop_token_ids=("a",)), "stop_token_ids"),  # type: ignore[arg-type]
         ([PROMPT], SamplingParams(logit_bias={"5": 1.0}), "logit_bias"),  # type: ignore[dict-item]
         ([PROMPT], SamplingParams(logit_bias={5: float("nan")}), "logit_bias"),
