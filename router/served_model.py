@@ -44,6 +44,10 @@ class ServedModel:
             id=self.name, created=self.created, root=self.name, max_model_len=self.max_model_len
         )
 
+    def default(self, name: str, given: float | None, otherwise: float) -> float:
+        """A sampling parameter: as ``given``, else the model's default, else ``otherwise``."""
+        return self.defaults.get(name, otherwise) if given is None else given
+
     def check_name(self, name: str) -> None:
         """Raise ``ApiError`` 404 for another model. An empty name stands for the served one."""
         if name not in ("", self.name):

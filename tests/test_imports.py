@@ -80,8 +80,9 @@ ROUTER = {
     "cluster": ("errors", "options", "placement", "served_model"),
     "doctor": (),
     "http": ("errors", "generation", "options", "served_model"),
-    "openai": ("errors", "generation", "http", "options", "result", "served_model"),
+    "openai": ("errors", "generation", "http", "options", "requests", "result", "served_model"),
     "placement": (),
+    "requests": ("errors", "options", "served_model"),
     # The routes are above everything but the application.
     "routes": (
         "cluster",

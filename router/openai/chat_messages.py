@@ -4,48 +4,86 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from ...shared.text.chat_template import flatten_content
 from ..errors import invalid
+from ..requests.body_errors import wrong_type
+from ..requests.body_model import BodyModel, DocumentedAs
 from ..served_model import ServedModel
-from .body_fields import Fields, wrong_type
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_MESSAGES = 16_384
 MAX_TOOL_CALLS = 1024
-FIELDS = frozenset(
-    (
-        "role",
-        "content",
-        "name",
-        "reasoning_content",
-        "reasoning",
-        "tool_calls",
-        "tool_call_id",
-        # Fields of a response that is sent back as part of the history.
-        "refusal",
-        "annotations",
-    )
-)
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {"function_call": (), "audio": ()}
+MAX_NAME = 1 << 20
 _TOOL_ROLE = re.compile(r"""['"]tool['"]""")
 
 
-def read_messages(fields: Fields, model: ServedModel) -> list[dict[str, Any]]:
-    """Read the messages in the form that templates expect."""
-    if "messages" not in fields:
-        message = "Missing required parameter: 'messages'."
-        raise invalid(message, "messages", "missing_required_parameter")
-    messages = fields.array("messages", MAX_MESSAGES)
+class TextPart(BodyModel):
+    """A part of a message's content. Others than texts are rejected."""
+
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(BodyModel):
+    """The function of a tool call; ``arguments`` is JSON, or its text."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(BodyModel):
+    """An earlier tool call of the assistant."""
+
+    id: str | None = None
+    type: Any = None
+    function: CalledFunction
+
+
+class ChatMessage(BodyModel):
+    """One message of a chat. ``reasoning`` is vLLM's newer name of ``reasoning_content``;
+    ``refusal`` and ``annotations`` come in responses that are sent back as part of the history."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"function_call": (), "audio": ()}
+
+    role: Annotated[str, Field(max_length=64), DocumentedAs(Literal[ROLES])]
+    content: Annotated[Any, DocumentedAs(str | list[TextPart])] = None
+    name: Annotated[str, Field(max_length=MAX_NAME)] | None = None
+    reasoning_content: Annotated[str, Field(max_length=MAX_NAME)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=MAX_NAME)] | None = None
+    reasoning: Annotated[str, Field(max_length=MAX_NAME)] | None = None
+    tool_calls: Annotated[
+        list[Any], Field(max_length=MAX_TOOL_CALLS), DocumentedAs(list[ToolCall])
+    ] = Field(default_factory=list)
+    refusal: Any = None
+    annotations: Any = None
+
+
+Messages = Annotated[
+    list[Any],
+    Field(max_length=MAX_MESSAGES),
+    DocumentedAs(Annotated[list[ChatMessage], Field(min_length=1)]),
+]
+
+
+def read_messages(
+    messages: list[Any], model: ServedModel, ignored: set[str]
+) -> list[dict[str, Any]]:
+    """Check messages, and convert them to the form that templates expect."""
     if not messages:
         raise invalid(
             "Invalid 'messages': empty array; expected at least one message.",
             "messages",
             "empty_array",
         )
+    template = model.tokenizer.template
+    source = "" if template is None else template.source
     return [
-        _MessageReader(fields, item, f"messages[{i}]", model).read()
+        _MessageReader(item, f"messages[{i}]", source, ignored).read()
         for i, item in enumerate(messages)
     ]
 
@@ -53,32 +91,30 @@ def read_messages(fields: Fields, model: ServedModel) -> list[dict[str, Any]]:
 class _MessageReader:
     """One message; ``param`` is its name in errors."""
 
-    def __init__(self, parent: Fields, item: Any, param: str, model: ServedModel) -> None:
+    def __init__(self, item: Any, param: str, template: str, ignored: set[str]) -> None:
         if not isinstance(item, dict):
             raise wrong_type(param, "an object", item)
         self._param = param
-        self._fields = parent.inner(item, "messages[]")
-        template = model.tokenizer.template
-        self._template = "" if template is None else template.source
+        self._template = template
+        if item.get("role") is None:
+            item = item | {"role": ""}  # which has a message of its own
+        self._message = ChatMessage.read(item, ignored, "messages[].")
 
     def read(self) -> dict[str, Any]:
-        role = self._role()
-        self._fields.check_names(FIELDS, UNSUPPORTED)
+        message = self._message
+        role = self._role(message.role)
         made: dict[str, Any] = {"role": role, "content": self._content(role)}
         for name in ("name", "reasoning_content", "tool_call_id"):
-            if name in self._fields:
-                made[name] = self._fields.string(name, "", 1 << 20)
-        # vLLM's newer name of the same field; templates use the older one.
-        if "reasoning" in self._fields:
-            reasoning = self._fields.string("reasoning", "", 1 << 20)
-            made.setdefault("reasoning_content", reasoning)
-        calls = self._fields.array("tool_calls", MAX_TOOL_CALLS)
-        if calls:
-            made["tool_calls"] = self._tool_calls(calls, role)
+            if (value := getattr(message, name)) is not None:
+                made[name] = value
+        # Templates use the older name.
+        if message.reasoning is not None:
+            made.setdefault("reasoning_content", message.reasoning)
+        if message.tool_calls:
+            made["tool_calls"] = self._tool_calls(message.tool_calls, role)
         return made
 
-    def _role(self) -> str:
-        role = self._fields.string("role", "", 64)
+    def _role(self, role: str) -> str:
         if role not in ROLES:
             raise invalid(
                 f"Invalid value for '{self._param}.role': '{role}'; supported values are: "
@@ -94,8 +130,8 @@ class _MessageReader:
         return role
 
     def _content(self, role: str) -> str:
-        if "content" in self._fields:
-            return flatten_content(self._fields.raw("content"), param=f"{self._param}.content")
+        if self._message.content is not None:
+            return flatten_content(self._message.content, param=f"{self._param}.content")
         if role != "assistant":
             message = f"Missing required parameter: '{self._param}.content'."
             raise invalid(message, f"{self._param}.content", "missing_required_parameter")
@@ -132,18 +168,3 @@ def _arguments(text: str, param: str) -> Any:
     except (ValueError, RecursionError):
         message = f"'{param}.function.arguments' is not valid JSON."
         raise invalid(message, param, "invalid_value") from None
-
-
-def characters_of(value: Any) -> int:
-    """The length of all strings in a JSON value, keys included."""
-    total, left = 0, [value]
-    while left:
-        item = left.pop()
-        if isinstance(item, str):
-            total += len(item)
-        elif isinstance(item, list):
-            left.extend(item)
-        elif isinstance(item, dict):
-            left.extend(item)
-            left.extend(item.values())
-    return total

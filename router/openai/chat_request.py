@@ -3,44 +3,31 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from ...shared.text.reasoning import NO_PARSER
-from ...shared.text.tokenizer import TooManyTokensError
 from ..errors import invalid
 from ..generation import EncodedPrompt, GenerationRequest, new_tokens
 from ..options import RouterOptions
+from ..requests.body_model import WHOLE
+from ..requests.context import check_context, encode_chat
+from ..requests.response_size import ResponseSize
 from ..served_model import ServedModel
-from .body_fields import Fields
-from .chat_messages import characters_of, read_messages
+from .chat_messages import Messages, read_messages
 from .request_fields import (
-    COMMON_FIELDS,
     COMMON_UNSUPPORTED,
+    INT32,
     MAX_LOGPROBS,
-    check_context,
-    check_length,
+    GenerationBody,
     check_min_tokens,
     read_shared,
     read_text_options,
-    too_long,
 )
-from .response_size import ResponseSize
 
-KNOWN = (
-    COMMON_FIELDS
-    | {
-        "messages",
-        "max_completion_tokens",
-        "top_logprobs",
-        "add_generation_prompt",
-        "chat_template_kwargs",
-        "reasoning_effort",
-        "include_reasoning",
-    }
-    # No effect without tools, predictions and storage.
-    | {"parallel_tool_calls", "prediction", "store", "service_tier"}
-)
-UNSUPPORTED: dict[str, tuple[Any, ...]] = COMMON_UNSUPPORTED | {
+CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = COMMON_UNSUPPORTED | {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -61,26 +48,56 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = COMMON_UNSUPPORTED | {
 RESERVED = frozenset(("messages", "tools", "add_generation_prompt", "chat_template"))
 
 
+class ChatCompletionRequest(GenerationBody):
+    """The body of POST /v1/chat/completions."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = CHAT_UNSUPPORTED
+
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=INT32 - 1), WHOLE] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=INT32 - 1), WHOLE] | None = None
+    messages: Messages
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] = Field(
+        default_factory=dict
+    )
+    reasoning_effort: Annotated[str, Field(max_length=64)] = ""
+    add_generation_prompt: bool = True
+    add_special_tokens: bool = False
+    include_reasoning: bool = True
+    # No effect without tools, predictions and storage.
+    parallel_tool_calls: Any = None
+    prediction: Any = None
+    store: Any = None
+    service_tier: Any = None
+
+
 def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
     """Check a body, render the chat template, tokenize. Raises ``RequestError``."""
-    fields = Fields(body)
-    fields.check_names(KNOWN, UNSUPPORTED)
-    shared = read_shared(fields, model, options)
-    text = read_text_options(fields, reasoning_parser=options.reasoning_parser)
-    logprobs = _logprobs(fields)
-    wanted = _max_tokens(fields)
-    tokens = _encode(fields, model)
+    ignored: set[str] = set()
+    chat = ChatCompletionRequest.read(body, ignored)
+    shared = read_shared(chat, ignored, model, options)
+    text = read_text_options(chat, reasoning_parser=options.reasoning_parser)
+    logprobs = _logprobs(chat)
+    wanted = _max_tokens(chat)
+    tokens = encode_chat(
+        read_messages(chat.messages, model, ignored),
+        model,
+        variables=_template_variables(chat),
+        add_generation_prompt=chat.add_generation_prompt,
+        add_special_tokens=chat.add_special_tokens,
+    )
     granted = check_context(
         [len(tokens)], wanted, model, param="messages", default=model.max_model_len
     )
     size = ResponseSize(
         prompts=[len(tokens)],
-        n=shared["sampling"].n,
+        n=chat.n,
         logprobs=logprobs,
-        prompt_alternatives=shared["prompt_logprobs"],
+        prompt_alternatives=chat.prompt_logprobs,
         echoed=0,
-        token_ids=shared["return_token_ids"],
-        stream=shared["stream"],
+        token_ids=chat.return_token_ids,
+        stream=chat.stream,
         copies=1 if text.reasoning_parser == NO_PARSER else 2,  # reasoning has two names
     )
     if wanted is None:
@@ -93,63 +110,39 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
         max_tokens=granted,
         text=text,
         logprobs=logprobs,
-        ignored=fields.ignored,
-        include_reasoning=_include_reasoning(fields, options),
+        ignored=ignored,
+        include_reasoning=_include_reasoning(chat, options),
         **shared,
     )
 
 
-def _encode(fields: Fields, model: ServedModel) -> list[int]:
-    messages = read_messages(fields, model)
-    variables = _template_variables(fields)
-    check_length(characters_of([messages, variables]), model, param="messages")
-    try:
-        tokens = model.tokenizer.encode_chat(
-            messages,
-            add_generation_prompt=fields.boolean("add_generation_prompt", True),
-            add_special_tokens=fields.boolean("add_special_tokens", False),
-            template_kwargs=variables,
-            most=model.max_model_len,
-        )
-    except TooManyTokensError as error:
-        raise too_long(error.tokens, 1, model, param="messages") from None
-    if not tokens:
-        raise invalid("The messages make an empty prompt.", "messages")
-    return tokens
-
-
-def _template_variables(fields: Fields) -> dict[str, Any]:
-    given = fields.mapping("chat_template_kwargs", 64)
-    for name in given:
+def _template_variables(chat: ChatCompletionRequest) -> dict[str, Any]:
+    for name in chat.chat_template_kwargs:
         if name in RESERVED or name.startswith("_"):
             message = f"'chat_template_kwargs' must not set '{name[:64]}'."
             raise invalid(message, "chat_template_kwargs")
-    effort = fields.string("reasoning_effort", "", 64)
+    effort = chat.reasoning_effort
     # As in vLLM; templates without these variables are not affected.
     own = {"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort else {}
-    return own | given
+    return own | chat.chat_template_kwargs
 
 
-def _include_reasoning(fields: Fields, options: RouterOptions) -> bool:
-    include = fields.boolean("include_reasoning", True)
-    if not include and options.reasoning_parser == NO_PARSER:
+def _include_reasoning(chat: ChatCompletionRequest, options: RouterOptions) -> bool:
+    if not chat.include_reasoning and options.reasoning_parser == NO_PARSER:
         message = "'include_reasoning' needs a router with --reasoning-parser."
         raise invalid(message, "include_reasoning", "unsupported_value")
-    return include
+    return chat.include_reasoning
 
 
-def _logprobs(fields: Fields) -> int | None:
-    wanted = fields.boolean("logprobs")
-    top = fields.optional_integer("top_logprobs", 0, MAX_LOGPROBS)
-    if top and not wanted:
+def _logprobs(chat: ChatCompletionRequest) -> int | None:
+    if chat.top_logprobs and not chat.logprobs:
         message = "'top_logprobs' is only allowed when 'logprobs' is enabled."
         raise invalid(message, "top_logprobs")
-    return (top or 0) if wanted else None
+    return (chat.top_logprobs or 0) if chat.logprobs else None
 
 
-def _max_tokens(fields: Fields) -> int | None:
-    old = fields.optional_integer("max_tokens", 1, 2**31 - 1)
-    new = fields.optional_integer("max_completion_tokens", 1, 2**31 - 1)
+def _max_tokens(chat: ChatCompletionRequest) -> int | None:
+    old, new = chat.max_tokens, chat.max_completion_tokens
     if old is not None and new is not None and old != new:
         raise invalid(
             "'max_tokens' and 'max_completion_tokens' contradict each other; set one of them.",

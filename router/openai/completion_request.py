@@ -3,46 +3,62 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
-from ...shared.text.tokenizer import TooManyTokensError
+from pydantic import Field
+
 from ..errors import invalid
 from ..generation import EncodedPrompt, GenerationRequest, new_tokens
 from ..options import RouterOptions
+from ..requests.body_errors import check_integer, wrong_type
+from ..requests.body_model import WHOLE, DocumentedAs
+from ..requests.context import check_context, encode_text
+from ..requests.response_size import ResponseSize
 from ..served_model import ServedModel
-from .body_fields import Fields, check_integer, wrong_type
 from .request_fields import (
-    COMMON_FIELDS,
     COMMON_UNSUPPORTED,
+    INT32,
     MAX_LOGPROBS,
-    check_context,
-    check_length,
+    GenerationBody,
     check_min_tokens,
     read_shared,
     read_text_options,
-    too_long,
 )
-from .response_size import ResponseSize
 
 DEFAULT_MAX_TOKENS = 16
-KNOWN = COMMON_FIELDS | {"prompt", "echo", "best_of"}
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+COMPLETION_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     name: neutral for name, neutral in COMMON_UNSUPPORTED.items() if name != "best_of"
 } | {"suffix": ("",), "prompt_embeds": ()}
 
 
+class CompletionRequest(GenerationBody):
+    """The body of POST /v1/completions."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = COMPLETION_UNSUPPORTED
+
+    best_of: Annotated[int, Field(ge=1, le=INT32 - 1), WHOLE] | None = None
+    echo: bool = False
+    # 0 with ``echo`` only.
+    max_tokens: (
+        Annotated[int, Field(le=INT32 - 1, json_schema_extra={"minimum": 0}), WHOLE] | None
+    ) = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
+    prompt: Annotated[Any, DocumentedAs(str | list[str] | list[int] | list[list[int]])]
+    add_special_tokens: bool = True
+
+
 def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
     """Check a body, tokenize its prompts. Raises ``RequestError``."""
-    fields = Fields(body)
-    fields.check_names(KNOWN, UNSUPPORTED)
-    shared = read_shared(fields, model, options)
-    n = shared["sampling"].n
-    _check_best_of(fields, n)
-    echo = fields.boolean("echo")
-    wanted = fields.optional_integer("max_tokens", 0 if echo else 1, 2**31 - 1)
-    text = read_text_options(fields, echo=echo, discard_output=wanted == 0)
-    logprobs = _logprobs(fields)
-    prompts = _prompts(fields, model, options)
+    ignored: set[str] = set()
+    asked = CompletionRequest.read(body, ignored)
+    shared = read_shared(asked, ignored, model, options)
+    n, echo, wanted, logprobs = asked.n, asked.echo, asked.max_tokens, asked.logprobs
+    _check_best_of(asked)
+    if wanted is not None:
+        check_integer("max_tokens", wanted, 0 if echo else 1, INT32 - 1)
+    text = read_text_options(asked, echo=echo, discard_output=wanted == 0)
+    prompts = _prompts(asked, model, options)
     if echo:
         prompts = [_with_text(prompt, model, text.skip_special_tokens) for prompt in prompts]
     _check_choices(len(prompts), n, options)
@@ -72,19 +88,18 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> G
         max_tokens=granted,
         text=text,
         logprobs=logprobs,
-        ignored=fields.ignored,
+        ignored=ignored,
         **shared,
     )
 
 
-def _prompts(fields: Fields, model: ServedModel, options: RouterOptions) -> list[EncodedPrompt]:
+def _prompts(
+    asked: CompletionRequest, model: ServedModel, options: RouterOptions
+) -> list[EncodedPrompt]:
     """The prompts: a string, token ids, or a list of either kind."""
-    value = fields.raw("prompt")
-    if value is None:
-        message = "Missing required parameter: 'prompt'."
-        raise invalid(message, "prompt", "missing_required_parameter")
+    value = asked.prompt
     if isinstance(value, str):
-        return [_from_text(value, fields, model, "prompt")]
+        return [_from_text(value, asked, model, "prompt")]
     if not isinstance(value, list):
         raise wrong_type("prompt", "a string or an array", value)
     if not value:
@@ -98,7 +113,7 @@ def _prompts(fields: Fields, model: ServedModel, options: RouterOptions) -> list
             "array_above_max_length",
         )
     if all(isinstance(item, str) for item in value):
-        return [_from_text(item, fields, model, f"prompt[{i}]") for i, item in enumerate(value)]
+        return [_from_text(item, asked, model, f"prompt[{i}]") for i, item in enumerate(value)]
     if all(isinstance(item, list) for item in value):
         return [_from_tokens(item, model, f"prompt[{i}]") for i, item in enumerate(value)]
     raise invalid(
@@ -109,18 +124,16 @@ def _prompts(fields: Fields, model: ServedModel, options: RouterOptions) -> list
     )
 
 
-def _from_text(text: str, fields: Fields, model: ServedModel, param: str) -> EncodedPrompt:
+def _from_text(
+    text: str, asked: CompletionRequest, model: ServedModel, param: str
+) -> EncodedPrompt:
     if not text:
         raise invalid(f"Invalid '{param}': the prompt is empty.", "prompt", "empty_string")
-    check_length(len(text), model, param="prompt")
-    special = fields.boolean("add_special_tokens", True)
-    try:
-        tokens = model.tokenizer.encode(text, add_special_tokens=special, most=model.max_model_len)
-    except TooManyTokensError as error:
-        raise too_long(error.tokens, 1, model, param="prompt") from None
+    special = asked.add_special_tokens
+    tokens = encode_text(text, model, param="prompt", add_special_tokens=special)
     if not tokens:
         raise invalid(f"Invalid '{param}': the prompt has no tokens.", "prompt", "empty_string")
-    return EncodedPrompt(new_tokens(tokens), text if fields.raw("echo") else None)
+    return EncodedPrompt(new_tokens(tokens), text if asked.echo else None)
 
 
 def _from_tokens(tokens: list[Any], model: ServedModel, param: str) -> EncodedPrompt:
@@ -151,11 +164,7 @@ def _check_choices(prompts: int, n: int, options: RouterOptions) -> None:
         )
 
 
-def _check_best_of(fields: Fields, n: int) -> None:
-    if fields.integer("best_of", n, 1, 2**31 - 1) != n:
+def _check_best_of(asked: CompletionRequest) -> None:
+    if asked.best_of not in (None, asked.n):
         message = "'best_of' is not supported by this server unless it equals 'n'."
         raise invalid(message, "best_of", "unsupported_parameter")
-
-
-def _logprobs(fields: Fields) -> int | None:
-    return fields.optional_integer("logprobs", 0, MAX_LOGPROBS)

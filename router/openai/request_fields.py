@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, TypedDict
+
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ...proto import tandem_pb2 as pb
 from ...shared.text.reasoning import NO_PARSER
@@ -11,8 +13,9 @@ from ...shared.text.stop import StopStrings
 from ..errors import invalid
 from ..generation import TextOptions
 from ..options import RouterOptions
+from ..requests.body_errors import check_integer, to_request_error, too_long, wrong_type
+from ..requests.body_model import BOUNDED, WHOLE, BodyModel, DocumentedAs
 from ..served_model import ServedModel
-from .body_fields import Fields, check_integer, wrong_type
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
@@ -20,41 +23,9 @@ MAX_STOP_LENGTH = 1024
 MAX_STOP_IDS = 256
 MAX_ALLOWED_IDS = 1024
 MAX_BIAS = 1024
+MAX_STREAM_OPTIONS = 16
 INT32, INT64 = 2**31, 2**63
 
-# Accepted without effect: OpenAI uses them for its own accounting.
-IGNORED = frozenset(
-    ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
-)
-COMMON_FIELDS = IGNORED | {
-    "model",
-    "stream",
-    "stream_options",
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "logit_bias",
-    "allowed_token_ids",
-    "max_tokens",
-    "min_tokens",
-    "ignore_eos",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "logprobs",
-    "prompt_logprobs",
-    "priority",
-    "cache_salt",
-    "add_special_tokens",
-    "return_token_ids",
-}
 # Known parameters that are not implemented, with the values that have no effect.
 COMMON_UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
@@ -81,6 +52,84 @@ COMMON_UNSUPPORTED: dict[str, tuple[object, ...]] = {
 }
 
 
+def _check_stops(value: Any) -> Any:
+    """One message for all kinds of wrong items."""
+    if not isinstance(value, (str, list)):
+        raise wrong_type("stop", "an array", value)
+    if len(stops := [value] if isinstance(value, str) else value) > MAX_STOPS:
+        raise too_long("stop", value, MAX_STOPS)
+    for stop in stops:
+        if not isinstance(stop, str):
+            raise wrong_type("stop", "a string or an array of strings", stop)
+        if not 0 < len(stop) <= MAX_STOP_LENGTH:
+            raise invalid(
+                f"Invalid 'stop': each string must have 1 to {MAX_STOP_LENGTH} characters, "
+                f"not {len(stop)}.",
+                "stop",
+            )
+    return value
+
+
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+Stops = StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)]
+Bias = Annotated[float, Field(ge=-100, le=100), BOUNDED]
+BIASES = TypeAdapter(dict[str, Bias], config=ConfigDict(strict=True, allow_inf_nan=False))
+
+
+class StreamOptions(BodyModel):
+    """Options of a stream. Obfuscation pads chunks against traffic analysis; it is accepted without
+    effect."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"continuous_usage_stats": (False,)}
+
+    include_usage: bool = False
+    include_obfuscation: Any = None
+
+
+class GenerationBody(BodyModel):
+    """The parameters of both surfaces. A sampling parameter without a default has the one of the
+    model's generation_config.json."""
+
+    model: Annotated[str, Field(max_length=1024)] = ""
+    stream: bool = False
+    stream_options: Annotated[
+        dict[str, Any], Field(max_length=MAX_STREAM_OPTIONS), DocumentedAs(StreamOptions | None)
+    ] = Field(default_factory=dict)
+    temperature: Annotated[float, Field(ge=0, le=2), BOUNDED] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1), BOUNDED] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=INT32 - 1), WHOLE] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1), BOUNDED] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100), BOUNDED] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2), BOUNDED] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2), BOUNDED] = 0.0
+    seed: Annotated[int, Field(ge=-INT64, le=INT64 - 1), WHOLE] | None = None
+    logit_bias: Annotated[
+        dict[str, Any], Field(max_length=MAX_BIAS), DocumentedAs(dict[str, Bias])
+    ] = Field(default_factory=dict)
+    ignore_eos: bool = False
+    allowed_token_ids: Annotated[list[int], Field(max_length=MAX_ALLOWED_IDS)] = Field(
+        default_factory=list
+    )
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_IDS)] = Field(
+        default_factory=list
+    )
+    n: Annotated[int, Field(ge=1), WHOLE] = 1
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
+    return_token_ids: bool = False
+    priority: Annotated[int, Field(ge=-INT32, le=INT32 - 1), WHOLE] = 0
+    cache_salt: Annotated[str, Field(max_length=256)] = ""
+    stop: Annotated[Stops, BeforeValidator(_check_stops)] = Field(default_factory=list)
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    min_tokens: Annotated[int, Field(ge=0, le=INT32 - 1), WHOLE] = 0
+    # Accepted without effect: OpenAI uses them for its own accounting.
+    user: Any = None
+    metadata: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+
+
 class SharedFields(TypedDict):
     """The fields of a ``GenerationRequest`` that both surfaces read in the same way."""
 
@@ -94,134 +143,79 @@ class SharedFields(TypedDict):
     cache_salt: str
 
 
-def read_shared(fields: Fields, model: ServedModel, options: RouterOptions) -> SharedFields:
+def read_shared(
+    body: GenerationBody, ignored: set[str], model: ServedModel, options: RouterOptions
+) -> SharedFields:
     """Read the fields that can be checked before a text is encoded."""
-    model.check_name(fields.string("model", "", 1024))
-    stream, include_usage = _stream(fields)
+    model.check_name(body.model)
+    include_usage = _include_usage(body, ignored)
+    if body.prompt_logprobs is not None and body.stream:
+        raise invalid("'prompt_logprobs' is not available with 'stream'.", "prompt_logprobs")
     return SharedFields(
         model=model,
-        sampling=_sampling(fields, model, options),
-        stream=stream,
+        sampling=_sampling(body, model, options),
+        stream=body.stream,
         include_usage=include_usage,
-        prompt_logprobs=_prompt_logprobs(fields, stream),
-        return_token_ids=fields.boolean("return_token_ids"),
-        priority=fields.integer("priority", 0, -INT32, INT32 - 1),
-        cache_salt=fields.string("cache_salt", "", 256),
+        prompt_logprobs=body.prompt_logprobs,
+        return_token_ids=body.return_token_ids,
+        priority=body.priority,
+        cache_salt=body.cache_salt,
     )
 
 
-def _sampling(fields: Fields, model: ServedModel, options: RouterOptions) -> pb.Sampling:
+def _sampling(body: GenerationBody, model: ServedModel, options: RouterOptions) -> pb.Sampling:
     """The sampling parameters, without ``max_tokens`` and logprobs."""
-    defaults = model.defaults
-    sampling = pb.Sampling(
-        temperature=fields.number("temperature", defaults.get("temperature", 1.0), 0, 2),
-        top_p=fields.number("top_p", defaults.get("top_p", 1.0), 0, 1),
-        top_k=max(0, fields.integer("top_k", int(defaults.get("top_k", 0)), -1, INT32 - 1)),
-        min_p=fields.number("min_p", defaults.get("min_p", 0.0), 0, 1),
-        repetition_penalty=fields.number(
-            "repetition_penalty", defaults.get("repetition_penalty", 1.0), 0, 100
-        ),
-        presence_penalty=fields.number("presence_penalty", 0.0, -2, 2),
-        frequency_penalty=fields.number("frequency_penalty", 0.0, -2, 2),
-        seed=fields.optional_integer("seed", -INT64, INT64 - 1),
-        logit_bias=_logit_bias(fields, model.vocab_size),
-        ignore_eos=fields.boolean("ignore_eos"),
-        allowed_token_ids=_token_ids(
-            fields, "allowed_token_ids", MAX_ALLOWED_IDS, model.vocab_size
-        ),
-        stop_token_ids=_token_ids(fields, "stop_token_ids", MAX_STOP_IDS, model.vocab_size),
-        n=fields.integer("n", 1, 1, options.max_n),
+    check_integer("n", body.n, 1, options.max_n)
+    _check_token_ids("allowed_token_ids", body.allowed_token_ids, model.vocab_size)
+    _check_token_ids("stop_token_ids", body.stop_token_ids, model.vocab_size)
+    return pb.Sampling(
+        temperature=model.default("temperature", body.temperature, 1.0),
+        top_p=model.default("top_p", body.top_p, 1.0),
+        top_k=max(0, int(model.default("top_k", body.top_k, 0))),
+        min_p=model.default("min_p", body.min_p, 0.0),
+        repetition_penalty=model.default("repetition_penalty", body.repetition_penalty, 1.0),
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        seed=body.seed,
+        logit_bias=_logit_bias(body.logit_bias, model.vocab_size),
+        ignore_eos=body.ignore_eos,
+        allowed_token_ids=body.allowed_token_ids,
+        stop_token_ids=body.stop_token_ids,
+        n=body.n,
     )
-    for name in ("top_p", "repetition_penalty"):
-        if getattr(sampling, name) <= 0:
-            raise invalid(f"Invalid value for '{name}': must be above 0.", name)
-    return sampling
 
 
 def read_text_options(
-    fields: Fields,
+    body: GenerationBody,
     *,
     echo: bool = False,
     discard_output: bool = False,
     reasoning_parser: str = NO_PARSER,
 ) -> TextOptions:
     """Read the options of how the router turns tokens into text."""
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop
     return TextOptions(
-        stop=_stops(fields),
-        include_stop=fields.boolean("include_stop_str_in_output"),
-        skip_special_tokens=fields.boolean("skip_special_tokens", True),
-        min_tokens=fields.integer("min_tokens", 0, 0, INT32 - 1),
+        stop=StopStrings(stops) if stops else StopStrings(),
+        include_stop=body.include_stop_str_in_output,
+        skip_special_tokens=body.skip_special_tokens,
+        min_tokens=body.min_tokens,
         echo=echo,
         reasoning_parser=reasoning_parser,
         discard_output=discard_output,
     )
 
 
-def _stream(fields: Fields) -> tuple[bool, bool]:
-    """(stream, include_usage)."""
-    stream = fields.boolean("stream")
-    if "stream_options" not in fields:
-        return stream, False
-    options = fields.inner(fields.mapping("stream_options", 16), "stream_options")
-    if not stream and fields.raw("stream_options"):
+def _include_usage(body: GenerationBody, ignored: set[str]) -> bool:
+    if body.stream_options and not body.stream:
         raise invalid(
             "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
             "stream_options",
         )
-    # Obfuscation pads chunks against traffic analysis; it is accepted without effect.
-    options.check_names(
-        frozenset(("include_usage", "include_obfuscation")), {"continuous_usage_stats": (False,)}
-    )
-    return stream, options.boolean("include_usage")
-
-
-def _prompt_logprobs(fields: Fields, stream: bool) -> int | None:
-    value = fields.optional_integer("prompt_logprobs", 0, MAX_LOGPROBS)
-    if value is not None and stream:
-        raise invalid("'prompt_logprobs' is not available with 'stream'.", "prompt_logprobs")
-    return value
-
-
-def check_context(
-    prompts: Sequence[int], wanted: int | None, model: ServedModel, *, param: str, default: int
-) -> list[int]:
-    """``max_tokens`` of each prompt: ``wanted``, or up to ``default`` within the context."""
-    limit = model.max_model_len
-    granted = []
-    for length in prompts:
-        requested = 1 if wanted is None else wanted
-        if length + requested > limit:
-            raise too_long(length, requested, model, param=param)
-        granted.append(min(default, limit - length) if wanted is None else wanted)
-    return granted
-
-
-def too_long(length: int, requested: int, model: ServedModel, *, param: str) -> Exception:
-    """The error for a prompt of ``length`` tokens with ``requested`` more to generate."""
-    return invalid(
-        f"This model's maximum context length is {model.max_model_len} tokens. However, you "
-        f"requested {length + requested} tokens ({length} in the {param}, {requested} in the "
-        f"completion). "
-        f"Please reduce the length of the {param} or completion.",
-        param,
-        "context_length_exceeded",
-    )
-
-
-def check_length(characters: int, model: ServedModel, *, param: str) -> None:
-    """Reject a text that cannot fit, before encoding it."""
-    fewest = model.tokenizer.fewest_tokens(characters)
-    if fewest >= model.max_model_len:
-        raise invalid(
-            f"This model's maximum context length is {model.max_model_len} tokens. However, there "
-            f"are {characters} characters in your {param}, which are at least {fewest} tokens. "
-            f"Please reduce the length of the {param}.",
-            param,
-            "context_length_exceeded",
-        )
+    return StreamOptions.read(body.stream_options, ignored, "stream_options.").include_usage
 
 
 def check_min_tokens(minimum: int, granted: Sequence[int]) -> None:
+    """Raise ``RequestError`` if a prompt may generate fewer tokens than ``minimum``."""
     if minimum > min(granted):
         raise invalid(
             f"'min_tokens' ({minimum}) must not exceed the tokens that may be generated "
@@ -230,39 +224,20 @@ def check_min_tokens(minimum: int, granted: Sequence[int]) -> None:
         )
 
 
-def _stops(fields: Fields) -> StopStrings:
-    value = fields.raw("stop")
-    if value is None:
-        return StopStrings()
-    stops = [value] if isinstance(value, str) else fields.array("stop", MAX_STOPS)
-    for stop in stops:
-        if not isinstance(stop, str):
-            raise wrong_type("stop", "a string or an array of strings", stop)
-        if not 0 < len(stop) <= MAX_STOP_LENGTH:
-            raise invalid(
-                f"Invalid 'stop': each string must have 1 to {MAX_STOP_LENGTH} characters, "
-                f"not {len(stop)}.",
-                "stop",
-            )
-    return StopStrings(stops)
-
-
-def _token_ids(fields: Fields, name: str, most: int, vocab_size: int) -> list[int]:
-    ids = fields.array(name, most)
+def _check_token_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
     for i, token in enumerate(ids):
         check_integer(f"{name}[{i}]", token, 0, vocab_size - 1)
-    return ids
 
 
-def _logit_bias(fields: Fields, vocab_size: int) -> dict[int, float]:
-    bias = {}
-    entries = Fields(fields.mapping("logit_bias", MAX_BIAS))
-    for name in fields.mapping("logit_bias", MAX_BIAS):
+def _logit_bias(given: dict[str, Any], vocab_size: int) -> dict[int, float]:
+    for name in given:
         if not (name.isascii() and name.isdigit() and len(name) <= 10) or int(name) >= vocab_size:
             raise invalid(
                 f"Invalid key in 'logit_bias': '{name[:64]}'; keys are token ids from 0 to "
                 f"{vocab_size - 1}.",
                 "logit_bias",
             )
-        bias[int(name)] = entries.number(name, 0.0, -100, 100)
-    return bias
+    try:
+        return {int(name): bias for name, bias in BIASES.validate_python(given).items()}
+    except ValidationError as error:
+        raise to_request_error(error, given) from None

@@ -23,10 +23,10 @@ from tandem.router.http.encoding import dump
 from tandem.router.http.json_body import parse_json
 from tandem.router.metrics import Metrics
 from tandem.router.node_call import request_error
-from tandem.router.openai import chat_request, completion_request
-from tandem.router.openai.chat_request import parse_chat
-from tandem.router.openai.completion_request import parse_completion
+from tandem.router.openai.chat_request import ChatCompletionRequest, parse_chat
+from tandem.router.openai.completion_request import CompletionRequest, parse_completion
 from tandem.router.options import RouterOptions
+from tandem.router.requests.body_model import BodyModel
 from tandem.router.served_model import ServedModel
 from tandem.shared.errors import RequestError
 from tandem.shared.text.tokenizer import Tokenizer
@@ -150,8 +150,8 @@ VALUES = st.recursive(
 )
 
 
-def _bodies(module: Any, **valid: Any) -> st.SearchStrategy[dict[str, Any]]:
-    names = sorted(module.KNOWN | set(module.UNSUPPORTED) | {"nonsense"})
+def _bodies(body: type[BodyModel], **valid: Any) -> st.SearchStrategy[dict[str, Any]]:
+    names = sorted({*body.model_fields, *body.unsupported, "nonsense"})
     other = st.dictionaries(st.sampled_from(names), VALUES, max_size=3)
     return other.map(lambda changes: valid | changes)
 
@@ -179,7 +179,7 @@ def _parsed(parse: Any, body: Any) -> None:
     assert all(granted >= 1 for granted in generation.max_tokens)
 
 
-@given(_bodies(chat_request, messages=[{"role": "user", "content": "hi"}]))
+@given(_bodies(ChatCompletionRequest, messages=[{"role": "user", "content": "hi"}]))
 def test_any_chat_body_is_understood_or_refused(body: dict[str, Any]) -> None:
     _parsed(parse_chat, body)
 
@@ -190,7 +190,7 @@ def test_any_messages_are_understood_or_refused(value: Any) -> None:
     _parsed(parse_chat, {"messages": [{"role": "user", "content": value}]})
 
 
-@given(_bodies(completion_request, prompt="hi"))
+@given(_bodies(CompletionRequest, prompt="hi"))
 def test_any_completion_body_is_understood_or_refused(body: dict[str, Any]) -> None:
     _parsed(parse_completion, body)
 

@@ -1,0 +1,1 @@
+"""What the surfaces share to check a request: bodies, limits of the context, sizes of responses."""

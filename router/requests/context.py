@@ -1,0 +1,103 @@
+"""Prompts within the model's context: checked lengths, and chats as tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...shared.text.tokenizer import TooManyTokensError
+from ..errors import invalid
+from ..served_model import ServedModel
+
+
+def check_context(
+    prompts: Sequence[int], wanted: int | None, model: ServedModel, *, param: str, default: int
+) -> list[int]:
+    """``max_tokens`` of each prompt: ``wanted``, or up to ``default`` within the context."""
+    limit = model.max_model_len
+    granted = []
+    for length in prompts:
+        requested = 1 if wanted is None else wanted
+        if length + requested > limit:
+            raise over_context(length, requested, model, param=param)
+        granted.append(min(default, limit - length) if wanted is None else wanted)
+    return granted
+
+
+def over_context(length: int, requested: int, model: ServedModel, *, param: str) -> Exception:
+    """The error for a prompt of ``length`` tokens with ``requested`` more to generate."""
+    return invalid(
+        f"This model's maximum context length is {model.max_model_len} tokens. However, you "
+        f"requested {length + requested} tokens ({length} in the {param}, {requested} in the "
+        f"completion). "
+        f"Please reduce the length of the {param} or completion.",
+        param,
+        "context_length_exceeded",
+    )
+
+
+def check_length(characters: int, model: ServedModel, *, param: str) -> None:
+    """Reject a text that cannot fit, before encoding it."""
+    fewest = model.tokenizer.fewest_tokens(characters)
+    if fewest >= model.max_model_len:
+        raise invalid(
+            f"This model's maximum context length is {model.max_model_len} tokens. However, there "
+            f"are {characters} characters in your {param}, which are at least {fewest} tokens. "
+            f"Please reduce the length of the {param}.",
+            param,
+            "context_length_exceeded",
+        )
+
+
+def encode_text(
+    text: str, model: ServedModel, *, param: str, add_special_tokens: bool = True
+) -> list[int]:
+    """The tokens of a text."""
+    check_length(len(text), model, param=param)
+    try:
+        return model.tokenizer.encode(
+            text, add_special_tokens=add_special_tokens, most=model.max_model_len
+        )
+    except TooManyTokensError as error:
+        raise over_context(error.tokens, 1, model, param=param) from None
+
+
+def encode_chat(
+    messages: list[dict[str, Any]],
+    model: ServedModel,
+    *,
+    variables: dict[str, Any] | None = None,
+    add_generation_prompt: bool = True,
+    add_special_tokens: bool = False,
+) -> list[int]:
+    """The tokens of messages in the form that templates expect, and of ``variables``."""
+    variables = variables or {}
+    check_length(_characters_of([messages, variables]), model, param="messages")
+    try:
+        tokens = model.tokenizer.encode_chat(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            add_special_tokens=add_special_tokens,
+            template_kwargs=variables,
+            most=model.max_model_len,
+        )
+    except TooManyTokensError as error:
+        raise over_context(error.tokens, 1, model, param="messages") from None
+    if not tokens:
+        raise invalid("The messages make an empty prompt.", "messages")
+    return tokens
+
+
+def _characters_of(value: Any) -> int:
+    """The length of all strings in a JSON value, keys included."""
+    total, left = 0, [value]
+    while left:
+        item = left.pop()
+        if isinstance(item, str):
+            total += len(item)
+        elif isinstance(item, list):
+            left.extend(item)
+        elif isinstance(item, dict):
+            left.extend(item)
+            left.extend(item.values())
+    return total
