@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -88,16 +87,9 @@ async def test_a_peer_is_not_used_before_its_canary_has_passed(
     monkeypatch.setattr(canary_runs, "WAIT_SECONDS", 0.05)
     async with met() as (peers, vet, _), prefill() as fake:
         vet.ready.clear()
-        for _ in range(2):
+        for _ in range(3):
             with pytest.raises(TransferError, match="still under way"):
                 await peers.meet(fake.candidate)
-        begun = time.monotonic()
-        monkeypatch.setattr(
-            canary_runs, "WAIT_SECONDS", 0.0
-        )  # who comes later does not wait at all
-        with pytest.raises(TransferError, match="still under way"):
-            await peers.meet(fake.candidate)
-        assert time.monotonic() - begun < 1
         monkeypatch.setattr(canary_runs, "WAIT_SECONDS", 10.0)
         vet.ready.set()
         await peers.meet(fake.candidate)

@@ -9,6 +9,7 @@ from tandem.shared.handoff.plane.messages import (
     CancelExpect,
     CancelSend,
     Expecting,
+    PeerLost,
     Received,
     ReceiveFailed,
     SendFailed,
@@ -134,6 +135,38 @@ def test_a_computation_that_pauses_in_the_middle_costs_nothing(carrier: str, fir
         prefill.compute(1, first, END, chunk=33)
         _settle(world, prefill, decode)
         assert decode.log.of(Received), decode.log.of(ReceiveFailed)
+
+
+def test_a_computation_that_has_not_begun_costs_nothing() -> None:
+    with World(MEMORY) as world:
+        prefill, decode = _pair(world)
+        _greeted(world, prefill, decode)
+        world.turn(10)
+        for _ in range(250):
+            world.turn()
+            world.pass_time(0.2)
+        assert prefill.plane.stats().active_sends == 1
+        prefill.compute(1, 0, END, chunk=END)
+        _settle(world, prefill, decode)
+        assert decode.log.of(Received), decode.log.of(ReceiveFailed)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_a_peer_that_dies_or_hangs_is_lost_within_three_seconds(side: str, hangs: bool) -> None:
+    """With the intervals of pings and silence that planes have by default."""
+    with World(MEMORY) as world:
+        prefill = world.rank("p", seed=1, timing=Timing())
+        decode = world.rank("d", listen_host=None, timing=Timing())
+        _greeted(world, prefill, decode)
+        prefill.compute(1, 0, 50, chunk=50)
+        world.until(lambda: decode.plane.stats().frames_received > 0)
+        lost, other = (prefill, decode) if side == "prefill" else (decode, prefill)
+        world.ranks.remove(lost)
+        if not hangs:
+            lost.kill()
+        failed = ReceiveFailed if side == "prefill" else SendFailed
+        world.until(lambda: bool(other.log.of(failed) and other.log.of(PeerLost)), seconds=3)
 
 
 def test_a_transfer_that_waits_for_its_turn_on_a_slow_link_is_not_given_up() -> None:

@@ -123,7 +123,7 @@ def test_the_cost_of_a_token_does_not_grow(make: object) -> None:
     raw = make()  # type: ignore[operator]
     token = raw.token_to_id("a")
     detokenizer = TokenTexts(raw).detokenizer()
-    began = time.perf_counter()
+    began = time.thread_time()  # CPU time: the machine may be busy
     for _ in range(50_000):
         detokenizer.push(token)
-    assert time.perf_counter() - began < 10
+    assert time.thread_time() - began < 10
