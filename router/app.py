@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, FastAPI
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from ..shared.telemetry.logs import add_log_context, logger
 from ..shared.telemetry.tracing import NO_TRACER, Tracer
 from ..shared.version import version
+from .anthropic.anthropic_errors import AnthropicErrors
 from .cluster.node_table import NodeTable
 from .cluster.registry_service import Registry
 from .errors import ApiError, internal_error, to_api_error
@@ -22,7 +24,8 @@ from .http.exchange import ClientGoneError, HttpExchange
 from .metrics import Metrics
 from .openai.error_body import OpenAIErrors
 from .options import RouterOptions
-from .routes import openai, operations
+from .routes import anthropic, openai, operations, tokenization
+from .routes.documentation import components
 from .routes.operations import METRICS, PROBES
 from .routes.services import Services
 from .surface import ErrorShape
@@ -33,14 +36,20 @@ NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "operati
 
 
 class Api(NamedTuple):
-    """The routes of one API, and the shape of its errors."""
+    """The routes of one API, the shape of its errors, and the models that document both."""
 
     router: APIRouter
     errors: ErrorShape
+    models: tuple[type[BaseModel], ...] = ()
 
 
 OPENAI_ERRORS = OpenAIErrors()
-APIS = (Api(operations.router, OPENAI_ERRORS), Api(openai.router, OPENAI_ERRORS))
+APIS = (
+    Api(openai.router, OPENAI_ERRORS, openai.MODELS),
+    Api(anthropic.router, AnthropicErrors(), anthropic.MODELS),
+    Api(tokenization.router, OPENAI_ERRORS, tokenization.MODELS),
+    Api(operations.router, OPENAI_ERRORS),
+)
 
 
 class _Routes(FastAPI):
@@ -48,6 +57,13 @@ class _Routes(FastAPI):
 
     def build_middleware_stack(self) -> ASGIApp:
         return AsyncExitStackMiddleware(self.router)
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            document = super().openapi()
+            schemas = components(model for api in APIS for model in api.models)
+            document["components"]["schemas"] |= schemas
+        return super().openapi()
 
 
 class App:

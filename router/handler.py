@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any, TypeVar
 
 from ..shared.errors import OverloadedError
 from ..shared.telemetry.logs import logger
@@ -25,6 +25,7 @@ from .metrics import Metrics, RequestMetrics
 from .options import RouterOptions
 from .result import ResultCollector
 from .serve_request import serve
+from .served_model import ServedModel
 from .surface import Response, Surface
 
 log = logger("router")
@@ -32,6 +33,7 @@ log = logger("router")
 # Names of unknown fields that are logged, once each; clients may invent any number of them.
 MAX_NAMED_FIELDS = 64
 
+T = TypeVar("T")
 Outputs = AsyncGenerator[Output, None]
 
 
@@ -70,37 +72,55 @@ class GenerateHandler:
 
     async def handle(self, exchange: HttpExchange, surface: Surface) -> None:
         """Answer one request. Errors are the caller's to write."""
+
+        def parse(body: Any, model: ServedModel) -> GenerationRequest:
+            return surface.parse(body, model, self._options)
+
+        traceparent = exchange.header(b"traceparent").decode("latin-1")
+        about = {"request_id": exchange.request_id, "route": exchange.path}
+        with self._slot(), serving(self._tracer, "request", traceparent, **about) as span:
+            request = await self._read(exchange, parse)
+            self._log_ignored(request)
+            span.set(**_attributes(request))
+            response = surface.response(request, int(time.time()))
+            with self.prompts.share() as prompts, self.answers.share() as memory:
+                prompts.take(request.prompt_tokens)
+                work = self._answer(exchange, request, response, memory)
+                await self._unless_gone(exchange, work)
+
+    async def compute(
+        self, exchange: HttpExchange, work: Callable[[Any, ServedModel], dict[str, Any]]
+    ) -> None:
+        """Answer with what ``work`` makes of the JSON of the body; it runs in a thread."""
+        with self._slot(), self.answers.share() as memory:
+            answer = await encode(await self._read(exchange, work))
+            memory.take(sum(map(len, answer)))
+            await exchange.respond_in_pieces(200, answer, JSON_TYPE)
+
+    @contextmanager
+    def _slot(self) -> Iterator[None]:
+        """The place of one request among those in progress."""
         if self.active >= self._options.max_concurrent_requests:
             raise OverloadedError(
                 f"The server has {self.active} requests in progress, which is its limit; try "
                 "again later."
             )
         self.active += 1
-        traceparent = exchange.header(b"traceparent").decode("latin-1")
-        about = {"request_id": exchange.request_id, "route": exchange.path}
         try:
-            with serving(self._tracer, "request", traceparent, **about) as span:
-                with self.bodies.share() as share:
-                    request = await self._parse(exchange, await exchange.body(share), surface)
-                self._log_ignored(request)
-                span.set(**_attributes(request))
-                response = surface.response(request, int(time.time()))
-                with self.prompts.share() as prompts, self.answers.share() as memory:
-                    prompts.take(request.prompt_tokens)
-                    work = self._answer(exchange, request, response, memory)
-                    await self._unless_gone(exchange, work)
+            yield
         finally:
             self.active -= 1
 
-    async def _parse(
-        self, exchange: HttpExchange, body: bytes, surface: Surface
-    ) -> GenerationRequest:
-        model = self._registry.model()
+    async def _read(self, exchange: HttpExchange, parse: Callable[[Any, ServedModel], T]) -> T:
+        """What ``parse`` makes of the JSON of the body, in a thread."""
+        with self.bodies.share() as share:
+            body = await exchange.body(share)
+            model = self._registry.model()
 
-        def parse() -> GenerationRequest:
-            return surface.parse(parse_json(body, model.max_model_len), model, self._options)
+            def parsed() -> T:
+                return parse(parse_json(body, model.max_model_len), model)
 
-        return await self._parsers.run(exchange.client, len(body), parse)
+            return await self._parsers.run(exchange.client, len(body), parsed)
 
     def _log_ignored(self, request: GenerationRequest) -> None:
         """Log each unknown field once: it may be misspelt."""

@@ -77,6 +77,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
 # What each folder of router/ may import of router/, besides itself. The modules at its root serve
 # requests with all of them.
 ROUTER = {
+    "anthropic": ("errors", "generation", "http", "options", "requests", "result", "served_model"),
     "cluster": ("errors", "options", "placement", "served_model"),
     "doctor": (),
     "http": ("errors", "generation", "options", "served_model"),
@@ -85,6 +86,7 @@ ROUTER = {
     "requests": ("errors", "options", "served_model"),
     # The routes are above everything but the application.
     "routes": (
+        "anthropic",
         "cluster",
         "errors",
         "handler",
@@ -94,7 +96,9 @@ ROUTER = {
         "options",
         "served_model",
         "surface",
+        "tokenization",
     ),
+    "tokenization": ("generation", "http", "openai", "requests", "served_model"),
     "web": (),
 }
 WEB = ("fastapi", "uvicorn", "starlette", "grpc", "prometheus_client")

@@ -31,6 +31,8 @@ COUNTERPARTS = {
     "process.py",
     "role.py",
     "service.py",
+    # Of two APIs of the router.
+    "answers.py",
     # Of a package's own boundary.
     "carrier.py",
     "errors.py",

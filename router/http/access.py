@@ -34,11 +34,12 @@ class Access:
 
 
 def _given_key(exchange: HttpExchange) -> bytes:
-    """The key of a request; empty if there is none."""
+    """The key of a request; empty if there is none. Anthropic's clients have a header of their
+    own."""
     scheme, _, given = exchange.header(b"authorization").partition(b" ")
     if scheme.lower() == b"basic":
         return _basic_password(given)
-    return given if scheme.lower() == b"bearer" else b""
+    return given if scheme.lower() == b"bearer" else exchange.header(b"x-api-key")
 
 
 def _basic_password(encoded: bytes) -> bytes:

@@ -37,7 +37,8 @@ class HttpExchange:
         self.path: str = scope["path"]
         address = scope.get("client") or ("",)
         # Requests take turns by client; behind a proxy, keys tell clients apart.
-        self.client: Hashable = (address[0], self.header(b"authorization"))
+        keys = self.header(b"authorization"), self.header(b"x-api-key")
+        self.client: Hashable = (address[0], keys)
         given = checked_request_id(self.header(b"x-request-id").decode("latin-1"))
         self.request_id = given or uuid.uuid4().hex
         self.access = AccessRecord(self.method, self.path)

@@ -16,7 +16,7 @@ from ..requests.body_model import WHOLE
 from ..requests.context import check_context, encode_chat
 from ..requests.response_size import ResponseSize
 from ..served_model import ServedModel
-from .chat_messages import Messages, read_messages
+from .chat_messages import Messages, TemplateVariables, check_template_variables, read_messages
 from .request_fields import (
     COMMON_UNSUPPORTED,
     INT32,
@@ -44,8 +44,6 @@ CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = COMMON_UNSUPPORTED | {
     "mm_processor_kwargs": ({},),
     "return_prompt_text": (False,),
 }
-# Template variables that clients must not set.
-RESERVED = frozenset(("messages", "tools", "add_generation_prompt", "chat_template"))
 
 
 class ChatCompletionRequest(GenerationBody):
@@ -58,9 +56,7 @@ class ChatCompletionRequest(GenerationBody):
     max_tokens: Annotated[int, Field(ge=1, le=INT32 - 1), WHOLE] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=INT32 - 1), WHOLE] | None = None
     messages: Messages
-    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] = Field(
-        default_factory=dict
-    )
+    chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
     reasoning_effort: Annotated[str, Field(max_length=64)] = ""
     add_generation_prompt: bool = True
     add_special_tokens: bool = False
@@ -117,14 +113,11 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
 
 
 def _template_variables(chat: ChatCompletionRequest) -> dict[str, Any]:
-    for name in chat.chat_template_kwargs:
-        if name in RESERVED or name.startswith("_"):
-            message = f"'chat_template_kwargs' must not set '{name[:64]}'."
-            raise invalid(message, "chat_template_kwargs")
+    given = check_template_variables(chat.chat_template_kwargs)
     effort = chat.reasoning_effort
     # As in vLLM; templates without these variables are not affected.
     own = {"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort else {}
-    return own | chat.chat_template_kwargs
+    return own | given
 
 
 def _include_reasoning(chat: ChatCompletionRequest, options: RouterOptions) -> bool:

@@ -91,6 +91,13 @@ class BodyModel(BaseModel):
         return made
 
 
+class AnswerModel(BaseModel):
+    """The documentation of an answer, which is written as a dict: its long parts are encoded in
+    pieces. Built when /openapi.json is asked for."""
+
+    model_config = ConfigDict(extra="forbid", defer_build=True)
+
+
 class DocumentedAs:
     """The documentation of a field that is checked by hand, as one of the type ``kind``."""
 

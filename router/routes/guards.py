@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import Depends, Request, Security
-from fastapi.openapi.models import HTTPBearer
+from fastapi.openapi.models import APIKey, APIKeyIn, HTTPBearer
 from fastapi.security.base import SecurityBase
 
 from .services import Exchange, RouterServices
 
 
 class _ApiKey(SecurityBase):
-    """Checks the API key, if the router has any."""
+    """Checks the key of a request, if the router asks for keys."""
 
     def __init__(self) -> None:
         self.model = HTTPBearer(description="A key of --api-key or --api-key-file.")
@@ -22,9 +22,20 @@ class _ApiKey(SecurityBase):
         request.app.state.services.access.check_key(request.state.exchange)
 
 
+class _KeyHeader(SecurityBase):
+    """Documents the header of Anthropic's clients; ``_ApiKey`` has checked it."""
+
+    def __init__(self) -> None:
+        self.model = APIKey.model_validate({"in": APIKeyIn.header, "name": "x-api-key"})
+        self.scheme_name = "KeyHeader"
+
+    async def __call__(self) -> None:
+        pass
+
+
 async def _allowed_host(exchange: Exchange, services: RouterServices) -> None:
     services.access.check_host(exchange)
 
 
 HOST_CHECKED: list[Any] = [Depends(_allowed_host)]
-KEY_CHECKED: list[Any] = [*HOST_CHECKED, Security(_ApiKey())]
+KEY_CHECKED: list[Any] = [*HOST_CHECKED, Security(_ApiKey()), Security(_KeyHeader())]

@@ -5,16 +5,38 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
+from ..openai.answers import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    OpenAIError,
+    TextCompletion,
+    TextCompletionChunk,
+)
+from ..openai.chat_request import ChatCompletionRequest
+from ..openai.completion_request import CompletionRequest
 from ..openai.surfaces import ChatCompletions, Completions
 from ..served_model import ModelCard
-from .generation_response import GenerationResponse
+from .documentation import documented, documented_errors
 from .guards import KEY_CHECKED
+from .responses import GenerationResponse
 from .services import Exchange, RouterServices
 
 CHAT = ChatCompletions()
 COMPLETIONS = Completions()
 
-router = APIRouter(tags=["openai"], dependencies=KEY_CHECKED)
+MODELS = (
+    ChatCompletionRequest,
+    ChatCompletion,
+    ChatCompletionChunk,
+    CompletionRequest,
+    TextCompletion,
+    TextCompletionChunk,
+    OpenAIError,
+)
+
+router = APIRouter(
+    tags=["openai"], dependencies=KEY_CHECKED, responses=documented_errors(OpenAIError)
+)
 
 
 class ModelList(BaseModel):
@@ -22,13 +44,13 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
-@router.post(CHAT.path)
+@router.post(CHAT.path, **documented(ChatCompletionRequest, ChatCompletion, ChatCompletionChunk))
 async def create_chat_completion(exchange: Exchange, services: RouterServices) -> Response:
     """Generate the next message of a chat."""
     return GenerationResponse(exchange, services.handler, CHAT)
 
 
-@router.post(COMPLETIONS.path)
+@router.post(COMPLETIONS.path, **documented(CompletionRequest, TextCompletion, TextCompletionChunk))
 async def create_completion(exchange: Exchange, services: RouterServices) -> Response:
     """Continue a text."""
     return GenerationResponse(exchange, services.handler, COMPLETIONS)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
-from fastapi import APIRouter, Response
-from fastapi.responses import HTMLResponse
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel
 
 from ...shared.version import version
 from ..errors import ApiError, DrainingError
 from ..metrics import CONTENT_TYPE
+from ..openai.answers import OpenAIError
+from .documentation import documented_errors
 from .guards import HOST_CHECKED, KEY_CHECKED
 from .services import RouterServices
 
@@ -25,7 +28,7 @@ PAGE_HEADERS = {
     "x-content-type-options": "nosniff",
 }
 
-router = APIRouter(tags=["operations"])
+router = APIRouter(tags=["operations"], responses=documented_errors(OpenAIError))
 
 
 class Status(BaseModel):
@@ -68,6 +71,13 @@ async def ready(services: RouterServices) -> Status:
 async def show_version() -> Version:
     """The version of the router."""
     return Version(version=version())
+
+
+@router.get("/openapi.json", include_in_schema=False, dependencies=KEY_CHECKED)
+async def show_openapi(request: Request) -> Response:
+    """The document that describes all routes; the first request has a thread make it."""
+    document = await asyncio.to_thread(request.app.openapi)
+    return JSONResponse(document)
 
 
 @router.get(METRICS, dependencies=HOST_CHECKED, response_class=Response)

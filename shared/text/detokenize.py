@@ -65,6 +65,10 @@ class TokenTexts:
         """The text of a single token; part of a character becomes U+FFFD."""
         return self.bytes_of(token).decode("utf-8", "replace")
 
+    def piece_of(self, token: int) -> str:
+        """A token as the vocabulary spells it; empty for an unknown id."""
+        return self._raw.id_to_token(token) or ""
+
     def _compute(self, token: int) -> bytes:
         piece = self._raw.id_to_token(token)
         if piece is None:

@@ -14,7 +14,7 @@ from tandem.router.generation import ChoiceDelta, GenerationRequest, Usage
 from tandem.router.openai.completion_request import parse_completion
 from tandem.router.options import RouterOptions
 from tandem.router.result import GenerationResult
-from tandem.router.routes.generation_response import GenerationResponse
+from tandem.router.routes.responses import GenerationResponse
 from tandem.router.routes.services import Exchange, RouterServices
 from tandem.router.served_model import ServedModel
 from tandem.tests.router.support import cluster

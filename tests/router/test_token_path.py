@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from tandem import router
 from tandem.router.node_call import NodeCall
@@ -24,6 +26,26 @@ def frames() -> list[str]:
             names.append(frame.f_code.co_qualname)
         frame = frame.f_back
     return names
+
+
+async def test_events_go_straight_to_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No middleware wraps the function that sends them."""
+    send, callers = RequestResponseCycle.send, []
+
+    async def recorded(cycle: RequestResponseCycle, message: Any) -> None:
+        caller = sys._getframe(1)
+        callers.append((message["type"], caller.f_code.co_qualname))
+        await send(cycle, message)
+
+    monkeypatch.setattr(RequestResponseCycle, "send", recorded)
+    async with cluster(tmp_path) as c:
+        await c.complete("hi", stream=True)
+    assert set(callers) == {
+        ("http.response.start", "HttpExchange._start"),
+        ("http.response.body", "HttpExchange._write"),
+    }
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: requests parsed, responses and errors formatted."""

@@ -1,0 +1,30 @@
+"""Errors in Anthropic's shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import ApiError
+from ..http.sse import named_event
+
+# By HTTP status; other errors of the client are invalid requests.
+KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class AnthropicErrors:
+    """Errors in Anthropic's shape, which has no parameter and no code."""
+
+    def error_body(self, error: ApiError) -> Any:
+        kind = KINDS.get(error.status, "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+    def error_event(self, error: ApiError) -> bytes:
+        return named_event("error", self.error_body(error))

@@ -1,0 +1,175 @@
+"""OpenAI's answers, as /openapi.json documents them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..requests.body_model import AnswerModel
+
+
+class OpenAIErrorDetail(AnswerModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAIError(AnswerModel):
+    """An error, also as the last event of a stream."""
+
+    error: OpenAIErrorDetail
+
+
+class CachedTokens(AnswerModel):
+    cached_tokens: int
+
+
+class ReasoningTokens(AnswerModel):
+    reasoning_tokens: int
+
+
+class TokenUsage(AnswerModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens | None = None
+
+
+class PlacementDetail(AnswerModel):
+    """The nodes that served a request: an extension beside OpenAI's fields."""
+
+    decode_nodes: list[str]
+    prefill_nodes: list[str]
+    remote_tokens: int
+
+
+class RankedToken(AnswerModel):
+    """vLLM's entry of ``prompt_logprobs``."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobsList = list[dict[str, RankedToken] | None]
+
+
+class TopLogprob(AnswerModel):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(AnswerModel):
+    content: list[ChatTokenLogprob]
+    refusal: None
+
+
+class AnswerMessage(AnswerModel):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class ChatChoice(AnswerModel):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"]
+    stop_reason: str | int | None
+    token_ids: list[int] | None
+
+
+class ChatCompletion(AnswerModel):
+    """The answer of POST /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: TokenUsage
+    tandem: PlacementDetail
+    prompt_token_ids: list[int] | None
+    prompt_logprobs: PromptLogprobsList | None
+
+
+class MessageDelta(AnswerModel):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class ChatChunkChoice(AnswerModel):
+    index: int
+    delta: MessageDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletionChunk(AnswerModel):
+    """The data of each event of a streamed chat completion, but for the last, ``[DONE]``."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: TokenUsage | None = None
+    tandem: PlacementDetail | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class TextLogprobs(AnswerModel):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class TextChunkChoice(AnswerModel):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    stop_reason: str | int | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
+
+
+class TextChoice(TextChunkChoice):
+    prompt_logprobs: PromptLogprobsList | None
+
+
+class TextCompletion(AnswerModel):
+    """The answer of POST /v1/completions."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: TokenUsage
+    tandem: PlacementDetail
+
+
+class TextCompletionChunk(AnswerModel):
+    """The data of each event of a streamed completion, but for the last, ``[DONE]``."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChunkChoice]
+    usage: TokenUsage | None = None
+    tandem: PlacementDetail | None = None

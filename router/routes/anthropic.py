@@ -1,0 +1,28 @@
+"""Anthropic's Messages API."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from fastapi import APIRouter, Response
+
+from ..anthropic.answers import AnthropicError, AnthropicMessage, MessageEvent
+from ..anthropic.message_request import MessagesRequest
+from ..anthropic.message_surface import AnthropicMessages
+from .documentation import documented, documented_errors
+from .guards import KEY_CHECKED
+from .responses import GenerationResponse
+from .services import Exchange, RouterServices
+
+MESSAGES = AnthropicMessages()
+MODELS = (MessagesRequest, AnthropicMessage, AnthropicError, *get_args(MessageEvent))
+
+router = APIRouter(
+    tags=["anthropic"], dependencies=KEY_CHECKED, responses=documented_errors(AnthropicError)
+)
+
+
+@router.post(MESSAGES.path, **documented(MessagesRequest, AnthropicMessage, MessageEvent))
+async def create_message(exchange: Exchange, services: RouterServices) -> Response:
+    """Generate the next message of a conversation."""
+    return GenerationResponse(exchange, services.handler, MESSAGES)

@@ -1,0 +1,42 @@
+"""What /openapi.json says of routes whose bodies and answers FastAPI does not handle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+SCHEMA = "#/components/schemas/{model}"
+
+
+def documented(body: Any, answer: Any, events: Any = None) -> dict[str, Any]:
+    """Arguments of a route: models of its body, its answer, and of the data of streamed events.
+    Each is a model or a union; ``components`` must be given all of them."""
+    content = {"application/json": {"schema": _reference(answer)}}
+    if events is not None:
+        content["text/event-stream"] = {"schema": _reference(events)}
+    asked = {"application/json": {"schema": _reference(body)}}
+    return {
+        "openapi_extra": {"requestBody": {"required": True, "content": asked}},
+        "responses": {200: {"content": content}},
+    }
+
+
+def documented_errors(body: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """The responses of an ``APIRouter`` whose errors have this shape."""
+    content = {"application/json": {"schema": _reference(body)}}
+    return {"default": {"description": "An error", "content": content}}
+
+
+def components(models: Iterable[type[BaseModel]]) -> dict[str, Any]:
+    """The schemas of models, by name."""
+    _, made = models_json_schema([(model, "validation") for model in models], ref_template=SCHEMA)
+    schemas: dict[str, Any] = made["$defs"]
+    return schemas
+
+
+def _reference(kind: Any) -> dict[str, Any]:
+    references = [{"$ref": SCHEMA.format(model=m.__name__)} for m in get_args(kind) or (kind,)]
+    return references[0] if len(references) == 1 else {"anyOf": references}

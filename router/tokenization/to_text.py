@@ -1,0 +1,33 @@
+"""POST /detokenize: tokens as text."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ..requests.body_errors import check_integer
+from ..requests.body_model import AnswerModel, BodyModel, DocumentedAs
+from ..served_model import ServedModel
+
+
+class DetokenizeRequest(BodyModel):
+    """The body of POST /detokenize."""
+
+    model: Annotated[str, Field(max_length=1024)] = ""
+    tokens: Annotated[list[Any], DocumentedAs(list[int])]
+
+
+class DetokenizeAnswer(AnswerModel):
+    """The text of tokens, special ones included."""
+
+    prompt: str
+
+
+def detokenize(body: Any, model: ServedModel) -> dict[str, Any]:
+    """The answer to a body. Raises ``RequestError``."""
+    asked = DetokenizeRequest.read(body, set())
+    model.check_name(asked.model)
+    for i, token in enumerate(asked.tokens):
+        check_integer(f"tokens[{i}]", token, 0, model.vocab_size - 1)
+    return {"prompt": model.tokenizer.decode(asked.tokens, skip_special_tokens=False)}

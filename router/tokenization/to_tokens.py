@@ -1,0 +1,101 @@
+"""POST /tokenize: a text, or the messages of a chat, as tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from ..generation import new_tokens
+from ..http.encoding import EncodedArray
+from ..openai.chat_messages import (
+    Messages,
+    TemplateVariables,
+    check_template_variables,
+    read_messages,
+)
+from ..requests.body_model import AnswerModel, BodyModel
+from ..served_model import ServedModel
+
+# Texts may be longer than the context: clients ask how much too long they are.
+MAX_CONTEXTS = 4
+# Tokens that are looked up and encoded at once.
+PIECE_TOKENS = 1024
+
+
+class TokenizeTextRequest(BodyModel):
+    """The body of POST /tokenize for a text."""
+
+    model: Annotated[str, Field(max_length=1024)] = ""
+    prompt: str
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+
+class TokenizeChatRequest(BodyModel):
+    """The body of POST /tokenize for a chat."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "chat_template": (),
+        "continue_final_message": (False,),
+        "mm_processor_kwargs": ({},),
+        "tools": ([],),
+    }
+
+    model: Annotated[str, Field(max_length=1024)] = ""
+    messages: Messages
+    add_generation_prompt: bool = True
+    add_special_tokens: bool = False
+    return_token_strs: bool = False
+    chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
+
+
+class TokenizeAnswer(AnswerModel):
+    """The tokens of a prompt; ``token_strs`` spells them as the vocabulary does, on demand."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+def tokenize(body: Any, model: ServedModel) -> dict[str, Any]:
+    """The answer to a body. Raises ``RequestError``."""
+    is_chat = isinstance(body, dict) and "messages" in body
+    asked: TokenizeTextRequest | TokenizeChatRequest
+    if is_chat:
+        asked = chat = TokenizeChatRequest.read(body, set())
+        model.check_name(chat.model)
+        tokens = _chat_tokens(chat, model)
+    else:
+        asked = text = TokenizeTextRequest.read(body, set())
+        model.check_name(text.model)
+        tokens = model.tokenizer.encode(
+            text.prompt,
+            add_special_tokens=text.add_special_tokens,
+            most=MAX_CONTEXTS * model.max_model_len,
+        )
+    return {
+        "count": len(tokens),
+        "max_model_len": model.max_model_len,
+        "tokens": new_tokens(tokens),
+        "token_strs": _spelled(tokens, model) if asked.return_token_strs else None,
+    }
+
+
+def _chat_tokens(chat: TokenizeChatRequest, model: ServedModel) -> list[int]:
+    return model.tokenizer.encode_chat(
+        read_messages(chat.messages, model, set()),
+        add_generation_prompt=chat.add_generation_prompt,
+        add_special_tokens=chat.add_special_tokens,
+        template_kwargs=check_template_variables(chat.chat_template_kwargs),
+        most=MAX_CONTEXTS * model.max_model_len,
+    )
+
+
+def _spelled(tokens: list[int], model: ServedModel) -> EncodedArray:
+    spelled = EncodedArray()
+    for start in range(0, len(tokens), PIECE_TOKENS):
+        spelled.extend(map(model.tokenizer.texts.piece_of, tokens[start : start + PIECE_TOKENS]))
+    return spelled

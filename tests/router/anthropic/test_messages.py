@@ -1,0 +1,273 @@
+"""POST /v1/messages: text, in Anthropic's shape."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+
+from tandem.proto import tandem_pb2 as pb
+from tandem.tests.router.support import CONTEXT, Cluster, admitted, cluster, tokens_event
+
+HI: dict[str, Any] = {
+    "model": "tiny",
+    "max_tokens": 20,
+    "messages": [{"role": "user", "content": "hi"}],
+}
+
+
+async def ask(c: Cluster, **fields: Any) -> httpx.Response:
+    body = {name: value for name, value in (HI | fields).items() if value is not ...}
+    return await c.client.post("/v1/messages", json=body)
+
+
+def named_events(text: str) -> list[dict[str, Any]]:
+    """The data of a stream's events, each of which has its type as its name."""
+    found = []
+    for block in text.split("\n\n"):
+        if block:
+            name, data = block.split("\n")
+            found.append(json.loads(data.removeprefix("data: ")))
+            assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+@asynccontextmanager
+async def official_client(c: Cluster, **fields: Any) -> AsyncIterator[Any]:
+    options: dict[str, Any] = {"api_key": "none", "max_retries": 0} | fields
+    async with anthropic.AsyncAnthropic(base_url=c.url, **options) as client:
+        yield client
+
+
+async def test_a_message(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        body = (await ask(c)).json()
+        assert body.pop("id").startswith("msg_")
+        (request,) = c.node.requests
+        assert body == {
+            "type": "message",
+            "role": "assistant",
+            "model": "tiny",
+            "content": [{"type": "text", "text": "hello world"}],
+            "stop_reason": "end_turn",
+            "stop_sequence": None,
+            "usage": {"input_tokens": len(request.prompt), "output_tokens": 3},
+        }
+
+
+async def test_the_events_of_a_stream(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        answer = await ask(c, stream=True)
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        start, block, *deltas, end_of_block, end, last = named_events(answer.text)
+        tokens = len(c.node.requests[0].prompt)
+    assert start["message"].pop("id").startswith("msg_")
+    assert start == {
+        "type": "message_start",
+        "message": {
+            "type": "message",
+            "role": "assistant",
+            "model": "tiny",
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {"input_tokens": tokens, "output_tokens": 0},
+        },
+    }
+    empty = {"type": "text", "text": ""}
+    assert block == {"type": "content_block_start", "index": 0, "content_block": empty}
+    assert {(event["type"], event["index"]) for event in deltas} == {("content_block_delta", 0)}
+    assert "".join(event["delta"]["text"] for event in deltas) == "hello world"
+    assert end_of_block == {"type": "content_block_stop", "index": 0}
+    assert end == {
+        "type": "message_delta",
+        "delta": {"stop_reason": "end_turn", "stop_sequence": None},
+        "usage": {"input_tokens": tokens, "output_tokens": 3},
+    }
+    assert last == {"type": "message_stop"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "sequence", "text"),
+    [
+        ({"max_tokens": 1}, "max_tokens", None, "hello"),
+        ({"stop_sequences": [" wor"]}, "stop_sequence", " wor", "hello"),
+        ({}, "end_turn", None, "hello world"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stop_reasons(
+    tmp_path: Path, fields: dict[str, Any], reason: str, sequence: str | None, text: str,
+    stream: bool,
+) -> None:  # fmt: skip
+    async with cluster(tmp_path) as c:
+        answer = await ask(c, stream=stream, **fields)
+        if stream:
+            events = named_events(answer.text)
+            stop = events[-2]["delta"]
+            said = "".join(event.get("delta", {}).get("text", "") for event in events)
+        else:
+            stop = answer.json()
+            said = stop["content"][0]["text"]
+    assert (stop["stop_reason"], stop["stop_sequence"], said) == (reason, sequence, text)
+
+
+async def test_the_prompt_has_the_system_prompt_and_all_blocks(tmp_path: Path) -> None:
+    turns = [
+        {"role": "user", "content": [{"type": "text", "text": "one"}]},
+        {"role": "assistant", "content": "two"},
+        {"role": "user", "content": [{"type": "text", "text": t} for t in ("three", "dog")]},
+    ]
+    cached = {"type": "text", "text": "stop", "cache_control": {"type": "ephemeral"}}
+    async with cluster(tmp_path) as c:
+        for system in ("stop", [cached]):
+            assert (await ask(c, system=system, messages=turns)).status_code == 200
+        await c.client.post(
+            "/v1/chat/completions",
+            json={
+                "messages": [
+                    {"role": "system", "content": "stop"},
+                    {"role": "user", "content": "one"},
+                    {"role": "assistant", "content": "two"},
+                    {"role": "user", "content": "three\ndog"},
+                ]
+            },
+        )
+        first, second, chat = (list(request.prompt) for request in c.node.requests)
+    assert first == second == chat
+
+
+async def test_sampling_parameters_reach_the_node(tmp_path: Path) -> None:
+    asked = {"temperature": 0.25, "top_p": 0.5, "top_k": 7, "max_tokens": 9}
+    ignored = {"metadata": {"user_id": "u"}, "service_tier": "auto"}
+    async with cluster(tmp_path) as c:
+        assert (await ask(c, **asked, **ignored)).status_code == 200
+        sampling = c.node.requests[0].sampling
+    assert {name: getattr(sampling, name) for name in asked} == asked
+
+
+NO_EFFECT: list[dict[str, Any]] = [
+    {"tools": [], "tool_choice": {"type": "auto"}},
+    {"thinking": {"type": "disabled"}},
+    {"system": None, "stop_sequences": None, "stream": None, "metadata": None},
+]
+
+
+@pytest.mark.parametrize("fields", NO_EFFECT)
+async def test_fields_without_effect(tmp_path: Path, fields: dict[str, Any]) -> None:
+    async with cluster(tmp_path) as c:
+        assert (await ask(c, **fields)).status_code == 200
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}]}
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"max_tokens": ...}, "Missing required parameter: 'max_tokens'."),
+    ({"model": ...}, "Missing required parameter: 'model'."),
+    ({"messages": ...}, "Missing required parameter: 'messages'."),
+    ({"messages": []}, "'messages' must have at least one message."),
+    ({"messages": ["hi"]}, "'messages.0': expected an object, but got a string"),
+    ({"max_tokens": 0}, "'max_tokens': 0 is below the minimum of 1."),
+    ({"max_tokens": CONTEXT}, f"maximum context length is {CONTEXT} tokens"),
+    ({"temperature": 1.5}, "'temperature': 1.5 is above the maximum of 1."),
+    ({"top_k": "x"}, "'top_k': expected an integer, but got a string"),
+    ({"stop_sequences": "x"}, "'stop_sequences': expected an array, but got a string"),
+    ({"stop_sequences": [""]}, "'stop_sequences[0]'"),
+    ({"tools": [{"name": "f", "input_schema": {}}]}, "'tools' is not supported by this server"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 1}}, "'thinking' is not supported"),
+    (user([{"type": "image", "source": {}}]), "unsupported type 'image'"),
+    (user([{"type": "tool_result", "tool_use_id": "x"}]), "unsupported type 'tool_result'"),
+    (user([]), "'messages.0.content' must be a string or a non-empty list"),
+    ({"system": 5}, "'system' must be a string or a non-empty list"),
+    ({"messages": [{"role": "system", "content": "x"}]}, "The system prompt is the parameter"),
+    ({"messages": [*HI["messages"], {"role": "assistant", "content": "x"}]}, "must have the role"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), WRONG)
+async def test_an_invalid_request(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    async with cluster(tmp_path) as c:
+        answer = await ask(c, **fields)
+    assert answer.status_code == 400
+    body = answer.json()
+    assert [*body] == ["type", "error"] and body["type"] == "error"
+    assert [*body["error"]] == ["type", "message"]
+    assert body["error"]["type"] == "invalid_request_error"
+    assert message in body["error"]["message"]
+
+
+async def test_every_error_of_the_path_has_anthropics_shape(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=0, api_key="secret", max_body_bytes=1000) as c:
+        given = {"x-api-key": "secret"}
+        answers = [
+            (await c.client.post("/v1/messages", json=HI), 401, "authentication_error"),
+            (await c.client.get("/v1/messages", headers=given), 405, "invalid_request_error"),
+            (await c.client.post("/v1/messages", json=HI, headers=given), 503, "overloaded_error"),
+            (
+                await c.client.post("/v1/messages", json=HI | {"x": "x" * 1000}, headers=given),
+                413,
+                "request_too_large",
+            ),
+        ]
+        for answer, status, kind in answers:
+            assert (answer.status_code, answer.json()["error"]["type"]) == (status, kind)
+        await c.add()
+        other = await c.client.post("/v1/messages", json=HI | {"model": "other"}, headers=given)
+        assert (other.status_code, other.json()["error"]["type"]) == (404, "not_found_error")
+
+
+async def test_a_stream_that_fails_ends_with_an_error_event(tmp_path: Path) -> None:
+    async def fail(request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateEvent]:
+        yield admitted()
+        yield tokens_event(0, c.encode("hello"))
+        raise RuntimeError("broken")
+
+    async with cluster(tmp_path) as c:
+        c.node.script = fail
+        *_, last = named_events((await ask(c, stream=True)).text)
+    assert last["type"] == "error" and last["error"]["type"] == "api_error"
+
+
+async def test_the_reasoning_of_a_model_is_left_out(tmp_path: Path) -> None:
+    async with cluster(tmp_path, reasoning_parser="qwen3") as c:
+        c.node.reply = c.encode("<think>one two</think>three")
+        assert (await ask(c)).json()["content"] == [{"type": "text", "text": "three"}]
+        events = named_events((await ask(c, stream=True)).text)
+    said = [event["delta"].get("text", "") for event in events if "delta" in event]
+    assert "".join(said) == "three"
+
+
+async def test_the_official_client(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path, api_key="secret") as c,
+        official_client(c, api_key="secret") as client,
+    ):
+        whole = await client.messages.create(**HI, system="stop", extra_body={"temperature": 0.5})
+        assert (whole.content[0].text, whole.stop_reason) == ("hello world", "end_turn")
+        async with client.messages.stream(**HI) as stream:
+            text = [piece async for piece in stream.text_stream]
+            final = await stream.get_final_message()
+        assert "".join(text) == final.content[0].text == "hello world"
+        assert len(text) > 1 and final.usage.output_tokens == whole.usage.output_tokens == 3
+        assert final.usage.input_tokens == len(c.node.requests[1].prompt)
+        with pytest.raises(anthropic.NotFoundError, match="does not exist"):
+            await client.messages.create(**(HI | {"model": "other"}))
+        with pytest.raises(anthropic.BadRequestError, match="'tools' is not supported"):
+            await client.messages.create(**HI, tools=[{"name": "f", "input_schema": {}}])
+
+
+async def test_the_official_client_with_keys(tmp_path: Path) -> None:
+    async with cluster(tmp_path, api_key="secret") as c:
+        async with official_client(c, api_key=None, auth_token="secret") as client:
+            assert (await client.messages.create(**HI)).role == "assistant"
+        async with official_client(c, api_key="wrong") as client:
+            with pytest.raises(anthropic.AuthenticationError, match="Incorrect API key"):
+                await client.messages.create(**HI)

@@ -1,0 +1,227 @@
+"""/openapi.json says what the routes take and answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.routing import APIRoute
+from jsonschema import Draft202012Validator
+
+from tandem.router import app
+from tandem.router.openai.chat_request import ChatCompletionRequest
+from tandem.router.openai.completion_request import CompletionRequest
+from tandem.router.requests.body_model import BodyModel
+from tandem.tests.router.support import Cluster, cluster
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+TEXT: dict[str, Any] = {"prompt": "hi"}
+MESSAGE: dict[str, Any] = {**CHAT, "model": "tiny", "max_tokens": 5}
+ALL_TOKENS = {"logprobs": True, "top_logprobs": 2, "return_token_ids": True, "n": 2}
+USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+async def document_of(c: Cluster) -> dict[str, Any]:
+    document: dict[str, Any] = (await c.client.get("/openapi.json")).json()
+    return document
+
+
+def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield path, method, operation
+
+
+def check(document: dict[str, Any], schema: dict[str, Any], value: Any) -> None:
+    """Raise ``ValidationError`` unless ``value`` is as ``schema`` of the document says."""
+    Draft202012Validator({**schema, "components": document["components"]}).validate(value)
+
+
+def answer_schema(
+    document: dict[str, Any], path: str, method: str, kind: str = "application/json"
+) -> dict[str, Any]:
+    content = document["paths"][path][method]["responses"]["200"]["content"]
+    schema: dict[str, Any] = content[kind]["schema"]
+    return schema
+
+
+async def test_the_document_is_valid_and_every_reference_leads_somewhere(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        document = await document_of(c)
+    assert document["openapi"].startswith("3.1")
+    schemas = document["components"]["schemas"]
+    for schema in schemas.values():
+        Draft202012Validator.check_schema(schema)
+    text = json.dumps(document)
+    assert text.count('"$ref"') == sum(
+        text.count(f'"#/components/schemas/{name}"') for name in schemas
+    )
+
+
+async def test_every_route_is_documented_and_every_documented_route_exists(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        documented = {(path, method) for path, method, _ in operations(await document_of(c))}
+        routes = {
+            (route.path_format, method.lower())
+            for api in app.APIS
+            for route in api.router.routes
+            if isinstance(route, APIRoute)
+            for method in route.methods or ()
+        }
+        assert routes - documented == {("/openapi.json", "get")} and documented <= routes
+        for path, method in documented:
+            answer = await c.client.request(method, path.replace("{model}", "tiny"))
+            assert answer.status_code not in (404, 405), path
+
+
+async def test_routes_that_need_a_key_say_so(tmp_path: Path) -> None:
+    async with cluster(tmp_path, api_key="secret") as c:
+        given = {"authorization": "Bearer secret"}
+        document = (await c.client.get("/openapi.json", headers=given)).json()
+        for path, method, operation in operations(document):
+            answer = await c.client.request(method, path.replace("{model}", "tiny"))
+            assert ("security" in operation) == (answer.status_code == 401), path
+        assert (await c.client.get("/openapi.json")).status_code == 401
+
+
+GETS = ("/live", "/health", "/ready", "/version", "/v1/models", "/v1/models/tiny")
+POSTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions", {**CHAT, **ALL_TOKENS, "prompt_logprobs": 1, "stop": ["wor"]}),
+    ("/v1/completions", TEXT),
+    ("/v1/completions", {"prompt": ["a", "hi"], "logprobs": 2, "return_token_ids": True}),
+    ("/v1/completions", {**TEXT, "echo": True, "logprobs": 1, "prompt_logprobs": 1, "n": 2}),
+    ("/v1/messages", MESSAGE),
+    ("/v1/messages", {**MESSAGE, "max_tokens": 1, "system": "one"}),
+    ("/tokenize", {"prompt": "hi", "return_token_strs": True}),
+    ("/tokenize", CHAT),
+    ("/detokenize", {"tokens": [1, 2]}),
+)
+
+
+@pytest.mark.parametrize("reasoning_parser", ["none", "qwen3"])
+async def test_answers_are_as_documented(tmp_path: Path, reasoning_parser: str) -> None:
+    async with cluster(tmp_path, reasoning_parser=reasoning_parser) as c:
+        document = await document_of(c)
+        for path in GETS:
+            schema = answer_schema(document, path.replace("tiny", "{model}"), "get")
+            check(document, schema, (await c.client.get(path)).json())
+        for path, body in POSTS:
+            asked = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+            check(document, asked["schema"], body)
+            answer = await c.client.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            check(document, answer_schema(document, path, "post"), answer.json())
+
+
+STREAMS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/v1/chat/completions", {**CHAT, **USAGE, **ALL_TOKENS}),
+    ("/v1/completions", {**TEXT, **USAGE, "logprobs": 1, "return_token_ids": True}),
+    ("/v1/completions", {**TEXT, "stream": True, "echo": True, "logprobs": 0}),
+    ("/v1/messages", {**MESSAGE, "stream": True}),
+)
+
+
+@pytest.mark.parametrize(("path", "body"), STREAMS)
+async def test_events_are_as_documented(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
+    async with cluster(tmp_path, reasoning_parser="qwen3") as c:
+        document = await document_of(c)
+        schema = answer_schema(document, path, "post", "text/event-stream")
+        stream = await c.client.post(path, json=body)
+        lines = [line[6:] for line in stream.text.split("\n") if line.startswith("data: ")]
+        values = [json.loads(line) for line in lines if line != "[DONE]"]
+        assert len(values) > 3
+        for value in values:
+            check(document, schema, value)
+
+
+async def test_errors_are_as_documented(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        document = await document_of(c)
+        for path, _ in POSTS:
+            answer = await c.client.post(path, json={"model": 5})
+            assert answer.status_code == 400
+            default = document["paths"][path]["post"]["responses"]["default"]
+            check(document, default["content"]["application/json"]["schema"], answer.json())
+
+
+# -- fields of requests ---------------------------------------------------------------------------
+
+BODIES: tuple[tuple[str, type[BodyModel], dict[str, Any]], ...] = (
+    ("/v1/chat/completions", ChatCompletionRequest, CHAT),
+    ("/v1/completions", CompletionRequest, TEXT),
+)
+# Values that a field takes, where its schema's default is none, and what they need beside them.
+TAKEN: dict[str, Any] = {
+    "include_reasoning": True,
+    "max_completion_tokens": 5,
+    "best_of": 1,
+    "stream_options": {},
+    "reasoning_effort": "low",
+}
+
+
+def example(schema: dict[str, Any], document: dict[str, Any]) -> Any:
+    """A value that the schema of a field allows."""
+    if "$ref" in schema:
+        return example(document["components"]["schemas"][schema["$ref"].split("/")[-1]], document)
+    if "anyOf" in schema:
+        return example(schema["anyOf"][0], document)
+    of_type = {"boolean": True, "string": "x", "array": [], "object": {}}
+    if schema.get("type") in ("integer", "number"):
+        return max(1, schema.get("minimum", 0))
+    return of_type.get(schema.get("type", ""))
+
+
+@pytest.mark.parametrize(("path", "model", "valid"), BODIES)
+async def test_documented_fields_are_taken_and_no_others(
+    tmp_path: Path, path: str, model: type[BodyModel], valid: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    async with cluster(tmp_path, reasoning_parser="qwen3") as c:
+        document = await document_of(c)
+        fields = document["components"]["schemas"][model.__name__]["properties"]
+        for name, schema in fields.items():
+            value = valid.get(name, TAKEN.get(name, example(schema, document)))
+            if name == "model":
+                value = "tiny"
+            beside = {"stream": True} if name == "stream_options" else {}
+            beside |= {"logprobs": True} if name == "top_logprobs" else {}
+            answer = await c.client.post(path, json={**valid, **beside, name: value})
+            assert answer.status_code == 200, (name, value, answer.text)
+        assert not [r for r in caplog.records if "unknown and ignored" in r.getMessage()]
+        await c.client.post(path, json={**valid, "undocumented": 1})
+        assert "the field 'undocumented', which is unknown" in caplog.text
+        for name in model.unsupported.keys() - fields.keys():
+            answer = await c.client.post(path, json={**valid, name: "other"})
+            assert answer.json()["error"]["code"] == "unsupported_parameter", name
+        assert not model.unsupported.keys() & fields.keys()
+
+
+@pytest.mark.parametrize(("path", "model", "valid"), BODIES)
+async def test_documented_ranges_are_those_that_hold(
+    tmp_path: Path, path: str, model: type[BodyModel], valid: dict[str, Any]
+) -> None:
+    """A number beyond a documented limit is rejected, and one at the limit is not because of it."""
+    async with cluster(tmp_path) as c:
+        document = await document_of(c)
+        fields = document["components"]["schemas"][model.__name__]["properties"]
+        limits = [
+            (name, side, kind[side], step)
+            for name, schema in fields.items()
+            for kind in schema.get("anyOf", ())
+            for side, step in (("minimum", -1), ("maximum", 1))
+            if side in kind
+        ]
+        assert len(limits) > 20
+        for name, side, limit, step in limits:
+            beyond = await c.client.post(path, json={**valid, name: limit + step})
+            error = beyond.json()["error"]
+            assert f"{side[:3]}_value" in (error["code"] or ""), (name, error)
+            beside = {"echo": True} if path == "/v1/completions" else {}
+            within = await c.client.post(path, json={**valid, **beside, name: limit})
+            if within.status_code != 200:
+                assert "_value" not in (within.json()["error"]["code"] or ""), (name, within.text)

@@ -1,0 +1,107 @@
+"""POST /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.tests.router.support import CONTEXT, cluster, longest_hold
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+async def test_a_text(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        answer = await c.client.post("/tokenize", json={"prompt": "hello world"})
+        tokens = c.encode("hello world")
+        assert answer.json() == {
+            "count": len(tokens),
+            "max_model_len": CONTEXT,
+            "tokens": tokens,
+            "token_strs": None,
+        }
+        asked = {"prompt": "hello world", "return_token_strs": True}
+        answer = await c.client.post("/tokenize", json=asked)
+        assert answer.json()["token_strs"] == ["hello", "Ġworld"]
+        empty = await c.client.post("/tokenize", json={"prompt": ""})
+        assert (empty.json()["count"], empty.json()["tokens"]) == (0, [])
+
+
+async def test_a_chat_has_the_tokens_of_its_prompt(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        answer = await c.client.post("/tokenize", json={"model": "tiny", "messages": MESSAGES})
+        await c.client.post("/v1/chat/completions", json={"messages": MESSAGES})
+        assert answer.json()["tokens"] == list(c.node.requests[0].prompt)
+        without = {"messages": MESSAGES, "add_generation_prompt": False}
+        fewer = await c.client.post("/tokenize", json=without)
+        assert fewer.json()["count"] < answer.json()["count"]
+
+
+async def test_tokens_become_text_again(tmp_path: Path) -> None:
+    text = "hello wörld, 一"
+    async with cluster(tmp_path) as c:
+        tokens = (await c.client.post("/tokenize", json={"prompt": text})).json()["tokens"]
+        answer = await c.client.post("/detokenize", json={"tokens": tokens})
+        assert answer.json() == {"prompt": text}
+        special = await c.client.post("/detokenize", json={"tokens": [1, 0]})
+        assert special.json() == {"prompt": "<|start|><|end|>"}
+        assert (await c.client.post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
+
+
+async def test_a_text_longer_than_the_context_is_counted(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        answer = await c.client.post("/tokenize", json={"prompt": " world" * (CONTEXT + 1)})
+        assert answer.json()["count"] > answer.json()["max_model_len"]
+        far = await c.client.post("/tokenize", json={"prompt": " world" * (5 * CONTEXT)})
+        assert (far.status_code, far.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+WRONG: list[tuple[str, dict[str, Any], int, str | None]] = [
+    ("/tokenize", {}, 400, "prompt"),
+    ("/tokenize", {"prompt": 5}, 400, "prompt"),
+    ("/tokenize", {"prompt": "x", "model": "other"}, 404, "model"),
+    ("/tokenize", {"prompt": "x", "add_special_tokens": "x"}, 400, "add_special_tokens"),
+    ("/tokenize", {"messages": []}, 400, "messages"),
+    ("/tokenize", {"messages": MESSAGES, "tools": [{}]}, 400, "tools"),
+    ("/tokenize", {"messages": MESSAGES, "model": "other"}, 404, "model"),
+    (
+        "/tokenize",
+        {"messages": MESSAGES, "chat_template_kwargs": {"messages": 1}},
+        400,
+        "chat_template_kwargs",
+    ),
+    ("/detokenize", {}, 400, "tokens"),
+    ("/detokenize", {"tokens": "x"}, 400, "tokens"),
+    ("/detokenize", {"tokens": [1, 320]}, 400, "tokens[1]"),
+    ("/detokenize", {"tokens": [-1]}, 400, "tokens[0]"),
+    ("/detokenize", {"tokens": [1.0]}, 400, "tokens[0]"),
+    ("/detokenize", {"tokens": [], "model": "other"}, 404, "model"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "param"), WRONG)
+async def test_an_invalid_request(
+    tmp_path: Path, path: str, body: dict[str, Any], status: int, param: str | None
+) -> None:
+    async with cluster(tmp_path) as c:
+        answer = await c.client.post(path, json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+
+
+async def test_a_long_text_does_not_hold_the_loop(tmp_path: Path) -> None:
+    async with cluster(tmp_path, context=100_000) as c:
+        asked = {"prompt": " world" * 90_000, "return_token_strs": True}
+        async with longest_hold() as hold:
+            answer = await c.client.post("/tokenize", json=asked)
+        # Reading the answer is this process's work too.
+        assert answer.json()["count"] == 90_000 and hold.seconds < 0.1
+
+
+async def test_requests_are_counted_and_answers_are_bounded(tmp_path: Path) -> None:
+    async with cluster(tmp_path, max_concurrent_requests=0) as c:
+        assert (await c.client.post("/tokenize", json={"prompt": "x"})).status_code == 503
+    async with cluster(tmp_path, max_held_answer_bytes=20) as c:
+        assert (await c.client.post("/tokenize", json={"prompt": "x"})).status_code == 503
+        assert c.router.app.handler.answers.held == c.router.app.handler.active == 0
