@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +12,13 @@ import pytest
 from tandem.decode_node.service import DecodeService
 from tandem.decode_node.transfers import PrefillSource
 from tandem.proto import tandem_pb2 as pb
+from tandem.shared.engine.sequence import Sequence
+from tandem.tests.decode_node.fake_parts import fake_service
+from tandem.tests.support.fake_call import fake_context
 from tandem.tests.support.fake_node import FakeNode
 from tandem.tests.support.waiting import until
 
-CONTEXT: Any = SimpleNamespace(invocation_metadata=tuple)
+CONTEXT = fake_context()
 REQUEST = pb.GenerateRequest(
     request_id="r",
     call_id=77,
@@ -29,12 +31,11 @@ REQUEST = pb.GenerateRequest(
 async def asked(node: FakeNode) -> AsyncIterator[tuple[DecodeService, asyncio.Queue[Any]]]:
     """A service with a request for two choices; its events, and ``None`` after the last."""
 
-    async def here(sequence: Any, *_: Any) -> PrefillSource:
+    async def here(sequence: Sequence) -> PrefillSource:
         node.core.submit(sequence, node.core._listeners[sequence])
         return PrefillSource()
 
-    transfers: Any = SimpleNamespace(prefill_remotely=here)
-    service = DecodeService(node.engine, node.identity, transfers, None, pb.StatusReply)  # type: ignore[arg-type]
+    service = fake_service(node, here)
     events: asyncio.Queue[Any] = asyncio.Queue()
 
     async def hear() -> None:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import closing
-from types import SimpleNamespace
-from typing import Any
+from typing import cast
 
 import pytest
 
 from tandem.decode_node import examine
+from tandem.decode_node.canary import Canary
 from tandem.decode_node.examine import Examiner
-from tandem.decode_node.peering.peer import PeerLostError
+from tandem.decode_node.peering.peer import Peer, PeerLostError
+from tandem.decode_node.peering.peers import Peers
+from tandem.decode_node.receiving import ReceivingNode
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.causes import Cause
+from tandem.shared.config import HandoffConfig
 from tandem.shared.errors import PeerRefusedError, TransferError
 from tandem.shared.handoff.carriers.transport import Endpoints
-from tandem.shared.handoff.connections import Connections
 from tandem.shared.handoff.plane.messages import PeerJoined
+from tandem.tests.decode_node.fake_parts import fake_peer
+from tandem.tests.support.fake_node import FakeNode
 
 TOKENS = 30
 P = pb.PrefillCandidate(node_id="p", epoch=3, address="p:1")
@@ -36,16 +40,13 @@ class World:
         self.forgotten = 0
         self.strangers = 0
         endpoint = f"tcp://127.0.0.1:{port}"
-        self.peer: Any = SimpleNamespace(
-            node_id="p",
-            epoch=3,
-            endpoints=(Endpoints(endpoint, endpoint),),
-            link=SimpleNamespace(tokens_per_second=500.0),
-        )
-        connections = Connections()
-        connections.joined(0, PeerJoined(node_id="p", epoch=3, rank=0, carrier="tcp", note=""))
-        node: Any = SimpleNamespace(inbox=SimpleNamespace(connections=connections))
-        self.examiner = Examiner(node, self, self)  # type: ignore[arg-type]
+        self.peer = fake_peer(endpoints=(Endpoints(endpoint, endpoint),))
+        self.peer.link.tokens_per_second = 500.0
+        node = FakeNode("d", 7)
+        joined = PeerJoined(node_id="p", epoch=3, rank=0, carrier="tcp", note="")
+        node.ranks.inbox.connections.joined(0, joined)
+        receiving = ReceivingNode(node.engine, node.identity, node.ranks.inbox, HandoffConfig())
+        self.examiner = Examiner(receiving, cast(Peers, self), cast(Canary, self))
 
     async def report(self) -> pb.PairReport:
         reply = await self.examiner.examine([P])
@@ -54,21 +55,21 @@ class World:
 
     # ---- peers and the canary --------------------------------------------------------------
 
-    async def greet(self, candidate: pb.PrefillCandidate) -> Any:
+    async def greet(self, candidate: pb.PrefillCandidate) -> Peer:
         if self.greeting is not None:
             raise self.greeting
         return self.peer
 
     meet = greet
 
-    async def held(self, peer: Any) -> list[int]:
+    async def held(self, peer: Peer) -> list[int]:
         await self.answers.wait()
         return []
 
-    async def forget(self, peer: Any) -> None:
+    async def forget(self, peer: Peer) -> None:
         self.forgotten += 1
 
-    async def check(self, peer: Any) -> int:
+    async def check(self, peer: Peer) -> int:
         if self.singing is not None:
             raise self.singing
         return 64 * TOKENS

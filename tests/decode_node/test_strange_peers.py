@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -16,12 +15,14 @@ from tandem.decode_node.estimate import LocalEstimate, RemoteEstimate, why_local
 from tandem.decode_node.peering.link import MeasuredLink
 from tandem.decode_node.peering.peer import Peer
 from tandem.decode_node.peering.peers import Peers, _renew_seconds
-from tandem.decode_node.service import DecodeService
 from tandem.decode_node.transfers import PrefillSource
 from tandem.proto import tandem_pb2 as pb
+from tandem.shared.engine.sequence import Sequence
 from tandem.shared.errors import TransferError, UnavailableError
+from tandem.tests.decode_node.fake_parts import fake_service
 from tandem.tests.decode_node.fake_prefill import prefill
 from tandem.tests.fuzz import FEWER, changed, protos
+from tandem.tests.support.fake_call import AbortedError, fake_context
 from tandem.tests.support.fake_node import RANKS, FakeNode
 
 NAN, INF = float("nan"), float("inf")
@@ -107,27 +108,15 @@ def test_an_account_of_any_kind_leaves_a_rate(done: pb.OpenDone) -> None:
 # ---- what a router may ask -----------------------------------------------------------------------
 
 
-class AbortedError(Exception):
-    """The error that a gRPC context raises when a call is refused."""
+MAY_ABORT = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+)
 
 
-class Context:
-    """A gRPC call."""
-
-    def invocation_metadata(self) -> tuple[()]:
-        return ()
-
-    async def abort(self, code: grpc.StatusCode, details: str) -> None:
-        assert code in (
-            grpc.StatusCode.INVALID_ARGUMENT,
-            grpc.StatusCode.RESOURCE_EXHAUSTED,
-            grpc.StatusCode.UNAVAILABLE,
-            grpc.StatusCode.DEADLINE_EXCEEDED,
-        )
-        raise AbortedError(details)
-
-
-async def _nowhere(*_: object) -> PrefillSource:
+async def _nowhere(sequence: Sequence) -> PrefillSource:
     """A prefill that never happens: the test has no model."""
     raise UnavailableError("admitted")
 
@@ -166,11 +155,9 @@ def test_a_request_of_any_kind_is_admitted_or_refused(request: pb.GenerateReques
 
 async def _ask(request: pb.GenerateRequest) -> None:
     node = FakeNode("d", 7)
-    transfers: Any = SimpleNamespace(prefill_remotely=_nowhere)
-    service = DecodeService(node.engine, node.identity, transfers, None, pb.StatusReply)  # type: ignore[arg-type]
+    service = fake_service(node, _nowhere)
     async with node.running():
-        context: Any = Context()
-        events: Any = service.Generate(request, context)
+        events: Any = service.Generate(request, fake_context(*MAY_ABORT))
         with pytest.raises(AbortedError):
             async with asyncio.timeout(30):
                 assert (await anext(events)).HasField("admitted")

@@ -6,17 +6,18 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import dataclass
+from typing import cast
 
 import pytest
 
 from tandem.decode_node import transfers as module
 from tandem.decode_node.peering.link import MeasuredLink
-from tandem.decode_node.peering.peer import PeerLostError
+from tandem.decode_node.peering.peer import Peer, PeerLostError
+from tandem.decode_node.peering.peers import Peers
 from tandem.decode_node.peering.prefill_backoff import SILENCE, PrefillBackoff
 from tandem.decode_node.prompt_deaths import GivenUpError, PromptDeaths
-from tandem.decode_node.receiving import TransferResult
+from tandem.decode_node.receiving import ReceivingNode, TransferResult
 from tandem.decode_node.transfers import PrefillSource, Transfers
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.causes import Cause
@@ -24,10 +25,23 @@ from tandem.shared.config import HandoffConfig
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Phase, Sequence
 from tandem.shared.errors import PeerRefusedError, TransferError, UnavailableError
+from tandem.tests.decode_node.fake_parts import fake_peer
 from tandem.tests.support.fake_node import FakeNode
 from tandem.tests.support.waiting import until
 
 A, B, C = (pb.PrefillCandidate(node_id=name, address=name) for name in "abc")
+
+
+@dataclass(frozen=True, slots=True)
+class FakeReceivingNode(ReceivingNode):
+    """Attempts are those of a test's ``world``."""
+
+    world: World
+
+    async def receive(
+        self, sequence: Sequence, peer: Peer, transfer_id: int, attempt: int, seconds: float
+    ) -> TransferResult:
+        return await self.world.receive(sequence, peer, transfer_id, attempt, seconds)
 
 
 class World:
@@ -45,13 +59,10 @@ class World:
         self.tried: list[tuple[str, int]] = []
         self.config = HandoffConfig(prefill_threshold=threshold)
         self.sequence = Sequence(1, list(range(100)), SamplingParams())
-        receiving: Any = SimpleNamespace(
-            engine=self.node.engine,
-            config=self.config,
-            receive=self.receive,
-            inbox=self.node.ranks.inbox,
+        node = FakeReceivingNode(
+            self.node.engine, self.node.identity, self.node.ranks.inbox, self.config, self
         )
-        self.transfers = Transfers(receiving, self, self.node.metrics)  # type: ignore[arg-type]
+        self.transfers = Transfers(node, cast(Peers, self), self.node.metrics)
 
     async def run(self, *candidates: pb.PrefillCandidate) -> PrefillSource:
         deadline = time.monotonic() + self.seconds
@@ -70,21 +81,21 @@ class World:
     def link(self, candidate: pb.PrefillCandidate) -> MeasuredLink:
         return MeasuredLink()
 
-    async def meet(self, candidate: pb.PrefillCandidate) -> Any:
+    async def meet(self, candidate: pb.PrefillCandidate) -> Peer:
         self.prefill_backoff.check(candidate.address, candidate.epoch)
         error = self.fates[candidate.address]
         if isinstance(error, PeerRefusedError):
             raise error
-        return SimpleNamespace(address=candidate.address, node_id=candidate.node_id, epoch=0)
+        return fake_peer(candidate.address, candidate.node_id, epoch=0)
 
     async def has_ended(self, candidate: pb.PrefillCandidate) -> bool:
         return candidate.address in self.ended
 
-    async def forget(self, peer: Any) -> None:
+    async def forget(self, peer: Peer) -> None:
         self.forgotten.append(peer.address)
 
     async def receive(
-        self, sequence: Sequence, peer: Any, _: int, attempt: int, seconds: float
+        self, sequence: Sequence, peer: Peer, _: int, attempt: int, seconds: float
     ) -> TransferResult:
         assert 0 < seconds <= self.seconds
         self.tried.append((peer.address, attempt))

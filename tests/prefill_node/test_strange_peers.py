@@ -16,6 +16,7 @@ from tandem.proto import tandem_pb2 as pb
 from tandem.shared.config import HandoffConfig
 from tandem.shared.node.introduction import introduction
 from tandem.tests.fuzz import FEWER, changed
+from tandem.tests.support.fake_call import AbortedError, fake_context
 from tandem.tests.support.fake_node import RANKS, FakeNode
 
 OPEN = pb.OpenRequest(
@@ -32,31 +33,12 @@ OPEN = pb.OpenRequest(
     kv_dtype="float32",
     deadline_seconds=5.0,
 )
-ALLOWED = {
+CONTEXT = fake_context(
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.ABORTED,
-}
-
-
-class AbortedError(Exception):
-    """The error that a gRPC context raises when a call is refused."""
-
-
-def call_context() -> Any:
-    return Context()
-
-
-class Context:
-    """A gRPC call."""
-
-    def invocation_metadata(self) -> tuple[()]:
-        return ()
-
-    async def abort(self, code: grpc.StatusCode, details: str) -> None:
-        assert code in ALLOWED and details
-        raise AbortedError(details)
+)
 
 
 @asynccontextmanager
@@ -90,7 +72,7 @@ def test_an_attempt_of_any_kind_begins_or_is_refused(request: pb.OpenRequest) ->
 
 async def _open(request: pb.OpenRequest) -> None:
     async with serving() as (service, _):
-        events: Any = service.Open(request, call_context())
+        events: Any = service.Open(request, CONTEXT)
         try:
             async with asyncio.timeout(30):
                 first = await anext(events)
@@ -109,7 +91,7 @@ def test_a_greeting_of_any_kind_is_answered_or_refused(request: pb.Introduction)
     async def greet() -> None:
         async with serving() as (service, node):
             try:
-                reply = await service.Hello(request, call_context())
+                reply = await service.Hello(request, CONTEXT)
             except AbortedError:
                 return
             assert reply.node.epoch == node.identity.epoch
@@ -123,9 +105,9 @@ def test_invalid_ids_match_no_node(request: pb.TransferIds) -> None:
     async def ask() -> None:
         async with serving() as (service, _):
             for call in (service.Renew, service.Release):
-                assert not (await call(request, call_context())).ids
+                assert not (await call(request, CONTEXT)).ids
             asked = pb.LiveRequest(node_id=request.node_id, epoch=request.epoch)
-            assert not (await service.Live(asked, call_context())).ids
+            assert not (await service.Live(asked, CONTEXT)).ids
 
     asyncio.run(ask())
 
