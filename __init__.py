@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .shared.config import EngineConfig
     from .shared.engine.api.engine import Engine
-    from .shared.engine.api.types import Completion, Delta, Message
+    from .shared.engine.api.types import Completion, Delta, Embedding, Message
     from .shared.engine.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
@@ -26,13 +26,22 @@ __version__ = "0.1.0"
 _HOMES = {
     "Completion": "shared.engine.api.types",
     "Delta": "shared.engine.api.types",
+    "Embedding": "shared.engine.api.types",
     "Engine": "shared.engine.api.engine",
     "EngineConfig": "shared.config",
     "Message": "shared.engine.api.types",
     "SamplingParams": "shared.engine.sampling_params",
 }
 
-__all__ = ["Completion", "Delta", "Engine", "EngineConfig", "Message", "SamplingParams"]
+__all__ = [
+    "Completion",
+    "Delta",
+    "Embedding",
+    "Engine",
+    "EngineConfig",
+    "Message",
+    "SamplingParams",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,7 @@ tokens travel with every step, so a rank never has a stale view of who owns a bl
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ..handoff.wire.codec import Uint32s
 
@@ -57,6 +58,10 @@ class SamplerSpec:
     blocked_until: int = 0
 
 
+# The hidden states of a row that are returned, as one vector: of the first or of the last token, or
+# the sum over all tokens. Final ones, after the model's last norm.
+HiddenStates = Literal["first", "last", "sum"]
+
 # In place of a token id that is not known yet.
 PLACEHOLDER = 0
 
@@ -71,6 +76,7 @@ class SequenceStep:
     put it in the place of ``PLACEHOLDER``.
     ``prompt_logprobs``: return logprobs of the tokens that follow each computed position
     (``prompt_targets`` has them; shorter than ``tokens`` by one in the last chunk).
+    ``hidden``: return hidden states.
     """
 
     sequence_id: int
@@ -81,6 +87,7 @@ class SequenceStep:
     prompt_logprobs: int | None = None
     prompt_targets: Uint32s = field(default_factory=list)
     placeholder: bool = False
+    hidden: HiddenStates | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +130,8 @@ class StepResult:
     """The output of a step: sampled tokens, prompt logprobs by sequence, seconds of the forward
     pass.
 
-    ``failed`` maps sequences whose logits were not finite to the reason.
+    ``failed`` maps sequences whose logits were not finite to the reason. ``hidden`` has one vector
+    for each row that asks for hidden states, as packed float32.
     """
 
     step: int
@@ -131,6 +139,7 @@ class StepResult:
     prompt_logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     seconds: float = 0.0
+    hidden: dict[int, bytes] = field(default_factory=dict)
 
 
 # Why a step, or a sequence in it, may fail.

@@ -14,9 +14,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Literal
 
 from .plan import PositionLogprobs
 from .sampling_params import SamplingParams
+
+# The hidden state that a sequence without outputs is computed for: of the last token, of the first
+# one, or the mean over its prompt.
+Pooling = Literal["last", "cls", "mean"]
 
 
 class Phase(Enum):
@@ -56,9 +61,10 @@ class Sequence:
     ``computed`` counts leading tokens whose KV is in the blocks of ``block_table``, and
     ``in_flight`` the tokens behind them that steps in flight compute. Each of the ``placeholders``
     stands for one token that such a step draws. A prefill-only sequence has ``compute_until`` set
-    and never samples. ``siblings`` are the other choices of the
-    same request: they share the prompt's full blocks and start when this one's prompt is computed.
-    A ``private`` sequence takes no block from the prefix index and enters none into it.
+    and never samples. ``siblings`` are the other choices of the same request: they share the
+    prompt's full blocks and start when this one's prompt is computed. With ``pooling``, ``hidden``
+    collects the hidden states of chunks. A ``private`` sequence takes no block from the prefix
+    index and enters none into it.
     """
 
     sequence_id: int
@@ -71,6 +77,7 @@ class Sequence:
     salt: str = ""
     compute_until: int | None = None
     private: bool = False
+    pooling: Pooling | None = None
     phase: Phase = Phase.WAITING
     outputs: list[int] = field(default_factory=list)
     computed: int = 0
@@ -83,6 +90,7 @@ class Sequence:
     published: int = 0  # leading blocks that are in the prefix index, or never will be
     siblings: list[Sequence] = field(default_factory=list)
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
+    hidden: list[bytes] = field(default_factory=list)
     preemptions: int = 0
     queued_at: float = 0.0  # when it could first be scheduled
     started_at: float = 0.0  # when it first was
@@ -117,6 +125,11 @@ class Sequence:
         """True until the prompt's logprobs, if they are wanted, have been planned."""
         wanted = self.params.prompt_logprobs is not None
         return wanted and not (self.outputs or self.placeholders)
+
+    @property
+    def wants_every_position(self) -> bool:
+        """True if no position may be skipped because its KV is cached."""
+        return self.wants_prompt_logprobs or self.pooling in ("mean", "cls")
 
     def tokens(self, start: int, end: int) -> list[int]:
         """Tokens at positions ``[start, end)``."""

@@ -16,9 +16,11 @@ from ...config import EngineConfig
 from ...errors import UnavailableError, UsageError
 from ...text.tokenizer import Tokenizer
 from ..sampling_params import SamplingParams
+from ..sequence import Pooling
+from .embeddings import embedding_requests
 from .engine_thread import GRACE_SECONDS, EngineThread
 from .prompts import Request, paired, plain, request_of
-from .types import Completion, Delta, Messages, Prompt
+from .types import Completion, Delta, Embedding, Messages, Prompt
 
 DEFAULT_TIMEOUT = 3600.0
 
@@ -97,6 +99,39 @@ class Engine:
         thread = self._running()
         request = request_of(thread.runner.tokenizer, prompt, params or SamplingParams())
         return _stream(thread, request, timeout)
+
+    def embed(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        pooling: Pooling = "last",
+        normalize: bool = True,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> list[Embedding]:
+        """One vector for each prompt: its final hidden state, scaled to length 1.
+
+        ``pooling`` is the hidden state of the "last" token, of the first ("cls"), or the "mean"
+        over all. One invalid prompt fails the call, and ``timeout`` seconds end it.
+        """
+        thread = self._running()
+        requests = embedding_requests(
+            thread.runner.tokenizer, prompts, pooling, normalize=normalize
+        )
+        future = thread.submit(thread.runner.embed_all(requests, timeout))
+        try:
+            return thread.result(future, timeout)
+        finally:
+            future.cancel()
+
+    def encode(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        pooling: Pooling = "last",
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> list[Embedding]:
+        """The final hidden states as the model computes them; see ``embed``."""
+        return self.embed(prompts, pooling=pooling, normalize=False, timeout=timeout)
 
     def apply_chat_template(
         self,

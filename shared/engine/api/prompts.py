@@ -25,11 +25,7 @@ def paired(
     prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
 ) -> list[tuple[Prompt, SamplingParams]]:
     """Each prompt with its parameters. Raises ``RequestError``."""
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], (int, Message, Mapping))):
-        raise RequestError(
-            "generate_sync takes a list of prompts, but got a single one; put it in a list",
-            param="prompts",
-        )
+    check_list(prompts)
     if params is None or isinstance(params, SamplingParams):
         params = [params or SamplingParams()] * len(prompts)
     if len(params) != len(prompts):
@@ -41,6 +37,15 @@ def paired(
     return list(zip(prompts, params, strict=True))
 
 
+def check_list(prompts: Sequence[Prompt]) -> None:
+    """Raise ``RequestError`` for a single prompt."""
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], (int, Message, Mapping))):
+        raise RequestError(
+            "a list of prompts is expected, but got a single one; put it in a list",
+            param="prompts",
+        )
+
+
 def request_of(tokenizer: Tokenizer, prompt: Prompt, params: SamplingParams) -> Request:
     """Raises ``RequestError``."""
     stops = [None] if isinstance(params.stop, str) else params.stop
@@ -50,7 +55,7 @@ def request_of(tokenizer: Tokenizer, prompt: Prompt, params: SamplingParams) -> 
             param="stop",
         )
     check_params(params)
-    return Request(_tokens(tokenizer, prompt), params)
+    return Request(token_ids(tokenizer, prompt), params)
 
 
 def plain(messages: Messages) -> list[Mapping[str, Any]]:
@@ -61,7 +66,8 @@ def plain(messages: Messages) -> list[Mapping[str, Any]]:
     ]
 
 
-def _tokens(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
+def token_ids(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
+    """The tokens of a prompt. Raises ``RequestError``."""
     if isinstance(prompt, str):
         return tokenizer.encode(prompt)
     items = list(prompt)

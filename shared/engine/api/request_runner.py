@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, TypeVar
 
 from ...errors import UnavailableError
 from ...text.tokenizer import Tokenizer
 from ..request import build_sequences
-from ..sequence import StepOutput
+from ..sampling_params import SamplingParams
+from ..sequence import FinishReason, StepOutput
 from ..start import NodeEngine
+from .embeddings import EmbeddingRequest, check_result_size, embedding_of
 from .prompts import Request
 from .sequence_text import SequenceText
-from .types import Completion
+from .types import Completion, Embedding
+
+T = TypeVar("T")
 
 
 class RequestRunner:
@@ -31,37 +36,44 @@ class RequestRunner:
 
     async def generate_all(self, requests: list[Request], timeout: float) -> list[list[Completion]]:
         """Run all requests at once; the first failure cancels the others."""
-        tasks = [asyncio.create_task(self.generate(request, timeout)) for request in requests]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        return await _all([self.generate(request, timeout) for request in requests])
 
     async def generate(self, request: Request, timeout: float) -> list[Completion]:
         """Run one request, from waiting for room to its last token."""
+        async with self._slots(request.params.n, timeout):
+            return await self._generate(request)
+
+    async def embed_all(self, requests: list[EmbeddingRequest], timeout: float) -> list[Embedding]:
+        """Run all requests at once; the first failure cancels the others."""
+        return await _all([self._embed_in_turn(request, timeout) for request in requests])
+
+    async def _embed_in_turn(self, request: EmbeddingRequest, timeout: float) -> Embedding:
+        async with self._slots(1, timeout):
+            return await self._embed(request)
+
+    @contextlib.asynccontextmanager
+    async def _slots(self, n: int, timeout: float) -> AsyncIterator[None]:
+        """Room for ``n`` sequences; ``timeout`` covers the wait for it and the work inside."""
         try:
-            async with asyncio.timeout(timeout), self._slots(request.params.n):
-                return await self._run(request)
+            async with asyncio.timeout(timeout):
+                async with self._room:
+                    await self._room.wait_for(lambda: self._fits(n))
+                    self._alive += n
+                try:
+                    yield
+                finally:
+                    self._alive -= n
+                    async with self._room:
+                        self._room.notify_all()
         except TimeoutError:
             raise UnavailableError(
                 f"the request took longer than {timeout:g} s; see timeout="
             ) from None
 
-    @contextlib.asynccontextmanager
-    async def _slots(self, n: int) -> AsyncIterator[None]:
-        async with self._room:
-            await self._room.wait_for(lambda: not self._alive or self._alive + n <= self._max_alive)
-            self._alive += n
-        try:
-            yield
-        finally:
-            self._alive -= n
-            async with self._room:
-                self._room.notify_all()
+    def _fits(self, n: int) -> bool:
+        return not self._alive or self._alive + n <= self._max_alive
 
-    async def _run(self, request: Request) -> list[Completion]:
+    async def _generate(self, request: Request) -> list[Completion]:
         core = self.engine.core
         core.admit(len(request.tokens), request.params.max_tokens)
         sequences = build_sequences(
@@ -83,3 +95,34 @@ class RequestRunner:
         finally:
             for sequence in sequences:
                 core.cancel(sequence)
+
+    async def _embed(self, request: EmbeddingRequest) -> Embedding:
+        core, spec = self.engine.core, self.engine.spec
+        check_result_size(self.engine.resolved.max_num_seqs, spec.hidden_size)
+        core.admit(len(request.tokens), 1)
+        [sequence] = build_sequences(
+            core, request.tokens, SamplingParams(), vocab_size=spec.vocab_size
+        )
+        sequence.compute_until, sequence.pooling = len(request.tokens), request.pooling
+        # Bounded by one output for each chunk.
+        outputs: asyncio.Queue[StepOutput] = asyncio.Queue()
+        core.submit(sequence, outputs.put_nowait)
+        try:
+            while (output := await outputs.get()).finish_reason is None:
+                pass
+            if output.finish_reason is FinishReason.ERROR:
+                raise UnavailableError(f"the computation failed: {sequence.error}")
+            return embedding_of(sequence, normalize=request.normalize)
+        finally:
+            core.cancel(sequence)
+            core.release_held(sequence)
+
+
+async def _all(works: list[Coroutine[Any, Any, T]]) -> list[T]:
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -49,3 +49,12 @@ class Completion:
     prompt_tokens: int
     cached_tokens: int
     prompt_logprobs: list[PositionLogprobs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedding:
+    """The hidden state of one prompt, a vector as long as the model is wide."""
+
+    values: list[float]
+    prompt_tokens: int
+    cached_tokens: int

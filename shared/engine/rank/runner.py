@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -23,7 +24,8 @@ from ..plan import (
 )
 from .last_draws import LastDraws, StepVoidError
 from .logprobs import position_logprobs
-from .sampler import NOT_FINITE_MESSAGE, Sampler
+from .output_rows import not_finite, output_rows, pooled_states
+from .sampler import Sampler
 
 # Logits of prompt positions are taken this many rows at a time: a row is as wide as the vocabulary.
 _PROMPT_ROWS = 64
@@ -66,13 +68,7 @@ class ModelRunner:
             self._run(sequences, on_layer, result)
             self._finish()
         self._last_draws.end(result.sampled)
-        return StepResult(
-            plan.step,
-            result.sampled,
-            result.prompt_logprobs,
-            result.failed,
-            time.perf_counter() - begun,
-        )
+        return replace(result, seconds=time.perf_counter() - begun)
 
     def recover(self) -> None:
         """Wait for the device and release memory after a step that raised.
@@ -95,30 +91,32 @@ class ModelRunner:
         on_layer: Callable[[int], None] | None,
         result: StepResult,
     ) -> None:
-        rows, asked = _output_rows(sequences)
-        sampling = [s.sequence_id for s in sequences if s.sample]
+        rows = output_rows(sequences)
         batch = build_batch(
             sequences,
             self.cache.block_size,
             self.cache.device,
-            rows,
+            rows.all,
             batched_decode=self.batched_decode,
-            needs_logits=bool(sampling or asked),
+            needs_logits=rows.needs_logits,
         )
         hidden = self.model.forward(batch, self.cache.layers, on_layer)
-        if sampling:
-            logits = self.model.logits(hidden[: len(sampling)])
-            if logits is not None:
-                sampled, failed = self.sampler.sample(sampling, logits)
-                result.sampled.extend(sampled)
-                result.failed.update(failed)
-        row = len(sampling)
-        for sequence in asked:
-            end = row + len(sequence.prompt_targets)
-            result.prompt_logprobs[sequence.sequence_id] = self._prompt(sequence, hidden[row:end])
-            row = end
+        sampling, prompt, others, pooled = rows.split(hidden)
+        if rows.samples:
+            self._sample([one.sequence_id for one in rows.samples], sampling, result)
+        counts = [len(one.prompt_targets) for one in rows.asks]
+        for one, part in zip(rows.asks, prompt.split(counts) if counts else (), strict=True):
+            result.prompt_logprobs[one.sequence_id] = self._prompt(one, part)
         if self.tp.rank == 0:
-            result.failed.update(_not_finite(sequences, hidden[row:]))
+            result.failed.update(not_finite(rows.computes, others))
+            result.hidden.update(pooled_states(rows.pools, pooled))
+
+    def _sample(self, sequence_ids: list[int], hidden: torch.Tensor, result: StepResult) -> None:
+        logits = self.model.logits(hidden)
+        if logits is not None:
+            sampled, failed = self.sampler.sample(sequence_ids, logits)
+            result.sampled.extend(sampled)
+            result.failed.update(failed)
 
     def _prompt(self, sequence: SequenceStep, hidden: torch.Tensor) -> list[PositionLogprobs]:
         listed: list[PositionLogprobs] = []
@@ -138,36 +136,6 @@ def cause_of(error: Exception) -> str:
     # torch's allocator for CPUs raises a plain RuntimeError.
     memory = memory or "can't allocate memory" in str(error)
     return OUT_OF_MEMORY if memory else COMPUTATION
-
-
-def _not_finite(sequences: list[SequenceStep], hidden: torch.Tensor) -> dict[int, str]:
-    """Failures of sequences that sample nothing, seen in the last row, which attends to all KV."""
-    ids = [s.sequence_id for s in sequences if not s.sample]
-    if not ids:
-        return {}
-    finite = hidden.sum(dim=-1, dtype=torch.float32).isfinite().tolist()
-    return {key: NOT_FINITE_MESSAGE for key, good in zip(ids, finite, strict=True) if not good}
-
-
-def _output_rows(sequences: list[SequenceStep]) -> tuple[list[int], list[SequenceStep]]:
-    """Rows whose hidden states are needed, and the sequences that want prompt logprobs.
-
-    First the rows that sample, then those of prompt logprobs in the order of these sequences, then
-    the last row of each sequence that samples nothing.
-    """
-    sampling: list[int] = []
-    prompt: list[int] = []
-    others: list[int] = []
-    asked = []
-    first = 0
-    for sequence in sequences:
-        last = first + len(sequence.tokens) - 1
-        (sampling if sequence.sample else others).append(last)
-        if sequence.prompt_logprobs is not None and sequence.prompt_targets:
-            prompt += range(first, first + len(sequence.prompt_targets))
-            asked.append(sequence)
-        first += len(sequence.tokens)
-    return sampling + prompt + others, asked
 
 
 def runner_of(model: Decoder, cache: KVCache, tp: TensorParallel) -> ModelRunner:

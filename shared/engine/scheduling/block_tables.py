@@ -51,10 +51,10 @@ class BlockTables:
         """Give a sequence without blocks the longest cached prefix of its tokens.
 
         The last token is never taken from the cache: its logits are needed, and a sequence with
-        nothing left to compute would be a special case everywhere. Nothing is taken if prompt
-        logprobs are wanted, which need every position's logits.
+        nothing left to compute would be a special case everywhere. Nothing is taken for
+        prompt logprobs and hidden states that need other positions.
         """
-        if sequence.block_table or sequence.private or sequence.wants_prompt_logprobs:
+        if sequence.block_table or sequence.private or sequence.wants_every_position:
             return
         size = self.pool.block_size
         self._extend_keys(sequence)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from ..plan import PLACEHOLDER, RankSampling, SamplerSpec, SequenceStep
+from ..plan import PLACEHOLDER, HiddenStates, RankSampling, SamplerSpec, SequenceStep
 from ..sequence import Sequence
 
 _RANK_SAMPLING = tuple(RankSampling.__dataclass_fields__)
@@ -24,7 +24,17 @@ def sequence_step(sequence: Sequence, tokens: int) -> SequenceStep:
         placeholder=placeholder,
         prompt_logprobs=sequence.params.prompt_logprobs if wants_prompt else None,
         prompt_targets=sequence.prompt[start + 1 : end + 1] if wants_prompt else [],
+        hidden=_hidden(sequence, start, end),
     )
+
+
+def _hidden(sequence: Sequence, start: int, end: int) -> HiddenStates | None:
+    """The hidden states that the sequence needs of its tokens ``[start, end)``."""
+    if sequence.pooling == "mean":
+        return "sum"
+    if sequence.pooling == "cls" and start == 0:
+        return "first"
+    return "last" if sequence.pooling == "last" and end == sequence.target else None
 
 
 def sampler_spec(sequence: Sequence, eos_token_ids: Set[int]) -> SamplerSpec:

@@ -100,6 +100,7 @@ class Preemption:
         self._tables.release(sequence)
         if not sequence.outputs:
             sequence.prompt_logprobs.clear()
+            sequence.hidden.clear()
         sequence.preemptions += 1
         self.count += 1
         self._queues.wait(sequence)

@@ -1,0 +1,85 @@
+"""The rows of a step whose hidden states are needed, and what is made of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from ..plan import SequenceStep
+from .sampler import NOT_FINITE_MESSAGE
+
+
+@dataclass(slots=True)
+class OutputRows:
+    """Row numbers by their use, and the sequences that use them, in the same order."""
+
+    sampling: list[int] = field(default_factory=list)
+    prompt: list[int] = field(default_factory=list)
+    others: list[int] = field(default_factory=list)  # the last row of those that do not sample
+    pooled: list[int] = field(default_factory=list)
+    samples: list[SequenceStep] = field(default_factory=list)
+    asks: list[SequenceStep] = field(default_factory=list)  # prompt logprobs
+    computes: list[SequenceStep] = field(default_factory=list)  # of ``others``
+    pools: list[SequenceStep] = field(default_factory=list)
+
+    @property
+    def all(self) -> list[int]:
+        return self.sampling + self.prompt + self.others + self.pooled
+
+    @property
+    def needs_logits(self) -> bool:
+        """True if a row needs the output of the last layer."""
+        return bool(self.sampling or self.prompt or self.pooled)
+
+    def split(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The hidden states of ``all``, by their use."""
+        return hidden.split(
+            [len(self.sampling), len(self.prompt), len(self.others), len(self.pooled)]
+        )
+
+
+def output_rows(sequences: list[SequenceStep]) -> OutputRows:
+    rows = OutputRows()
+    first = 0
+    for sequence in sequences:
+        end = first + len(sequence.tokens)
+        (rows.sampling if sequence.sample else rows.others).append(end - 1)
+        (rows.samples if sequence.sample else rows.computes).append(sequence)
+        if sequence.prompt_logprobs is not None and sequence.prompt_targets:
+            rows.prompt += range(first, first + len(sequence.prompt_targets))
+            rows.asks.append(sequence)
+        if sequence.hidden is not None:
+            rows.pooled += _pooled_rows(sequence, first, end)
+            rows.pools.append(sequence)
+        first = end
+    return rows
+
+
+def _pooled_rows(sequence: SequenceStep, first: int, end: int) -> range:
+    if sequence.hidden == "sum":
+        return range(first, end)
+    row = first if sequence.hidden == "first" else end - 1
+    return range(row, row + 1)
+
+
+def pooled_states(pools: list[SequenceStep], hidden: torch.Tensor) -> dict[int, bytes]:
+    """The sum of each sequence's pooled rows, one row or all of its own, as packed float32."""
+    counts = [len(one.tokens) if one.hidden == "sum" else 1 for one in pools]
+    sums = [part.float().sum(dim=0) for part in hidden.split(counts)] if pools else []
+    return {
+        one.sequence_id: total.cpu().numpy().tobytes()
+        for one, total in zip(pools, sums, strict=True)
+    }
+
+
+def not_finite(sequences: list[SequenceStep], hidden: torch.Tensor) -> dict[int, str]:
+    """Failures of sequences that sample nothing, seen in the last row, which attends to all KV."""
+    if not sequences:
+        return {}
+    finite = hidden.sum(dim=-1, dtype=torch.float32).isfinite().tolist()
+    return {
+        one.sequence_id: NOT_FINITE_MESSAGE
+        for one, good in zip(sequences, finite, strict=True)
+        if not good
+    }
