@@ -78,6 +78,8 @@ class GenerateHandler:
 
         traceparent = exchange.header(b"traceparent").decode("latin-1")
         about = {"request_id": exchange.request_id, "route": exchange.path}
+        if exchange.access.key:
+            about["key"] = exchange.access.key
         with self._slot(), serving(self._tracer, "request", traceparent, **about) as span:
             request = await self._read(exchange, parse)
             self._log_ignored(request)

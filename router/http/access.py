@@ -22,15 +22,18 @@ class Access:
         self._hosts.check(exchange.header(b"host"))
 
     def check_key(self, exchange: HttpExchange) -> None:
-        """Accept a key as Bearer, or as the password of Basic, which browsers can ask for."""
+        """Accept a key as Bearer, as x-api-key, or as the password of Basic, which browsers can ask
+        for. The exchange keeps the name of its owner, never the key."""
         if not self._keys.required:
             return
         given = _given_key(exchange)
-        if not self._keys.known(given):
+        owner = self._keys.owner(given)
+        if owner is None:
             challenge = b"Basic" if exchange.path == "/" else b"Bearer"
             message = "Incorrect API key provided." if given else "You did not provide an API key."
             headers = ((b"www-authenticate", challenge + b' realm="tandem"'),)
             raise ApiError(401, message, code="invalid_api_key", headers=headers)
+        exchange.access.key = owner
 
 
 def _given_key(exchange: HttpExchange) -> bytes:

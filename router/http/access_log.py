@@ -34,6 +34,7 @@ class AccessRecord:
     path: str
     status: int = 0
     error: str = ""  # the code of the error, also after a status of 200
+    key: str = ""  # the name of the API key's owner
     model: str = ""
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -54,7 +55,7 @@ class AccessRecord:
             log.log(level, "%s %s %d", *head.values(), extra=extra)
 
     def _fields(self) -> dict[str, Any]:
-        fields: dict[str, Any] = {"error": self.error, "client_gone": self.gone}
+        fields: dict[str, Any] = {"error": self.error, "client_gone": self.gone, "key": self.key}
         if self.model:
             served = list(self.usage.served.values())
             fields |= {

@@ -48,7 +48,8 @@ class RouterConfig:
     api_key_file: str | None = option(
         None,
         "--api-key-file",
-        "File with API keys of clients, one per line; read again when it changes.",
+        "File with API keys of clients, one per line, as KEY or as NAME: KEY with the name that "
+        "the access log shows; read again when it changes.",
         secret=True,
     )
     metrics_port: int | None = option(

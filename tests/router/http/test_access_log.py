@@ -96,6 +96,27 @@ async def test_local_prefill_is_counted_with_its_reason(
         assert f'tandem_router_prompts_total{{reason="{reason}",where="local"}} 2.0' in page
 
 
+@pytest.mark.parametrize("header", ["authorization", "x-api-key"])
+async def test_a_line_names_the_owner_of_the_key(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, header: str
+) -> None:
+    file = tmp_path / "keys"
+    lines_of_file = ["alice: {}-1", "bob.smith@x-y:\t{}-2", "alice: {}-3", "{}-4"]
+    file.write_text("\n".join(lines_of_file).replace("{}", SECRET))
+    owners = ["alice", "bob.smith@x-y", "alice", None]
+    async with cluster(tmp_path, api_key_file=str(file)) as c:
+        for number, owner in enumerate(owners, 1):
+            key = f"{SECRET}-{number}"
+            given = {header: f"Bearer {key}" if header == "authorization" else key}
+            answer = await c.client.post("/v1/completions", json={"prompt": "x"}, headers=given)
+            line = await next_line(caplog, number)
+            assert (answer.status_code, line.get("key")) == (200, owner)
+        await c.client.get("/v1/models", headers={header: f"Bearer alice: {SECRET}-1"})
+        line = await next_line(caplog, len(owners) + 1)
+        assert (line["status"], line.get("key")) == (401, None)
+    assert SECRET not in caplog.text and SECRET not in repr(lines(caplog))
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_rejected_request_is_a_line_without_its_words(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, stream: bool
