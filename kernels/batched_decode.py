@@ -43,12 +43,12 @@ class SequenceAttention(Protocol):
 
 
 @cache
-def log_soft_cap(backend: str) -> None:
-    """Log once that ``backend`` leaves layers with a soft cap to the reference."""
+def log_fallback(backend: str, kind: str) -> None:
+    """Log once that ``backend`` leaves a kind of attention to the reference."""
     log.info(
-        "%s have no kernel for attention with a soft cap: torch attends for its sequences one by "
-        "one",
+        "%s have no kernel for attention %s: torch attends for its sequences one by one",
         backend,
+        kind,
     )
 
 

@@ -14,6 +14,7 @@ import torch
 
 from .attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
 from .quantized import QuantizedWeight
+from .scaled import CachedKV
 
 Activation = Literal["silu", "gelu_tanh"]
 # x -> x @ weight.T + bias, for a weight that was prepared once.
@@ -21,7 +22,7 @@ Linear = Callable[[torch.Tensor], torch.Tensor]
 # cos and sin of a step, fp32 [T, 1, rotated dimensions]; sin is negated in its first half.
 CosSin = tuple[torch.Tensor, torch.Tensor]
 # A layer's part of the KV cache, a tensor for each component: keys and values, or latents.
-LayerKV = tuple[torch.Tensor, ...]
+LayerKV = tuple[CachedKV, ...]
 
 
 class Experts(Protocol):
@@ -108,8 +109,8 @@ class Operators(Protocol):
     def paged_attention(
         self,
         q_THD: torch.Tensor,
-        keys_KND: torch.Tensor,
-        values_KND: torch.Tensor,
+        keys_KND: CachedKV,
+        values_KND: CachedKV,
         metadata: AttentionMetadata,
         params: AttentionParams,
     ) -> torch.Tensor:
@@ -118,7 +119,7 @@ class Operators(Protocol):
     def latent_attention(
         self,
         q_THD: torch.Tensor,
-        latents: torch.Tensor,
+        latents: CachedKV,
         k_up_HNC: torch.Tensor,
         v_up_HVC: torch.Tensor,
         metadata: AttentionMetadata,

@@ -13,10 +13,11 @@ from ..attention_metadata import (
     SequenceMetadata,
     decode_metadata,
 )
-from ..batched_decode import batched_attention, log_soft_cap
+from ..batched_decode import batched_attention, log_fallback
 from ..operators import Activation, CosSin, LayerKV, Linear
 from ..reference import linear, norm
 from ..reference.operators import ReferenceOperators, rope_and_cache_kv
+from ..scaled import CachedKV, ScaledKV
 from . import pointwise
 from .chunk_attention import chunk_attention
 from .decode_attention import decode_attention
@@ -27,8 +28,8 @@ from .linear import PACKED, PackedWeight
 class CompiledOperators(ReferenceOperators):
     """Activations are fp32 or, with AVX-512, of the weights' dtype if the CPU multiplies that.
 
-    An fp8 cache, latent attention, soft caps and activations other than silu have no kernel here
-    and are computed by the reference.
+    A cache in fp8 or int8, latent attention, soft caps and activations other than silu have no
+    kernel here and are computed by the reference.
     """
 
     def activation_dtype(self, dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -87,7 +88,7 @@ class CompiledOperators(ReferenceOperators):
         """See ``Operators``."""
         keys, values = cache
         rows, heads, dim = qkv_TXD.shape
-        if not castable(keys.dtype):
+        if isinstance(keys, ScaledKV) or isinstance(values, ScaledKV) or not castable(keys.dtype):
             return rope_and_cache_kv(qkv_TXD, norm_weight_RD, eps, cos_sin, cache, slots_T)
         q = qkv_TXD.new_empty(rows, heads - 2 * keys.shape[0], dim)
         pointwise.rope_and_cache_kv(
@@ -113,7 +114,7 @@ class CompiledOperators(ReferenceOperators):
         slots = torch.zeros(1, dtype=torch.int64)
         q = self.rope_and_cache_kv(ones, ones[0, :2], 1e-6, cos_sin, (keys, values), slots)
         if config.params.soft_cap is not None:
-            log_soft_cap("compiled kernels")
+            log_fallback("compiled kernels", "with a soft cap")
             return False
         sequences = [SequenceMetadata(slice(0, 1), 0, [0], 1)]
         for decodes in (None, decode_metadata(sequences, q.device)):
@@ -124,13 +125,13 @@ class CompiledOperators(ReferenceOperators):
     def paged_attention(
         self,
         q_THD: torch.Tensor,
-        keys_KND: torch.Tensor,
-        values_KND: torch.Tensor,
+        keys_KND: CachedKV,
+        values_KND: CachedKV,
         metadata: AttentionMetadata,
         params: AttentionParams,
     ) -> torch.Tensor:
         """See ``Operators``."""
-        if params.soft_cap is not None:
+        if isinstance(keys_KND, ScaledKV) or isinstance(values_KND, ScaledKV) or params.soft_cap:
             return super().paged_attention(q_THD, keys_KND, values_KND, metadata, params)
         return batched_attention(
             q_THD, keys_KND, values_KND, metadata, params, decode_attention, chunk_attention

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from ..attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
-from ..batched_decode import DecodeKernel, batched_attention, log_soft_cap
+from ..batched_decode import DecodeKernel, batched_attention, log_fallback
 from ..reference.attention import paged_attention
 from ..reference.operators import ReferenceOperators
+from ..scaled import INT8, CachedKV, ScaledKV
 from . import decode_trial
 
 
@@ -23,20 +24,23 @@ class GpuOperators(ReferenceOperators):
     def prepare_batched_decode(self, config: AttentionConfig) -> bool:
         """See ``Operators``."""
         if config.params.soft_cap is not None:
-            log_soft_cap("GPUs")
+            log_fallback("GPUs", "with a soft cap")
+            return False
+        if config.cache_dtype == INT8:
+            log_fallback("GPUs", "over a cache in int8")
             return False
         return decode_trial.works(config, required=self._triton_required)
 
     def paged_attention(
         self,
         q_THD: torch.Tensor,
-        keys_KND: torch.Tensor,
-        values_KND: torch.Tensor,
+        keys_KND: CachedKV,
+        values_KND: CachedKV,
         metadata: AttentionMetadata,
         params: AttentionParams,
     ) -> torch.Tensor:
         """See ``Operators``."""
-        if params.soft_cap is not None:
+        if isinstance(keys_KND, ScaledKV) or isinstance(values_KND, ScaledKV) or params.soft_cap:
             return super().paged_attention(q_THD, keys_KND, values_KND, metadata, params)
         return batched_attention(
             q_THD,

@@ -11,6 +11,7 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
 from ..attention_metadata import AttentionParams, SequenceMetadata
 from ..fp8 import FP8, castable
+from ..scaled import INT8, CachedKV, ScaledKV, dequantize
 
 # Rows of a chunk that attend to earlier context are taken this many at a time, so that the mask
 # and the products spent on what it hides stay small.
@@ -19,8 +20,8 @@ _TILE = 512
 
 def paged_attention(
     q_THD: torch.Tensor,
-    keys_KND: torch.Tensor,
-    values_KND: torch.Tensor,
+    keys_KND: CachedKV,
+    values_KND: CachedKV,
     sequences: Sequence[SequenceMetadata],
     params: AttentionParams,
     out: torch.Tensor | None = None,
@@ -30,11 +31,11 @@ def paged_attention(
     Keys may be their own values: one tensor, read once. If ``out`` is given, the rows of
     ``sequences`` are written to it.
 
-    Products are taken in the cache's dtype, or in q's where the cache is fp8; but not in fp16 on a
-    CPU, where torch takes two to five times as long as in fp32.
+    Products are taken in the cache's dtype, or in q's where the cache is of one byte; but not in
+    fp16 on a CPU, where torch takes two to five times as long as in fp32.
     """
     out = torch.empty_like(q_THD) if out is None else out
-    dtype = q_THD.dtype if keys_KND.dtype == FP8 else keys_KND.dtype
+    dtype = q_THD.dtype if keys_KND.dtype in (FP8, INT8) else keys_KND.dtype
     narrow = dtype == torch.float16 and keys_KND.device.type == "cpu"
     q_THD = q_THD.to(torch.float32 if narrow else dtype)
     for sequence in sequences:
@@ -43,23 +44,28 @@ def paged_attention(
     return out
 
 
-def _read(
-    sequence: SequenceMetadata, cache_KND: torch.Tensor, first: int, end: int, dtype: torch.dtype
+def read_cache(
+    sequence: SequenceMetadata, cache_KND: CachedKV, first: int, end: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Tokens first to end of the cache, [K, end - first, D], in the dtype of the products."""
+    """Tokens first to end of the cache, [K, end - first, D], in ``dtype``."""
+    if isinstance(cache_KND, ScaledKV):
+        values, scales = (
+            sequence.gather(each, first, end) for each in (cache_KND.values, cache_KND.scales)
+        )
+        return dequantize(values, scales).to(dtype)
     return castable(sequence.gather(cache_KND, first, end), dtype).to(dtype)
 
 
 def _read_both(
     sequence: SequenceMetadata,
-    keys_KND: torch.Tensor,
-    values_KND: torch.Tensor,
+    keys_KND: CachedKV,
+    values_KND: CachedKV,
     first: int,
     end: int,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    k = _read(sequence, keys_KND, first, end, dtype)
-    return k, k if values_KND is keys_KND else _read(sequence, values_KND, first, end, dtype)
+    k = read_cache(sequence, keys_KND, first, end, dtype)
+    return k, k if values_KND is keys_KND else read_cache(sequence, values_KND, first, end, dtype)
 
 
 def _first_visible(position: int, window: int | None) -> int:
@@ -68,8 +74,8 @@ def _first_visible(position: int, window: int | None) -> int:
 
 def _decode(
     q_THD: torch.Tensor,
-    keys_KND: torch.Tensor,
-    values_KND: torch.Tensor,
+    keys_KND: CachedKV,
+    values_KND: CachedKV,
     sequence: SequenceMetadata,
     params: AttentionParams,
     out: torch.Tensor,
@@ -89,8 +95,8 @@ def _decode(
 
 def _chunk(
     q_THD: torch.Tensor,
-    keys_KND: torch.Tensor,
-    values_KND: torch.Tensor,
+    keys_KND: CachedKV,
+    values_KND: CachedKV,
     sequence: SequenceMetadata,
     params: AttentionParams,
     out: torch.Tensor,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 
 from ..fp8 import castable, indexable
+from ..scaled import CachedKV, ScaledKV, quantize
 
 
 def write_kv(
-    keys_KND: torch.Tensor,
-    values_KND: torch.Tensor,
+    keys_KND: CachedKV,
+    values_KND: CachedKV,
     slots_T: torch.Tensor,
     k_TKD: torch.Tensor,
     v_TKD: torch.Tensor,
@@ -19,8 +20,13 @@ def write_kv(
     write_cache(values_KND, slots_T, v_TKD)
 
 
-def write_cache(cache_KND: torch.Tensor, slots_T: torch.Tensor, x_TKD: torch.Tensor) -> None:
+def write_cache(cache_KND: CachedKV, slots_T: torch.Tensor, x_TKD: torch.Tensor) -> None:
     """Write one component of the step's KV to its slots, in the cache's dtype."""
+    if isinstance(cache_KND, ScaledKV):
+        values, scales = quantize(x_TKD)
+        cache_KND.values.index_copy_(1, slots_T, values.transpose(0, 1))
+        cache_KND.scales.index_copy_(1, slots_T, scales.transpose(0, 1))
+        return
     dtype = cache_KND.dtype
     x_KTD = castable(x_TKD, dtype).to(dtype).transpose(0, 1)
     indexable(cache_KND).index_copy_(1, slots_T, indexable(x_KTD))

@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 
 from ..attention_metadata import AttentionParams, SequenceMetadata
-from ..fp8 import castable
-from .attention import paged_attention
+from ..scaled import CachedKV
+from .attention import paged_attention, read_cache
 
 # The largest buffer for expanded heads of a context; it decides how many are expanded at a time.
 _EXPANDED_BYTES = 64 << 20
@@ -30,7 +30,7 @@ _EXPANDED_BYTES = 64 << 20
 
 def latent_attention(
     q_THD: torch.Tensor,
-    latents: torch.Tensor,
+    latents: CachedKV,
     k_up_HNC: torch.Tensor,
     v_up_HVC: torch.Tensor,
     sequences: Sequence[SequenceMetadata],
@@ -60,7 +60,7 @@ def latent_attention(
 
 def absorbed_attention(
     q_THD: torch.Tensor,
-    latents: torch.Tensor,
+    latents: CachedKV,
     k_up_HNC: torch.Tensor,
     v_up_HVC: torch.Tensor,
     sequences: Sequence[SequenceMetadata],
@@ -79,7 +79,7 @@ def absorbed_attention(
 
 def expanded_attention(
     q_THD: torch.Tensor,
-    latents: torch.Tensor,
+    latents: CachedKV,
     k_up_HNC: torch.Tensor,
     v_up_HVC: torch.Tensor,
     sequence: SequenceMetadata,
@@ -90,7 +90,7 @@ def expanded_attention(
     params = AttentionParams(scale)
     dim = max(q_THD.shape[-1], value_dim)
     q_THD = _widened(q_THD, dim)
-    latent_LC = castable(sequence.gather(latents, 0, sequence.end), q_THD.dtype)[0].to(q_THD.dtype)
+    latent_LC = read_cache(sequence, latents, 0, sequence.end, q_THD.dtype)[0]
     # The context's tokens in order: one block as long as all of it.
     whole = SequenceMetadata(slice(0, sequence.num_rows), sequence.start, [0], sequence.end)
     out = q_THD.new_empty(q_THD.shape[0], heads, value_dim)

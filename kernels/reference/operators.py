@@ -6,6 +6,7 @@ import torch
 
 from ..attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
 from ..operators import Activation, CosSin, Experts, LayerKV, Linear
+from ..scaled import CachedKV
 from . import activation, attention, latent, linear, norm, quantized_linear
 from .cache import write_cache, write_kv
 from .experts import LoopedExperts
@@ -84,8 +85,8 @@ class ReferenceOperators:
     def paged_attention(
         self,
         q_THD: torch.Tensor,
-        keys_KND: torch.Tensor,
-        values_KND: torch.Tensor,
+        keys_KND: CachedKV,
+        values_KND: CachedKV,
         metadata: AttentionMetadata,
         params: AttentionParams,
     ) -> torch.Tensor:
@@ -95,7 +96,7 @@ class ReferenceOperators:
     def latent_attention(
         self,
         q_THD: torch.Tensor,
-        latents: torch.Tensor,
+        latents: CachedKV,
         k_up_HNC: torch.Tensor,
         v_up_HVC: torch.Tensor,
         metadata: AttentionMetadata,

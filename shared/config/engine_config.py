@@ -36,7 +36,8 @@ class EngineConfig:
         "auto",
         "--kv-cache-dtype",
         "Data type of the KV cache. auto: that of the weights; fp8 (e4m3) needs half the memory of "
-        "bfloat16 and is limited to values up to 448.",
+        "bfloat16 and is limited to values up to 448; int8 needs as much and a scale for each head "
+        "and token, and is slower.",
         choices=(AUTO, *SPELLINGS),
     )
     device: str = option(

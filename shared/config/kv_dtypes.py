@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from ..errors import UsageError
 
-BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "int8": 1}
+# Those whose values have a scale, one for each head and token, and its dtype.
+SCALES = {"int8": "float32"}
 
 # What --kv-cache-dtype calls them. auto: the dtype of the weights.
 AUTO = "auto"
@@ -14,6 +16,7 @@ SPELLINGS = {
     "float16": "float16",
     "fp8": "float8_e4m3fn",
     "fp8_e4m3": "float8_e4m3fn",
+    "int8": "int8",
 }
 
 

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 
 from ...kernels.fp8 import castable, indexable
+from ...kernels.operators import LayerKV
+from ...kernels.scaled import ScaledKV
 from ..models.spec import DecoderSpec
 from .layout import KVComponent, LayerLayout, kv_layout
 
@@ -59,6 +61,8 @@ class KVCache:
             tuple(self._empty(len(layer.heads), each) for each in layer.components)
             for layer in self.layout
         ]
+        # The same memory as models read and write it.
+        self.kv = [_with_scales(*each) for each in zip(self.layout, self.layers, strict=True)]
 
     def _empty(self, heads: int, component: KVComponent) -> torch.Tensor:
         """Zeros, so that no slot ever holds a stray NaN."""
@@ -97,10 +101,16 @@ class KVCache:
         # An index copy inside would allocate with autograd's bookkeeping otherwise.
         with torch.inference_mode():
             packed = self._packed(layer, into, len(local), end_token - first_token, out)
+            as_is = into == self.layout[layer]
+            cached = [each[local.start : local.stop] for each in self.layers[layer]]
             for at, slots in self._runs(block_table, first_token, end_token):
-                index = self._index(slots, packed[0], into == self.layout[layer])
-                for component, cached in zip(packed, self.layers[layer], strict=True):
-                    self._copy_out(cached[local.start : local.stop], index, component[:, at])
+                index = self._index(slots, packed[0], as_is)
+                out_parts = [each[:, at] for each in packed]
+                if as_is:
+                    for held, component in zip(cached, out_parts, strict=True):
+                        self._copy_out(held, index, component)
+                else:
+                    self._convert(layer, cached, index, into, out_parts)
             self._finish()
 
     def scatter(
@@ -129,8 +139,25 @@ class KVCache:
             # In its default mode, numpy takes into a copy first.
             np.take(held, index, axis=1, out=whole, mode="clip")
             return
-        taken = indexable(cached)[:, index].view(cached.dtype)
-        out.copy_(castable(taken, out.dtype))
+        out.copy_(indexable(cached)[:, index].view(cached.dtype))
+
+    def _convert(
+        self,
+        layer: int,
+        cached: list[torch.Tensor],
+        index: Index,
+        into: LayerLayout,
+        out: list[torch.Tensor],
+    ) -> None:
+        """Write some tokens' values in the dtype of another layout."""
+        taken = tuple(indexable(each)[:, index].view(each.dtype) for each in cached)
+        sources = _with_scales(self.layout[layer], taken)
+        for source, target in zip(sources, _with_scales(into, tuple(out)), strict=True):
+            values = source if isinstance(source, torch.Tensor) else source.dequantized()
+            if isinstance(target, ScaledKV):
+                target.write(values)
+            else:
+                target.copy_(castable(values, target.dtype))
 
     def _copy_in(self, cached: torch.Tensor, index: Index, data: torch.Tensor) -> None:
         if isinstance(index, np.ndarray):
@@ -218,6 +245,20 @@ class KVCache:
         blocks = torch.from_numpy(slots.indices).to(self.device)
         within = torch.arange(self.block_size, device=self.device)
         return (blocks[:, None] * self.block_size + within).view(-1)
+
+
+def _with_scales(layout: LayerLayout, tensors: tuple[torch.Tensor, ...]) -> LayerKV:
+    """The values among a layer's components, each with its scales if it has any."""
+    scales = {
+        each.scales: tensor
+        for each, tensor in zip(layout.components, tensors, strict=True)
+        if each.scales
+    }
+    return tuple(
+        ScaledKV(tensor, scales[each.name]) if each.name in scales else tensor
+        for each, tensor in zip(layout.components, tensors, strict=True)
+        if not each.scales
+    )
 
 
 def torch_dtype(name: str) -> torch.dtype:

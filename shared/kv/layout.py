@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
-from ..config.kv_dtypes import BYTES
+from ..config.kv_dtypes import BYTES, SCALES
 from ..errors import PeerRefusedError
 from ..models.spec import DecoderSpec, KVSpec
 
@@ -73,20 +72,21 @@ class LayerLayout:
 
     def as_dtype(self, dtype: str) -> LayerLayout:
         """The same layer in another KV dtype. Raises ``PeerRefusedError`` for an unknown one."""
-        components = [_component(each.name, each.dim, dtype) for each in self.values]
-        return LayerLayout(tuple(chain(*components)), self.first_head, self.end_head)
+        check_kv_dtype(dtype)
+        values = tuple(KVComponent(each.name, each.dim, dtype) for each in self.values)
+        scales = tuple(
+            KVComponent(f"{each.name} scale", 1, SCALES[dtype], scales=each.name)
+            for each in values
+            if dtype in SCALES
+        )
+        # Scales come first: they are wider than values, and stay aligned.
+        return LayerLayout(scales + values, self.first_head, self.end_head)
 
 
 def check_kv_dtype(dtype: str) -> None:
     """Raise ``PeerRefusedError`` for a dtype of a peer that is not known here."""
     if dtype not in BYTES:
         raise PeerRefusedError(f"KV dtype {dtype[:32]!r}; known are {', '.join(BYTES)}")
-
-
-def _component(name: str, dim: int, dtype: str) -> tuple[KVComponent, ...]:
-    """A component in a KV dtype."""
-    check_kv_dtype(dtype)
-    return (KVComponent(name, dim, dtype),)
 
 
 def layer_layout(kv: KVSpec, dtype: str, rank: int = 0, size: int = 1) -> LayerLayout:

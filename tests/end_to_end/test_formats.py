@@ -21,12 +21,15 @@ FORMATS = {
     "float32": (1, 64, "--kv-cache-dtype=float32"),
     "fp8": (2, 16, "--kv-cache-dtype=fp8"),
     "fp8_e4m3": (1, 8, "--kv-cache-dtype=fp8_e4m3"),
+    "int8": (2, 16, "--kv-cache-dtype=int8"),
+    "int8_too": (1, 8, "--kv-cache-dtype=int8"),
 }
 
 
 @pytest.fixture(scope="module")
 def formats(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Iterator[Ensemble]:
     pairs = [("bfloat16", "float16"), ("float32", "fp8"), ("fp8", "fp8_e4m3")]
+    pairs += [("bfloat16", "int8"), ("int8", "int8_too")]
     kinds = {name: (*kind, FORGETFUL) for name, kind in FORMATS.items()}
     with running(tmp_path_factory.mktemp("formats"), tiny_model) as cluster:
         yield Ensemble(cluster, kinds, pairs)
@@ -38,7 +41,12 @@ def first_logprobs(choices: list[dict[str, Any]]) -> list[float]:
 
 @pytest.mark.parametrize(
     ("there", "here", "tolerance"),
-    [("bfloat16", "float16", 0.1), ("float32", "fp8", 0.5), ("fp8", "float32", 0.5)],
+    [
+        ("bfloat16", "float16", 0.1),
+        ("float32", "fp8", 0.5),
+        ("fp8", "float32", 0.5),
+        ("bfloat16", "int8", 0.1),
+    ],
 )
 def test_formats_may_differ(
     formats: Ensemble, aggregated: TestCluster, there: str, here: str, tolerance: float
@@ -51,8 +59,10 @@ def test_formats_may_differ(
     assert first_logprobs(got) == pytest.approx(first_logprobs(want), abs=tolerance)
 
 
-def test_a_format_of_both_sides_is_handed_over_as_it_is(formats: Ensemble) -> None:
-    pair = "fp8_e4m3", "fp8"
+@pytest.mark.parametrize("pair", [("fp8_e4m3", "fp8"), ("int8_too", "int8")])
+def test_a_format_of_both_sides_is_handed_over_as_it_is(
+    formats: Ensemble, pair: tuple[str, str]
+) -> None:
     formats.apart(*pair)
     want = formats.cluster.complete(BATCH, logprobs=1, **FIELDS)["choices"]
     got = handed_over(formats, *pair)

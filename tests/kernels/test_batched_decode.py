@@ -17,7 +17,7 @@ from tandem.kernels.attention_metadata import (
     SequenceMetadata,
     decode_metadata,
 )
-from tandem.kernels.batched_decode import log_soft_cap
+from tandem.kernels.batched_decode import log_fallback
 from tandem.kernels.errors import KernelUnavailableError
 from tandem.kernels.gpu import decode_trial
 from tandem.kernels.gpu.operators import GpuOperators
@@ -153,7 +153,7 @@ def test_layers_with_a_soft_cap_are_left_to_the_reference(
 ) -> None:
     """Even if Triton is required, and with one line in the log."""
     capped = replace(CONFIG, params=AttentionParams(0.3, soft_cap=2.0))
-    log_soft_cap.cache_clear()
+    log_fallback.cache_clear()
     operators = GpuOperators(triton_required=True)
     with caplog.at_level("INFO", "tandem.kernels"):
         assert not any(operators.prepare_batched_decode(capped) for _ in range(2))

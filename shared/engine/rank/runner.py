@@ -100,7 +100,7 @@ class ModelRunner:
             batched_decode=self.batched_decode,
             needs_logits=rows.needs_logits,
         )
-        hidden = self.model.forward(batch, self.cache.layers, on_layer)
+        hidden = self.model.forward(batch, self.cache.kv, on_layer)
         sampling, prompt, others, pooled = rows.split(hidden)
         if rows.samples:
             self._sample([one.sequence_id for one in rows.samples], sampling, result)
@@ -142,5 +142,5 @@ def runner_of(model: Decoder, cache: KVCache, tp: TensorParallel) -> ModelRunner
     """A runner that has probed the abilities of its device."""
     sampler = Sampler(model.spec.vocab_size, cache.device)
     with torch.inference_mode():
-        batched = model.prepare_batched_decode(cache.layers, cache.block_size)
+        batched = model.prepare_batched_decode(cache.kv, cache.block_size)
     return ModelRunner(model, cache, sampler, tp, batched_decode=batched)

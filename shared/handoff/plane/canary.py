@@ -24,12 +24,14 @@ PROMPT_TOKENS = 31
 # the rounding of each activation (2**-11 in float16, 2**-8 in bfloat16), of which this is 8 times.
 # Measured on random models of 24 layers: 4e-6 in float32, 4e-2 in bfloat16, both in the last layer.
 # e4m3, which holds K and V but no activation, rounds by 2**-4, and its errors average out: 7e-2 in
-# the last layer, 0.4 where the weights are half as large again; this is three roundings.
+# the last layer, 0.4 where the weights are half as large again; this is three roundings. int8, with
+# a scale for each vector, rounds by 2**-8 of its largest value: 7e-2 in the last layer.
 # Other weights or another layout differ by about 1.5.
 _FIRST_LAYER = {
     "float32": 1e-4,
     "float16": 2.0**-8,
     "bfloat16": 2.0**-5,
+    "int8": 2.0**-5,
     "float8_e4m3fn": 3 * 2.0**-4,
 }
 # If two experts score almost equally, rounding alone can send a token to the other one, after which

@@ -9,7 +9,9 @@ import psutil
 import pytest
 import torch
 
-from tandem.shared.config.kv_dtypes import BYTES
+from tandem.kernels.reference.cache import write_cache
+from tandem.kernels.scaled import ScaledKV
+from tandem.shared.config.kv_dtypes import BYTES, SCALES
 from tandem.shared.kv.cache import KVCache
 from tandem.shared.kv.planning import bytes_per_block
 from tandem.shared.models.spec import (
@@ -122,7 +124,7 @@ def test_pack_then_scatter_elsewhere(
     assert not any(side.any() for side in other.layers[0])
 
 
-FORMATS = [getattr(torch, name) for name in BYTES]
+FORMATS = [getattr(torch, name) for name in BYTES if name not in SCALES]
 
 
 @pytest.mark.parametrize("here", FORMATS, ids=str)
@@ -144,6 +146,61 @@ def test_kv_is_packed_in_the_format_of_the_receiver(
         assert there == here or (sent.abs() > 448).any()
         sent = sent.clamp(-448, 448)
     assert torch.equal(values_of(other, elsewhere, 3, 99).float(), sent.to(here).float())
+
+
+def loaded(cache: KVCache, table: list[int], first: int, end: int) -> list[torch.Tensor]:
+    """What models read of the second layer, token by token."""
+    slots = [table[t // cache.block_size] * cache.block_size + t % cache.block_size
+             for t in range(first, end)]  # fmt: skip
+    return [
+        (each.dequantized() if isinstance(each, ScaledKV) else each)[:, slots].float()
+        for each in cache.kv[1]
+    ]
+
+
+@pytest.mark.parametrize("there", BYTES)
+@pytest.mark.parametrize("here", BYTES)
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_values_with_scales_and_without_arrive_in_the_dtype_of_the_receiver(
+    spec: DecoderSpec, table: list[int], there: str, here: str
+) -> None:
+    cache = cache_of(getattr(torch, there), spec=spec)
+    slots = torch.arange(BLOCKS * BLOCK)
+    for component in (each for layer in cache.kv for each in layer):
+        heads, number, dim = component.shape
+        write_cache(component, slots, torch.randn(number, heads, dim))
+    other = cache_of(getattr(torch, here), block_size=7, spec=spec)
+    out = bytearray(other.packed_bytes(1, 96))
+    cache.pack(1, table, 3, 99, out, None, here)
+    elsewhere = [(11 * i + 2) % BLOCKS for i in range(25)]
+    other.scatter(1, elsewhere, 3, 99, bytes(out))
+    for sent, got in zip(loaded(cache, table, 3, 99), loaded(other, elsewhere, 3, 99), strict=True):
+        if here == "int8":
+            # To the nearest of the 255 values that the largest one of a vector leaves.
+            assert ((sent - got).abs() <= sent.abs().amax(-1, keepdim=True) / 253).all()
+        else:
+            assert torch.equal(got, sent.to(getattr(torch, here)).float())
+
+
+def test_scales_are_a_component_of_each_value() -> None:
+    """They come first, and a slice of heads has those of its heads."""
+    (layout, _), cache = cache_of(torch.int8).layout, cache_of(torch.int8)
+    assert [(each.name, each.dim, each.dtype, each.scales) for each in layout.components] == [
+        ("K scale", 1, "float32", "K"),
+        ("V scale", 1, "float32", "V"),
+        ("K", DIM, "int8", ""),
+        ("V", DIM, "int8", ""),
+    ]
+    assert layout.head_bytes == 2 * (4 + DIM) and layout.shape == "K 6, V 6"
+    assert layout.as_dtype("float32").components == cache_of().layout[0].components
+    for number, (tensor, _) in enumerate(zip(cache.layers[0], layout.components, strict=True)):
+        tensor.fill_(number + 1)
+    out = bytearray(cache.packed_bytes(0, 2, range(1, 3)))
+    cache.pack(0, [1], 0, 2, out, range(1, 3))
+    scales, values = torch.frombuffer(out[:32], dtype=torch.float32), out[32:]
+    assert scales.tolist() == [1.0] * 4 + [2.0] * 4
+    assert values == bytes([3] * 4 * DIM + [4] * 4 * DIM)
 
 
 def test_two_ranks_fill_one_and_one_fills_two() -> None:
@@ -207,13 +264,15 @@ def test_bytes_per_block_is_what_the_tensors_take(spec: DecoderSpec, values: int
         cache = cache_of(torch.bfloat16, spec=spec, tp_rank=size - 1, tp_size=size)
         taken = sum(side.nbytes for layer in cache.layers for side in layer)
         assert taken == BLOCKS * bytes_per_block(spec, BLOCK, torch.bfloat16, size, size - 1)
+    vectors = 2 * KV_HEADS if spec is SPEC else 1
     for name, width in BYTES.items():
         cache = cache_of(getattr(torch, name), spec=spec)
         taken = sum(side.nbytes for layer in cache.layers for side in layer)
+        scales = BYTES[SCALES[name]] * vectors if name in SCALES else 0
         assert (
             taken
             == BLOCKS * bytes_per_block(spec, BLOCK, name)
-            == 2 * BLOCKS * width * (BLOCK * values)
+            == 2 * BLOCKS * BLOCK * (width * values + scales)
         )
 
 

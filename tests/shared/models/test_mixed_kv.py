@@ -60,7 +60,7 @@ def test_tokens_are_those_of_transformers(model: Any, chunk: int, table: list[in
 
 def test_the_planner_counts_what_the_tensors_take(model: Any) -> None:
     spec = runner_for(model[0], num_blocks=1).model.spec
-    for dtype in ("float32", "float8_e4m3fn"):
+    for dtype in ("float32", "float8_e4m3fn", "int8"):
         for size in (1, 2, 4):
             assert tensor_parallel_problem(spec, size) is None
             cache = KVCache(
@@ -141,7 +141,8 @@ def hand_over(prefill: Node, decode: Node, layers: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "dtype"), [(1, "float32"), (2, "float32"), (4, "float32"), (2, "bfloat16")]
+    ("ranks", "dtype"),
+    [(1, "float32"), (2, "float32"), (4, "float32"), (2, "bfloat16"), (2, "int8")],
 )
 def test_a_receiver_continues_what_went_over_unequal_sides(
     model: Any, ranks: int, dtype: str

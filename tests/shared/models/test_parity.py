@@ -107,7 +107,7 @@ def test_logits_are_those_of_transformers(folder: Path, length: int) -> None:
             [SequenceStep(1, tokens, start, table, True)], BLOCK, runner.cache.device
         )
         with torch.inference_mode():
-            logits = runner.model.logits(runner.model.forward(batch, runner.cache.layers))
+            logits = runner.model.logits(runner.model.forward(batch, runner.cache.kv))
         assert logits is not None
         torch.testing.assert_close(logits[0], expected[step], atol=1e-4, rtol=1e-4)
         start += len(tokens)
