@@ -28,7 +28,7 @@ class Papers:
 
 
 def issue(folder: Path, *names: str) -> Papers:
-    """Papers of a new authority, for these hosts."""
+    """A certificate and key from a new authority, for these hosts."""
     folder.mkdir(parents=True, exist_ok=True)
     papers = Papers(folder / "cert.pem", folder / "key.pem", folder / "ca.pem")
     authority = trustme.CA()

@@ -38,8 +38,8 @@ SOAK = "test_soak.py"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Longest first, so that no worker of ``make test`` is left alone at the end: the soak, what
-    starts processes, then files with many tests."""
+    """Longest first, so that all workers of ``make test`` end together: the soak, tests that start
+    processes, then files with many tests."""
     sizes = Counter(item.path for item in items)
 
     def position(item: pytest.Item) -> tuple[bool, bool, int, Path]:

@@ -23,7 +23,7 @@ EXTREMES = [0, 1, 2**7, 2**15, 2**16 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1]
 
 @st.composite
 def mutated(draw: st.DrawFn, valid: st.SearchStrategy[bytes], rounds: int = 4) -> bytes:
-    """A valid message after a few accidents."""
+    """A valid message after a few random changes."""
     data = bytearray(draw(valid))
     for _ in range(draw(st.integers(1, rounds))):
         at = draw(st.integers(0, len(data)))
@@ -44,7 +44,7 @@ def mutated(draw: st.DrawFn, valid: st.SearchStrategy[bytes], rounds: int = 4) -
 
 
 def strange(valid: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
-    """Noise, and what is nearly right."""
+    """Noise, and nearly valid messages."""
     return st.binary(max_size=300) | mutated(valid)
 
 
@@ -112,13 +112,13 @@ def _is_map(field: Any) -> bool:
 
 @st.composite
 def protos(draw: st.DrawFn, kind: type[M]) -> M:
-    """Any message of a kind."""
+    """Any message of a type."""
     return draw(changed(kind(), len(kind.DESCRIPTOR.fields)))
 
 
 @st.composite
 def changed(draw: st.DrawFn, valid: M, most: int = 3) -> M:
-    """A copy of a message with a few fields that are something else."""
+    """A copy of a message with a few fields changed."""
     message = type(valid)()
     message.CopyFrom(valid)
     fields: list[Any] = list(valid.DESCRIPTOR.fields)

@@ -211,7 +211,7 @@ def _quantile(values: list[float], part: float) -> float:
 
 
 def rows(options: argparse.Namespace, found: dict[str, float]) -> list[dict[str, Any]]:
-    """As ``report.write`` takes them."""
+    """The report's rows."""
     fleet = f"{options.nodes} nodes, {options.keys} keys each, {options.seconds:g} s"
     shown = (
         ("dropped", "nodes dropped", "nodes", "<=0"),

@@ -102,7 +102,7 @@ def device_receiver(pipe: Connection, size: int, rounds: int, name: str) -> None
 
 
 def model_of(layers: int, tokens: int) -> DecoderSpec:
-    """As far as a cache is concerned."""
+    """The parts of a model that a cache needs."""
     layer = LayerSpec(
         attention=AttentionSpec(num_heads=HEADS, num_kv_heads=HEADS, head_dim=DIM),
         mlp=DenseSpec(intermediate=8),

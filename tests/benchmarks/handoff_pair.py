@@ -281,7 +281,7 @@ class Variant:
         self.receiving.recv()  # connected
 
     def move(self) -> float:
-        """GB/s from the word to go until the last byte is where it belongs."""
+        """GB/s from the start until the last byte is in place."""
         began = time.perf_counter()
         self.sending.send(None)
         if not self.receiving.poll(MOVE_SECONDS):

@@ -138,7 +138,7 @@ class Sending:
         return self._listener.start()
 
     def meet(self) -> None:
-        """Until the peer is there."""
+        """Wait until the peer has joined."""
         while not self._listener.is_live(self._peer):
             self._listener.receive_control(time.monotonic())
         # Read by every loop; unread, they would wake this one.
@@ -157,7 +157,7 @@ class Sending:
         self._lent.append((slot, self._listener.send_bulk(self._peer, message, slot.offset)))
 
     def lend_at_most(self, frames: int) -> None:
-        """Until no more are with the peer."""
+        """Wait until the peer holds no more than that many."""
         while len(self._lent) > frames:
             _await(self._listener, self._poller)
             self._listener.receive_control(time.monotonic())

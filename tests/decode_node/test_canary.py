@@ -1,4 +1,4 @@
-"""The canary on a decode node: what it compares, what it says, and that nothing is left of it."""
+"""The canary on a decode node: its comparison and its result, and that it leaves nothing behind."""
 
 from __future__ import annotations
 

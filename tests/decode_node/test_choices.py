@@ -59,21 +59,22 @@ async def end(service: DecodeService, index: int, call_id: int = 77) -> None:
 
 
 async def one_left(node: FakeNode) -> None:
-    """Looks between any two steps: all 300 of the other choice take but milliseconds."""
+    """Wait until one choice is left. Looks between any two steps, since all 300 of the other choice
+    take milliseconds."""
     async with asyncio.timeout(20):
         while node.scheduler.running != 1 or len(held_tables(node)) != 1:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 
 def held_tables(node: FakeNode) -> list[Any]:
-    """The running sequences' tables if they are all that is held: a step in flight holds the blocks
-    of sequences that have ended."""
+    """The running sequences' tables if no other blocks are held; a step in flight holds those of
+    sequences that have ended."""
     tables = [sequence.block_table for sequence in node.scheduler._queues.running]
     return tables if node.held() == sum(map(len, tables)) else []
 
 
 async def tokens_of(events: asyncio.Queue[Any], *indices: int) -> None:
-    """Until each of these choices has said something."""
+    """Wait until each of these choices has output."""
     missing = set(indices)
     async with asyncio.timeout(20):
         while missing:

@@ -1,4 +1,4 @@
-"""One pair at a time: what stops KV is named, and nothing stops the report."""
+"""Examinations of one pair: the report names the obstacle, and always arrives."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ P = pb.PrefillCandidate(node_id="p", epoch=3, address="p:1")
 
 
 class World:
-    """Peers and a canary that do what a test says, and one real port."""
+    """Peers and a canary that the test controls, and one real port."""
 
     tokens = TOKENS
 

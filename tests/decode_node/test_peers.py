@@ -1,4 +1,4 @@
-"""Greetings, canaries, refusals and leases, with a prefill node that says what the test wants."""
+"""Greetings, canaries, refusals and leases, with a scripted prefill node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One attempt on the receiving side: what happens, in which state, and what is left afterwards."""
+"""One attempt on the receiving side: events in each state, and what it holds afterwards."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Attempt:
         self.task = asyncio.create_task(one.receive(self.sequence, peer, ID, 0, seconds))
 
     async def fill(self, count: int = 100) -> None:
-        """Every rank has got ``count`` bytes."""
+        """Report ``count`` received bytes from every rank."""
         expect = await self.node.ranks.wait(Expect)
         self.node.ranks.emit_all(Received, expect, bytes=count)
 
@@ -145,7 +145,8 @@ async def test_layers_with_a_window_request_only_what_will_be_seen(
     private: bool,
     resume_at: int,
 ) -> None:
-    """From the first token that this node computes; all for a canary, and of older peers."""
+    """From the window of the first token that this node computes; everything for a canary, or from
+    an older peer."""
     monkeypatch.setattr(transfer, "ACCOUNT_SECONDS", 0.1)
     siblings = [prompt_of_50() for _ in range(choices - 1)]
     sequence = prompt_of_50(siblings=siblings, private=private)

@@ -1,4 +1,4 @@
-"""Prefill nodes and routers that say anything at all: it is taken, or refused by name."""
+"""Arbitrary messages from prefill nodes and routers: accepted, or refused by name."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def _sound(peer: Peer) -> None:
 
 
 class Greeted:
-    """Answers one call with what the test says."""
+    """Answers one call with a given reply."""
 
     def __init__(self, reply: pb.HelloReply) -> None:
         self._reply = reply

@@ -1,4 +1,4 @@
-"""One prompt's way to its KV: which nodes are tried, in which order, and what if none can."""
+"""The KV of one prompt: the nodes that are tried, their order, and local prefill if none can."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class FakeReceivingNode(ReceivingNode):
 
 
 class World:
-    """Transfers over peers and attempts that do what ``fates`` says of each address."""
+    """Transfers whose peers and attempts end as ``fates`` gives for each address."""
 
     def __init__(self, fates: dict[str, Exception | None], threshold: int | None = 1) -> None:
         self.node = FakeNode("d", 7)
@@ -258,7 +258,7 @@ async def test_a_cancelled_request_gives_its_reservation_back() -> None:
 async def waiting_for_blocks(
     world: World,
 ) -> AsyncIterator[tuple[asyncio.Task[PrefillSource], Callable[[], None]]]:
-    """A prompt that waits for blocks, and what gives them back."""
+    """A prompt that waits for blocks, and a function that frees them."""
     scheduler = world.node.scheduler
     async with world.node.running():
         held = scheduler.pool.allocate(60)

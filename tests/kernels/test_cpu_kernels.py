@@ -289,7 +289,7 @@ def test_an_fp8_cache_is_left_to_torch(compiled: CompiledOperators) -> None:
 
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_no_step_waits_for_the_compiler(compiled: CompiledOperators, weights: torch.dtype) -> None:
-    """Whatever shapes and strides come, everything was compiled before."""
+    """Everything was compiled before, for any shapes and strides."""
     from tandem.kernels.cpu import chunk_attention as chunks
     from tandem.kernels.cpu import decode_attention, linear, pointwise
 

@@ -49,7 +49,7 @@ BLOCK, BLOCKS = 4, 600
 
 @pytest.fixture(autouse=True)
 def whole_products(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Triton's interpreter multiplies the bits of bfloat16; in float32 it is right."""
+    """Use float32, because Triton's interpreter multiplies the bits of bfloat16."""
     torch.manual_seed(0)
     if INTERPRETED:
         import triton.language as tl

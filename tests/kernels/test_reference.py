@@ -189,7 +189,7 @@ def test_a_long_chunk_is_taken_in_tiles() -> None:
 def test_the_ways_to_attend_on_a_gpu_agree_with_the_definition(
     dtype: torch.dtype, group: int, start: int, window: int | None
 ) -> None:
-    """None of them is chosen on a CPU, which can run them all the same."""
+    """A CPU chooses none of them, but can run them."""
     q = torch.randn(19, 2 * group, 8).to(dtype)
     k, v = torch.randn(2, start + 19, 2, 8).to(dtype)
     context = SequenceMetadata(slice(0, 19), start, list(range(99)), BLOCK)

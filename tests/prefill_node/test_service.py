@@ -1,4 +1,4 @@
-"""The sending side over real gRPC, with ranks that do what the test says."""
+"""The sending side over real gRPC, with fake ranks."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ async def test_a_locked_node_admits_the_keys_of_peers_that_greet_it() -> None:
 
 @pytest.mark.parametrize("locked", [True, False])
 async def test_a_peer_with_more_ranks_than_the_model_has_heads_cannot_greet(locked: bool) -> None:
-    """However many sound keys it has: ranks take no message without a limit."""
+    """Even with as many valid keys: messages to ranks have a limit."""
     async with prefill_node(curve_keys=("p0", "p1") if locked else ()) as node:
         keys = [KEY] * 1000 if locked else []
         with pytest.raises(grpc.aio.AioRpcError, match="a peer with 1000 ranks"):

@@ -1,5 +1,4 @@
-"""Decode nodes that ask for anything at all: an attempt begins or is refused, and ends with nothing
-held."""
+"""Arbitrary requests of decode nodes: an attempt begins or is refused, and leaves nothing held."""
 
 from __future__ import annotations
 

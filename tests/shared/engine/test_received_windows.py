@@ -25,7 +25,7 @@ class Layer:
         self.slots: dict[tuple[int, int], object] = {}
 
     def step(self) -> bool:
-        """Run one; each row must find the whole prefix that it sees, token by token."""
+        """Run one step; each row must find every token of the prefix that it attends to."""
         plan, _ = run_step(self.scheduler)
         for row in plan.sequences if plan is not None else []:
             tokens = self.sequences[row.sequence_id].tokens(0, row.start + len(row.tokens))
@@ -40,7 +40,7 @@ class Layer:
         self.slots[table[position // SIZE], position % SIZE] = tokens[: position + 1]
 
     def receive(self, one: Sequence) -> None:
-        """All that the window shows comes; the rest of the blocks keeps what others left there."""
+        """Receive what the window shows; the rest of the blocks keeps its former content."""
         end = len(one.prompt) - 1
         self.scheduler.match_prefix(one)
         try:

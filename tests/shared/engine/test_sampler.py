@@ -1,4 +1,4 @@
-"""The sampler: each parameter, the law of the draws, and that rows do not disturb each other."""
+"""The sampler: each parameter, the distribution of draws, and the independence of rows."""
 
 from __future__ import annotations
 

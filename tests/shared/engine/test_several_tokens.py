@@ -17,7 +17,7 @@ STOP = 7
 
 
 def token_at(position: int) -> int:
-    """A model that is certain of its tokens; one in eleven is a stop token."""
+    """The only token that the model draws at a position; one in eleven is a stop token."""
     return {0: STOP, 5: EOS}.get(position * 31 % 11, 100 + position)
 
 

@@ -1,4 +1,4 @@
-"""Data planes without threads: each does something only when the test turns its loop."""
+"""Data planes without threads, whose loops the test steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TURN_SECONDS = 0.001
 
 
 class Clock:
-    """Time that passes when the test says so."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -33,7 +33,7 @@ class Clock:
 
 
 class HandRank(Rank):
-    """A rank whose loop the test turns."""
+    """A rank whose loop the test steps."""
 
     loop: PlaneLoop
 
@@ -102,7 +102,7 @@ class World:
         return rank
 
     def pass_time(self, seconds: float = TURN_SECONDS) -> None:
-        """Only the world's own time can be made to pass."""
+        """Advance the world's own clock, or wait briefly on the real one."""
         if self.memory:
             self.fake_clock.now += seconds
         else:
@@ -120,7 +120,7 @@ class World:
         turn: Callable[[], None] | None = None,
         seconds: float = WAIT_SECONDS,
     ) -> None:
-        """Take turns until something is so; fails at the deadline, by the world's clock."""
+        """Step all ranks until the condition holds; fail at the deadline, by the world's clock."""
         end = self.clock() + seconds
         while not condition():
             assert self.clock() < end, "the condition did not come true in time"
@@ -129,7 +129,7 @@ class World:
     def transfer(
         self, prefill: Rank, decode: Rank, number: int, blocks: Any, **fields: Any
     ) -> None:
-        """Reserve, open and compute; the turns that move it are the caller's."""
+        """Reserve, open and compute; the caller takes the turns."""
         decode.plane.submit(expect(prefill, number, blocks, **fields))
         prefill.open(decode, number, blocks, **fields)
         prefill.compute(number, 0, fields["end_token"], chunk=33)

@@ -22,8 +22,8 @@ def each_carrier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture(params=ALL)
 def every_carrier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """CUDA IPC as well, over a driver that is none, and NIXL where it is installed; that adds about
-    a second to a test."""
+    """CUDA IPC as well, over a fake driver, and NIXL where it is installed; that adds about a
+    second to a test."""
     return _carried(request.param, ALL, monkeypatch)
 
 

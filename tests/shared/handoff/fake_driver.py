@@ -147,7 +147,7 @@ class FakeDriver:
 
 
 class FakeDevice(Gpu):
-    """A GPU that is the CPU."""
+    """A fake GPU with memory on the CPU."""
 
     driver: FakeDriver
 
@@ -165,7 +165,7 @@ DEVICES = [
 
 
 def device_named(name: str) -> Gpu:
-    """One that is the CPU, or the first GPU of this machine."""
+    """A fake GPU, or the first GPU of this machine."""
     if name == FAKE:
         return FakeDevice()
     return Gpu(CudaDriver(0), torch.device("cuda", 0))

@@ -1,4 +1,4 @@
-"""Peers under the test's control: they greet like real ones, and then do what the test says."""
+"""Peers that greet like real ones and are then driven by the test."""
 
 from __future__ import annotations
 
@@ -140,12 +140,12 @@ class FakeSender:
             self.bulk.send_multipart([self.bulk_id, message])
 
     def lend(self, offset: int, length: int) -> None:
-        """Say that a frame is in the ring."""
+        """Announce a frame in the ring."""
         assert self.bells is not None
         self.bells.ring(doorbell(offset, length))
 
     def tell(self, offset: int, length: int, head: bytes = bytes(frame.HEADER_BYTES)) -> None:
-        """Say that a frame with this header is in the device's ring."""
+        """Announce a frame with this header in the device's ring."""
         assert self.bells is not None
         self.bells.ring(payload_doorbell(offset, length, memoryview(head)))
 
@@ -165,7 +165,7 @@ class FakeSender:
 
 
 class FakeReceiver:
-    """A decode rank that greets and then grants credit only when the test says so."""
+    """A decode rank that greets, and then grants credit only on request of the test."""
 
     def __init__(
         self,

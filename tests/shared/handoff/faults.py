@@ -70,14 +70,14 @@ class Schedule:
         return None
 
     def quiet(self) -> None:
-        """Let everything pass."""
+        """Stop all faults."""
         self.rates, self.bytes_a_second = {}, 0
         self.planned.clear()
 
 
 @dataclass(slots=True)
 class Leaving:
-    """A message that waits in a lane; it is its own departure."""
+    """A message that waits in a lane until it leaves."""
 
     message: Message
     offset: int | None
@@ -214,7 +214,7 @@ class _Faulty:
             leaving.message = replace(frame, payload=frame.payload[:at])
 
     def _flush(self, peer: PeerKey, name: str, lane: Lane) -> None:
-        """Let leave what may leave now."""
+        """Send the messages that are due."""
         while lane.waiting and lane.open_at <= self._clock():
             leaving = lane.waiting.popleft()
             if self._schedule.bytes_a_second:

@@ -57,7 +57,7 @@ class Wire:
     cut: bool = False
 
     def put(self, lane: deque[bytes], message: bytes) -> bool:
-        """False when the other end is known to be gone."""
+        """Add a message; ``False`` if the other end is known to be gone."""
         if self.open and not self.cut:
             lane.append(message)
         return self.open
@@ -69,7 +69,7 @@ class Wire:
         return lent
 
     def empty(self) -> None:
-        """Lose what is under way, and release its memory."""
+        """Drop the messages in flight, and release their memory."""
         for lent in self.bulk:
             lent.done = True
         for lane in (self.bulk, self.to_listener, self.to_dialer):
@@ -99,7 +99,7 @@ class Network:
         return f"memory://{next(self._numbers)}"
 
     def cut(self) -> None:
-        """Pull every cable that is there now."""
+        """Cut every present connection."""
         for wire in self.wires:
             wire.cut = True
             wire.empty()

@@ -1,4 +1,4 @@
-"""Data planes over loopback with caches in memory, and events that can be waited for."""
+"""Data planes over loopback with caches in memory, and logs of their events to wait on."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_a_value_that_is_no_number_is_too_much():
     ("rounding", "off"), [("float16", 1e-3), ("bfloat16", 8e-3), ("float8_e4m3fn", 0.06)]
 )
 def test_coarser_formats_allow_more(rounding: str, off: float) -> None:
-    """A rounding of the format, but not eight times what its tolerance is."""
+    """One rounding of the format passes, eight times its tolerance does not."""
     for scale, fits in ((off, True), (30 * off, False)):
         worst = _worst(lambda *at, scale=scale: _plain(*at) * (1 + scale), rounding)
         assert worst.ratio > 0 and (worst.ratio < 1) == fits

@@ -1,7 +1,7 @@
 """The contract of a carrier: one suite, which each passes unchanged.
 
-The first half drives the two ends of a connection, the second two data planes; all by hand, so that
-nothing happens that the test did not ask for.
+The first half drives the two ends of a connection, the second two data planes; both are stepped by
+hand.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _key(rank: HandRank) -> PeerKey:
 
 
 def paint(slot: RingSlot, fill: bytes) -> None:
-    """The same byte everywhere in a slot."""
+    """Fill a slot with one byte."""
     for part in (slot.head, as_memory(slot.payload)):
         part[:] = fill * len(part)
 

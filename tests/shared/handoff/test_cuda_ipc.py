@@ -1,4 +1,4 @@
-"""The carrier between two GPUs of one host, over a driver whose memory is that of the CPU."""
+"""The carrier between two GPUs of one host, over a fake driver."""
 
 from __future__ import annotations
 
@@ -346,7 +346,7 @@ def test_a_slot_that_is_taken_back_before_it_was_read_is_not_believed() -> None:
 
 
 def test_what_a_sender_does_after_a_frame_was_read_changes_nothing() -> None:
-    """Its slot was given back before the bytes were looked at."""
+    """The slot is released before the bytes are checked."""
 
     read: list[tuple[int, int]] = []
 

@@ -1,5 +1,5 @@
-"""Two real caches whose layouts differ in everything that may, over memory of a device; and, where
-there is a GPU, on it."""
+"""Two real caches whose layouts differ as much as possible, in the memory of a fake device, and of
+a GPU if there is one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Every reader of bytes that a stranger may have sent: a value that means the same again, or the
-reader's own error; and never more memory than the bytes themselves are worth."""
+"""Every parser of bytes from strangers: the result is a value that round-trips or the parser's own
+error, and memory is bounded by the number of bytes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def frames(draw: st.DrawFn) -> bytes:
 
 
 def resealed(message: bytes) -> bytes:
-    """The same with the checksum that it ought to have: what only a peer of ours can send."""
+    """The message with a valid checksum."""
     if len(message) < frame.HEADER_BYTES:
         return message
     data = bytearray(message)

@@ -1,4 +1,4 @@
-"""Whatever happens to messages: the right bytes or an honest failure, and nothing left behind."""
+"""Faults of messages: a transfer ends with the right bytes or fails, and then holds nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _pair(world: World) -> tuple[HandRank, HandRank]:
 
 
 def _greeted(world: World, prefill: HandRank, decode: HandRank) -> None:
-    """Up to the word that the frames may come."""
+    """Greet, and open a transfer of which nothing is computed."""
     fields = {"first_token": 0, "end_token": END, "progress_seconds": 1.0}
     decode.plane.submit(expect(prefill, 1, BLOCKS, **fields))
     world.until(lambda: bool(decode.log.of(Expecting)))
@@ -40,8 +40,8 @@ def _greeted(world: World, prefill: HandRank, decode: HandRank) -> None:
 
 
 def _on_first_frame(world: World, prefill: HandRank, schedule: Schedule, fault: Fault) -> None:
-    """The prefill rank turns alone, so its first message is the first frame; it can leave when the
-    word for which carrier the peer has chosen is here."""
+    """Step the prefill rank alone, so that its first message is the first frame; it leaves once the
+    peer's choice of a carrier has arrived."""
     schedule.planned.append(fault)
     prefill.compute(1, 0, END, chunk=END)
 
@@ -53,7 +53,7 @@ def _on_first_frame(world: World, prefill: HandRank, schedule: Schedule, fault: 
 
 
 def _settle(world: World, prefill: HandRank, decode: HandRank) -> None:
-    """Until both sides have said how it ended, and every slot is back."""
+    """Step until both sides have reported the end, and every slot is free."""
     world.until(lambda: bool(prefill.log.of(SendFinished) or prefill.log.of(SendFailed)))
     world.until(lambda: bool(decode.log.of(Received) or decode.log.of(ReceiveFailed)))
     world.until(lambda: prefill.plane.stats().held_slots == 0)
@@ -170,7 +170,7 @@ def test_a_peer_that_dies_or_hangs_is_lost_within_three_seconds(side: str, hangs
 
 
 def test_a_transfer_that_waits_for_its_turn_on_a_slow_link_is_not_given_up() -> None:
-    """Each of thirty gets a frame now and then; what moves is the link."""
+    """Each of thirty transfers gets a frame now and then, while the link is always busy."""
     with World(MEMORY, Schedule(bytes_a_second=2e4)) as world:
         prefill, decode = _pair(world)
         fields = {"first_token": 0, "end_token": END}
@@ -220,7 +220,7 @@ def test_a_receiver_that_reads_nothing_leaves_slots_for_another() -> None:
 
 
 def _campaign(carrier: str, seed: int, transfers: int) -> tuple[int, Schedule]:
-    """Transfers that overlap while everything goes wrong now and then; how many arrived."""
+    """Run overlapping transfers with random faults; returns how many arrived."""
     rates = dict.fromkeys(Fault, 0.004) | {Fault.RESET: 0.001}
     schedule = Schedule(seed, rates)
     schedule.delay_seconds = 0.05

@@ -1,4 +1,4 @@
-"""Frames: whatever is not exactly one is refused."""
+"""Frames: anything but exactly one valid frame is refused."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def _contents(decode: Rank) -> list[bytes]:
 
 
 def _fails(decode: Rank, sender: FakeSender, match: str) -> None:
-    """The attempt ends with a reason, the sender hears it, and the blocks stay as they are."""
+    """The attempt fails with a reason, the sender is informed, and the blocks are unchanged."""
     event = decode.log.wait(ReceiveFailed, 7)
     assert match in event.reason
     assert event.retriable

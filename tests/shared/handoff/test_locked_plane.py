@@ -205,7 +205,7 @@ def test_a_message_without_end_is_cut_off_and_costs_no_memory(prefill: Rank) -> 
 
 
 def test_a_flood_of_half_greetings_does_not_block_peers() -> None:
-    """Also when it comes from one who knows the epoch."""
+    """Also from a client that knows the epoch."""
     with Rank("p", seed=1) as prefill, zmq.Context() as context:
         flood = context.socket(zmq.DEALER)
         flood.setsockopt(zmq.LINGER, 0)

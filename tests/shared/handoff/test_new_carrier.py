@@ -1,4 +1,4 @@
-"""A kind of carrier that only this file knows: frames as datagrams over a Unix socket."""
+"""A kind of carrier defined in this file: frames as datagrams over a Unix socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The carrier that reads over RDMA: refused where it cannot be, and no slot used twice at once.
+"""The carrier that reads over RDMA: refused where it is not possible, and no slot is used twice at
+once.
 
 Most of it runs without the library, against an agent that does what the test says.
 """
@@ -62,7 +63,7 @@ def test_giving_back_what_was_never_lent_loses_the_peer() -> None:
 
 @dataclass
 class FakeReading:
-    """A read that is over when the test says so."""
+    """A read that the test completes."""
 
     state: str = "under way"
     released: bool = False
@@ -80,7 +81,7 @@ class FakeReading:
 
 
 class FakeAgent:
-    """Notes what it is asked for; nothing moves."""
+    """Records its calls and moves nothing."""
 
     def __init__(self) -> None:
         self.peers: list[str] = []
@@ -103,7 +104,7 @@ class FakeAgent:
 
 
 class Pair:
-    """A socket to ring at, and the reader at its other end."""
+    """A socket for doorbells, and the reader at its other end."""
 
     def __init__(self, context: zmq.Context, buffers: ReceiveBuffers) -> None:
         self.bell, bulk = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
@@ -259,7 +260,7 @@ def decode(nixl: None) -> Iterator[Rank]:
 
 @pytest.fixture
 def registered() -> Iterator[tuple[FakeSender, NixlAgent, NixlPlace]]:
-    """A sender that greets with real memory, and helps no read of it along."""
+    """A sender that greets with real memory."""
     with FakeSender(Rank("p", seed=1, carrier="nixl")) as sender:
         agent = NixlAgent(agent_name(sender.me.key))
         yield sender, agent, agent.register(memoryview(bytearray(64 * 2048))).place

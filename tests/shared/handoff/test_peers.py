@@ -173,7 +173,7 @@ def test_one_connection_that_ends_is_noticed_at_once_by_the_receiver(socket: str
 
 
 def test_a_receiver_meets_others_after_many_connections_have_ended():
-    """Both of a pair end at once, so one while the other's end is dealt with."""
+    """Both connections of a pair end at once, one while the other's end is handled."""
     with Rank("d", listen_host=None, timing=PATIENT) as decode:
         for transfer_id in range(30):
             with FakeSender(Rank("p")) as sender:

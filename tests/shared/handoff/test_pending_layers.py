@@ -18,7 +18,7 @@ BLOCKS = (4, 2)
 
 
 class Mark:
-    """A place on a stream that the test lets pass."""
+    """A CUDA event that the test completes."""
 
     def __init__(self) -> None:
         self.passed = False
@@ -98,7 +98,7 @@ def test_announcements_for_a_cancelled_transfer_are_ignored() -> None:
 
 
 def test_the_plane_looks_again_by_itself() -> None:
-    """Nothing wakes it when a GPU gets somewhere."""
+    """No event wakes it when a GPU has finished a layer."""
     with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
         decode.expect(prefill, 1, BLOCKS, first_token=0, end_token=END)
         prefill.open(decode, 1, BLOCKS, first_token=0, end_token=END)

@@ -149,7 +149,7 @@ def test_kv_is_packed_in_the_format_of_the_receiver(
 
 
 def loaded(cache: KVCache, table: list[int], first: int, end: int) -> list[torch.Tensor]:
-    """What models read of the second layer, token by token."""
+    """The second layer as models read it, token by token."""
     slots = [table[t // cache.block_size] * cache.block_size + t % cache.block_size
              for t in range(first, end)]  # fmt: skip
     return [

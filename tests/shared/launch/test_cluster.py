@@ -114,7 +114,7 @@ def test_a_part_that_is_too_slow_is_named_with_its_log(cluster: Cluster) -> None
 
 
 class Kept:
-    """A router, some nodes, and what is said of them while they serve."""
+    """A router, some nodes, and the messages about them while they serve."""
 
     def __init__(self, folder: Path, package: Path, *nodes: list[str]) -> None:
         self.told: list[str] = []

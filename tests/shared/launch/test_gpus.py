@@ -58,7 +58,7 @@ def test_each_node_that_was_given_gpus_has_a_line() -> None:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
-    """Two GPUs, and a torch whose version says what the test says."""
+    """Two GPUs, and a torch with a given version file."""
     folder = tmp_path / "torch"
     folder.mkdir()
     (folder / "__init__.py").write_text("raise AssertionError('torch was imported')")

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole load; every other kind says which file is wrong and what to do."""
+"""Whole checkpoints load; for any other, the error names the file and the remedy."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A decode node that got no more of a layer than its window shows computes the same; with one token
-less it would not."""
+"""A decode node that received only a layer's window computes the same; with one token less it would
+not."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def runner_of(folder: Path) -> ModelRunner:
 def hand_over(
     sender: ModelRunner, receiver: ModelRunner, firsts: tuple[int, ...], end: int
 ) -> None:
-    """Just these cells; whatever else the receiver reads is no number."""
+    """Hand over just these cells; all others of the receiver are NaN."""
     for layer, first in enumerate(firsts):
         for side in receiver.cache.layers[layer]:
             side.fill_(torch.nan)

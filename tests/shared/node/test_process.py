@@ -1,4 +1,4 @@
-"""The frame of a node's head process: where it listens, when it ends, how it drains."""
+"""A node's head process: its ports, its end, its drain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pauses: with jitter between a process's own attempts, without for a thing that is left alone."""
+"""Pauses: with jitter between a process's own attempts, without it for a peer that is avoided."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Half a lock is refused at start; a whole one lets in who belongs, and says why to the others."""
+"""Incomplete credentials are refused at start; complete ones admit members and give strangers a
+reason."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
 
 @pytest.fixture(scope="module")
 def strange(tmp_path_factory: pytest.TempPathFactory) -> Papers:
-    """Another authority's, for the same host."""
+    """Credentials of another authority, for the same host."""
     return issue(tmp_path_factory.mktemp("strange"), "127.0.0.1")
 
 
@@ -156,7 +157,7 @@ async def serving(credentials: Credentials) -> AsyncIterator[tuple[str, TokenInt
 
 
 async def ask(credentials: Credentials, address: str) -> str:
-    """The name of the only node, or the code and the words of the refusal."""
+    """The name of the only node, or the status and details of the refusal."""
     async with credentials.channel(address) as channel:
         try:
             reply = await credentials.stub(RegistryStub, channel).List(pb.ListRequest(), timeout=5)

@@ -1,4 +1,4 @@
-"""The token that ``tandem serve`` makes, and who finds it."""
+"""The token that ``tandem serve`` generates, and the commands that find it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans without a collector, and what happens when the one that is named is not there."""
+"""Spans without a collector, and with a collector that cannot be reached."""
 
 from __future__ import annotations
 
