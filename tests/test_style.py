@@ -42,6 +42,7 @@ COUNTERPARTS = {
     "cache.py",
     "linear.py",
     "norm.py",
+    "quantized_linear.py",
     "rope.py",
 }
 

@@ -14,7 +14,9 @@ from ..attention_metadata import (
     decode_metadata,
 )
 from ..batched_decode import batched_attention, log_fallback
+from ..block_formats import Q8_0
 from ..operators import Activation, CosSin, LayerKV, Linear
+from ..quantized import QuantizedWeight
 from ..reference import linear, norm
 from ..reference.operators import ReferenceOperators, rope_and_cache_kv
 from ..scaled import CachedKV, ScaledKV
@@ -23,6 +25,7 @@ from .chunk_attention import chunk_attention
 from .decode_attention import decode_attention
 from .jit import WIDE, array, castable
 from .linear import PACKED, PackedWeight
+from .quantized_linear import FEW, BlockWeight
 
 
 class CompiledOperators(ReferenceOperators):
@@ -48,6 +51,18 @@ class CompiledOperators(ReferenceOperators):
             return packed
         wide = bias.float()
         return lambda x: packed(x).add_(wide)
+
+    def prepare_quantized(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> Linear:
+        """See ``Operators``. Takes any number of rows."""
+        blocks = BlockWeight(weight)
+        _compile_quantized()
+        wide = None if bias is None else bias.float()
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            out = blocks(x.float())
+            return (out if wide is None else out.add_(wide)).to(x.dtype)
+
+        return run
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See ``Operators``."""
@@ -149,6 +164,13 @@ def _compile_linear(dtype: torch.dtype) -> None:
     packed = PackedWeight(torch.zeros(1, 1, dtype=dtype))
     for rows in (1, PACKED):
         packed(torch.zeros(rows, 1))
+
+
+@cache
+def _compile_quantized() -> None:
+    blocks = BlockWeight(QuantizedWeight(Q8_0, torch.zeros(1, Q8_0.nbytes, dtype=torch.uint8)))
+    for rows in (1, FEW + 1):
+        blocks(torch.zeros(rows, Q8_0.values))
 
 
 @cache

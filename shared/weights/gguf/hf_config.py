@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...errors import ModelError
+from ...models.spec import QUANTIZED
 from .architectures import ARCHITECTURES, Architecture
 from .header import GGUFHeader
 
@@ -102,8 +103,11 @@ def _of_tensors(header: GGUFHeader, origin: object) -> dict[str, Any]:
 
 
 def _dtype(header: GGUFHeader) -> str:
-    """The dtype of matrices; that of activations, bfloat16, if they are quantised."""
-    kinds = {each.type.name for each in header.tensors.values() if len(each.shape) > 1}
+    """The dtype of matrices."""
+    matrices = [each.type for each in header.tensors.values() if len(each.shape) > 1]
+    kinds = {kind.name for kind in matrices}
+    if any(kind.values > 1 for kind in matrices):
+        return QUANTIZED
     if kinds <= {"F32"}:
         return "float32"
     return "float16" if kinds <= {"F16", "F32"} else "bfloat16"

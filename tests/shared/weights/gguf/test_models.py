@@ -134,10 +134,17 @@ def test_the_scaling_of_llama_3_is_recognised_by_its_factors(root: Path) -> None
     assert read_spec(file).layers == read_spec(folder).layers
 
 
-DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "Q4_0": "bfloat16"}
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "Q4_0": "quantized"}
 
 
 @pytest.mark.parametrize("kind", DTYPES)
 def test_the_dtype_is_that_of_matrices(root: Path, kind: str) -> None:
     folder = checkpoint(root, "qwen3")
     assert read_spec(write_gguf(folder, root / f"dtype-{kind}.gguf", kind)).dtype == DTYPES[kind]
+
+
+def test_a_quantised_file_runs_in_float32_on_a_cpu(root: Path) -> None:
+    spec = read_spec(write_gguf(checkpoint(root, "qwen3"), root / "auto.gguf", "Q4_0"))
+    assert spec.dtype_for("auto", on_cpu=True) == "float32"
+    assert spec.dtype_for("auto", on_cpu=False) == "bfloat16"
+    assert spec.dtype_for("bfloat16", on_cpu=True) == "bfloat16"
