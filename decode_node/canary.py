@@ -84,7 +84,7 @@ class Canary:
     def _formats(self, peer: Peer) -> list[str]:
         """The dtypes that round between the prompt and its KV, here and there; each once."""
         engine = self._node.engine
-        here, there = (engine.weight_dtype, engine.kv_dtype), (peer.weight_format, peer.kv_dtype)
+        here, there = (engine.weight_format, engine.kv_dtype), (peer.weight_format, peer.kv_dtype)
         return list(dict.fromkeys((*here, *there)))
 
     def _sequence(self, compute_until: int | None) -> Sequence:

@@ -10,6 +10,7 @@ from pathlib import Path
 from ..config import EngineConfig, HandoffConfig
 from ..config.kv_dtypes import kv_dtype_of
 from ..errors import ModelError, PeerRefusedError, StartupError
+from ..handoff.plane.canary import coarsest
 from ..handoff.plane.messages import Event
 from ..kv.block_pool import BlockPool
 from ..kv.layout import heads_by_rank
@@ -52,7 +53,7 @@ class NodeEngine:
     name: str
     resolved: ResolvedEngine
     fingerprint: dict[str, str]
-    weight_dtype: str
+    weight_format: str  # the coarsest that weights are kept or computed in
     kv_dtype: str
     endpoints: list[tuple[str, str]]  # bulk and control of each rank
     curve_keys: list[str]  # public, one a rank; empty without CURVE
@@ -126,7 +127,7 @@ async def start_engine(
         name=config.served_model_name or display_name(config.model),
         resolved=resolved,
         fingerprint=fingerprint,
-        weight_dtype=formats.dtype,
+        weight_format=coarsest([formats.dtype, *source.block_formats()]),
         kv_dtype=formats.kv_dtype,
         endpoints=[(rank.bulk, rank.control) for rank in endpoints],
         curve_keys=[rank.key for rank in endpoints if rank.key],

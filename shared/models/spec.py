@@ -305,8 +305,7 @@ def fingerprint_fields(spec: DecoderSpec) -> dict[str, str]:
         **_fields_by_layer("mlp", [layer.mlp for layer in spec.layers]),
         **_rope_fields([layer.rope for layer in spec.layers]),
         "norms": _uniform_or_runs(layer.norms.value for layer in spec.layers),
-        # Some files have 32 bits of it: 9.999999747378752e-06.
-        "norm_eps": f"{spec.norm_eps:.6g}",
+        "norm_eps": repr(spec.norm_eps),
         "tie_embeddings": str(spec.tie_embeddings),
         "embedding_scale": repr(spec.embedding_scale),
         "logit_soft_cap": repr(spec.logit_soft_cap),

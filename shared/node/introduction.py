@@ -22,7 +22,7 @@ def introduction(engine: NodeEngine, identity: NodeIdentity) -> pb.Introduction:
         tensor_parallel_size=engine.world_size,
         block_size=engine.resolved.block_size,
         kv_dtype=engine.kv_dtype,
-        weight_format=engine.weight_dtype,
+        weight_format=engine.weight_format,
         curve_keys=engine.curve_keys,
     )
 

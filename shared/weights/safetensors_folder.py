@@ -74,6 +74,10 @@ class SafetensorsFolder:
         """See ``WeightSource``."""
         return str(self._slice(name).get_dtype())
 
+    def block_formats(self) -> frozenset[str]:
+        """See ``WeightSource``. Tensors of other formats are rejected when they are loaded."""
+        return frozenset()
+
     def shape(self, name: str) -> tuple[int, ...]:
         """See ``WeightSource``."""
         return tuple(self._slice(name).get_shape())

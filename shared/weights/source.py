@@ -55,6 +55,9 @@ class WeightSource(Protocol):
     def dtype(self, name: str) -> str:
         """A tensor's dtype (BF16, F16, F32, ...) or block format (Q8_0, ...)."""
 
+    def block_formats(self) -> frozenset[str]:
+        """The block formats of its tensors, by name; needs no context."""
+
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape. Reads nothing."""
 

@@ -166,7 +166,7 @@ class FakeNode:
             name="model",
             resolved=replace(LIMITS, num_blocks=blocks),
             fingerprint={"layers": "3"},
-            weight_dtype="float32",
+            weight_format="float32",
             kv_dtype="float32",
             endpoints=[("tcp://0.0.0.0:1", "tcp://0.0.0.0:2")] * RANKS,
             curve_keys=[],

@@ -26,13 +26,19 @@ PROMPT_TOKENS = 31
 # e4m3, which holds K and V but no activation, rounds by 2**-4, and its errors average out: 7e-2 in
 # the last layer, 0.4 where the weights are half as large again; this is three roundings. int8, with
 # a scale for each vector, rounds by 2**-8 of its largest value: 7e-2 in the last layer.
+# Quantised weights beside those that they were made of differ by 1e-2 in the first layer and 0.12
+# in the last in Q8_0, by 3e-2 and 0.31 in Q6_K, by 0.17 and 0.9 in four bits.
 # Other weights or another layout differ by about 1.5.
 _FIRST_LAYER = {
     "float32": 1e-4,
     "float16": 2.0**-8,
     "bfloat16": 2.0**-5,
     "int8": 2.0**-5,
+    "Q8_0": 2.0**-4,
     "float8_e4m3fn": 3 * 2.0**-4,
+    "Q6_K": 3 * 2.0**-4,
+    "Q4_1": 0.5,
+    "Q4_0": 0.5,
 }
 # If two experts score almost equally, rounding alone can send a token to the other one, after which
 # its KV differs completely. So behind a router, only the best-agreeing tenth of the tokens is
@@ -41,6 +47,8 @@ _FIRST_LAYER = {
 _ROUTED_PART = 0.1
 # In models of any depth, the difference that another layout makes must stay above the limit.
 _MOST = 0.75
+_FOUR_BITS = ("Q4_0", "Q4_1")
+_MOST_IN_FOUR_BITS = 1.1
 # Never divide by zero, the limit of an all-zero layer.
 _SMALLEST = 1e-30
 
@@ -71,12 +79,12 @@ def canary_prompt(vocab_size: int, max_model_len: int) -> list[int]:
 def tolerance(dtype: str, layer: int) -> float:
     """The limit for a layer. Rounding errors are independent, so they grow with the square root of
     the depth."""
-    return min(_FIRST_LAYER[dtype] * math.sqrt(layer + 1), _MOST)
+    most = _MOST_IN_FOUR_BITS if dtype in _FOUR_BITS else _MOST
+    return min(_FIRST_LAYER[dtype] * math.sqrt(layer + 1), most)
 
 
 def coarsest(formats: Iterable[str]) -> str:
-    """The dtype of weights and KV that rounds most. An unknown one (of quantised weights) counts as
-    the coarsest known."""
+    """The format of weights and KV that rounds most; an unknown one is taken for the coarsest."""
     worst = max(_FIRST_LAYER, key=lambda name: _FIRST_LAYER[name])
     known = (name if name in _FIRST_LAYER else worst for name in formats)
     return max(known, key=lambda name: _FIRST_LAYER[name])

@@ -81,6 +81,10 @@ class GGUFFile:
         """See ``WeightSource``."""
         return self._tensors[name].type.name
 
+    def block_formats(self) -> frozenset[str]:
+        """See ``WeightSource``."""
+        return frozenset(each.type.name for each in self._tensors.values() if each.type.values > 1)
+
     def shape(self, name: str) -> tuple[int, ...]:
         """See ``WeightSource``."""
         return self._tensors[name].shape

@@ -89,7 +89,7 @@ async def test_without_device_the_plan_follows_the_device_that_ranks_report(
     for kind in (CUDA, CPU):
         node, formats = await planned(monkeypatch, tmp_path, kind)
         resolved = node.resolved
-        assert formats == LoadFormats(node.weight_dtype, node.kv_dtype)
+        assert formats == LoadFormats(node.weight_format, node.kv_dtype)
         found[kind] = (node.kv_dtype, resolved.num_blocks, resolved.max_num_batched_tokens)
     blocks = (1 << 33) // (1 << 20)
     assert found[CUDA] == ("float16", int(blocks * 0.9), 2048)

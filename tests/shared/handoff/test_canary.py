@@ -110,10 +110,9 @@ def test_coarser_formats_allow_more(rounding: str, off: float) -> None:
 
 
 def test_another_layout_is_detected_in_deep_models_and_coarse_dtypes() -> None:
-    worst = _worst(
-        lambda layer, side, head, *at: _plain(layer, side, 1 - head, *at), "float8_e4m3fn"
-    )
-    assert worst.largest > tolerance("float8_e4m3fn", 1000)
+    for rounding in ("float8_e4m3fn", "Q4_0"):
+        worst = _worst(lambda layer, side, head, *at: _plain(layer, side, 1 - head, *at), rounding)
+        assert worst.largest > tolerance(rounding, 1000)
 
 
 def test_behind_a_router_some_tokens_may_differ_but_not_nearly_all() -> None:
@@ -134,7 +133,8 @@ def test_the_coarsest_format_counts_and_one_that_is_not_known_is_the_coarsest() 
     assert coarsest(["float32", "float32"]) == "float32"
     assert coarsest(["float16", "float32", "bfloat16"]) == "bfloat16"
     assert coarsest(["float8_e4m3fn", "bfloat16"]) == "float8_e4m3fn"
-    assert coarsest(["float32", "Q4_K"]) == "float8_e4m3fn"
+    assert coarsest(["bfloat16", "Q8_0", "Q6_K"]) == "Q6_K"
+    assert coarsest(["float32", "Q2_K"]) == coarsest(["Q4_1"]) == "Q4_1"
 
 
 def test_the_prompt_is_the_same_everywhere_and_fits():

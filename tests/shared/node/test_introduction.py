@@ -18,7 +18,7 @@ def told(**changes: object) -> pb.Introduction:
 
 
 def test_an_introduction_has_the_formats_of_weights_and_kv() -> None:
-    node = FakeNode("n", 1, weight_dtype="bfloat16", kv_dtype="float8_e4m3fn")
+    node = FakeNode("n", 1, weight_format="bfloat16", kv_dtype="float8_e4m3fn")
     mine = introduction(node.engine, node.identity)
     assert (mine.weight_format, mine.kv_dtype) == ("bfloat16", "float8_e4m3fn")
 
