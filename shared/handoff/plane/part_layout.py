@@ -61,8 +61,10 @@ class PartLayouts:
 
 
 def coverage_of(command: Expect | OpenSend, layout: Layout) -> Coverage:
-    """The cells of a part. A layer of which it has no head has none."""
+    """The cells of a part. A layer of which it has no bytes has none."""
     end = command.end_token
     firsts: Sequence[int] = command.first_tokens or [command.first_token] * len(layout)
-    wanted = [first if layer.heads else end for first, layer in zip(firsts, layout, strict=True)]
+    wanted = [
+        first if layer.token_bytes else end for first, layer in zip(firsts, layout, strict=True)
+    ]
     return Coverage(len(layout), command.first_token, end, wanted)

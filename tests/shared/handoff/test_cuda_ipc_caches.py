@@ -24,10 +24,10 @@ SPEC = DecoderSpec(
     hidden_size=8,
     layers=tuple(
         LayerSpec(
-            attention=AttentionSpec(num_heads=8, num_kv_heads=HEADS, head_dim=DIM),
+            attention=AttentionSpec(num_heads=8, num_kv_heads=HEADS, head_dim=DIM + 4 * layer),
             mlp=DenseSpec(intermediate=8),
         )
-        for _ in range(LAYERS)
+        for layer in range(LAYERS)
     ),
     norm_eps=1e-6,
     tie_embeddings=True,
