@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from .errors import ApiError
+from .errors import ApiError, invalid
 
 if TYPE_CHECKING:
     from ..shared.text.tokenizer import Tokenizer
 
+POSITIVE = ("top_p", "repetition_penalty")
 OVERRIDES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -45,8 +46,14 @@ class ServedModel:
         )
 
     def default(self, name: str, given: float | None, otherwise: float) -> float:
-        """A sampling parameter: as ``given``, else the model's default, else ``otherwise``."""
-        return self.defaults.get(name, otherwise) if given is None else given
+        """A sampling parameter: as ``given``, else the model's default, else ``otherwise``. Raises
+        ``RequestError`` for a default that no request may have."""
+        if given is not None:
+            return given
+        value = self.defaults.get(name, otherwise)
+        if name in POSITIVE and value <= 0:
+            raise invalid(f"Invalid value for '{name}': must be above 0.", name)
+        return value
 
     def check_name(self, name: str) -> None:
         """Raise ``ApiError`` 404 for another model. An empty name stands for the served one."""

@@ -62,9 +62,12 @@ class BodyModel(BaseModel):
         if not isinstance(body, dict):
             raise invalid("The request body must be a JSON object.")
         given = {name: value for name, value in body.items() if value is not None}
-        cls._check_names(given, ignored, within)
+        if not given.keys() <= cls.__pydantic_fields__.keys():
+            cls._check_names(given, ignored, within)
         try:
-            return cls.model_validate(given)
+            # model_validate does the same in half as much time again, for each message of a chat.
+            checked: Self = cls.__pydantic_validator__.validate_python(given)
+            return checked
         except ValidationError as error:
             raise to_request_error(error, given) from None
 
