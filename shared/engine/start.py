@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -95,11 +96,12 @@ async def start_engine(
     path = await in_thread(lambda: locate_model(config.model))  # it may be a long download
     source = open_source(path)
     spec = await in_thread(lambda: _read_spec(config, source))
-    fingerprint = await in_thread(lambda: model_fingerprint(spec, _tokenizer_of(source)))
     problem = tensor_parallel_problem(spec, config.world_size)
     if problem:
         raise ModelError(f"{path} cannot be split over {config.world_size} ranks: {problem}")
     ranks = MultiprocessExecutor(on_event, on_lost, load_seconds=config.load_timeout)
+    # While the ranks load: to read a large vocabulary takes half a second.
+    reading = asyncio.create_task(in_thread(lambda: model_fingerprint(spec, _tokenizer_of(source))))
     try:
         settings = [
             _rank_settings(config, identity, path, rank, data_plane)
@@ -109,7 +111,10 @@ async def start_engine(
         formats = _formats(config, spec, device)
         resolved = _resolve(config, spec, device, await ranks.load(formats))
         endpoints = await ranks.allocate(resolved.num_blocks)
+        fingerprint = await reading
     except BaseException:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
         await ranks.stop()
         raise
     core = EngineCore(
