@@ -21,6 +21,8 @@ PACKAGES = (
     "xxhash",
     "grpcio",
     "protobuf",
+    "fastapi",
+    "pydantic",
     "uvicorn",
     "pytest",
     "pytest-asyncio",

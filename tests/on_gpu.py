@@ -89,6 +89,7 @@ PARTS = (
         "tests/end_to_end/test_cuda_ipc.py",
         needs=(
             *_PLANE,
+            "fastapi",
             "grpc",
             "uvicorn",
             "httptools",

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from pydantic import BaseModel
 
 from ...shared.version import version
@@ -80,7 +80,7 @@ async def show_openapi(request: Request) -> Response:
     return JSONResponse(document)
 
 
-@router.get(METRICS, dependencies=HOST_CHECKED, response_class=Response)
+@router.get(METRICS, dependencies=HOST_CHECKED, response_class=PlainTextResponse)
 async def metrics(services: RouterServices) -> Response:
     """Metrics in Prometheus' text format.
 

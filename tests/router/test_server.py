@@ -62,7 +62,7 @@ def test_a_router_starts_light(tmp_path: Path) -> None:
     )
     megabytes, *heavy = made.stdout.split()
     assert not heavy
-    assert int(megabytes) < 150
+    assert int(megabytes) < 120
 
 
 async def test_a_router_with_a_token_requires_it_and_counts_calls_without(
