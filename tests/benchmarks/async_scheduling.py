@@ -6,7 +6,8 @@ Both engines live in the same process, each with its own rank, and take turns: a
 after the other, in alternating order, and the ratio is the median over the rounds' own ratios. The
 models are the built-in one, whose steps are so short that the scheduler's share of them is large,
 and one of 42 million random weights. On a CPU a rank has one thread, which leaves the head a core,
-or two, which leave it none.
+or two, which leave it none; the head's CPU time in a step is given beside the rank's, because it is
+all that planning ahead can save, and a busy machine changes it little.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tandem import Engine, EngineConfig, SamplingParams
 
 from .random_model import QWEN3_42M, write_random_model
@@ -27,6 +30,7 @@ from .report import write
 
 BATCHES = (1, 8, 32)
 PROMPT, TOKENS = 16, 64
+CPU_ROUNDS = 4
 ON, OFF = "on", "off"
 
 
@@ -66,6 +70,30 @@ def compare(engines: dict[str, Engine], batch: int, rounds: int) -> tuple[float,
     return statistics.median(rates[ON]), statistics.median(rates[OFF]), statistics.median(ratios)
 
 
+def cpu_row(one: Engine, batch: int, name: str) -> dict[str, Any]:
+    """The head's CPU time in a step, in turn, against the rank's."""
+    assert one._thread is not None
+    core = one._thread.runner.engine.core
+    own = psutil.Process()
+    ranks = [p for p in own.children() if "tandem.shared.engine.rank.process" in p.cmdline()]
+
+    def spent() -> tuple[float, float, int]:
+        seconds = [sum(process.cpu_times()[:2]) for process in (own, *ranks)]
+        return seconds[0], sum(seconds[1:]), core.counters.steps
+
+    before = spent()
+    for _ in range(CPU_ROUNDS):
+        rate(one, batch)
+    head, rank, steps = (after - was for after, was in zip(spent(), before, strict=True))
+    return {
+        "metric": f"CPU time of the head in a step of {batch} streams, {name}",
+        "value": 1e3 * head / steps,
+        "unit": "ms",
+        "against": f"its rank's ({1e3 * rank / steps:.1f} ms)",
+        "ratio": head / rank,
+    }
+
+
 def rows_of(
     name: str, model: str, device: str, threads: int | None, rounds: int
 ) -> Iterator[dict[str, Any]]:
@@ -85,6 +113,8 @@ def rows_of(
                 "against": f"planned in turn ({in_turn:.0f} tok/s)",
                 "ratio": ratio,
             }
+            if threads == 1:
+                yield cpu_row(engines[OFF], batch, name)
 
 
 def main() -> None:

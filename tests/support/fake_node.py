@@ -15,6 +15,7 @@ from tandem.shared.engine.executor import MultiprocessExecutor
 from tandem.shared.engine.messages import KVStream
 from tandem.shared.engine.plan import Sampled, StepPlan, StepResult
 from tandem.shared.engine.scheduling.scheduler import Scheduler
+from tandem.shared.engine.scheduling.steps_in_flight import MAX_STEPS
 from tandem.shared.engine.start import NodeEngine, NodeIdentity
 from tandem.shared.handoff.inbox import Inbox
 from tandem.shared.handoff.plane.messages import (
@@ -155,7 +156,7 @@ class FakeNode:
             max_model_len=LIMITS.max_model_len,
             max_waiting=8,
         )
-        self.core = EngineCore(self.scheduler, self.ranks)
+        self.core = EngineCore(self.scheduler, self.ranks, max_steps=MAX_STEPS)
         self.metrics = NodeMetrics(self.core, self.ranks.inbox.stats, name)
         self.identity = NodeIdentity(name, epoch)
         self.engine = NodeEngine(
