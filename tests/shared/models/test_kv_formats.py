@@ -24,6 +24,7 @@ from ... import tiny_models
 from .test_parity import (
     BLOCK,
     STEPS,
+    compiled_operators,
     consecutive,
     greedy,
     prompt_of,
@@ -128,18 +129,32 @@ def test_half_weights_may_have_a_float32_cache(model_root: Path) -> None:
     assert not torch.equal(got["float32"], got["auto"])
 
 
-def test_fp8_in_chunks_and_over_scattered_blocks_gives_the_same_tokens(model_root: Path) -> None:
+@pytest.mark.parametrize("spelling", ["fp8", "int8"])
+def test_bytes_in_chunks_over_scattered_blocks_and_compiled_give_the_same_tokens(
+    model_root: Path, spelling: str
+) -> None:
     folder = tiny_models.cached("qwen3", model_root)
     runs = [
         greedy(
-            build_runner(folder, dtype="float32", kv_dtype="fp8", block_size=BLOCK, num_blocks=60),
+            build_runner(
+                folder,
+                dtype="float32",
+                kv_dtype=spelling,
+                block_size=BLOCK,
+                num_blocks=60,
+                operators=operators,
+            ),
             prompt_of(50),
             table,
             chunk,
         )
-        for table, chunk in ((consecutive(0, 70), 10_000), (consecutive(9, 70)[::-1], 7))
+        for table, chunk, operators in (
+            (consecutive(0, 70), 10_000, None),
+            (consecutive(9, 70)[::-1], 7, None),
+            (consecutive(9, 70)[::-1], 7, compiled_operators()),
+        )
     ]
-    assert runs[0] == runs[1] and len(set(runs[0])) > STEPS // 2
+    assert runs[0] == runs[1] == runs[2] and len(set(runs[0])) > STEPS // 2
 
 
 class Canary:
