@@ -5,7 +5,7 @@ O outputs, I inputs, S groups of neighbouring inputs that share a scale.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -43,6 +43,13 @@ class GroupedCodes:
     def halves(self) -> bool:
         """True if a byte has two codes."""
         return self.codes.dtype == torch.uint8
+
+    def part(self, outputs: slice) -> GroupedCodes:
+        """Some of the outputs."""
+        minimums = None if self.minimums is None else self.minimums[outputs]
+        return replace(
+            self, codes=self.codes[outputs], scales=self.scales[outputs], minimums=minimums
+        )
 
     def values(self) -> torch.Tensor:
         """The weight in fp32, [O, I]."""

@@ -6,10 +6,15 @@ import torch
 
 from ..attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
 from ..batched_decode import DecodeKernel, batched_attention, log_fallback
+from ..block_formats import BlockFormat
+from ..operators import Linear
+from ..quantized import QuantizedWeight, grouped_codes
 from ..reference.attention import paged_attention
 from ..reference.operators import ReferenceOperators
+from ..reference.quantized_linear import multiply_decoded
 from ..scaled import INT8, CachedKV, ScaledKV
-from . import decode_trial
+from . import decode_trial, quantized_trial
+from .quantized_trial import MOST_ROWS
 
 
 class GpuOperators(ReferenceOperators):
@@ -20,6 +25,18 @@ class GpuOperators(ReferenceOperators):
 
     def __init__(self, *, triton_required: bool = False) -> None:
         self._triton_required = triton_required
+
+    def prepare_quantized(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> Linear:
+        """See ``Operators``. Keeps codes and scales apart, so that a GPU reads whole words."""
+        kind, codes = weight.format, grouped_codes(weight)
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            if not 0 < len(x) <= MOST_ROWS or not _triton_for(kind, x.dtype, x.device):
+                return multiply_decoded(x, codes, bias)
+            out = quantized_trial.triton_multiply(x, codes)
+            return out if bias is None else out + bias.to(out.dtype)
+
+        return run
 
     def prepare_batched_decode(self, config: AttentionConfig) -> bool:
         """See ``Operators``."""
@@ -51,3 +68,8 @@ class GpuOperators(ReferenceOperators):
             self.decode_kernel,
             paged_attention,
         )
+
+
+def _triton_for(kind: BlockFormat, dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether Triton multiplies this format here."""
+    return device.type == "cuda" and quantized_trial.works(kind, dtype, device)

@@ -6,10 +6,26 @@ import torch
 import torch.nn.functional as F
 
 from ..operators import Linear
-from ..quantized import QuantizedWeight, dequantize
+from ..quantized import GroupedCodes, QuantizedWeight, dequantize
 
 # Weights that are brought to fp32 at a time: 4 MB.
 _PIECE = 1 << 20
+# The same on a GPU: 64 MB.
+_DECODED = 1 << 24
+
+
+def multiply_decoded(
+    x: torch.Tensor, weight: GroupedCodes, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """The product with a weight whose codes are kept apart, in x's dtype."""
+    outputs, inputs = len(weight.codes), weight.scales.shape[1] * weight.group
+    step = max(1, _DECODED // inputs)
+    out = x.new_empty(x.shape[0], outputs)
+    for first in range(0, outputs, step):
+        rows = slice(first, first + step)
+        part_bias = None if bias is None else bias[rows].to(x.dtype)
+        out[:, rows] = F.linear(x, weight.part(rows).values().to(x.dtype), part_bias)
+    return out
 
 
 def prepare_quantized(weight: QuantizedWeight, bias: torch.Tensor | None) -> Linear:

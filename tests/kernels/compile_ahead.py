@@ -1,4 +1,4 @@
-"""Compiles the decode kernels to machine code for GPUs of several generations, without one:
+"""Compiles the Triton kernels to machine code for GPUs of several generations, without one:
 
     python -m tandem.tests.kernels.compile_ahead
 
@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from tandem.kernels.block_formats import BLOCK_FORMATS
 from tandem.kernels.fp8 import FP8
-from tandem.kernels.gpu import paged_decode
+from tandem.kernels.gpu import paged_decode, quantized_linear
+from tandem.kernels.quantized import QuantizedWeight, grouped_codes
 
 GENERATIONS = (80, 90, 100)
 # Every generation's programs may have at least this much, also on consumers' GPUs.
@@ -39,9 +42,9 @@ FLOAT32_STACK = 16
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 POINTERS = {"table": "*i32", "parts_RHSD": "*fp32", "weights_RHS": "*fp32"}
 # Multiples of 16 for every model that is served, so the compiler may load 16 bytes at a time.
-STRIDES = ("q_row", "q_head", "cache_head", "cache_slot", "out_row", "out_head")
+STRIDES = ("q_row", "q_head", "cache_head", "cache_slot", "out_row", "out_head", "inputs")
 # The wrapper keeps Triton from compiling anew for each value of these.
-UNSPECIALIZED = ("splits", "table_stride")
+UNSPECIALIZED = ("splits", "table_stride", "rows", "outputs")
 TYPES = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
@@ -145,6 +148,27 @@ def programs(generation: int) -> Iterator[tuple[str, Usage]]:
             )
 
 
+def products(generation: int) -> Iterator[tuple[str, Usage]]:
+    """The product with each format of quantised weights, compiled."""
+    for kind in BLOCK_FORMATS.values():
+        blocks = torch.zeros(1, kind.nbytes, dtype=torch.uint8)
+        weight = grouped_codes(QuantizedWeight(kind, blocks))
+        codes = "*u8" if weight.halves else "*i8"
+        scales = TYPES[weight.scales.dtype]
+        fixed = {"codes": codes, "scales_OS": scales, "minimums_OS": scales}
+        for dtype, rows in ((torch.bfloat16, 1), (torch.bfloat16, 64), (torch.float32, 1)):
+            types = fixed | {"x_RI": TYPES[dtype], "out_RO": TYPES[dtype]}
+            constants = quantized_linear.constants(weight, rows, dtype)
+            usage = compiled(
+                quantized_linear._multiply,
+                generation,
+                types,
+                constants,
+                quantized_linear.OPTIONS,
+            )
+            yield f"multiply {kind.name} {TYPES[dtype][1:]} {rows}", usage
+
+
 def check(name: str, usage: Usage) -> list[str]:
     """List the problems of a compiled kernel."""
     wrong = []
@@ -162,7 +186,7 @@ def check(name: str, usage: Usage) -> list[str]:
 def main() -> int:
     failed = False
     for generation in GENERATIONS:
-        for name, usage in programs(generation):
+        for name, usage in chain(programs(generation), products(generation)):
             wrong = check(name, usage)
             failed = failed or bool(wrong)
             print(generation, f"{name}: {usage}", *(f"FAILED: {each}" for each in wrong), sep="  ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tandem.kernels.operators import Operators
 from tandem.kernels.reference.operators import ReferenceOperators
 from tandem.shared.engine.plan import SequenceStep
 from tandem.shared.models.batch import build_batch
+from tandem.shared.models.load import load_model
 from tandem.shared.weights.source import read_spec
 from tandem.tests import tiny_models
 from tandem.tests.support.gguf_files import dequantised, write_gguf
@@ -148,3 +150,19 @@ def test_a_quantised_file_runs_in_float32_on_a_cpu(root: Path) -> None:
     assert spec.dtype_for("auto", on_cpu=True) == "float32"
     assert spec.dtype_for("auto", on_cpu=False) == "bfloat16"
     assert spec.dtype_for("bfloat16", on_cpu=True) == "bfloat16"
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0"])
+def test_a_load_needs_the_result_and_a_layer(root: Path, kind: str) -> None:
+    """Bytes that torch allocates, at any moment of a load."""
+    folder = checkpoint(root, "qwen3", hidden_size=256, intermediate_size=1024, num_hidden_layers=8)
+    file = write_gguf(folder, root / f"peak-{kind}.gguf", kind)
+    load_model(file)  # packed products are tried once
+    with torch.profiler.profile(profile_memory=True) as profile:
+        model = load_model(file)
+    events = profile.profiler.kineto_results.events()
+    sizes = [event for event in events if event.name() == "[memory]"]
+    sizes.sort(key=lambda event: event.start_ns())
+    held = list(accumulate(event.nbytes() for event in sizes))
+    assert len(model.layers) == 8 and held[-1] > 0.9 * file.stat().st_size
+    assert max(held) - held[-1] <= file.stat().st_size / 8

@@ -1,0 +1,117 @@
+"""Triton product of a few rows with a quantised weight, decoded in registers.
+
+    x [R, I]   codes, scales, minimums of ``GroupedCodes``   ->   out [R, O], in x's dtype
+
+A program takes some outputs and all inputs, and multiplies all rows with each tile that it decodes.
+Sums are fp32; products are taken in x's dtype.
+
+R rows, I inputs, O outputs, S groups of neighbouring inputs that share a scale.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ..quantized import GroupedCodes
+from .quantized_trial import MOST_ROWS
+
+# A tensor core multiplies no fewer rows.
+_LEAST = 16
+# Outputs of a tile, and bytes of its codes by the size of x's numbers: float32 is multiplied
+# without tensor cores, from registers.
+_OUTPUTS = 32
+_BYTES = {2: 64, 4: 32}
+# Options of compilation.
+OPTIONS = {"num_warps": 4, "num_stages": 2}
+
+
+def constants(weight: GroupedCodes, rows: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Compile-time constants of ``_multiply``."""
+    return {
+        "HALVES": weight.halves,
+        "GROUP": weight.group,
+        "ZERO": weight.zero,
+        "HAS_MINIMUM": weight.minimums is not None,
+        "ROWS": max(_LEAST, triton.next_power_of_2(rows)),
+        "OUTPUTS": _OUTPUTS,
+        "BYTES": _BYTES[dtype.itemsize],
+    }
+
+
+def multiply(x_RI: torch.Tensor, weight: GroupedCodes) -> torch.Tensor:
+    """Multiply at most ``MOST_ROWS`` rows."""
+    rows, outputs = len(x_RI), len(weight.codes)
+    assert 0 < rows <= MOST_ROWS and x_RI.shape[1] == weight.scales.shape[1] * weight.group
+    x_RI = x_RI.contiguous()
+    out_RO = x_RI.new_empty(rows, outputs)
+    minimums = weight.scales if weight.minimums is None else weight.minimums
+    _multiply[(triton.cdiv(outputs, _OUTPUTS),)](
+        x_RI,
+        weight.codes,
+        weight.scales,
+        minimums,
+        out_RO,
+        rows,
+        outputs,
+        x_RI.shape[1],
+        **constants(weight, rows, x_RI.dtype),
+        **OPTIONS,
+    )
+    return out_RO
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _multiply(
+    x_RI: tl.tensor,
+    codes: tl.tensor,
+    scales_OS: tl.tensor,
+    minimums_OS: tl.tensor,
+    out_RO: tl.tensor,
+    rows: tl.tensor,
+    outputs: tl.tensor,
+    inputs: tl.tensor,
+    HALVES: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZERO: tl.constexpr,
+    HAS_MINIMUM: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    BYTES: tl.constexpr,
+) -> None:
+    """Multiply all rows with some outputs."""
+    row = tl.arange(0, ROWS)
+    output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    there = output < outputs
+    # Bytes of a row of codes, and of a group.
+    width = inputs // 2 if HALVES else inputs
+    group_bytes = GROUP // 2 if HALVES else GROUP
+    groups = inputs // GROUP
+    total = tl.zeros((ROWS, OUTPUTS), tl.float32)
+    for first in range(0, width, BYTES):
+        at = first + tl.arange(0, BYTES)
+        inside = there[:, None] & (at < width)[None, :]
+        place = output[:, None].to(tl.int64) * width + at[None, :]
+        code = tl.load(codes + place, mask=inside, other=0)
+        group = at // group_bytes
+        scale_at = output[:, None].to(tl.int64) * groups + group[None, :]
+        scale = tl.load(scales_OS + scale_at, mask=inside, other=0).to(tl.float32)
+        least = tl.zeros((OUTPUTS, BYTES), tl.float32)
+        if HAS_MINIMUM:
+            least = tl.load(minimums_OS + scale_at, mask=inside, other=0).to(tl.float32)
+        column = group * GROUP + at % group_bytes if HALVES else at
+        for half in tl.static_range(2 if HALVES else 1):
+            number = code
+            if HALVES:
+                number = (code >> (4 * half)) & 15
+            weight = scale * (number.to(tl.float32) - ZERO) + least
+            here = column + half * group_bytes
+            taken = (row < rows)[:, None] & (at < width)[None, :]
+            x = tl.load(x_RI + row[:, None] * inputs + here[None, :], mask=taken, other=0)
+            total = tl.dot(x, tl.trans(weight.to(x.dtype)), total, input_precision="ieee")
+    written = (row < rows)[:, None] & there[None, :]
+    place = row[:, None].to(tl.int64) * outputs + output[None, :]
+    tl.store(out_RO + place, total.to(out_RO.dtype.element_ty), mask=written)

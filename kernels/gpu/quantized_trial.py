@@ -1,0 +1,59 @@
+"""Trial of the Triton product with quantised weights, before it is relied on."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+
+from ..block_formats import BlockFormat
+from ..quantized import GroupedCodes, QuantizedWeight, dequantize, grouped_codes
+
+log = logging.getLogger("tandem.kernels")
+
+# The most rows that are multiplied by Triton; more are by torch, with decoded weights.
+MOST_ROWS = 64
+
+
+def triton_multiply(x: torch.Tensor, weight: GroupedCodes) -> torch.Tensor:
+    """``multiply``, importing Triton on demand."""
+    from .quantized_linear import multiply
+
+    return multiply(x, weight)
+
+
+@cache
+def works(kind: BlockFormat, dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether the product compiles and is correct on this device; log why if it is not."""
+    try:
+        worst = largest_error(kind, dtype, device)
+        reason = "" if worst < limit(dtype) else f"its results are {worst:g} off"
+    except Exception as error:  # Triton has its own for every way of failing
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    if reason:
+        log.warning("%s is decoded for each product, because of Triton: %s", kind.name, reason)
+    return not reason
+
+
+def limit(dtype: torch.dtype) -> float:
+    """The rounding error allowed in results of magnitude one."""
+    return 1e-3 if dtype == torch.float32 else 0.05
+
+
+def largest_error(kind: BlockFormat, dtype: torch.dtype, device: torch.device) -> float:
+    """The largest difference from the reference, for results of magnitude one."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (99, 2 * 256 // kind.values * kind.nbytes)
+    blocks = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    # These bytes are 0.05 as a scale or a minimum, which are last in large blocks, else first.
+    places = slice(-2, None) if kind.values == 256 else slice(0, 4)
+    blocks.view(99, -1, kind.nbytes)[..., places] = 0x2A
+    weight = QuantizedWeight(kind, blocks.to(device))
+    x = torch.randn(5, weight.inputs, generator=generator).to(device, dtype)
+    dense = dequantize(weight)
+    size = dense.norm(dim=1).max()
+    found = triton_multiply(x, grouped_codes(weight)).float() / size
+    expected = F.linear(x.float(), dense) / size
+    return float((found - expected).abs().nan_to_num(torch.inf).max())

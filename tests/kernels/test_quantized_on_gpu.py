@@ -1,0 +1,70 @@
+"""The Triton product with quantised weights against the reference: on a GPU if there is one, else
+as Triton interprets it. Without Triton it is skipped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.kernels.block_formats import BLOCK_FORMATS
+from tandem.kernels.gpu import quantized_trial
+from tandem.kernels.gpu.operators import GpuOperators
+from tandem.kernels.gpu.quantized_trial import MOST_ROWS, largest_error, limit, works
+from tandem.kernels.quantized import QuantizedWeight, dequantize, grouped_codes
+from tandem.tests.kernels.test_quantized import random_weight
+
+pytest.importorskip("triton")
+
+from tandem.kernels.gpu.quantized_linear import multiply
+
+INTERPRETED = not torch.cuda.is_available()
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+FORMATS = sorted(BLOCK_FORMATS)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 19, MOST_ROWS])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_product_is_that_of_the_values(name: str, rows: int) -> None:
+    torch.manual_seed(0)
+    kind = BLOCK_FORMATS[name]
+    weight = random_weight(kind, 45, 3 if kind.values == 32 else 1)
+    weight = QuantizedWeight(kind, weight.blocks.to(DEVICE))
+    x = torch.randn(rows, weight.inputs, device=DEVICE)
+    expected = x @ dequantize(weight).T
+    found = multiply(x, grouped_codes(weight))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_trial_passes(name: str) -> None:
+    error = largest_error(BLOCK_FORMATS[name], torch.float32, DEVICE)
+    assert 0 <= error < limit(torch.float32)
+
+
+def test_a_product_that_is_wrong_is_not_relied_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kind = BLOCK_FORMATS["Q8_0"]
+    works.cache_clear()
+
+    def wrong(x: torch.Tensor, weight: Any) -> torch.Tensor:
+        return x.new_zeros(len(x), len(weight.codes))
+
+    monkeypatch.setattr(quantized_trial, "triton_multiply", wrong)
+    assert not works(kind, torch.float32, DEVICE)
+    assert "Q8_0 is decoded for each product, because of Triton: its results are" in caplog.text
+    works.cache_clear()
+
+
+@pytest.mark.parametrize("rows", [0, 1, MOST_ROWS, MOST_ROWS + 1])
+def test_operators_take_any_number_of_rows(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = random_weight(BLOCK_FORMATS["Q4_1"], 45, 3)
+    weight = QuantizedWeight(weight.format, weight.blocks.to(DEVICE))
+    bias = torch.linspace(-1, 1, 45, device=DEVICE)
+    monkeypatch.setattr("tandem.kernels.gpu.operators._triton_for", lambda *_: True)
+    x = torch.randn(rows, weight.inputs, device=DEVICE)
+    found = GpuOperators().prepare_quantized(weight, bias)(x)
+    expected = torch.nn.functional.linear(x, dequantize(weight), bias)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
