@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import Any, NamedTuple
 
 from fastapi import APIRouter, FastAPI
@@ -55,15 +56,21 @@ APIS = (
 class _Routes(FastAPI):
     """FastAPI without its own answers to errors, which ``App`` gives."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._documenting = Lock()
+
     def build_middleware_stack(self) -> ASGIApp:
         return AsyncExitStackMiddleware(self.router)
 
     def openapi(self) -> dict[str, Any]:
-        if self.openapi_schema is None:
-            document = super().openapi()
-            schemas = components(model for api in APIS for model in api.models)
-            document["components"]["schemas"] |= schemas
-        return super().openapi()
+        """The document, made once; several threads may ask for it at first."""
+        with self._documenting:
+            if self.openapi_schema is None:
+                document = super().openapi()
+                schemas = components(model for api in APIS for model in api.models)
+                document["components"]["schemas"] |= schemas
+            return super().openapi()
 
 
 class App:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +61,12 @@ async def test_the_document_is_valid_and_every_reference_leads_somewhere(tmp_pat
     assert text.count('"$ref"') == sum(
         text.count(f'"#/components/schemas/{name}"') for name in schemas
     )
+
+
+async def test_requests_at_the_same_time_get_the_same_document(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        documents = await asyncio.gather(*(c.client.get("/openapi.json") for _ in range(8)))
+    assert len({document.content for document in documents}) == 1
 
 
 async def test_every_route_is_documented_and_every_documented_route_exists(tmp_path: Path) -> None:
