@@ -21,6 +21,8 @@ VERSIONS = (2, 3)
 # Far above what any published model has.
 MAX_ELEMENTS = 1 << 21
 MAX_KEY = 1 << 16
+MAX_HEADER = 1 << 28
+MAX_EXPERTS = 1 << 12
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1 << 20
 # The fewest bytes of an entry: the name's length, then type and value, or dimensions and offset.
@@ -115,6 +117,10 @@ class _HeaderReader:
         if kind is None:
             known = ", ".join(each.name for each in TENSOR_TYPES.values())
             raise self._invalid(f"{name} is of type {type_name(number)}; supported: {known}")
+        if len(shape) > 2 and shape[0] > MAX_EXPERTS:
+            raise self._invalid(
+                f"{name} is {shape[0]} matrices; at most {MAX_EXPERTS} are supported"
+            )
         if min(shape) < 1 or shape[-1] % kind.values:
             raise self._invalid(
                 f"{name} has shape {list(shape)}, whose rows are no blocks of {kind.values}"
@@ -184,6 +190,8 @@ class _HeaderReader:
     def _take(self, count: int, purpose: str) -> bytes:
         if count > self._size - self._at:
             raise self._truncated(purpose, self._at + count)
+        if self._at + count > MAX_HEADER:
+            raise self._invalid(f"its header is longer than {MAX_HEADER} bytes")
         data = self._file.read(count)
         if len(data) < count:
             raise self._truncated(purpose, self._at + count)

@@ -108,6 +108,10 @@ PADDING = bytes(256)
         ),
         (start(tensors=1) + tensor(shape=()) + PADDING, "a has 0 dimensions, not 1 to 4"),
         (start(tensors=1) + tensor(shape=(1,) * 5) + PADDING, "a has 5 dimensions, not 1 to 4"),
+        (
+            start(tensors=1) + tensor(shape=(1, 1, 4097)) + PADDING,
+            "a is 4097 matrices; at most 4096 are supported",
+        ),
         (start(tensors=1) + tensor(kind=12) + PADDING, "a is of type Q4_K; supported: F32, F16"),
         (start(tensors=1) + tensor(kind=777) + PADDING, "a is of type 777; supported: F32, F16"),
         (start(tensors=1) + tensor(shape=(33, 2), kind=8) + PADDING, "rows are no blocks of 32"),
@@ -120,6 +124,12 @@ PADDING = bytes(256)
 )
 def test_a_file_that_is_not_whole_says_so(tmp_path: Path, content: bytes, reason: str) -> None:
     assert reason in refusal(tmp_path, content)
+
+
+def test_a_header_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(header, "MAX_HEADER", 1000)
+    content = start(entries=1) + entry("a", 8, struct.pack("<Q", 2000) + bytes(2000))
+    assert "its header is longer than 1000 bytes" in refusal(tmp_path, content)
 
 
 def test_a_file_cut_anywhere_is_truncated(tmp_path: Path, whole: bytes) -> None:
