@@ -7,7 +7,8 @@ after the other, in alternating order, and the ratio is the median over the roun
 models are the built-in one, whose steps are so short that the scheduler's share of them is large,
 and one of 42 million random weights. On a CPU a rank has one thread, which leaves the head a core,
 or two, which leave it none; the head's CPU time in a step is given beside the rank's, because it is
-all that planning ahead can save, and a busy machine changes it little.
+all that planning ahead can save, and a busy machine changes it little. ``--rounds 0`` gives only
+these.
 """
 
 from __future__ import annotations
@@ -70,6 +71,18 @@ def compare(engines: dict[str, Engine], batch: int, rounds: int) -> tuple[float,
     return statistics.median(rates[ON]), statistics.median(rates[OFF]), statistics.median(ratios)
 
 
+def speed_row(engines: dict[str, Engine], batch: int, rounds: int, name: str) -> dict[str, Any]:
+    ahead, in_turn, ratio = compare(engines, batch, rounds)
+    print(f"{name}, {batch} streams: {ahead:.0f} / {in_turn:.0f} = {ratio:.3f}", flush=True)
+    return {
+        "metric": f"decoding {batch} streams with steps planned ahead, {name}",
+        "value": ahead,
+        "unit": "tok/s",
+        "against": f"planned in turn ({in_turn:.0f} tok/s)",
+        "ratio": ratio,
+    }
+
+
 def cpu_row(one: Engine, batch: int, name: str) -> dict[str, Any]:
     """The head's CPU time in a step, in turn, against the rank's."""
     assert one._thread is not None
@@ -104,15 +117,8 @@ def rows_of(
         }
         where = "GPU" if threads is None else f"{threads} threads" if threads > 1 else "1 thread"
         for batch in BATCHES:
-            ahead, in_turn, ratio = compare(engines, batch, rounds)
-            print(f"{name}, {where}, {batch} streams: {ahead:.0f} / {in_turn:.0f} = {ratio:.3f}")
-            yield {
-                "metric": f"decoding {batch} streams with steps planned ahead, {name}, {where}",
-                "value": ahead,
-                "unit": "tok/s",
-                "against": f"planned in turn ({in_turn:.0f} tok/s)",
-                "ratio": ratio,
-            }
+            if rounds:
+                yield speed_row(engines, batch, rounds, f"{name}, {where}")
             if threads == 1:
                 yield cpu_row(engines[OFF], batch, name)
 
