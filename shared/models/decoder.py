@@ -12,7 +12,7 @@ from ..errors import StartupError
 from .batch import ForwardBatch
 from .layers.attention import Attention
 from .layers.ffn import DenseMLP
-from .layers.linear_method import LinearPart, choose_method
+from .layers.linear_method import LinearPart, choose_table
 from .layers.mla import LatentAttention
 from .layers.moe import MoE
 from .layers.norm import RMSNorm
@@ -58,7 +58,7 @@ class VocabParallel:
         part = LinearPart(
             place.name("weight"), (vocab, self.mine), (hidden, range(hidden)), padding
         )
-        self.method = choose_method(place, [part])
+        self.method = choose_table(place, part)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Look up the rows of tokens."""

@@ -40,9 +40,11 @@ def write_gguf(
     file: Path,
     kind: str = "F32",
     *,
+    others: dict[str, str] | None = None,
     change: Callable[[gguf.GGUFWriter], None] | None = None,
 ) -> Path:
-    """Convert a checkpoint; its matrices become ``kind``. ``change`` adds metadata or tensors."""
+    """Convert a checkpoint; its matrices become ``kind``, but for those whose names have a part of
+    ``others``. ``change`` adds metadata or tensors."""
     config = json.loads((folder / "config.json").read_text())
     family = config["model_type"]
     architecture = _ARCHITECTURES[family]
@@ -54,7 +56,8 @@ def write_gguf(
     for name, weight in weights.items():
         theirs = names.get_name(name, (".weight", ".bias"))
         assert theirs is not None, name
-        _add_tensor(writer, theirs, _stored(name, weight, config).numpy(), kind)
+        own = [other for part, other in (others or {}).items() if part in theirs]
+        _add_tensor(writer, theirs, _stored(name, weight, config).numpy(), *own[:1] or [kind])
     _add_rope_factors(writer, config)
     if change is not None:
         change(writer)

@@ -57,9 +57,6 @@ class LinearMethod(Protocol):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x @ weight.T + bias``."""
 
-    def rows(self, indices: torch.Tensor) -> torch.Tensor:
-        """Rows of the weights: embeddings. Before ``finish_loading``, or with ``keep_rows``."""
-
     def take_weight(self) -> torch.Tensor:
         """Remove the loaded weight, for an owner that computes with dense weights itself."""
 
@@ -67,13 +64,22 @@ class LinearMethod(Protocol):
 def choose_method(place: WeightPlacement, parts: Sequence[LinearPart]) -> LinearMethod:
     """The method of some weights, by the formats of their checkpoint: neighbours of one format are
     merged."""
-    methods: list[DenseMethod | QuantizedMethod] = []
-    for format, merged in groupby(parts, lambda part: _format(place, part)):
-        if format is None:
-            methods.append(DenseMethod(place, list(merged)))
-        else:
-            methods.append(QuantizedMethod(place, list(merged), format))
+    methods = [
+        _method(place, list(merged), format)
+        for format, merged in groupby(parts, lambda part: _format(place, part))
+    ]
     return methods[0] if len(methods) == 1 else MixedMethod(methods)
+
+
+def choose_table(place: WeightPlacement, part: LinearPart) -> DenseMethod | QuantizedMethod:
+    """The method of one weight, whose rows can be looked up."""
+    return _method(place, [part], _format(place, part))
+
+
+def _method(
+    place: WeightPlacement, parts: Sequence[LinearPart], format: BlockFormat | None
+) -> DenseMethod | QuantizedMethod:
+    return DenseMethod(place, parts) if format is None else QuantizedMethod(place, parts, format)
 
 
 def _format(place: WeightPlacement, part: LinearPart) -> BlockFormat | None:
@@ -110,7 +116,7 @@ class DenseMethod:
         return self._linear(x)
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
-        """See ``LinearMethod``."""
+        """Rows of the weight: embeddings. Before ``finish_loading``, or with ``keep_rows``."""
         return F.embedding(indices, self.weight).to(self.activations)
 
     def take_weight(self) -> torch.Tensor:
@@ -128,6 +134,7 @@ class QuantizedMethod:
     ) -> None:
         self.parts = parts
         self.format = format
+        self.dtype = place.dtype
         self.operators = place.operators
         self.activations = place.activations
         self.height = _height(parts)
@@ -152,13 +159,15 @@ class QuantizedMethod:
         return self._linear(x)
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
-        """See ``LinearMethod``."""
+        """Rows of the weight: embeddings. Before ``finish_loading``, or with ``keep_rows``."""
         chosen = QuantizedWeight(self.format, self.blocks[indices])
         return dequantize(chosen).to(self.activations)
 
     def take_weight(self) -> torch.Tensor:
         """See ``LinearMethod``."""
-        raise NotImplementedError(f"no operator takes dense weights from {self.format.name}")
+        blocks = self.blocks
+        del self.blocks
+        return dequantize(QuantizedWeight(self.format, blocks)).to(self.dtype)
 
 
 class MixedMethod:
@@ -181,13 +190,9 @@ class MixedMethod:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([each(x) for each in self.methods], dim=-1)
 
-    def rows(self, indices: torch.Tensor) -> torch.Tensor:
-        """See ``LinearMethod``."""
-        raise NotImplementedError("embeddings are one weight, of one format")
-
     def take_weight(self) -> torch.Tensor:
         """See ``LinearMethod``."""
-        raise NotImplementedError("no operator takes dense weights from several formats")
+        return torch.cat([each.take_weight() for each in self.methods])
 
 
 def _height(parts: Sequence[LinearPart]) -> int:

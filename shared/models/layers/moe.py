@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from ....kernels.operators import Experts, Linear
-from ..parallel import WeightPlacement, WeightSlot, all_dense, replicated
+from ..parallel import WeightPlacement, WeightSlot, replicated
 from ..spec import MoESpec, RouterSpec
 from .ffn import DenseMLP
 
@@ -30,10 +30,8 @@ class MoE:
         self.shared = (
             None if spec.shared is None else DenseMLP(place.at("shared"), spec.shared, hidden)
         )
-        # No operator computes experts from blocks: they are loaded as numbers.
-        dense = replace(place, format_of=all_dense)
         self.experts = [
-            DenseMLP(dense.at(f"experts.{index}"), spec.expert, hidden)
+            DenseMLP(place.at(f"experts.{index}"), spec.expert, hidden)
             for index in range(spec.router.experts)
         ]
         self._experts: Experts | None = None
@@ -55,7 +53,7 @@ class MoE:
         return slots
 
     def finish_loading(self) -> None:
-        """Pack the weights, once they are loaded."""
+        """Pack the weights, once they are loaded. No operator computes experts from codes."""
         self.router.finish_loading()
         if self.shared is not None:
             self.shared.finish_loading()

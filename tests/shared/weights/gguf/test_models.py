@@ -112,6 +112,14 @@ def test_a_type_has_the_logits_of_its_dequantised_weights(
     check(folder, file if file.exists() else write_gguf(folder, file, kind), operators())
 
 
+@pytest.mark.parametrize("name", ["llama_bias", "phi3", "qwen3_moe"])
+def test_matrices_of_one_layer_may_differ_in_type(root: Path, name: str) -> None:
+    """Neighbours of one type are multiplied together, and embeddings are looked up in any."""
+    others = {"attn_v": "Q8_0", "ffn_up": "F16", "ffn_gate_exps": "Q4_1", "token_embd": "Q4_0"}
+    folder = checkpoint(root, name)
+    check(folder, write_gguf(folder, root / f"{name}-mixed.gguf", "Q4_0", others=others))
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_spec_is_that_of_the_config(root: Path, name: str) -> None:
     folder = checkpoint(root, name)
