@@ -11,8 +11,8 @@ from tandem.shared.config.kv_dtypes import AUTO, kv_dtype_of
 from tandem.shared.engine.rank.runner import ModelRunner, runner_of
 from tandem.shared.kv.cache import KVCache
 from tandem.shared.models.decoder import Decoder
-from tandem.shared.models.load import load_model
 from tandem.shared.models.parallel import TensorParallel
+from tandem.shared.weights.load import load_model
 
 
 def build_runner(

@@ -33,9 +33,9 @@ from ...handoff.plane.messages import Event
 from ...kv.backing import Backing
 from ...kv.cache import KVCache
 from ...kv.planning import CPU, CUDA, RankDevice, RankMemory, bytes_per_block
-from ...models import load
 from ...models.decoder import Decoder
 from ...models.parallel import TensorParallel
+from ...weights import load
 from ..messages import LoadFormats, RankSettings
 from .runner import ModelRunner, runner_of
 

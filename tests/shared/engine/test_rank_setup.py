@@ -15,8 +15,8 @@ from tandem.shared.engine.messages import DataPlaneSettings, LoadFormats, RankSe
 from tandem.shared.engine.rank import setup as rank_setup
 from tandem.shared.errors import StartupError
 from tandem.shared.kv.planning import RankDevice
-from tandem.shared.models import load
 from tandem.shared.models.parallel import TensorParallel
+from tandem.shared.weights import load
 from tandem.tests import tiny_models
 
 GIB = 1 << 30

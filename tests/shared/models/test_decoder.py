@@ -11,8 +11,8 @@ from tandem.shared.engine.plan import SequenceStep
 from tandem.shared.errors import StartupError
 from tandem.shared.kv.cache import KVCache
 from tandem.shared.models.batch import build_batch
-from tandem.shared.models.load import random_decoder
 from tandem.shared.models.parallel import TensorParallel, WeightPlacement
+from tandem.shared.weights.load import random_decoder
 from tandem.shared.weights.source import read_spec
 from tandem.tests.support.runners import build_runner
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tandem.shared.errors import ModelError
-from tandem.shared.models.load import load_model
 from tandem.shared.weights.gguf import header
 from tandem.shared.weights.gguf.header import read_header, shortest
+from tandem.shared.weights.load import load_model
 from tandem.shared.weights.source import open_source
 from tandem.tests import tiny_models
 from tandem.tests.support.gguf_files import write_gguf

@@ -18,7 +18,7 @@ from tandem.kernels.operators import Operators
 from tandem.kernels.reference.operators import ReferenceOperators
 from tandem.shared.engine.plan import SequenceStep
 from tandem.shared.models.batch import build_batch
-from tandem.shared.models.load import load_model
+from tandem.shared.weights.load import load_model
 from tandem.shared.weights.source import read_spec
 from tandem.tests import tiny_models
 from tandem.tests.support.gguf_files import dequantised, write_gguf

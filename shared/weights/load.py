@@ -10,13 +10,13 @@ import torch
 from ...kernels.operators import Operators
 from ...kernels.reference.operators import ReferenceOperators
 from ..errors import ModelError
-from ..weights.source import WeightSource, open_source
+from ..models.decoder import Decoder, LoadedPart
+from ..models.parallel import TensorParallel, WeightPlacement
+from ..models.registry import family_of, spec_of
+from ..models.spec import DecoderSpec
 from .checkpoint_weights import CheckpointWeights
-from .decoder import Decoder, LoadedPart
-from .parallel import TensorParallel, WeightPlacement
 from .random_weights import RandomWeights
-from .registry import family_of, spec_of
-from .spec import DecoderSpec
+from .source import WeightSource, open_source
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")

@@ -6,8 +6,8 @@ import zlib
 
 import torch
 
-from .decoder import LoadedPart
-from .parallel import WeightSlot
+from ..models.decoder import LoadedPart
+from ..models.parallel import WeightSlot
 
 # Random weights repeat with this (prime) period, so that rows differ and filling is a copy.
 _PERIOD = 1_000_003

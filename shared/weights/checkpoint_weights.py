@@ -10,12 +10,12 @@ import torch
 from ...kernels.block_formats import BLOCK_FORMATS, BlockFormat
 from ...kernels.quantized import QuantizedWeight, dequantize
 from ..errors import ModelError
-from ..weights.source import WeightSource
-from .decoder import LoadedPart
-from .parallel import WeightSlot
-from .registry import Family
-from .spec import AttentionSpec, DecoderSpec, MLASpec
-from .weight_names import AddOne, Deinterleave, Target, layer_of, names_of, target_of
+from ..models.decoder import LoadedPart
+from ..models.parallel import WeightSlot
+from ..models.registry import Family
+from ..models.spec import AttentionSpec, DecoderSpec, MLASpec
+from ..models.weight_names import AddOne, Deinterleave, Target, layer_of, names_of, target_of
+from .source import WeightSource
 
 # dtypes of numbers in checkpoints.
 _SAVED_IN = ("BF16", "F16", "F32", "F64")

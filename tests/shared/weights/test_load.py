@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tandem.shared.errors import ModelError
-from tandem.shared.models.checkpoint_weights import CheckpointWeights
 from tandem.shared.models.decoder import LoadedPart
-from tandem.shared.models.load import load_model, resolve_dtype
 from tandem.shared.models.parallel import TensorParallel, WeightSlot
-from tandem.shared.models.random_weights import RandomWeights
+from tandem.shared.weights.checkpoint_weights import CheckpointWeights
+from tandem.shared.weights.load import load_model, resolve_dtype
+from tandem.shared.weights.random_weights import RandomWeights
 from tandem.shared.weights.source import read_spec
 from tandem.tests.support.runners import embeddings
 
@@ -270,7 +270,7 @@ def test_dummy_weights_are_made_in_pieces_on_the_device_itself(
     for rank, size in ((0, 1), (1, 2)):
         at_once = weights(rank, size)
         with monkeypatch.context() as patch:
-            patch.setattr("tandem.shared.models.random_weights._PIECE", 500)
+            patch.setattr("tandem.shared.weights.random_weights._PIECE", 500)
             assert all(map(torch.equal, weights(rank, size), at_once))
     model = load_model(folder, load_format="dummy", device="meta")
     assert embeddings(model).device.type == "meta"
