@@ -13,9 +13,6 @@ from ..quantized import GroupedCodes, QuantizedWeight, dequantize, grouped_codes
 
 log = logging.getLogger("tandem.kernels")
 
-# The most rows that are multiplied by Triton; more are by torch, with decoded weights.
-MOST_ROWS = 64
-
 
 def triton_multiply(x: torch.Tensor, weight: GroupedCodes) -> torch.Tensor:
     """``multiply``, importing Triton on demand."""

@@ -10,8 +10,8 @@ import torch
 
 from tandem.kernels.block_formats import BLOCK_FORMATS
 from tandem.kernels.gpu import quantized_trial
-from tandem.kernels.gpu.operators import GpuOperators
-from tandem.kernels.gpu.quantized_trial import MOST_ROWS, largest_error, limit, works
+from tandem.kernels.gpu.operators import MOST_ROWS, GpuOperators
+from tandem.kernels.gpu.quantized_trial import largest_error, limit, works
 from tandem.kernels.quantized import QuantizedWeight, dequantize, grouped_codes
 from tandem.tests.kernels.test_quantized import random_weight
 
