@@ -1,6 +1,6 @@
 """Decoding with steps planned ahead (--async-scheduling on) against steps planned in turn (off).
 
-    python -m tandem.tests.benchmarks.async_scheduling [--device cuda] [--rounds 7]
+    python -m tandem.tests.benchmarks.async_scheduling [--device cuda] [--rounds 7] [--threads 1 2]
 
 Both engines live in the same process, each with its own rank, and take turns: a round measures one
 after the other, in alternating order, and the ratio is the median over the rounds' own ratios. The
@@ -127,12 +127,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         write_random_model(Path(folder), QWEN3_42M)
         for name, model in (("built-in model", "builtin"), ("42M random weights", folder)):
-            for threads in (1, 2) if args.device == "cpu" else (None,):
+            for threads in args.threads if args.device == "cpu" else [None]:
                 rows += rows_of(name, model, args.device, threads, args.rounds)
     suffix = "_gpu" if args.device == "cuda" else ""
     write(f"async_scheduling{suffix}", rows)
