@@ -43,10 +43,10 @@ async def test_blocks_in_use_are_a_share_of_all() -> None:
     node.ranks.computes.clear()
     async with node.running():
         node.core.submit(
-            Sequence(1, list(range(250)), SamplingParams(max_tokens=1)), lambda output: None
+            Sequence(1, list(range(64)), SamplingParams(max_tokens=1)), lambda output: None
         )
         await until(lambda: node.scheduler.running == 1)
-        # A step computes 64 tokens, which are four blocks.
+        # One step computes all 64 tokens, which are four blocks.
         assert value(node, "tandem_kv_usage_ratio") == 4 / 64
         assert value(node, "vllm:num_requests_running") == 1
         node.ranks.computes.set()
