@@ -258,7 +258,10 @@ class Soak:
             ask, kind = rng.choice(kinds)
             away = self._router_is_away.is_set()
             try:
-                self.tally.add(kind, ask(rng))
+                outcome = ask(rng)
+                self.tally.add(kind, outcome)
+                if outcome == "error":
+                    self._stopping.wait(0.1)  # errors come at once while no node is there
             except (ConnectionError, http.client.HTTPException, TimeoutError) as error:
                 # A router that ends cuts what its drain's deadline leaves, and refuses for a while.
                 if away or self._router_is_away.is_set():

@@ -96,6 +96,8 @@ class RankProcess:
         try:
             self._sort()
             status = 0
+        except BrokenPipeError:
+            status = 0  # the head is gone, which an answer to it has noticed before a read
         except VersionError as error:
             log.error("the head's messages cannot be read: %s", error)
             self._channel.send(Failed("startup", str(error)))  # which the head cannot read either
