@@ -54,28 +54,6 @@ def test_a_folder_and_a_file_hand_over(mixed: TestCluster, aggregated: TestClust
     assert found == expected
 
 
-def test_a_node_in_bfloat16_feeds_one_with_quantised_weights(
-    tiny_model: str, tmp_path: Path, aggregated: TestCluster
-) -> None:
-    """The fingerprints are equal, and the canary allows what rounding does."""
-    file = write_gguf(Path(tiny_model), tmp_path / "quantised.gguf", "Q8_0")
-    with running(tmp_path, tiny_model) as cluster:
-        cluster.start_router()
-        name = "--served-model-name=tiny"
-        cluster.start_node("prefill-node", name, "--dtype=bfloat16")
-        cluster.model = str(file)
-        decode = cluster.start_node("decode-node", name)
-        cluster.wait_nodes(decode=1, prefill=1)
-        found = cluster.complete(BATCH, logprobs=1, **FIELDS)["choices"]
-        assert node_metric(decode, COMMITTED) == len(BATCH)
-    expected = aggregated.complete(BATCH, logprobs=1, **FIELDS)["choices"]
-    first, of_numbers = (
-        [choice["logprobs"]["token_logprobs"][0] for choice in choices]
-        for choices in (found, expected)
-    )
-    assert first == pytest.approx(of_numbers, abs=0.5)
-
-
 def test_serve_takes_a_file_by_f(file: str, tmp_path: Path, aggregated: TestCluster) -> None:
     command = [sys.executable, "-m", "tandem", "serve", "--f", file, "--port=0"]
     options = ["--prefill-nodes=1", f"--log-dir={tmp_path}", "--drain-timeout=1", "--threads=1"]

@@ -229,5 +229,5 @@ class AnsweredLate(RuleBasedStateMachine):
             assert shown == one.outputs[: len(shown)]
 
 
-AnsweredLate.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+AnsweredLate.TestCase.settings = settings(max_examples=75, stateful_step_count=50, deadline=None)
 TestAnsweredLate = AnsweredLate.TestCase

@@ -297,5 +297,5 @@ def test_several_tokens_of_a_step_that_was_planned_on_are_an_error() -> None:
         scheduler.apply(StepResult(first.step, [Sampled(1, [5, 6])]))
 
 
-PlannedAhead.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+PlannedAhead.TestCase.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
 TestPlannedAhead = PlannedAhead.TestCase
