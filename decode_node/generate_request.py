@@ -10,6 +10,7 @@ from ..shared.engine.sampling_params import SamplingParams, check_params
 from ..shared.engine.sequence import Sequence
 from ..shared.engine.start import NodeEngine
 from ..shared.errors import RequestError
+from .embedding import make_embedding
 
 
 def admitted_sequences(request: pb.GenerateRequest, engine: NodeEngine) -> list[Sequence]:
@@ -30,6 +31,8 @@ def admitted_sequences(request: pb.GenerateRequest, engine: NodeEngine) -> list[
         vocab_size=engine.spec.vocab_size,
     )
     engine.core.admit(len(prompt), params.max_tokens)
+    if request.HasField("embed"):
+        make_embedding(sequences, request.embed, engine)
     return sequences
 
 

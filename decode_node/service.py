@@ -22,6 +22,7 @@ from ..shared.node.calls import serving_call
 from ..shared.process.uninterrupted import uninterrupted
 from ..shared.telemetry.tracing import NO_TRACER, Tracer
 from .choices import Choices
+from .embedding import embedding_event
 from .examine import Examiner
 from .generate_request import admitted_sequences
 from .prompt_deaths import GivenUpError, PromptDeaths
@@ -37,6 +38,7 @@ PIECE_POSITIONS = 64
 _REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.COMPUTED: pb.FINISH_REASON_STOP,
     FinishReason.ERROR: pb.FINISH_REASON_ERROR,
     FinishReason.CANCELLED: pb.FINISH_REASON_ERROR,
 }
@@ -152,12 +154,15 @@ class DecodeService(DecodeServicer):
     ) -> Iterator[pb.GenerateEvent]:
         """One step's output of one choice, as events for the router."""
         sequence = output.sequence
-        if sequence is call.choices.leader and output.prompt_done:
+        computed = output.finish_reason is FinishReason.COMPUTED
+        if sequence is call.choices.leader and (output.prompt_done or computed):
             source.clock.sampled(sequence.started_at, remote=bool(sequence.received))
             span.prompt_computed(source.clock.spent)
             yield _usage(sequence, source)
             if sequence.params.prompt_logprobs is not None:
                 yield from _prompt_logprobs(sequence, call.request.split_prompt_logprobs)
+        if computed:
+            yield embedding_event(sequence, call.request.embed)
         if output.tokens:
             span.output(len(output.tokens))
             yield _tokens(output)

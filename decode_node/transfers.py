@@ -141,6 +141,8 @@ class Transfers:
             return [], LocalReason.NO_NODE
         if sequence.params.prompt_logprobs is not None:
             return [], LocalReason.PROMPT_LOGPROBS  # they need every position's logits here
+        if sequence.wants_every_position:
+            return [], LocalReason.POOLING
         allowed = [node for node in candidates if not self._peers.refuses(node)]
         if not allowed:
             return [], LocalReason.REFUSED

@@ -18,8 +18,9 @@ ALLOWED_TOKEN_IDS = "allowed_token_ids"
 WINDOWS = "windows"
 # The ports of an open data plane require the epoch as a password.
 GUARDED = "guarded"
+EMBEDDINGS = "embeddings"
 
-CAPABILITIES = frozenset({ALLOWED_TOKEN_IDS, WINDOWS, GUARDED})
+CAPABILITIES = frozenset({ALLOWED_TOKEN_IDS, WINDOWS, GUARDED, EMBEDDINGS})
 # In introductions, which had capabilities before joins did; a new one needs the next bit only if a
 # field of ``OpenRequest`` needs it.
 BITS = {WINDOWS: 1, GUARDED: 2}
@@ -37,7 +38,9 @@ FIELDS: dict[str, dict[str, str]] = {
     "GenerateRequest": _base(
         "request_id prompt sampling priority cache_salt prefill deadline_seconds call_id "
         "split_prompt_logprobs deaths"
-    ),
+    )
+    | {"embed": EMBEDDINGS},
+    "Embed": _base("pooling normalize dimensions"),
     "Sampling": _base(
         "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed "
         "logit_bias max_tokens min_tokens ignore_eos stop_token_ids logprobs prompt_logprobs n"

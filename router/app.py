@@ -25,7 +25,7 @@ from .http.exchange import ClientGoneError, HttpExchange
 from .metrics import Metrics
 from .openai.error_body import OpenAIErrors
 from .options import RouterOptions
-from .routes import anthropic, openai, operations, tokenization
+from .routes import anthropic, openai, openai_embeddings, operations, tokenization
 from .routes.documentation import components
 from .routes.operations import METRICS, PROBES
 from .routes.services import Services
@@ -47,6 +47,7 @@ class Api(NamedTuple):
 OPENAI_ERRORS = OpenAIErrors()
 APIS = (
     Api(openai.router, OPENAI_ERRORS, openai.MODELS),
+    Api(openai_embeddings.router, OPENAI_ERRORS, openai_embeddings.MODELS),
     Api(anthropic.router, AnthropicErrors(), anthropic.MODELS),
     Api(tokenization.router, OPENAI_ERRORS, tokenization.MODELS),
     Api(operations.router, OPENAI_ERRORS),

@@ -13,6 +13,7 @@ from .generation import (
     ChoiceDelta,
     GenerationRequest,
     Output,
+    PromptEmbedded,
     PromptScores,
     RequestAdmitted,
     ServedPrompt,
@@ -51,6 +52,8 @@ class NodeAttempt:
                 # An older node sends all of them at once.
                 for start in range(0, max(1, len(positions)), PIECE_TOKENS):
                     yield PromptScores(self._number, positions[start : start + PIECE_TOKENS])
+            case "embedding":
+                yield PromptEmbedded(self._number, event.embedding.values)
             case "tokens":
                 choice = self._choice(event.tokens.index)
                 delta = choice.push(event.tokens.tokens, event.tokens.logprobs)

@@ -39,6 +39,20 @@ class TextOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VectorOptions:
+    """Options for turning a prompt into a vector. ``dimensions`` is 0 for all of them."""
+
+    pooling: str
+    normalize: bool
+    dimensions: int
+    in_base64: bool
+
+    def message(self) -> pb.Embed:
+        """The options that a node needs."""
+        return pb.Embed(pooling=self.pooling, normalize=self.normalize, dimensions=self.dimensions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """A checked and tokenized request. ``max_tokens`` has a value for each prompt, since the room
     left in the context differs."""
@@ -58,6 +72,7 @@ class GenerationRequest:
     priority: int = 0
     cache_salt: str = ""
     ignored: Set[str] = frozenset()  # unknown fields of the request
+    embed: VectorOptions | None = None  # generate nothing: return a vector of each prompt
 
     @property
     def n(self) -> int:
@@ -119,13 +134,21 @@ class PromptScores:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptEmbedded:
+    """The vector of one prompt, as packed float32 in little-endian order."""
+
+    prompt: int
+    values: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class PromptRestarted:
     """The node of one prompt died, and another starts again: all earlier output is void."""
 
     prompt: int
 
 
-Output = RequestAdmitted | ChoiceDelta | PromptScores | PromptRestarted
+Output = RequestAdmitted | ChoiceDelta | PromptScores | PromptEmbedded | PromptRestarted
 
 
 @dataclass(slots=True)

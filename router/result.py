@@ -13,6 +13,7 @@ from .generation import (
     ChoiceDelta,
     GenerationRequest,
     Output,
+    PromptEmbedded,
     PromptRestarted,
     PromptScores,
     ScoredToken,
@@ -71,10 +72,12 @@ class ChoiceResult:
 
 @dataclass(slots=True)
 class GenerationResult:
-    """All output of a request. ``prompt_logprobs`` has those of each prompt by its number."""
+    """All output of a request. ``prompt_logprobs`` and ``vectors`` have those of each prompt by its
+    number."""
 
     choices: list[ChoiceResult]
     prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
+    vectors: dict[int, bytes] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
 
 
@@ -102,6 +105,10 @@ class ResultCollector:
                 self._memory.take(choice.add(output, keep_tokens=self._request.return_token_ids))
             case PromptScores():
                 self._add_scores(output)
+            case PromptEmbedded():
+                # With the JSON that it becomes: about 20 bytes for each of four.
+                self._memory.take(6 * len(output.values))
+                self._result.vectors[output.prompt] = output.values
             case PromptRestarted():
                 self._restart(output.prompt)
 
@@ -126,6 +133,7 @@ class ResultCollector:
 
     def _restart(self, prompt: int) -> None:
         self._result.prompt_logprobs.pop(prompt, None)
+        self._result.vectors.pop(prompt, None)
         first = prompt * self._request.n
         for index in range(first, first + self._request.n):
             self._result.choices[index] = self._new_choice()

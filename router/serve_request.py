@@ -137,6 +137,7 @@ async def _message(request: GenerationRequest, number: int) -> pb.GenerateReques
         priority=request.priority,
         cache_salt=request.cache_salt,
         split_prompt_logprobs=True,
+        embed=None if request.embed is None else request.embed.message(),
     )
     tokens, slices = memoryview(request.prompts[number].tokens), TimeSlices()
     for start in range(0, len(tokens), PIECE_TOKENS):

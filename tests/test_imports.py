@@ -80,6 +80,7 @@ ROUTER = {
     "anthropic": ("errors", "generation", "http", "options", "requests", "result", "served_model"),
     "cluster": ("errors", "options", "placement", "served_model"),
     "doctor": (),
+    "embeddings": ("errors", "generation", "options", "requests", "result", "served_model"),
     "http": ("errors", "generation", "options", "served_model"),
     "openai": ("errors", "generation", "http", "options", "requests", "result", "served_model"),
     "placement": (),
@@ -88,6 +89,7 @@ ROUTER = {
     "routes": (
         "anthropic",
         "cluster",
+        "embeddings",
         "errors",
         "handler",
         "http",

@@ -98,7 +98,7 @@ def _pieces(value: Any) -> Iterator[bytes]:
             yield dump(value)
 
 
-def _numbers(values: array[int]) -> Iterator[bytes]:
+def _numbers(values: array[Any]) -> Iterator[bytes]:
     yield b"["
     for start in range(0, len(values), NUMBERS_PIECE):
         encoded = dump(values[start : start + NUMBERS_PIECE].tolist())[1:-1]

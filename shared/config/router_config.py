@@ -69,6 +69,13 @@ class RouterConfig:
         "Host names that clients may use besides localhost and IP addresses, separated by commas; "
         "* allows any (default: *, or none if --host is loopback and there is no --api-key).",
     )
+    pooling: str = option(
+        "last",
+        "--pooling",
+        "The hidden state that /v1/embeddings returns for a text: that of its last token, of its "
+        "first (cls), or the mean over all.",
+        choices=("last", "cls", "mean"),
+    )
     max_body_bytes: int = option(
         32 << 20,
         "--max-body-bytes",

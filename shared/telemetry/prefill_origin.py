@@ -15,6 +15,7 @@ class LocalReason(StrEnum):
     NO_NODE = "no prefill node"
     REFUSED = "all prefill nodes refused"
     PROMPT_LOGPROBS = "prompt logprobs"
+    POOLING = "pooling"
     NOTHING_MISSING = "nothing missing"
     SHORT = "below threshold"
     FASTER_HERE = "faster here"

@@ -150,3 +150,20 @@ def test_nothing_is_held_when_all_is_done(
 ) -> None:
     aggregated.wait_idle(*aggregated.parts[1:])
     disaggregated.wait_idle(*disaggregated.parts[1:])
+
+
+def vectors(cluster: TestCluster, batch: list[list[int]]) -> list[list[float]]:
+    status, body = cluster.post("/v1/embeddings", {"input": batch})
+    assert status == 200, body
+    return [item["embedding"] for item in body["data"]]
+
+
+def test_prompts_have_the_same_vectors_together_and_apart(
+    aggregated: TestCluster, disaggregated: TestCluster
+) -> None:
+    batch = prompts(55)
+    expected = vectors(aggregated, batch)
+    assert sum(value * value for value in expected[0]) == pytest.approx(1)
+    for _ in range(2):  # the second time, prefixes are cached
+        for found, wanted in zip(vectors(disaggregated, batch), expected, strict=True):
+            assert found == pytest.approx(wanted, abs=1e-4)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import struct
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +88,23 @@ def finished(index: int, reason: int = pb.FINISH_REASON_STOP, **fields: Any) -> 
     return pb.GenerateEvent(finished=pb.Finished(index=index, reason=reason, **fields))  # type: ignore[arg-type]
 
 
+# Numbers in a vector of a fake node.
+DIMENSIONS = 8
+
+
+def vector(prompt: Sequence[int]) -> list[float]:
+    """An arbitrary vector of a prompt."""
+    return [len(prompt) + i / DIMENSIONS for i in range(DIMENSIONS - 1)] + [float(prompt[-1])]
+
+
+def embedded(request: pb.GenerateRequest) -> list[pb.GenerateEvent]:
+    """The events of a prompt that becomes a vector."""
+    values = vector(request.prompt)[: request.embed.dimensions or None]
+    packed = struct.pack(f"<{len(values)}f", *values)
+    vector_event = pb.GenerateEvent(embedding=pb.Embedding(values=packed))
+    return [admitted(), usage(request), vector_event, finished(0)]
+
+
 class FakeDecodeNode(DecodeServicer):
     """A decode node that sends ``reply`` token by token for every choice, or runs a ``script``."""
 
@@ -129,6 +147,10 @@ class FakeDecodeNode(DecodeServicer):
     async def _talk(
         self, request: pb.GenerateRequest, context: Any
     ) -> AsyncIterator[pb.GenerateEvent]:
+        if request.HasField("embed"):
+            for event in embedded(request):
+                yield event
+            return
         sampling = request.sampling
         count = sampling.logprobs if sampling.HasField("logprobs") else None
         yield admitted()

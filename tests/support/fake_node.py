@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -40,6 +41,8 @@ from tandem.tests.support.waiting import until
 RANKS, BLOCK, VOCAB = 2, 16, 512
 ATTENTION = AttentionSpec(num_heads=4, num_kv_heads=4, head_dim=8)
 LAYER = LayerSpec(attention=ATTENTION, mlp=DenseSpec(intermediate=8))
+# Every hidden state of the fake ranks.
+HIDDEN = struct.pack("<32f", 3, 4, *[0] * 30)
 LIMITS = ResolvedEngine(
     num_blocks=64,
     block_size=BLOCK,
@@ -92,6 +95,7 @@ class FakeRanks:
             plan.step,
             [Sampled(row.sequence_id, [self.says or 0]) for row in drawn],
             failed={row.sequence_id: self.fails for row in rows},
+            hidden={row.sequence_id: HIDDEN for row in plan.sequences if row.hidden},
         )
 
     def emit(self, rank: int, event: Event) -> None:

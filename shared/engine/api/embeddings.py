@@ -55,15 +55,23 @@ def check_result_size(max_num_seqs: int, hidden_size: int) -> None:
 
 
 def embedding_of(sequence: EngineSequence, *, normalize: bool) -> Embedding:
-    """The vector of a sequence that has been computed."""
+    """The vector of a sequence that has been computed, with its tokens."""
+    return Embedding(
+        values=[float(value) for value in vector_of(sequence, normalize=normalize)],
+        prompt_tokens=len(sequence.prompt),
+        cached_tokens=sequence.cached,
+    )
+
+
+def vector_of(
+    sequence: EngineSequence, *, normalize: bool, dimensions: int | None = None
+) -> NDArray[np.float64]:
+    """The vector of a sequence that has been computed: its first ``dimensions`` numbers, or all."""
     parts = [np.frombuffer(part, dtype=np.float32) for part in sequence.hidden]
     vector: NDArray[np.float64] = np.stack(parts).sum(axis=0, dtype=np.float64)
     if sequence.pooling == "mean":
         vector /= len(sequence.prompt)
+    vector = vector[:dimensions]
     if normalize:
         vector /= max(float(np.linalg.norm(vector)), _SHORTEST)
-    return Embedding(
-        values=[float(value) for value in vector],
-        prompt_tokens=len(sequence.prompt),
-        cached_tokens=sequence.cached,
-    )
+    return vector

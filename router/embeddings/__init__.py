@@ -1,0 +1,1 @@
+"""Vectors of texts, as in OpenAI's API."""

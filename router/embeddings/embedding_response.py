@@ -1,0 +1,90 @@
+"""Embeddings in OpenAI's shape, and the models that document them."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from array import array
+from typing import Any, Literal
+
+from ..generation import ChoiceDelta, GenerationRequest, Usage
+from ..requests.body_model import AnswerModel
+from ..result import GenerationResult
+
+
+class EmbeddingItem(AnswerModel):
+    """The vector of one input: numbers, or their float32 in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(AnswerModel):
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: Literal[0]
+
+
+class EmbeddingList(AnswerModel):
+    """The answer of POST /v1/embeddings."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[EmbeddingItem]
+    usage: EmbeddingUsage
+
+
+class EmbeddingResponse:
+    """Formats one response, which is never streamed."""
+
+    def __init__(self, request: GenerationRequest, created: int) -> None:
+        self._request = request
+        self._created = created
+        self._in_base64 = request.embed is not None and request.embed.in_base64
+
+    def whole(self, result: GenerationResult) -> dict[str, Any]:
+        vectors = (result.vectors[i] for i in range(len(self._request.prompts)))
+        return {
+            "id": self._request.request_id,
+            "object": "list",
+            "created": self._created,
+            "model": self._request.model.name,
+            "data": [
+                {"object": "embedding", "index": i, "embedding": self._vector(values)}
+                for i, values in enumerate(vectors)
+            ],
+            "usage": {
+                "prompt_tokens": result.usage.prompt_tokens,
+                "total_tokens": result.usage.prompt_tokens,
+                "completion_tokens": 0,
+            },
+        }
+
+    def _vector(self, values: bytes) -> array[float] | str:
+        if self._in_base64:
+            return base64.b64encode(values).decode()
+        numbers = array("f", values)
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        return numbers
+
+    def opening(self) -> bytes:
+        return b""
+
+    def chunk(self, delta: ChoiceDelta) -> bytes:
+        return b""
+
+    def closing(self, usage: Usage) -> bytes:
+        return b""
+
+    def end_of_stream(self) -> bytes:
+        return b""
+
+    def choice_logprobs(self) -> None:
+        return None
+
+    def prompt_logprobs(self) -> None:
+        return None

@@ -1,0 +1,23 @@
+"""OpenAI's embeddings as a surface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..generation import GenerationRequest
+from ..options import RouterOptions
+from ..served_model import ServedModel
+from .embedding_request import parse_embedding
+from .embedding_response import EmbeddingResponse
+
+
+class Embeddings:
+    """POST /v1/embeddings."""
+
+    path = "/v1/embeddings"
+
+    def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
+        return parse_embedding(body, model, options)
+
+    def response(self, request: GenerationRequest, created: int) -> EmbeddingResponse:
+        return EmbeddingResponse(request, created)

@@ -1,0 +1,27 @@
+"""OpenAI's API: embeddings."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from ..embeddings.embedding_request import CreateEmbeddingRequest
+from ..embeddings.embedding_response import EmbeddingList
+from ..embeddings.embedding_surface import Embeddings
+from ..openai.answers import OpenAIError
+from .documentation import documented, documented_errors
+from .guards import KEY_CHECKED
+from .responses import GenerationResponse
+from .services import Exchange, RouterServices
+
+EMBEDDINGS = Embeddings()
+MODELS = (CreateEmbeddingRequest, EmbeddingList)
+
+router = APIRouter(
+    tags=["openai"], dependencies=KEY_CHECKED, responses=documented_errors(OpenAIError)
+)
+
+
+@router.post(EMBEDDINGS.path, **documented(CreateEmbeddingRequest, EmbeddingList))
+async def create_embedding(exchange: Exchange, services: RouterServices) -> Response:
+    """Vectors of texts: the model's final hidden states."""
+    return GenerationResponse(exchange, services.handler, EMBEDDINGS)

@@ -1,0 +1,54 @@
+"""Vectors of prompts, by the service over an engine without a model."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import grpc
+import pytest
+
+from tandem.decode_node.transfers import PrefillSource
+from tandem.proto import tandem_pb2 as pb
+from tandem.shared.engine.sequence import Sequence
+from tandem.tests.decode_node.fake_parts import fake_service
+from tandem.tests.support.fake_call import AbortedError, fake_context
+from tandem.tests.support.fake_node import FakeNode
+
+HIDDEN = 32  # of the fake node's model
+
+
+def request(**fields: Any) -> pb.GenerateRequest:
+    embed = pb.Embed(**({"pooling": "last"} | fields))
+    return pb.GenerateRequest(
+        request_id="r", prompt=range(20), sampling=pb.Sampling(max_tokens=1, n=1), embed=embed
+    )
+
+
+async def events_of(node: FakeNode, asked: pb.GenerateRequest) -> list[pb.GenerateEvent]:
+    async def here(sequence: Sequence) -> PrefillSource:
+        node.core.submit(sequence, node.core._listeners[sequence])
+        return PrefillSource()
+
+    async with node.running():
+        context = fake_context(grpc.StatusCode.INVALID_ARGUMENT)
+        return [event async for event in fake_service(node, here).Generate(asked, context)]
+
+
+async def test_a_prompt_becomes_a_vector_and_its_blocks_are_freed() -> None:
+    events = await events_of(FakeNode("d", 7), request(dimensions=2, normalize=True))
+    kinds = [event.WhichOneof("event") for event in events]
+    assert kinds == ["admitted", "usage", "embedding", "finished"]
+    assert events[1].usage.prompt_tokens == 20
+    # The fake ranks' hidden states are 3, 4, 0, ...
+    assert struct.unpack("<2f", events[2].embedding.values) == pytest.approx((0.6, 0.8))
+    plain = await events_of(FakeNode("d", 7), request())
+    assert struct.unpack(f"<{HIDDEN}f", plain[2].embedding.values)[:3] == (3, 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"), [({"pooling": "x"}, "pooling"), ({"dimensions": HIDDEN + 1}, "dimensions")]
+)
+async def test_invalid_options_are_refused(fields: dict[str, Any], word: str) -> None:
+    with pytest.raises(AbortedError, match=word):
+        await events_of(FakeNode("d", 7), request(**fields))
