@@ -56,10 +56,10 @@ class NodeAttempt:
                 yield PromptEmbedded(self._number, event.embedding.values)
             case "tokens":
                 choice = self._choice(event.tokens.index)
-                delta = choice.push(event.tokens.tokens, event.tokens.logprobs)
-                if delta is not None and choice.finished:
+                deltas = choice.push(event.tokens.tokens, event.tokens.logprobs)
+                if deltas and choice.finished:
                     self._stopped.append(event.tokens.index)
-                yield from self._with_echo(delta)
+                yield from self._with_echo(deltas)
             case "finished":
                 choice = self._choice(event.finished.index)
                 yield from self._with_echo(choice.finish(event.finished))
@@ -84,12 +84,11 @@ class NodeAttempt:
             if name and name not in names:
                 names.append(name)
 
-    def _with_echo(self, delta: ChoiceDelta | None) -> Iterator[Output]:
-        if delta is None:
-            return
-        if self._echo and delta.index not in self._echo.shown:
-            yield from self._echo.deltas(delta.index)
-        yield delta
+    def _with_echo(self, deltas: list[ChoiceDelta]) -> Iterator[Output]:
+        for delta in deltas:
+            if self._echo and delta.index not in self._echo.shown:
+                yield from self._echo.deltas(delta.index)
+            yield delta
 
     def _choice(self, index: int) -> ChoiceStream:
         if index >= len(self._choices):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..proto import tandem_pb2 as pb
-from ..shared.text.output import OutputText, TextDelta
-from ..shared.text.reasoning import reasoning_parser
+from ..shared.text.output import Deltas, OutputText, TextDelta, joined
+from ..shared.text.output_parser import kept_tokens, output_parser
 from .generation import ChoiceDelta, GenerationRequest, ScoredToken
 
 REASONS: dict[int, str] = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
@@ -21,12 +21,16 @@ class ChoiceStream:
         self.index = index
         self.finished = False
         self._text = OutputText(
-            tokenizer.detokenizer(skip_special_tokens=options.skip_special_tokens),
+            tokenizer.detokenizer(
+                skip_special_tokens=options.skip_special_tokens,
+                keep=kept_tokens(options.reasoning_parser, options.tools),
+            ),
             options.stop,
             include_stop=options.include_stop,
             min_tokens=options.min_tokens,
-            parser=reasoning_parser(options.reasoning_parser),
+            parser=output_parser(options.reasoning_parser, options.tools),
         )
+        self._called = False
         self._discard = options.discard_output
         self._first_offset = prompt_characters
         self._stop_ids = frozenset(request.sampling.stop_token_ids)
@@ -41,14 +45,14 @@ class ChoiceStream:
 
     def push(
         self, tokens: Sequence[int], logprobs: Sequence[pb.PositionLogprobs]
-    ) -> ChoiceDelta | None:
+    ) -> list[ChoiceDelta]:
         """Add the next tokens, up to the one that completes a stop string.
 
-        ``None`` once the choice has finished: the node may be ahead of the stop string.
+        Nothing once the choice has finished: the node may be ahead of the stop string.
         """
         if self._discard or self.finished:
-            return None
-        content, reasoning = [], []
+            return []
+        texts: list[TextDelta] = []
         taken = []
         scored = []
         for i, token in enumerate(tokens):
@@ -56,41 +60,48 @@ class ChoiceStream:
             if logprobs:
                 offset = self._first_offset + self._text.characters
                 scored.append(ScoredToken(token, offset, logprobs[i]))
-            new = self._text.push(token)
-            content.append(new.content)
-            reasoning.append(new.reasoning)
+            texts += self._text.push(token)
             if self._text.stopped_by is not None:
                 break
-        text = TextDelta("".join(content), "".join(reasoning))
-        return self._delta(text, taken, scored)
+        return self._deltas(texts, taken, scored)
 
-    def finish(self, finished: pb.Finished) -> ChoiceDelta | None:
+    def finish(self, finished: pb.Finished) -> list[ChoiceDelta]:
         """Finish the choice as the node has, with the text that was held back, unless that
         completes a stop string. The token that ended it is listed, as in vLLM."""
         if self.finished:
-            return None
+            return []
         if self._discard:
             self.finished = True
-            return ChoiceDelta(self.index, finish_reason="length")
+            return [ChoiceDelta(self.index, finish_reason="length")]
         ended_by = [finished.stop_token] if finished.HasField("stop_token") else []
-        text = self._text.finish(*ended_by)
+        texts = self._text.finish(*ended_by)
         reason = REASONS.get(finished.reason, "stop")
         stop_id = next((token for token in ended_by if token in self._stop_ids), None)
-        return self._delta(text, ended_by, [], reason, stop_id)
+        return self._deltas(texts, ended_by, [], reason, stop_id)
 
-    def _delta(
+    def _deltas(
         self,
-        text: TextDelta,
+        texts: Deltas,
         tokens: list[int],
         scored: list[ScoredToken],
         reason: str | None = None,
         stop_id: int | None = None,
-    ) -> ChoiceDelta:
-        """A stop string overrides the node's reason."""
+    ) -> list[ChoiceDelta]:
+        """One delta, unless text follows a call; the tokens are in the last, as the reason is. A
+        stop string overrides the node's reason."""
+        *before, text = texts if len(texts) == 1 else joined(texts) or [TextDelta()]
+        self._called = self._called or any(each.calls for each in (*before, text))
         stopped_by: str | int | None = stop_id
         if self._text.stopped_by is not None:
             reason, stopped_by = "stop", self._text.stopped_by
+        if reason == "stop" and self._called:
+            reason = "tool_calls"
         self.finished = reason is not None
-        return ChoiceDelta(
-            self.index, text.content, tokens, scored, reason, stopped_by, text.reasoning
+        deltas = [
+            ChoiceDelta(self.index, each.content, reasoning=each.reasoning, calls=each.calls)
+            for each in before
+        ]
+        last = ChoiceDelta(
+            self.index, text.content, tokens, scored, reason, stopped_by, text.reasoning, text.calls
         )
+        return [*deltas, last]

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
 from ..proto import tandem_pb2 as pb
+from ..shared.text.output import CallDelta
 from ..shared.text.reasoning import NO_PARSER
 from ..shared.text.stop import StopStrings
+from ..shared.text.tool_parsers.tool_use import ToolUse
 from .served_model import ServedModel
 
 
@@ -35,6 +37,7 @@ class TextOptions:
     min_tokens: int = 0
     echo: bool = False
     reasoning_parser: str = NO_PARSER
+    tools: ToolUse | None = None  # calls are parsed
     discard_output: bool = False  # max_tokens 0 with echo: only the prompt is wanted
 
 
@@ -114,7 +117,8 @@ class RequestAdmitted:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """New text and tokens of one choice. ``finish_reason`` comes once, with the last."""
+    """New output of one choice: its reasoning, then its text, then its calls. ``finish_reason``
+    comes once, with the last; it is "tool_calls" for a choice that ended after calls."""
 
     index: int
     text: str = ""
@@ -123,6 +127,7 @@ class ChoiceDelta:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     reasoning: str = ""
+    calls: Sequence[CallDelta] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from io import StringIO
 from typing import Any, Protocol, TypeVar
 
 from ..proto import tandem_pb2 as pb
+from ..shared.text.output import CallDelta
 from .generation import (
     ChoiceDelta,
     GenerationRequest,
@@ -44,12 +45,22 @@ PromptLogprobs = LogprobsEncoder[pb.PositionLogprobs]
 
 
 @dataclass(slots=True)
+class ToolCallResult:
+    """One tool call of a choice."""
+
+    id: str
+    name: str
+    arguments: StringIO = field(default_factory=StringIO)
+
+
+@dataclass(slots=True)
 class ChoiceResult:
     """All output of one choice."""
 
     logprobs: ChoiceLogprobs | None = None
     text: StringIO = field(default_factory=StringIO)
     reasoning: StringIO = field(default_factory=StringIO)
+    calls: list[ToolCallResult] = field(default_factory=list)
     tokens: array[int] = field(default_factory=new_tokens)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
@@ -59,6 +70,8 @@ class ChoiceResult:
         grown = len(delta.text) + len(delta.reasoning) + 4 * len(delta.tokens)
         self.text.write(delta.text)
         self.reasoning.write(delta.reasoning)
+        for call in delta.calls:
+            grown += self._add_call(call)
         if keep_tokens:
             self.tokens.extend(delta.tokens)
         if delta.scored and self.logprobs is not None:
@@ -68,6 +81,12 @@ class ChoiceResult:
         self.finish_reason = delta.finish_reason or self.finish_reason
         self.stop_reason = delta.stop_reason if delta.finish_reason else self.stop_reason
         return grown
+
+    def _add_call(self, call: CallDelta) -> int:
+        if call.index == len(self.calls):
+            self.calls.append(ToolCallResult(call.id, call.name))
+        self.calls[call.index].arguments.write(call.arguments)
+        return len(call.id) + len(call.name) + len(call.arguments)
 
 
 @dataclass(slots=True)

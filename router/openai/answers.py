@@ -70,10 +70,27 @@ class ChatLogprobs(AnswerModel):
     refusal: None
 
 
+class AnsweredFunction(AnswerModel):
+    name: str
+    arguments: str
+
+
+class AnsweredCall(AnswerModel):
+    """A call of a tool; ``arguments`` is JSON, as the model has written it."""
+
+    id: str
+    type: Literal["function"]
+    function: AnsweredFunction
+
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
 class AnswerMessage(AnswerModel):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    tool_calls: list[AnsweredCall] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
 
@@ -82,7 +99,7 @@ class ChatChoice(AnswerModel):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
     stop_reason: str | int | None
     token_ids: list[int] | None
 
@@ -101,9 +118,24 @@ class ChatCompletion(AnswerModel):
     prompt_logprobs: PromptLogprobsList | None
 
 
+class FunctionDelta(AnswerModel):
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(AnswerModel):
+    """New output of a call. Its id, type and name come once, with its first delta."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class MessageDelta(AnswerModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
 
@@ -112,7 +144,7 @@ class ChatChunkChoice(AnswerModel):
     index: int
     delta: MessageDelta
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: FinishReason | None
     stop_reason: str | int | None = None
     token_ids: list[int] | None = None
 

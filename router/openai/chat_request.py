@@ -26,10 +26,9 @@ from .request_fields import (
     read_shared,
     read_text_options,
 )
+from .tools import ToolChoice, Tools, read_tools
 
 CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = COMMON_UNSUPPORTED | {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -61,8 +60,10 @@ class ChatCompletionRequest(GenerationBody):
     add_generation_prompt: bool = True
     add_special_tokens: bool = False
     include_reasoning: bool = True
-    # No effect without tools, predictions and storage.
-    parallel_tool_calls: Any = None
+    tools: Tools = Field(default_factory=list)
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool = True
+    # No effect without predictions and storage.
     prediction: Any = None
     store: Any = None
     service_tier: Any = None
@@ -73,13 +74,17 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
     ignored: set[str] = set()
     chat = ChatCompletionRequest.read(body, ignored)
     shared = read_shared(chat, ignored, model, options)
-    text = read_text_options(chat, reasoning_parser=options.reasoning_parser)
+    tools = read_tools(
+        chat.tools, chat.tool_choice, chat.parallel_tool_calls, model, options, ignored
+    )
+    text = read_text_options(chat, reasoning_parser=options.reasoning_parser, tools=tools.use)
     logprobs = _logprobs(chat)
     wanted = _max_tokens(chat)
     tokens = encode_chat(
         read_messages(chat.messages, model, ignored),
         model,
         variables=_template_variables(chat),
+        tools=tools.shown,
         add_generation_prompt=chat.add_generation_prompt,
         add_special_tokens=chat.add_special_tokens,
     )

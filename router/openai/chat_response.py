@@ -7,12 +7,13 @@ from io import StringIO
 from typing import Any
 
 from ...proto import tandem_pb2 as pb
+from ...shared.text.output import CallDelta
 from ...shared.text.reasoning import NO_PARSER
 from ...shared.text.tokenizer import Tokenizer
 from ..generation import ChoiceDelta, GenerationRequest, ScoredToken, Usage
 from ..http.encoding import EncodedArray
 from ..http.sse import data_event
-from ..result import ChoiceResult, GenerationResult
+from ..result import ChoiceResult, GenerationResult, ToolCallResult
 from .response_fields import (
     END_OF_STREAM,
     PromptLogprobsEncoder,
@@ -57,8 +58,8 @@ class ChatResponse:
         return b"".join(map(data_event, chunks))
 
     def chunk(self, delta: ChoiceDelta) -> bytes:
-        """The reasoning, the text, then the finish reason with an empty delta, as OpenAI sends
-        it."""
+        """The reasoning, the text, the calls, then the finish reason with an empty delta, as OpenAI
+        sends it."""
         events = b""
         if delta.reasoning and self._request.include_reasoning:
             choice = _choice(delta.index, _reasoning(delta.reasoning))
@@ -70,8 +71,11 @@ class ChatResponse:
             if self._request.return_token_ids:
                 choice["token_ids"] = list(delta.tokens)
             events += data_event(self._chunk([choice]))
+        for call in delta.calls:
+            choice = _choice(delta.index, {"tool_calls": [_call_delta(call)]})
+            events += data_event(self._chunk([choice]))
         if delta.finish_reason is not None:
-            choice = _choice(delta.index, {}, delta.finish_reason)
+            choice = _choice(delta.index, {}, self._finish_reason(delta.finish_reason))
             choice["stop_reason"] = delta.stop_reason
             events += data_event(self._chunk([choice]))
         return events
@@ -112,7 +116,7 @@ class ChatResponse:
             "index": index,
             "message": self._message(choice),
             "logprobs": None if choice.logprobs is None else choice.logprobs.body(),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": self._finish_reason(choice.finish_reason),
             "stop_reason": choice.stop_reason,
             "token_ids": None,
         }
@@ -122,12 +126,19 @@ class ChatResponse:
 
     def _message(self, choice: ChoiceResult) -> dict[str, Any]:
         message = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.calls:
+            message["tool_calls"] = [_call(call) for call in choice.calls]
+        if not choice.text.tell() and (choice.calls or self._parsed):
+            message["content"] = None
         if not self._parsed:
             return message
         has_reasoning = self._request.include_reasoning and choice.reasoning.tell() > 0
-        if not choice.text.tell():
-            message["content"] = None
         return message | _reasoning(choice.reasoning if has_reasoning else None)
+
+    def _finish_reason(self, reason: str | None) -> str | None:
+        """As in OpenAI's API, a call that the client has named ends with "stop"."""
+        tools = self._request.text.tools
+        return "stop" if reason == "tool_calls" and tools and tools.named else reason
 
     def _usage(self, usage: Usage) -> dict[str, Any]:
         return usage_body(usage, with_reasoning=self._parsed)
@@ -149,6 +160,19 @@ class ChatResponse:
 
 def _choice(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+
+def _call_delta(call: CallDelta) -> dict[str, Any]:
+    function = {"arguments": call.arguments}
+    if not call.name:
+        return {"index": call.index, "function": function}
+    function = {"name": call.name} | function
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+
+
+def _call(call: ToolCallResult) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _logprobs(scored: Sequence[ScoredToken], tokenizer: Tokenizer) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, Validation
 from ...proto import tandem_pb2 as pb
 from ...shared.text.reasoning import NO_PARSER
 from ...shared.text.stop import StopStrings
+from ...shared.text.tool_parsers.tool_use import ToolUse
 from ..errors import invalid
 from ..generation import TextOptions
 from ..options import RouterOptions
@@ -191,6 +192,7 @@ def read_text_options(
     echo: bool = False,
     discard_output: bool = False,
     reasoning_parser: str = NO_PARSER,
+    tools: ToolUse | None = None,
 ) -> TextOptions:
     """Read the options of how the router turns tokens into text."""
     stops = [body.stop] if isinstance(body.stop, str) else body.stop
@@ -201,6 +203,7 @@ def read_text_options(
         min_tokens=body.min_tokens,
         echo=echo,
         reasoning_parser=reasoning_parser,
+        tools=tools,
         discard_output=discard_output,
     )
 

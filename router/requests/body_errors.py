@@ -30,11 +30,12 @@ EXPECTED = {
 }
 
 
-def to_request_error(error: ValidationError, body: dict[str, Any]) -> Exception:
-    """The error for the first field of ``body`` that is wrong."""
+def to_request_error(error: ValidationError, body: dict[str, Any], at: str = "") -> Exception:
+    """The error for the first field of ``body`` that is wrong; ``at`` is the place of the body, if
+    it is a part of another."""
     found = error.errors(include_url=False, include_input=False)[0]
     place, limits = found["loc"], found.get("ctx", {})
-    name = _name(place)
+    name = f"{at}.{_name(place)}" if at else _name(place)
     kind = found["type"]
     if kind == "missing":
         message = f"Missing required parameter: '{name}'."

@@ -22,7 +22,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import core_schema
 
 from ..errors import invalid
-from .body_errors import to_request_error
+from .body_errors import to_request_error, wrong_type
 
 # Unknown fields of one request that are recorded; clients repeat the same ones.
 MAX_IGNORED = 16
@@ -56,10 +56,12 @@ class BodyModel(BaseModel):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
     @classmethod
-    def read(cls, body: Any, ignored: set[str], within: str = "") -> Self:
-        """Check an object. Its unknown names are added to ``ignored``, with the prefix ``within``.
-        Raises ``RequestError``."""
+    def read(cls, body: Any, ignored: set[str], within: str = "", *, at: str = "") -> Self:
+        """Check an object, which errors place at ``at``. Its unknown names are added to
+        ``ignored``, with the prefix ``within``. Raises ``RequestError``."""
         if not isinstance(body, dict):
+            if at:
+                raise wrong_type(at, "an object", body)
             raise invalid("The request body must be a JSON object.")
         given = {name: value for name, value in body.items() if value is not None}
         if not given.keys() <= cls.__pydantic_fields__.keys():
@@ -69,7 +71,7 @@ class BodyModel(BaseModel):
             checked: Self = cls.__pydantic_validator__.validate_python(given)
             return checked
         except ValidationError as error:
-            raise to_request_error(error, given) from None
+            raise to_request_error(error, given, at) from None
 
     @classmethod
     def _check_names(cls, given: dict[str, Any], ignored: set[str], within: str) -> None:

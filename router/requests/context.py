@@ -67,10 +67,12 @@ def encode_chat(
     model: ServedModel,
     *,
     variables: dict[str, Any] | None = None,
+    tools: list[dict[str, Any]] | None = None,
     add_generation_prompt: bool = True,
     add_special_tokens: bool = False,
 ) -> list[int]:
-    """The tokens of messages in the form that templates expect, and of ``variables``."""
+    """The tokens of messages and tools in the form that templates expect, and of
+    ``variables``."""
     variables = variables or {}
     check_length(_characters_of([messages, variables]), model, param="messages")
     try:
@@ -78,6 +80,7 @@ def encode_chat(
             messages,
             add_generation_prompt=add_generation_prompt,
             add_special_tokens=add_special_tokens,
+            tools=tools,
             template_kwargs=variables,
             most=model.max_model_len,
         )

@@ -185,6 +185,22 @@ class RouterConfig:
         minimum=0.0,
     )
     stats_interval: float = fields.stats_interval()
+    enable_auto_tool_choice: bool = option(
+        True,
+        "--enable-auto-tool-choice",
+        "Let the model decide whether it calls a tool, and find its calls in its output.",
+    )
+    tool_call_parser: str = option(
+        "auto",
+        "--tool-call-parser",
+        "Format in which the model writes tool calls. auto: that which its chat template shows.",
+        choices=("auto", "hermes"),
+    )
+    exclude_tools_when_tool_choice_none: bool = option(
+        False,
+        "--exclude-tools-when-tool-choice-none",
+        "Leave the tools out of the prompt of a request whose tool_choice is none.",
+    )
     reasoning_parser: str = option(
         "none",
         "--reasoning-parser",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class TokenTexts:
     def __init__(self, raw: RawTokenizer) -> None:
         self._raw = raw
         self._known: dict[int, bytes] = {}
+        self._kept: dict[frozenset[str], frozenset[int]] = {}  # ids, by sets of contents
         self.special_ids = frozenset(
             token for token, added in raw.get_added_tokens_decoder().items() if added.special
         )
@@ -47,12 +48,24 @@ class TokenTexts:
         self._replacements, self._byte_fallback, self.strip_left = _sentencepiece(steps)
         self.exact = self.byte_level or self._replacements is not None
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        """A fresh detokenizer for one sequence."""
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, keep: Collection[str] = ()
+    ) -> Detokenizer:
+        """A fresh detokenizer for one sequence. The special tokens to ``keep`` are never
+        skipped."""
         skip = self.special_ids if skip_special_tokens else frozenset()
+        if skip and keep:
+            skip = skip - self._ids_of(frozenset(keep))
         if self.exact:
             return _ByteDetokenizer(self, skip)
         return _WindowDetokenizer(self._raw, skip)
+
+    def _ids_of(self, contents: frozenset[str]) -> frozenset[int]:
+        known = self._kept.get(contents)
+        if known is None:
+            ids = (self._raw.token_to_id(content) for content in contents)
+            known = self._kept[contents] = frozenset(id for id in ids if id is not None)
+        return known
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes of a token; empty for an unknown id."""

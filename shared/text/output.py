@@ -1,12 +1,12 @@
 """The text of one choice: detokenized, up to a stop string, then split by a parser.
 
 The router and the Python API share it. A parser is the stage between text and response: it may
-divert a part of the text, such as the reasoning before an answer.
+divert a part of the text, such as the reasoning before an answer, or a tool call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,11 +15,63 @@ from .stop import StopMatcher, StopStrings
 
 
 @dataclass(frozen=True, slots=True)
+class CallDelta:
+    """New output of one tool call, the ``index``-th of its choice. ``id`` and ``name`` come once,
+    with the first delta of the call; ``arguments`` is a fragment of JSON."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
-    """New text of a choice, by its place in the response."""
+    """New text of a choice, by its place in the response: reasoning, then content, then calls."""
 
     content: str = ""
     reasoning: str = ""
+    calls: tuple[CallDelta, ...] = ()
+
+
+Deltas = Sequence[TextDelta]
+
+
+def joined(deltas: Deltas) -> list[TextDelta]:
+    """As few deltas as keep the order: a new one begins where text follows a call."""
+    made: list[TextDelta] = []
+    for group in _in_order(deltas):
+        calls = tuple(call for delta in group for call in delta.calls)
+        content = "".join([delta.content for delta in group])
+        reasoning = "".join([delta.reasoning for delta in group])
+        made.append(TextDelta(content, reasoning, _whole_fragments(calls)))
+    return made
+
+
+def _in_order(deltas: Deltas) -> Iterable[Deltas]:
+    group: list[TextDelta] = []
+    after_call = False
+    for delta in deltas:
+        if after_call and (delta.content or delta.reasoning):
+            yield group
+            group, after_call = [], False
+        group.append(delta)
+        after_call = after_call or bool(delta.calls)
+    if group:
+        yield group
+
+
+def _whole_fragments(calls: tuple[CallDelta, ...]) -> tuple[CallDelta, ...]:
+    """One delta for each run of deltas of the same call."""
+    made: list[CallDelta] = []
+    for call in calls:
+        if made and made[-1].index == call.index:
+            last = made[-1]
+            arguments = last.arguments + call.arguments
+            made[-1] = CallDelta(call.index, last.id, last.name, arguments)
+        else:
+            made.append(call)
+    return tuple(made)
 
 
 class OutputParser(Protocol):
@@ -29,10 +81,10 @@ class OutputParser(Protocol):
     def reasoning(self) -> bool:
         """True while new text belongs to the reasoning."""
 
-    def push(self, text: str) -> TextDelta:
+    def push(self, text: str) -> Deltas:
         """Add text; text that may be the beginning of a marker is held back."""
 
-    def flush(self) -> TextDelta:
+    def flush(self) -> Deltas:
         """Return the text held back, at the end of the choice."""
 
 
@@ -41,11 +93,11 @@ class PlainText:
 
     reasoning = False
 
-    def push(self, text: str) -> TextDelta:
-        return TextDelta(text)
+    def push(self, text: str) -> Deltas:
+        return (TextDelta(text),)
 
-    def flush(self) -> TextDelta:
-        return TextDelta()
+    def flush(self) -> Deltas:
+        return ()
 
 
 class OutputText:
@@ -76,14 +128,14 @@ class OutputText:
     def stopped_by(self) -> str | None:
         return self._stops.matched
 
-    def push(self, token: int) -> TextDelta:
-        """Add a token; its new text. Check ``stopped_by`` afterwards."""
+    def push(self, token: int) -> Deltas:
+        """Add a token; its new text, in order. Check ``stopped_by`` afterwards."""
         text = self._before_stop(self._detokenizer.push(token))
         self.tokens += 1
         self.reasoning_tokens += self._parser.reasoning
         return self._parsed(text)
 
-    def finish(self, stop_token: int | None = None) -> TextDelta:
+    def finish(self, stop_token: int | None = None) -> Deltas:
         """End the choice; the text held back, unless it completes a stop string.
 
         ``stop_token`` ended the choice, and was not pushed. As in vLLM it counts, and its text is
@@ -105,9 +157,8 @@ class OutputText:
         # As in vLLM, stop strings do not count before min_tokens.
         return self._stops.push(text) if self.tokens + 1 > self._min_tokens else text
 
-    def _parsed(self, text: str, last: bool = False) -> TextDelta:
-        delta = self._parser.push(text)
+    def _parsed(self, text: str, last: bool = False) -> Deltas:
+        deltas = self._parser.push(text)
         if not last and self.stopped_by is None:
-            return delta
-        rest = self._parser.flush()
-        return TextDelta(delta.content + rest.content, delta.reasoning + rest.reasoning)
+            return deltas
+        return [*deltas, *self._parser.flush()]

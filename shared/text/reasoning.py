@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .output import OutputParser, TextDelta
+from .output import Deltas, OutputParser, TextDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class ReasoningParser:
         self._over = False  # the reasoning has ended: all further text is content
         self._held = ""
 
-    def push(self, text: str) -> TextDelta:
+    def push(self, text: str) -> Deltas:
         self._held += text
         if self._may_repeat_start and not self._skip_start():
-            return TextDelta()
+            return ()
         content, reasoning = "", ""
         while not self._over:
             marker = self._end if self.reasoning else self._start
@@ -56,14 +56,14 @@ class ReasoningParser:
                 content += shown
             self._held = after if found else kept
             if not found:
-                return TextDelta(content, reasoning)
+                return (TextDelta(content, reasoning),)
             self._over, self.reasoning = self.reasoning, not self.reasoning
         content, self._held = content + self._held, ""
-        return TextDelta(content, reasoning)
+        return (TextDelta(content, reasoning),)
 
-    def flush(self) -> TextDelta:
+    def flush(self) -> Deltas:
         held, self._held = self._held, ""
-        return TextDelta(reasoning=held) if self.reasoning else TextDelta(held)
+        return (TextDelta(reasoning=held) if self.reasoning else TextDelta(held),)
 
     def _skip_start(self) -> bool:
         """Drop a repeated opening marker. Returns whether enough text is there to know."""

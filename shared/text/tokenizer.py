@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer as RawTokenizer
@@ -142,9 +142,12 @@ class Tokenizer:
         """Decode tokens to exactly the text that a ``detokenizer``'s deltas add up to."""
         return detokenize(self.texts, tokens, skip_special_tokens=skip_special_tokens)
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        """A detokenizer for one growing sequence."""
-        return self.texts.detokenizer(skip_special_tokens=skip_special_tokens)
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, keep: Collection[str] = ()
+    ) -> Detokenizer:
+        """A detokenizer for one growing sequence. The special tokens to ``keep`` are never
+        skipped, since a parser needs them."""
+        return self.texts.detokenizer(skip_special_tokens=skip_special_tokens, keep=keep)
 
     def _template(self) -> ChatTemplate:
         if self.template is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...errors import UnavailableError
-from ...text.output import OutputText, TextDelta
+from ...text.output import Deltas, OutputText
 from ...text.tokenizer import Tokenizer
 from ..plan import PositionLogprobs
 from ..sequence import FinishReason, Sequence, StepOutput
@@ -73,16 +73,17 @@ class SequenceText:
             self._stop_reason = sequence.stop_token
         return self._delta(text, ended_by, [])
 
-    def _delta(self, text: TextDelta, tokens: list[int], logprobs: list[PositionLogprobs]) -> Delta:
+    def _delta(self, new: Deltas, tokens: list[int], logprobs: list[PositionLogprobs]) -> Delta:
         """A stop string overrides the sequence's own reason."""
+        text = "".join([delta.content for delta in new])
         if self._output.stopped_by is not None:
             self.finish_reason, self._stop_reason = "stop", self._output.stopped_by
-        self._text.append(text.content)
+        self._text.append(text)
         self._tokens += tokens
         self._logprobs += logprobs
         return Delta(
             index=self.sequence.index,
-            text=text.content,
+            text=text,
             tokens=tokens,
             logprobs=logprobs,
             finish_reason=self.finish_reason,

@@ -173,6 +173,7 @@ TAKEN: dict[str, Any] = {
     "stream_options": {},
     "reasoning_effort": "low",
     "system": "x",
+    "tool_choice": "none",
 }
 BEYOND = {"minimum": "below the minimum", "maximum": "above the maximum"}
 

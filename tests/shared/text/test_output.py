@@ -46,13 +46,13 @@ def split(name: str, text: str) -> TextDelta:
 
 def output_of(pieces: list[str], name: str, **options: object) -> tuple[OutputText, TextDelta]:
     output = OutputText(Words(pieces), parser=reasoning_parser(name), **options)  # type: ignore[arg-type]
-    deltas = []
+    deltas: list[TextDelta] = []
     for token in range(len(pieces)):
-        deltas.append(output.push(token))
+        deltas += output.push(token)
         if output.stopped_by is not None:
             break
     else:
-        deltas.append(output.finish())
+        deltas += output.finish()
     content = "".join(delta.content for delta in deltas)
     return output, TextDelta(content, "".join(delta.reasoning for delta in deltas))
 

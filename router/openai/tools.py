@@ -1,0 +1,166 @@
+"""The tools of a chat request: checked, for the template, and for the parser of the output."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ...shared.text.tool_parsers.detection import tool_parser
+from ...shared.text.tool_parsers.tool_use import ToolUse
+from ..errors import invalid
+from ..options import RouterOptions
+from ..requests.body_errors import wrong_type
+from ..requests.body_model import BodyModel, DocumentedAs
+from ..served_model import ServedModel
+
+MAX_TOOLS = 1024
+_NAME = re.compile(r"[\w.:/@$-]{1,256}")
+CHOICES = ("none", "auto", "required")
+
+
+class FunctionDefinition(BodyModel):
+    """A function that the model may call; ``parameters`` is a JSON schema."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BodyModel):
+    """A tool. Others than functions are rejected."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class NamedFunction(BodyModel):
+    name: str
+
+
+class NamedTool(BodyModel):
+    """The only tool that the model may call, and must call."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+Tools = Annotated[list[Any], Field(max_length=MAX_TOOLS), DocumentedAs(list[Tool])]
+ToolChoice = Annotated[Any, DocumentedAs(Literal[CHOICES] | NamedTool)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolRequest:
+    """What a request wants of tools: ``shown`` are those that the template gets, ``use`` is
+    ``None`` if the output has no calls."""
+
+    shown: list[dict[str, Any]] | None = None
+    use: ToolUse | None = None
+
+
+NO_TOOLS = ToolRequest()
+
+
+def read_tools(
+    tools: list[Any],
+    choice: Any,
+    parallel: bool,
+    model: ServedModel,
+    options: RouterOptions,
+    ignored: set[str],
+) -> ToolRequest:
+    """Check ``tools`` and ``tool_choice``. Raises ``RequestError``."""
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            message = "When using 'tool_choice', 'tools' must be set."
+            raise invalid(message, "tool_choice", "missing_required_parameter")
+        return NO_TOOLS
+    known = _Functions()
+    for i, tool in enumerate(tools):
+        known.add(tool, f"tools[{i}]", ignored)
+    named = _named(choice, known)
+    if choice == "none":
+        hidden = options.exclude_tools_when_tool_choice_none
+        return NO_TOOLS if hidden else ToolRequest(shown=known.shown)
+    _check_capable(choice or "auto", model, options)
+    use = ToolUse(
+        parser=tool_parser(options.tool_call_parser, _template(model)),
+        schemas=known.schemas,
+        parallel=parallel,
+        named=named,
+    )
+    return ToolRequest(shown=known.shown, use=use)
+
+
+@dataclass(slots=True)
+class _Functions:
+    """The functions of a request: in the form that templates expect, and their schemas."""
+
+    shown: list[dict[str, Any]] = field(default_factory=list)
+    schemas: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def add(self, tool: Any, param: str, ignored: set[str]) -> None:
+        if not isinstance(tool, dict):
+            raise wrong_type(param, "an object", tool)
+        if tool.get("type") != "function":
+            message = f"'{param}.type' must be 'function'; other kinds of tools are not supported."
+            raise invalid(message, f"{param}.type", "unsupported_value")
+        function = FunctionDefinition.read(
+            tool.get("function"), ignored, "tools[].function.", at=f"{param}.function"
+        )
+        if not _NAME.fullmatch(function.name):
+            raise invalid(
+                f"Invalid '{param}.function.name': {function.name[:64]!r}; a name has 1 to 256 "
+                f"letters, digits and characters of _.:/@$-",
+                f"{param}.function.name",
+                "invalid_value",
+            )
+        if function.name in self.schemas:
+            message = f"'{param}.function.name': there are two tools named '{function.name}'."
+            raise invalid(message, f"{param}.function.name", "duplicate_tool")
+        self.schemas[function.name] = function.parameters or {}
+        shown = {"name": function.name}
+        for name in ("description", "parameters"):
+            if (value := getattr(function, name)) is not None:
+                shown[name] = value
+        self.shown.append({"type": "function", "function": shown})
+
+
+def _named(choice: Any, known: _Functions) -> str:
+    """The function that ``tool_choice`` names, if it names one."""
+    if choice is None or choice in CHOICES:
+        return ""
+    function = choice.get("function") if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or choice.get("type") != "function":
+        raise invalid(
+            f"Invalid value for 'tool_choice': it must be one of {', '.join(CHOICES)}, or name a "
+            f"function as {{'type': 'function', 'function': {{'name': ...}}}}.",
+            "tool_choice",
+            "invalid_value",
+        )
+    if name not in known.schemas:
+        message = f"'tool_choice' names the function '{name[:64]}', which is not in 'tools'."
+        raise invalid(message, "tool_choice", "invalid_value")
+    return name
+
+
+def _check_capable(choice: Any, model: ServedModel, options: RouterOptions) -> None:
+    if choice != "auto":
+        message = "'tool_choice' 'required' and of a named function are not supported yet."
+        raise invalid(message, "tool_choice", "unsupported_value")
+    if not options.enable_auto_tool_choice:
+        message = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser.'
+        raise invalid(message, "tool_choice", "unsupported_value")
+    if "tools" not in _template(model):
+        message = "'tools': this model's chat template has no place for tools."
+        raise invalid(message, "tools", "unsupported_value")
+
+
+def _template(model: ServedModel) -> str:
+    template = model.tokenizer.template
+    return "" if template is None else template.source

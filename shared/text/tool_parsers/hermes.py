@@ -1,0 +1,22 @@
+"""``<tool_call>{"name": "f", "arguments": {...}}</tool_call>``: Hermes, Qwen 2.5 and Qwen 3."""
+
+from __future__ import annotations
+
+from .json_call import json_call
+from .reader import Reader, Steps
+from .tool_use import ToolUse
+
+START, END = "<tool_call>", "</tool_call>"
+
+
+def hermes(reader: Reader, tools: ToolUse) -> Steps:
+    """Any number of calls, with content before, between and after them."""
+    while (yield from reader.until(START, to=reader.content)):
+        yield from reader.attempt(_call(reader), after=START)
+
+
+def _call(reader: Reader) -> Steps:
+    yield from reader.skip_space()
+    yield from json_call(reader)
+    yield from reader.skip_space()
+    yield from reader.accept(END)

@@ -1,0 +1,171 @@
+"""Tools in chat completions, against a fake decode node."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tandem.tests.router.support import Cluster, cluster, events, make_model
+
+TEMPLATE = (
+    "{% for t in tools or [] %}<tool_call> {{ t | tojson }}\n{% endfor %}"
+    "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}<|end|>\n{% endfor %}"
+    "{% if 'tool' == 'x' %}{% endif %}<|start|>assistant\n"
+)
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "weather", "description": "d", "parameters": PARAMETERS, "strict": True},
+}
+NOW: dict[str, Any] = {"type": "function", "function": {"name": "now"}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Öl"}}\n</tool_call>'
+ANSWER = f"I look.\n{CALL}\n{CALL.replace('Öl', 'Ys')}"
+
+
+@pytest.fixture
+async def c(tmp_path: Path) -> Any:
+    make_model(tmp_path / "model", TEMPLATE)
+    async with cluster(tmp_path) as running:
+        running.node.reply = running.encode(ANSWER)
+        yield running
+
+
+def prompt(c: Cluster) -> str:
+    tokenizer = c.router.registry.model().tokenizer
+    return tokenizer.decode(c.node.requests[-1].prompt, skip_special_tokens=False)
+
+
+async def test_calls_are_answered_in_openais_shape(c: Cluster) -> None:
+    [choice] = (await c.chat(tools=[WEATHER, NOW])).json()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    message = choice["message"]
+    assert message["content"] == "I look."
+    assert [call["function"]["arguments"] for call in message["tool_calls"]] == [
+        '{"city": "Öl"}',
+        '{"city": "Ys"}',
+    ]
+    first, second = message["tool_calls"]
+    assert first["id"] != second["id"] and first["id"].startswith("call_")
+    assert first["type"] == "function" and first["function"]["name"] == "weather"
+    shown = {"name": "weather", "description": "d", "parameters": PARAMETERS}
+    assert json.dumps({"type": "function", "function": shown}) in prompt(c)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 500])
+async def test_streamed_calls_add_up_to_the_unary_ones(c: Cluster, chunk: int) -> None:
+    c.node.chunk = chunk
+    fields: dict[str, Any] = {"tools": [WEATHER], "n": 2}
+    whole = (await c.chat(**fields)).json()["choices"]
+    chunks = events((await c.chat(stream=True, **fields)).text)[:-1]
+    for choice in whole:
+        mine = [x["choices"][0] for x in chunks if x["choices"][0]["index"] == choice["index"]]
+        assert [x["finish_reason"] for x in mine if x["finish_reason"]] == ["tool_calls"]
+        text = "".join(x["delta"].get("content", "") for x in mine)
+        assert text == choice["message"]["content"]
+        calls: list[dict[str, Any]] = []
+        for delta in (call for x in mine for call in x["delta"].get("tool_calls", ())):
+            if delta["index"] == len(calls):
+                assert delta["id"].startswith("call_") and delta["type"] == "function"
+                calls.append({"name": delta["function"]["name"], "arguments": ""})
+            else:
+                assert delta.keys() == {"index", "function"}
+                assert delta["function"].keys() == {"arguments"}
+            calls[delta["index"]]["arguments"] += delta["function"]["arguments"]
+        assert calls == [call["function"] for call in choice["message"]["tool_calls"]]
+
+
+async def test_the_openai_clients_stream_helper_collects_calls(c: Cluster) -> None:
+    messages: Any = [{"role": "user", "content": "hi"}]
+    tools: Any = [WEATHER | {"function": WEATHER["function"] | {"parameters": _strict()}}]
+    async with openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="x", max_retries=0) as client:
+        async with client.chat.completions.stream(
+            model="tiny", messages=messages, tools=tools
+        ) as stream:
+            kinds = [event.type async for event in stream]
+            final = await stream.get_final_completion()
+        assert kinds.count("tool_calls.function.arguments.done") == 2
+        calls = final.choices[0].message.tool_calls or []
+        assert [call.function.parsed_arguments for call in calls] == [
+            {"city": "Öl"},
+            {"city": "Ys"},
+        ]
+        # The answer goes back with the results.
+        messages += [final.choices[0].message]
+        messages += [{"role": "tool", "tool_call_id": x.id, "content": "warm"} for x in calls]
+        await client.chat.completions.create(model="tiny", messages=messages, tools=tools)
+    assert "[weather][weather]" in prompt(c) and "tool\nwarm" in prompt(c)
+
+
+def _strict() -> dict[str, Any]:
+    return PARAMETERS | {"required": ["city"], "additionalProperties": False}
+
+
+async def test_one_call_at_a_time(c: Cluster) -> None:
+    answer = await c.chat(tools=[WEATHER], parallel_tool_calls=False)
+    [call] = answer.json()["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"city": "Öl"}
+
+
+async def test_without_tools_or_with_none_calls_are_text(c: Cluster) -> None:
+    asked: list[dict[str, Any]] = [{}, {"tools": []}, {"tools": [NOW], "tool_choice": "none"}]
+    for fields in asked:
+        [choice] = (await c.chat(**fields)).json()["choices"]
+        assert choice["message"]["content"] == ANSWER
+        assert choice["finish_reason"] == "stop" and "tool_calls" not in choice["message"]
+    assert '"now"' in prompt(c)  # as in vLLM
+
+
+async def test_a_call_that_is_cut_off_ends_with_length_and_what_there_is(c: Cluster) -> None:
+    tokens = len(c.encode(CALL[: CALL.index("Öl")]))
+    c.node.reply = c.encode(CALL)
+    [choice] = (await c.chat(tools=[WEATHER], max_tokens=tokens)).json()["choices"]
+    assert choice["finish_reason"] == "length" and choice["message"]["content"] is None
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"]["arguments"].startswith('{"city"')
+
+
+INVALID: dict[str, tuple[dict[str, Any], str]] = {
+    "no object": ({"tools": [5]}, "tools[0]"),
+    "no type": ({"tools": [{}]}, "tools[0].type"),
+    "custom": ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type"),
+    "no function": ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    "no name": ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+    "empty name": ({"tools": [NOW | {"function": {"name": ""}}]}, "tools[0].function.name"),
+    "strange name": ({"tools": [NOW | {"function": {"name": 'a"b'}}]}, "tools[0].function.name"),
+    "parameters": (
+        {"tools": [NOW | {"function": {"name": "f", "parameters": []}}]},
+        "tools[0].function.parameters",
+    ),
+    "twice": ({"tools": [NOW, NOW]}, "tools[1].function.name"),
+    "too many": ({"tools": [NOW] * 1025}, "tools"),
+    "no array": ({"tools": {}}, "tools"),
+    "a choice without tools": ({"tool_choice": "required"}, "tool_choice"),
+    "unknown choice": ({"tools": [NOW], "tool_choice": "any"}, "tool_choice"),
+    "choice of another kind": ({"tools": [NOW], "tool_choice": 5}, "tool_choice"),
+    "unknown function": (
+        {"tools": [NOW], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+        "tool_choice",
+    ),
+}
+
+
+async def test_invalid_tools_are_rejected_by_name(c: Cluster) -> None:
+    for case, (fields, param) in INVALID.items():
+        answer = await c.chat(**fields)
+        assert answer.status_code == 400, (case, answer.text)
+        assert answer.json()["error"]["param"] == param, (case, answer.text)
+    assert c.node.requests == []
+
+
+async def test_automatic_choice_can_be_switched_off(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", TEMPLATE)
+    async with cluster(tmp_path, enable_auto_tool_choice=False) as c:
+        answer = await c.chat(tools=[NOW])
+        assert answer.status_code == 400
+        assert "--enable-auto-tool-choice" in answer.json()["error"]["message"]
+        assert (await c.chat(tools=[NOW], tool_choice="none")).status_code == 200

@@ -1,0 +1,95 @@
+"""Tool parsers: every recorded output gives its calls, wherever it is cut."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tandem.shared.config import RouterConfig
+from tandem.shared.text.output import TextDelta, joined
+from tandem.shared.text.tool_parsers.detection import AUTO
+from tandem.shared.text.tool_parsers.formats import FORMATS
+from tandem.shared.text.tool_parsers.tool_text import ToolText
+from tandem.shared.text.tool_parsers.tool_use import ToolUse
+from tandem.tests.shared.text.tool_parsers.recorded import MALFORMED, OUTPUTS, SCHEMAS, Recorded
+
+
+def parsed(parser: str, pieces: Iterable[str], **options: Any) -> list[TextDelta]:
+    stage = ToolText(ToolUse(parser=parser, schemas=SCHEMAS, **options))
+    deltas = [delta for piece in pieces for delta in stage.push(piece)]
+    return [*deltas, *stage.flush()]
+
+
+def summary(deltas: list[TextDelta]) -> tuple[str, list[tuple[str, str]]]:
+    """Content and calls. Checks that each call has its id and name once, first."""
+    calls: list[list[str]] = []
+    ids = set()
+    for call in (call for delta in deltas for call in delta.calls):
+        assert bool(call.id) == bool(call.name) == (call.index == len(calls))
+        if call.name:
+            calls.append([call.name, ""])
+            ids.add(call.id)
+        assert call.index == len(calls) - 1
+        calls[-1][1] += call.arguments
+    assert len(ids) == len(calls)
+    content = "".join(delta.content for delta in deltas)
+    return content, [(name, arguments) for name, arguments in calls]
+
+
+@pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: output.parser)
+def test_recorded_outputs_give_their_calls_wherever_they_are_cut(output: Recorded) -> None:
+    text = output.text
+    whole = summary(parsed(output.parser, [text]))
+    content, calls = whole
+    assert (content, [(name, json.loads(raw)) for name, raw in calls]) == (
+        output.content,
+        output.calls,
+    )
+    for at in range(len(text)):
+        assert summary(parsed(output.parser, [text[:at], text[at:]])) == whole, at
+    for step in (1, 2, 3, 7):
+        edges = [*range(0, len(text), step), len(text)]
+        pieces = [text[a:b] for a, b in pairwise(edges)]
+        assert summary(parsed(output.parser, pieces)) == whole, step
+
+
+@pytest.mark.parametrize(("parser", "text"), MALFORMED)
+def test_malformed_calls_are_content(parser: str, text: str) -> None:
+    for pieces in ([text], list(text)):
+        assert summary(parsed(parser, pieces)) == (text, [])
+
+
+@pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: output.parser)
+def test_outputs_that_end_early_keep_what_they_have(output: Recorded) -> None:
+    """However a call is cut off, the names and arguments before the cut are those of the whole."""
+    _, calls = summary(parsed(output.parser, [output.text]))
+    for end in range(len(output.text)):
+        content, begun = summary(parsed(output.parser, [output.text[:end]]))
+        assert len(begun) <= len(calls)
+        for (name, arguments), (whole_name, whole) in zip(begun, calls, strict=False):
+            assert name == whole_name and whole.startswith(arguments.removesuffix("{}"))
+        if not begun:
+            assert content == output.text[:end] or content.startswith(output.content)
+
+
+def test_without_parallel_calls_only_the_first_counts() -> None:
+    [output] = [output for output in OUTPUTS if len(output.calls) > 1][:1]
+    content, calls = summary(parsed(output.parser, list(output.text), parallel=False))
+    assert content == output.content
+    assert [(name, json.loads(raw)) for name, raw in calls] == output.calls[:1]
+
+
+def test_text_after_a_call_is_in_a_delta_of_its_own() -> None:
+    text = 'a<tool_call>{"name": "now"}</tool_call>b<tool_call>{"name": "now"}</tool_call>'
+    places = [(delta.content, len(delta.calls)) for delta in joined(parsed("hermes", list(text)))]
+    assert places == [("a", 1), ("b", 1)]
+
+
+def test_the_router_s_option_lists_every_parser() -> None:
+    option = RouterConfig.__dataclass_fields__["tool_call_parser"]
+    assert set(option.metadata["choices"]) == {AUTO, *FORMATS}
+    assert option.default == AUTO
