@@ -68,9 +68,14 @@ class GenerationRequest:
     text: TextOptions
     stream: bool
     include_usage: bool
+    continuous_usage: bool = False
+    best: int | None = None  # of the n choices of each prompt, the number to return
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool = False
+    tokens_as_ids: bool = False  # in logprobs
+    role: str = "assistant"
+    opening_text: str = ""  # at the beginning of each choice, not generated
     include_reasoning: bool = True
     priority: int = 0
     cache_salt: str = ""
@@ -79,8 +84,18 @@ class GenerationRequest:
 
     @property
     def n(self) -> int:
-        """Choices for each prompt."""
+        """Choices that are generated for each prompt."""
         return self.sampling.n
+
+    @property
+    def returned(self) -> int:
+        """Choices of each prompt in the response."""
+        return self.n if self.best is None else self.best
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """True if the node must return logprobs: for the client, or to find the best choices."""
+        return self.logprobs is not None or self.best is not None
 
     @property
     def prompt_alternatives(self) -> int | None:
@@ -97,7 +112,7 @@ class GenerationRequest:
 
     @property
     def choices(self) -> int:
-        """Choices for all prompts."""
+        """Choices that are generated for all prompts."""
         return len(self.prompts) * self.n
 
 

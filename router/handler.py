@@ -13,7 +13,7 @@ from ..shared.telemetry.logs import logger
 from ..shared.telemetry.tracing import Tracer, Value, serving
 from .cluster.node_table import NodeTable
 from .cluster.registry_service import Registry
-from .errors import DrainingError
+from .errors import DrainingError, invalid
 from .generation import ChoiceDelta, GenerationRequest, Output
 from .http.encoding import encode
 from .http.exchange import JSON_TYPE, ClientGoneError, HttpExchange
@@ -82,7 +82,7 @@ class GenerateHandler:
             about["key"] = exchange.access.key
         with self._slot(), serving(self._tracer, "request", traceparent, **about) as span:
             request = await self._read(exchange, parse)
-            self._log_ignored(request)
+            self._note_ignored(request)
             span.set(**_attributes(request))
             response = surface.response(request, int(time.time()))
             with self.prompts.share() as prompts, self.answers.share() as memory:
@@ -124,8 +124,13 @@ class GenerateHandler:
 
             return await self._parsers.run(exchange.client, len(body), parsed)
 
-    def _log_ignored(self, request: GenerationRequest) -> None:
-        """Log each unknown field once: it may be misspelt."""
+    def _note_ignored(self, request: GenerationRequest) -> None:
+        """Log each unknown field once: it may be misspelt. Raises ``RequestError`` with
+        ``--strict-parameters``."""
+        if request.ignored and self._options.strict_parameters:
+            name = min(request.ignored)
+            message = f"Unknown parameter: '{name}'; this server rejects what no API has."
+            raise invalid(message, name, "unknown_parameter")
         for name in sorted(request.ignored - self._named_fields):
             if len(self._named_fields) < MAX_NAMED_FIELDS:
                 self._named_fields.add(name)

@@ -64,6 +64,12 @@ class ChoiceResult:
     tokens: array[int] = field(default_factory=new_tokens)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    scored: int = 0  # generated tokens with a logprob
+    logprob: float = 0.0  # sum over these
+
+    @property
+    def mean_logprob(self) -> float:
+        return self.logprob / max(1, self.scored)
 
     def add(self, delta: ChoiceDelta, *, keep_tokens: bool) -> int:
         """Add more output. Returns by how many bytes the result has grown."""
@@ -74,6 +80,10 @@ class ChoiceResult:
             grown += self._add_call(call)
         if keep_tokens:
             self.tokens.extend(delta.tokens)
+        if delta.tokens:  # not the echo of a prompt
+            for item in delta.scored:
+                self.scored += 1
+                self.logprob += item.logprobs.chosen.logprob if item.logprobs else 0.0
         if delta.scored and self.logprobs is not None:
             before = len(self.logprobs)
             self.logprobs.add(delta.scored)
@@ -134,7 +144,18 @@ class ResultCollector:
     def result(self, usage: Usage) -> GenerationResult:
         """The whole result, after the last output."""
         self._result.usage = usage
+        if self._request.best is not None:
+            self._keep_best(self._request.best)
         return self._result
+
+    def _keep_best(self, count: int) -> None:
+        """Keep the choices of each prompt with the highest logprob per token, best first."""
+        n, choices = self._request.n, self._result.choices
+        ranked = [
+            sorted(choices[first : first + n], key=lambda choice: -choice.mean_logprob)
+            for first in range(0, len(choices), n)
+        ]
+        self._result.choices = [choice for group in ranked for choice in group[:count]]
 
     def _new_choice(self) -> ChoiceResult:
         return ChoiceResult(self._choice_logprobs())

@@ -125,8 +125,8 @@ async def _message(request: GenerationRequest, number: int) -> pb.GenerateReques
     sampling.CopyFrom(request.sampling)
     sampling.max_tokens = request.max_tokens[number]
     sampling.min_tokens = request.text.min_tokens
-    if request.logprobs is not None and not request.text.discard_output:
-        sampling.logprobs = request.logprobs
+    if request.wants_logprobs and not request.text.discard_output:
+        sampling.logprobs = request.logprobs or 0
     if request.prompt_alternatives is not None:
         sampling.prompt_logprobs = request.prompt_alternatives
     suffix = f"-{number}" if len(request.prompts) > 1 else ""

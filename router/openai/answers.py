@@ -32,7 +32,7 @@ class TokenUsage(AnswerModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: CachedTokens
+    prompt_tokens_details: CachedTokens | None = None  # not in continuous usage
     completion_tokens_details: ReasoningTokens | None = None
 
 
@@ -87,7 +87,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class AnswerMessage(AnswerModel):
-    role: Literal["assistant"]
+    role: str
     content: str | None
     refusal: None
     tool_calls: list[AnsweredCall] | None = None
@@ -133,7 +133,7 @@ class ToolCallDelta(AnswerModel):
 
 
 class MessageDelta(AnswerModel):
-    role: Literal["assistant"] | None = None
+    role: str | None = None
     content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
     reasoning: str | None = None

@@ -9,13 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from ...shared.text.chat_template import flatten_content
+from ...shared.text.chat_template import ChatTemplate, flatten_content
 from ..errors import invalid
 from ..requests.body_errors import wrong_type
 from ..requests.body_model import BodyModel, DocumentedAs
 from ..served_model import ServedModel
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_MESSAGES = 16_384
 MAX_TOOL_CALLS = 1024
 MAX_NAME = 1 << 20
@@ -25,8 +24,15 @@ _TOOL_ROLE = re.compile(r"""['"]tool['"]""")
 class TextPart(BodyModel):
     """A part of a message's content. Others than texts are rejected."""
 
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
     text: str
+
+
+class RefusalPart(BodyModel):
+    """A part of an earlier answer."""
+
+    type: Literal["refusal"]
+    refusal: str
 
 
 class CalledFunction(BodyModel):
@@ -50,8 +56,8 @@ class ChatMessage(BodyModel):
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"function_call": (), "audio": ()}
 
-    role: Annotated[str, Field(max_length=64), DocumentedAs(Literal[ROLES])]
-    content: Annotated[Any, DocumentedAs(str | list[TextPart])] = None
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: Annotated[Any, DocumentedAs(str | list[str | TextPart | RefusalPart])] = None
     name: Annotated[str, Field(max_length=MAX_NAME)] | None = None
     reasoning_content: Annotated[str, Field(max_length=MAX_NAME)] | None = None
     tool_call_id: Annotated[str, Field(max_length=MAX_NAME)] | None = None
@@ -75,16 +81,20 @@ Messages = Annotated[
 
 
 def read_messages(
-    messages: list[Any], model: ServedModel, ignored: set[str]
+    messages: list[Any],
+    model: ServedModel,
+    ignored: set[str],
+    template: ChatTemplate | None = None,
 ) -> list[dict[str, Any]]:
-    """Check messages, and convert them to the form that templates expect."""
+    """Check messages, and convert them to the form that templates expect: ``template``, or the
+    model's."""
     if not messages:
         raise invalid(
             "Invalid 'messages': empty array; expected at least one message.",
             "messages",
             "empty_array",
         )
-    template = model.tokenizer.template
+    template = template or model.tokenizer.template
     source = "" if template is None else template.source
     return [
         _MessageReader(item, f"messages[{i}]", source, ignored).read()
@@ -110,13 +120,15 @@ class _MessageReader:
         self._param = param
         self._template = template
         if item.get("role") is None:
-            item = item | {"role": ""}  # which has a message of its own
+            name = f"{param}.role"
+            message = f"Missing required parameter: '{name}'."
+            raise invalid(message, name, "missing_required_parameter")
         self._message = ChatMessage.read(item, ignored, "messages[].")
 
     def read(self) -> dict[str, Any]:
         message = self._message
         role = self._role(message.role)
-        made: dict[str, Any] = {"role": role, "content": self._content(role)}
+        made: dict[str, Any] = {"role": role, "content": self._content()}
         for name in ("name", "reasoning_content", "tool_call_id"):
             if (value := getattr(message, name)) is not None:
                 made[name] = value
@@ -128,13 +140,6 @@ class _MessageReader:
         return made
 
     def _role(self, role: str) -> str:
-        if role not in ROLES:
-            raise invalid(
-                f"Invalid value for '{self._param}.role': '{role}'; supported values are: "
-                f"{', '.join(ROLES)}.",
-                f"{self._param}.role",
-                "invalid_value",
-            )
         if role == "tool" and not _TOOL_ROLE.search(self._template):
             raise self._unsupported("role", "messages of role 'tool'")
         # OpenAI's newer name of the system role, for templates without it.
@@ -142,13 +147,12 @@ class _MessageReader:
             return "system"
         return role
 
-    def _content(self, role: str) -> str:
-        if self._message.content is not None:
-            return flatten_content(self._message.content, param=f"{self._param}.content")
-        if role != "assistant":
-            message = f"Missing required parameter: '{self._param}.content'."
-            raise invalid(message, f"{self._param}.content", "missing_required_parameter")
-        return ""  # as in vLLM: a message may consist of tool calls only
+    def _content(self) -> str:
+        """The text; empty without one, as in vLLM: a message may consist of tool calls only."""
+        content = self._message.content
+        if content is None:
+            return ""
+        return flatten_content(content, param=f"{self._param}.content")
 
     def _tool_calls(self, calls: list[Any], role: str) -> list[dict[str, Any]]:
         """The assistant's earlier tool calls, for templates that render them."""

@@ -12,11 +12,13 @@ from ...shared.text.reasoning import NO_PARSER
 from ..errors import invalid
 from ..generation import EncodedPrompt, GenerationRequest, new_tokens
 from ..options import RouterOptions
-from ..requests.body_model import WHOLE
+from ..requests.body_model import NAMED_BOOLEAN, WHOLE
 from ..requests.context import check_context, encode_chat
 from ..requests.response_size import ResponseSize
+from ..requests.truncation import most_prompt_tokens, read_truncation
 from ..served_model import ServedModel
 from .chat_messages import Messages, TemplateVariables, check_template_variables, read_messages
+from .prompt_template import MAX_TEMPLATE, adds_generation_prompt, read_template
 from .request_fields import (
     COMMON_UNSUPPORTED,
     INT32,
@@ -28,6 +30,7 @@ from .request_fields import (
 )
 from .tools import ToolChoice, Tools, read_tools
 
+MAX_DOCUMENTS = 1024
 CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = COMMON_UNSUPPORTED | {
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -35,10 +38,6 @@ CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = COMMON_UNSUPPORTED | {
     "audio": (),
     "web_search_options": (),
     "verbosity": ("medium",),
-    "chat_template": (),
-    "documents": ([],),
-    "echo": (False,),
-    "continue_final_message": (False,),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "return_prompt_text": (False,),
@@ -50,14 +49,20 @@ class ChatCompletionRequest(GenerationBody):
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = CHAT_UNSUPPORTED
 
-    logprobs: bool = False
+    logprobs: Annotated[bool, NAMED_BOOLEAN] = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=INT32 - 1), WHOLE] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=INT32 - 1), WHOLE] | None = None
     messages: Messages
     chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
     reasoning_effort: Annotated[str, Field(max_length=64)] = ""
+    chat_template: Annotated[str, Field(max_length=MAX_TEMPLATE)] | None = None
+    documents: Annotated[list[dict[str, str]], Field(max_length=MAX_DOCUMENTS)] = Field(
+        default_factory=list
+    )
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    echo: bool = False
     add_special_tokens: bool = False
     include_reasoning: bool = True
     tools: Tools = Field(default_factory=list)
@@ -80,23 +85,34 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
     text = read_text_options(chat, reasoning_parser=options.reasoning_parser, tools=tools.use)
     logprobs = _logprobs(chat)
     wanted = _max_tokens(chat)
+    template = read_template(chat.chat_template, model, options)
+    messages = read_messages(chat.messages, model, ignored, template)
+    adds_prompt = adds_generation_prompt(chat)
+    truncation = read_truncation(chat, most_prompt_tokens(model, wanted or 1))
     tokens = encode_chat(
-        read_messages(chat.messages, model, ignored),
+        messages,
         model,
         variables=_template_variables(chat),
         tools=tools.shown,
-        add_generation_prompt=chat.add_generation_prompt,
+        add_generation_prompt=adds_prompt,
         add_special_tokens=chat.add_special_tokens,
+        continue_final_message=chat.continue_final_message,
+        template=template,
+        truncated=truncation is not None,
     )
+    if truncation is not None:
+        tokens = truncation.cut(tokens)
+    role = "assistant" if adds_prompt else messages[-1]["role"]
+    opening = messages[-1]["content"] if chat.echo and role == messages[-1]["role"] else ""
     granted = check_context(
         [len(tokens)], wanted, model, param="messages", default=model.max_model_len
     )
     size = ResponseSize(
         prompts=[len(tokens)],
-        n=chat.n,
+        n=shared["sampling"].n,
         logprobs=logprobs,
         prompt_alternatives=chat.prompt_logprobs,
-        echoed=0,
+        echoed=len(opening),
         token_ids=chat.return_token_ids,
         stream=chat.stream,
         copies=1 if text.reasoning_parser == NO_PARSER else 2,  # reasoning has two names
@@ -112,6 +128,8 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
         text=text,
         logprobs=logprobs,
         ignored=ignored,
+        role=role,
+        opening_text=opening,
         include_reasoning=_include_reasoning(chat, options),
         **shared,
     )
@@ -121,7 +139,11 @@ def _template_variables(chat: ChatCompletionRequest) -> dict[str, Any]:
     given = check_template_variables(chat.chat_template_kwargs)
     effort = chat.reasoning_effort
     # As in vLLM; templates without these variables are not affected.
-    own = {"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort else {}
+    own: dict[str, Any] = {}
+    if effort:
+        own |= {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    if chat.documents:
+        own["documents"] = chat.documents
     return own | given
 
 

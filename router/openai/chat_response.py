@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import StringIO
 from typing import Any
 
@@ -16,25 +16,49 @@ from ..http.sse import data_event
 from ..result import ChoiceResult, GenerationResult, ToolCallResult
 from .response_fields import (
     END_OF_STREAM,
+    ContinuousUsage,
     PromptLogprobsEncoder,
     finite,
     placement_body,
+    token_names,
     usage_body,
 )
+
+
+class TokenEntries:
+    """Tokens with their logprobs, as entries of a response."""
+
+    def __init__(self, tokenizer: Tokenizer, name_of: Callable[[int], str]) -> None:
+        self._bytes_of = tokenizer.texts.bytes_of
+        self._name_of = name_of
+
+    def scored(self, item: ScoredToken) -> dict[str, Any]:
+        logprobs = item.logprobs
+        if logprobs is None:  # impossible: only the first token of an echoed prompt has none
+            return self._entry(pb.TokenLogprob(token=item.token)) | {"top_logprobs": []}
+        top = [self._entry(entry) for entry in logprobs.top]
+        return self._entry(logprobs.chosen) | {"top_logprobs": top}
+
+    def _entry(self, entry: pb.TokenLogprob) -> dict[str, Any]:
+        return {
+            "token": self._name_of(entry.token),
+            "logprob": finite(entry.logprob),
+            "bytes": list(self._bytes_of(entry.token)),
+        }
 
 
 class ChatLogprobsEncoder:
     """Logprobs of a choice: one entry for each token."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, entries: TokenEntries) -> None:
+        self._entries = entries
         self._content = EncodedArray()
 
     def __len__(self) -> int:
         return len(self._content)
 
     def add(self, items: Sequence[ScoredToken]) -> None:
-        self._content.extend(_token(item, self._tokenizer) for item in items)
+        self._content.extend(map(self._entries.scored, items))
 
     def body(self) -> dict[str, Any]:
         return {"content": self._content, "refusal": None}
@@ -46,12 +70,14 @@ class ChatResponse:
     def __init__(self, request: GenerationRequest, created: int) -> None:
         self._request = request
         self._tokenizer = request.model.tokenizer
+        self._entries = TokenEntries(self._tokenizer, token_names(request))
+        self._continuous = ContinuousUsage(request) if request.continuous_usage else None
         self._created = created
         self._parsed = request.text.reasoning_parser != NO_PARSER
 
     def opening(self) -> bytes:
-        """The role chunk of each choice."""
-        role = {"role": "assistant", "content": ""}
+        """The role chunk of each choice, with the text that is not generated."""
+        role = {"role": self._request.role, "content": self._request.opening_text}
         chunks = [self._chunk([_choice(i, role)]) for i in range(self._request.choices)]
         if self._request.return_token_ids and chunks:
             chunks[0]["prompt_token_ids"] = self._request.prompts[0].tokens.tolist()
@@ -60,6 +86,8 @@ class ChatResponse:
     def chunk(self, delta: ChoiceDelta) -> bytes:
         """The reasoning, the text, the calls, then the finish reason with an empty delta, as OpenAI
         sends it."""
+        if self._continuous:
+            self._continuous.add(delta)
         events = b""
         if delta.reasoning and self._request.include_reasoning:
             choice = _choice(delta.index, _reasoning(delta.reasoning))
@@ -67,7 +95,7 @@ class ChatResponse:
         if delta.text or delta.scored or (delta.tokens and self._request.return_token_ids):
             choice = _choice(delta.index, {"content": delta.text})
             if delta.scored:
-                choice["logprobs"] = _logprobs(delta.scored, self._tokenizer)
+                choice["logprobs"] = self._logprobs(delta.scored)
             if self._request.return_token_ids:
                 choice["token_ids"] = list(delta.tokens)
             events += data_event(self._chunk([choice]))
@@ -91,7 +119,7 @@ class ChatResponse:
         return END_OF_STREAM
 
     def choice_logprobs(self) -> ChatLogprobsEncoder | None:
-        return None if self._request.logprobs is None else ChatLogprobsEncoder(self._tokenizer)
+        return None if self._request.logprobs is None else ChatLogprobsEncoder(self._entries)
 
     def prompt_logprobs(self) -> PromptLogprobsEncoder | None:
         wanted = self._request.prompt_logprobs is not None
@@ -125,10 +153,15 @@ class ChatResponse:
         return body
 
     def _message(self, choice: ChoiceResult) -> dict[str, Any]:
-        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        message: dict[str, Any] = {
+            "role": self._request.role,
+            "content": self._content(choice),
+            "refusal": None,
+        }
         if choice.calls:
             message["tool_calls"] = [_call(call) for call in choice.calls]
-        if not choice.text.tell() and (choice.calls or self._parsed):
+        said = choice.text.tell() or self._request.opening_text
+        if not said and (choice.calls or self._parsed):
             message["content"] = None
         if not self._parsed:
             return message
@@ -140,12 +173,21 @@ class ChatResponse:
         tools = self._request.text.tools
         return "stop" if reason == "tool_calls" and tools and tools.named else reason
 
+    def _content(self, choice: ChoiceResult) -> str | StringIO:
+        opening = self._request.opening_text
+        return opening + choice.text.getvalue() if opening else choice.text
+
+    def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
+        return {"content": [self._entries.scored(item) for item in scored], "refusal": None}
+
     def _usage(self, usage: Usage) -> dict[str, Any]:
         return usage_body(usage, with_reasoning=self._parsed)
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk = self._head("chat.completion.chunk") | {"choices": choices}
-        if self._request.include_usage:
+        if self._continuous and choices:
+            chunk["usage"] = self._continuous.body(choices[0]["index"])
+        elif self._request.include_usage:
             chunk["usage"] = None
         return chunk
 
@@ -173,26 +215,6 @@ def _call_delta(call: CallDelta) -> dict[str, Any]:
 def _call(call: ToolCallResult) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}
-
-
-def _logprobs(scored: Sequence[ScoredToken], tokenizer: Tokenizer) -> dict[str, Any]:
-    return {"content": [_token(item, tokenizer) for item in scored], "refusal": None}
-
-
-def _token(item: ScoredToken, tokenizer: Tokenizer) -> dict[str, Any]:
-    logprobs = item.logprobs
-    if logprobs is None:  # impossible: only the first token of an echoed prompt has none
-        return _entry(pb.TokenLogprob(token=item.token), tokenizer) | {"top_logprobs": []}
-    top = [_entry(entry, tokenizer) for entry in logprobs.top]
-    return _entry(logprobs.chosen, tokenizer) | {"top_logprobs": top}
-
-
-def _entry(entry: pb.TokenLogprob, tokenizer: Tokenizer) -> dict[str, Any]:
-    return {
-        "token": tokenizer.texts.text_of(entry.token),
-        "logprob": finite(entry.logprob),
-        "bytes": list(tokenizer.texts.bytes_of(entry.token)),
-    }
 
 
 def _reasoning(text: str | StringIO | None) -> dict[str, Any]:

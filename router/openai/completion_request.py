@@ -15,6 +15,7 @@ from ..requests.body_errors import check_integer, wrong_type
 from ..requests.body_model import WHOLE, DocumentedAs
 from ..requests.context import check_context, encode_text
 from ..requests.response_size import ResponseSize
+from ..requests.truncation import Truncation, most_prompt_tokens, read_truncation
 from ..served_model import ServedModel
 from .request_fields import (
     COMMON_UNSUPPORTED,
@@ -27,9 +28,10 @@ from .request_fields import (
 )
 
 DEFAULT_MAX_TOKENS = 16
-COMPLETION_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    name: neutral for name, neutral in COMMON_UNSUPPORTED.items() if name != "best_of"
-} | {"suffix": ("",), "prompt_embeds": ()}
+COMPLETION_UNSUPPORTED: dict[str, tuple[Any, ...]] = COMMON_UNSUPPORTED | {
+    "suffix": ("",),
+    "prompt_embeds": (),
+}
 
 
 class CompletionRequest(GenerationBody):
@@ -37,7 +39,6 @@ class CompletionRequest(GenerationBody):
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = COMPLETION_UNSUPPORTED
 
-    best_of: Annotated[int, Field(ge=1, le=INT32 - 1), WHOLE] | None = None
     echo: bool = False
     # 0 with ``echo`` only.
     max_tokens: (
@@ -53,12 +54,13 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> G
     ignored: set[str] = set()
     asked = CompletionRequest.read(body, ignored)
     shared = read_shared(asked, ignored, model, options)
-    n, echo, wanted, logprobs = asked.n, asked.echo, asked.max_tokens, asked.logprobs
-    _check_best_of(asked)
+    echo, wanted, logprobs = asked.echo, asked.max_tokens, asked.logprobs
+    n = shared["sampling"].n
     if wanted is not None:
         check_integer("max_tokens", wanted, 0 if echo else 1, INT32 - 1)
     text = read_text_options(asked, echo=echo, discard_output=wanted == 0)
-    prompts = _prompts(asked, model, options)
+    most = most_prompt_tokens(model, wanted or 1)
+    prompts = _PromptReader(asked, model, options, read_truncation(asked, most)).read()
     if echo:
         prompts = [_with_text(prompt, model, text.skip_special_tokens) for prompt in prompts]
     _check_choices(len(prompts), n, options)
@@ -93,57 +95,76 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> G
     )
 
 
-def _prompts(
-    asked: CompletionRequest, model: ServedModel, options: RouterOptions
-) -> list[EncodedPrompt]:
-    """The prompts: a string, token ids, or a list of either kind."""
-    value = asked.prompt
-    if isinstance(value, str):
-        return [_from_text(value, asked, model, "prompt")]
-    if not isinstance(value, list):
-        raise wrong_type("prompt", "a string or an array", value)
-    if not value:
-        raise invalid("Invalid 'prompt': empty array.", "prompt", "empty_array")
-    if isinstance(value[0], int):
-        return [_from_tokens(value, model, "prompt")]
-    if len(value) > options.max_prompts:
+class _PromptReader:
+    """The prompts of a body: a string, token ids, or a list of either kind."""
+
+    def __init__(
+        self,
+        asked: CompletionRequest,
+        model: ServedModel,
+        options: RouterOptions,
+        truncation: Truncation | None,
+    ) -> None:
+        self._asked = asked
+        self._model = model
+        self._options = options
+        self._truncation = truncation
+
+    def read(self) -> list[EncodedPrompt]:
+        value = self._asked.prompt
+        if isinstance(value, str):
+            return [self._from_text(value, "prompt")]
+        if not isinstance(value, list):
+            raise wrong_type("prompt", "a string or an array", value)
+        if not value:
+            raise invalid("Invalid 'prompt': empty array.", "prompt", "empty_array")
+        if isinstance(value[0], int):
+            return [self._from_tokens(value, "prompt")]
+        if len(value) > (limit := self._options.max_prompts):
+            raise invalid(
+                f"Invalid 'prompt': {len(value)} prompts, the limit is {limit}.",
+                "prompt",
+                "array_above_max_length",
+            )
+        if all(isinstance(item, str) for item in value):
+            return [self._from_text(item, f"prompt[{i}]") for i, item in enumerate(value)]
+        if all(isinstance(item, list) for item in value):
+            return [self._from_tokens(item, f"prompt[{i}]") for i, item in enumerate(value)]
         raise invalid(
-            f"Invalid 'prompt': {len(value)} prompts, the limit is {options.max_prompts}.",
+            "Invalid type for 'prompt': an array must hold only strings, only token ids, or only "
+            "arrays of token ids.",
             "prompt",
-            "array_above_max_length",
+            "invalid_type",
         )
-    if all(isinstance(item, str) for item in value):
-        return [_from_text(item, asked, model, f"prompt[{i}]") for i, item in enumerate(value)]
-    if all(isinstance(item, list) for item in value):
-        return [_from_tokens(item, model, f"prompt[{i}]") for i, item in enumerate(value)]
-    raise invalid(
-        "Invalid type for 'prompt': an array must hold only strings, only token ids, or only "
-        "arrays of token ids.",
-        "prompt",
-        "invalid_type",
-    )
 
+    def _from_text(self, text: str, param: str) -> EncodedPrompt:
+        if not text:
+            raise invalid(f"Invalid '{param}': the prompt is empty.", "prompt", "empty_string")
+        tokens = encode_text(
+            text,
+            self._model,
+            param="prompt",
+            add_special_tokens=self._asked.add_special_tokens,
+            truncated=self._truncation is not None,
+        )
+        if not tokens:
+            raise invalid(f"Invalid '{param}': the prompt has no tokens.", "prompt", "empty_string")
+        kept = self._kept(tokens)
+        whole = len(kept) == len(tokens)
+        return EncodedPrompt(new_tokens(kept), text if self._asked.echo and whole else None)
 
-def _from_text(
-    text: str, asked: CompletionRequest, model: ServedModel, param: str
-) -> EncodedPrompt:
-    if not text:
-        raise invalid(f"Invalid '{param}': the prompt is empty.", "prompt", "empty_string")
-    special = asked.add_special_tokens
-    tokens = encode_text(text, model, param="prompt", add_special_tokens=special)
-    if not tokens:
-        raise invalid(f"Invalid '{param}': the prompt has no tokens.", "prompt", "empty_string")
-    return EncodedPrompt(new_tokens(tokens), text if asked.echo else None)
+    def _from_tokens(self, tokens: list[Any], param: str) -> EncodedPrompt:
+        if not tokens:
+            raise invalid(f"Invalid '{param}': the prompt is empty.", "prompt", "empty_array")
+        tokens = self._kept(tokens)
+        # Before the loop: a list of millions must cost nothing.
+        check_context([len(tokens)], None, self._model, param="prompt", default=1)
+        for i, token in enumerate(tokens):
+            check_integer(f"{param}[{i}]", token, 0, self._model.vocab_size - 1)
+        return EncodedPrompt(new_tokens(tokens))
 
-
-def _from_tokens(tokens: list[Any], model: ServedModel, param: str) -> EncodedPrompt:
-    if not tokens:
-        raise invalid(f"Invalid '{param}': the prompt is empty.", "prompt", "empty_array")
-    # Before the loop: a list of millions must cost nothing.
-    check_context([len(tokens)], None, model, param="prompt", default=1)
-    for i, token in enumerate(tokens):
-        check_integer(f"{param}[{i}]", token, 0, model.vocab_size - 1)
-    return EncodedPrompt(new_tokens(tokens))
+    def _kept(self, tokens: list[Any]) -> list[Any]:
+        return tokens if self._truncation is None else self._truncation.cut(tokens)
 
 
 def _with_text(
@@ -162,9 +183,3 @@ def _check_choices(prompts: int, n: int, options: RouterOptions) -> None:
             f"{options.max_choices}.",
             "n",
         )
-
-
-def _check_best_of(asked: CompletionRequest) -> None:
-    if asked.best_of not in (None, asked.n):
-        message = "'best_of' is not supported by this server unless it equals 'n'."
-        raise invalid(message, "best_of", "unsupported_parameter")

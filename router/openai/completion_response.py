@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...proto import tandem_pb2 as pb
-from ...shared.text.tokenizer import Tokenizer
 from ..generation import ChoiceDelta, GenerationRequest, ScoredToken, Usage
 from ..http.encoding import EncodedArray
 from ..http.sse import data_event
 from ..result import ChoiceResult, GenerationResult
 from .response_fields import (
     END_OF_STREAM,
+    ContinuousUsage,
     PromptLogprobsEncoder,
     finite,
     placement_body,
+    token_names,
     usage_body,
 )
 
@@ -24,17 +25,17 @@ from .response_fields import (
 class CompletionLogprobsEncoder:
     """Logprobs of a choice: four arrays as long as its tokens."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, name_of: Callable[[int], str]) -> None:
+        self._name_of = name_of
         self._arrays: dict[str, EncodedArray] = {
-            name: EncodedArray() for name in _logprobs([], tokenizer)
+            name: EncodedArray() for name in _logprobs([], name_of)
         }
 
     def __len__(self) -> int:
         return sum(map(len, self._arrays.values()))
 
     def add(self, items: Sequence[ScoredToken]) -> None:
-        for name, values in _logprobs(items, self._tokenizer).items():
+        for name, values in _logprobs(items, self._name_of).items():
             self._arrays[name].extend(values)
 
     def body(self) -> dict[str, Any]:
@@ -46,7 +47,8 @@ class CompletionResponse:
 
     def __init__(self, request: GenerationRequest, created: int) -> None:
         self._request = request
-        self._tokenizer = request.model.tokenizer
+        self._name_of = token_names(request)
+        self._usage = ContinuousUsage(request) if request.continuous_usage else None
         self._created = created
         self._opened: set[int] = set()
 
@@ -55,13 +57,15 @@ class CompletionResponse:
         return b""
 
     def chunk(self, delta: ChoiceDelta) -> bytes:
+        if self._usage:
+            self._usage.add(delta)
         wants_tokens = self._request.return_token_ids and delta.tokens
         if not (delta.text or delta.scored or delta.finish_reason or wants_tokens):
             return b""
         choice: dict[str, Any] = {
             "index": delta.index,
             "text": delta.text,
-            "logprobs": _logprobs(delta.scored, self._tokenizer) if delta.scored else None,
+            "logprobs": _logprobs(delta.scored, self._name_of) if delta.scored else None,
             "finish_reason": delta.finish_reason,
         }
         if delta.finish_reason is not None:
@@ -85,11 +89,11 @@ class CompletionResponse:
 
     def choice_logprobs(self) -> CompletionLogprobsEncoder | None:
         wanted = self._request.logprobs is not None
-        return CompletionLogprobsEncoder(self._tokenizer) if wanted else None
+        return CompletionLogprobsEncoder(self._name_of) if wanted else None
 
     def prompt_logprobs(self) -> PromptLogprobsEncoder | None:
         wanted = self._request.prompt_logprobs is not None
-        return PromptLogprobsEncoder(self._tokenizer) if wanted else None
+        return PromptLogprobsEncoder(self._request.model.tokenizer) if wanted else None
 
     def whole(self, result: GenerationResult) -> dict[str, Any]:
         choices = [self._whole(i, choice, result) for i, choice in enumerate(result.choices)]
@@ -113,17 +117,19 @@ class CompletionResponse:
         if self._request.return_token_ids:
             body["prompt_token_ids"] = self._prompt(index)
             body["token_ids"] = choice.tokens
-        number = index // self._request.n
+        number = index // self._request.returned
         if number in result.prompt_logprobs:
             body["prompt_logprobs"] = result.prompt_logprobs[number].body()
         return body
 
     def _prompt(self, index: int) -> array[int]:
-        return self._request.prompts[index // self._request.n].tokens
+        return self._request.prompts[index // self._request.returned].tokens
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk = self._head() | {"choices": choices}
-        if self._request.include_usage:
+        if self._usage and choices:
+            chunk["usage"] = self._usage.body(choices[0]["index"])
+        elif self._request.include_usage:
             chunk["usage"] = None
         return chunk
 
@@ -136,19 +142,19 @@ class CompletionResponse:
         }
 
 
-def _logprobs(scored: Sequence[ScoredToken], tokenizer: Tokenizer) -> dict[str, list[Any]]:
+def _logprobs(scored: Sequence[ScoredToken], name_of: Callable[[int], str]) -> dict[str, list[Any]]:
     return {
-        "tokens": [tokenizer.texts.text_of(item.token) for item in scored],
+        "tokens": [name_of(item.token) for item in scored],
         "token_logprobs": [
             item.logprobs and finite(item.logprobs.chosen.logprob) for item in scored
         ],
-        "top_logprobs": [item.logprobs and _top(item.logprobs, tokenizer) for item in scored],
+        "top_logprobs": [item.logprobs and _top(item.logprobs, name_of) for item in scored],
         "text_offset": [item.offset for item in scored],
     }
 
 
-def _top(logprobs: pb.PositionLogprobs, tokenizer: Tokenizer) -> dict[str, float]:
+def _top(logprobs: pb.PositionLogprobs, name_of: Callable[[int], str]) -> dict[str, float]:
     """The alternatives. The chosen token is always among them, so there may be one more than
     requested."""
     entries = (*logprobs.top, logprobs.chosen)
-    return {tokenizer.texts.text_of(entry.token): finite(entry.logprob) for entry in entries}
+    return {name_of(entry.token): finite(entry.logprob) for entry in entries}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, TypedDict
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -31,11 +31,8 @@ INT32, INT64 = 2**31, 2**63
 COMMON_UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
-    "truncate_prompt_tokens": (),
     "bad_words": ([],),
     "logits_processors": ([],),
-    "spaces_between_special_tokens": (True,),
-    "return_tokens_as_token_ids": (False,),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
@@ -43,7 +40,6 @@ COMMON_UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "structured_outputs": (),
     "kv_transfer_params": (),
     "vllm_xargs": ({},),
-    "best_of": (1,),
     "logprob_token_ids": (),
     "thinking_token_budget": (-1,),
     "repetition_detection": (),
@@ -81,9 +77,8 @@ class StreamOptions(BodyModel):
     """Options of a stream. Obfuscation pads chunks against traffic analysis; it is accepted without
     effect."""
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"continuous_usage_stats": (False,)}
-
     include_usage: bool = False
+    continuous_usage_stats: bool = False  # has an effect with include_usage only, as in vLLM
     include_obfuscation: Any = None
 
 
@@ -115,13 +110,18 @@ class GenerationBody(BodyModel):
         default_factory=list
     )
     n: Annotated[int, Field(ge=1), WHOLE] = 1
+    best_of: Annotated[int, Field(ge=1), WHOLE] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32 - 1), WHOLE] | None = None
+    truncation_side: Literal["left", "right"] = "left"
     priority: Annotated[int, Field(ge=-INT32, le=INT32 - 1), WHOLE] = 0
     cache_salt: Annotated[str, Field(max_length=256)] = ""
     stop: Annotated[Stops, BeforeValidator(_check_stops)] = Field(default_factory=list)
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
     min_tokens: Annotated[int, Field(ge=0, le=INT32 - 1), WHOLE] = 0
     # Accepted without effect: OpenAI uses them for its own accounting.
     user: Any = None
@@ -138,8 +138,11 @@ class SharedFields(TypedDict):
     sampling: pb.Sampling
     stream: bool
     include_usage: bool
+    continuous_usage: bool
+    best: int | None
     prompt_logprobs: int | None
     return_token_ids: bool
+    tokens_as_ids: bool
     priority: int
     cache_salt: str
 
@@ -149,16 +152,24 @@ def read_shared(
 ) -> SharedFields:
     """Read the fields that can be checked before a text is encoded."""
     model.check_name(body.model)
-    include_usage = _include_usage(body, ignored)
+    stream = _stream_options(body, ignored)
+    best = _best(body, options)
     if body.prompt_logprobs is not None and body.stream:
         raise invalid("'prompt_logprobs' is not available with 'stream'.", "prompt_logprobs")
+    # The decoders of nearly all models write no spaces between special tokens in any case.
+    if not (body.spaces_between_special_tokens or model.tokenizer.texts.exact):
+        message = "'spaces_between_special_tokens' must be true for this model's tokenizer."
+        raise invalid(message, "spaces_between_special_tokens", "unsupported_value")
     return SharedFields(
         model=model,
         sampling=_sampling(body, model, options),
         stream=body.stream,
-        include_usage=include_usage,
+        include_usage=stream.include_usage,
+        continuous_usage=stream.include_usage and stream.continuous_usage_stats,
+        best=best,
         prompt_logprobs=body.prompt_logprobs,
         return_token_ids=body.return_token_ids,
+        tokens_as_ids=body.return_tokens_as_token_ids,
         priority=body.priority,
         cache_salt=body.cache_salt,
     )
@@ -182,7 +193,7 @@ def _sampling(body: GenerationBody, model: ServedModel, options: RouterOptions) 
         ignore_eos=body.ignore_eos,
         allowed_token_ids=body.allowed_token_ids,
         stop_token_ids=body.stop_token_ids,
-        n=body.n,
+        n=body.best_of or body.n,
     )
 
 
@@ -208,13 +219,26 @@ def read_text_options(
     )
 
 
-def _include_usage(body: GenerationBody, ignored: set[str]) -> bool:
+def _best(body: GenerationBody, options: RouterOptions) -> int | None:
+    """The choices to return, if ``best_of`` makes more of them."""
+    if body.best_of is None or body.best_of == body.n:
+        return None
+    check_integer("best_of", body.best_of, 1, options.max_n)
+    if body.best_of < body.n:
+        message = f"'best_of' ({body.best_of}) must be at least 'n' ({body.n})."
+        raise invalid(message, "best_of")
+    if body.stream:
+        raise invalid("'best_of' greater than 'n' is not available with 'stream'.", "best_of")
+    return body.n
+
+
+def _stream_options(body: GenerationBody, ignored: set[str]) -> StreamOptions:
     if body.stream_options and not body.stream:
         raise invalid(
             "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
             "stream_options",
         )
-    return StreamOptions.read(body.stream_options, ignored, "stream_options.").include_usage
+    return StreamOptions.read(body.stream_options, ignored, "stream_options.")
 
 
 def check_min_tokens(minimum: int, granted: Sequence[int]) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...proto import tandem_pb2 as pb
 from ...shared.text.tokenizer import Tokenizer
-from ..generation import Usage
+from ..generation import ChoiceDelta, GenerationRequest, Usage
 from ..http.encoding import EncodedArray
 
 # JSON has no infinity; vLLM writes this.
@@ -31,6 +31,31 @@ class PromptLogprobsEncoder:
 
     def body(self) -> EncodedArray:
         return self._entries
+
+
+class ContinuousUsage:
+    """The usage of each choice so far, which ``continuous_usage_stats`` adds to its chunks."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self._prompts = [len(prompt.tokens) for prompt in request.prompts]
+        self._n = request.n
+        self._completed = [0] * request.choices
+
+    def add(self, delta: ChoiceDelta) -> None:
+        self._completed[delta.index] += len(delta.tokens)
+
+    def body(self, index: int) -> dict[str, int]:
+        prompt, completion = self._prompts[index // self._n], self._completed[index]
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
+
+
+def token_names(request: GenerationRequest) -> Callable[[int], str]:
+    """The names of tokens in logprobs: their texts, or their ids as vLLM writes them."""
+    return "token_id:{}".format if request.tokens_as_ids else request.model.tokenizer.texts.text_of
 
 
 def usage_body(usage: Usage, *, with_reasoning: bool = False) -> dict[str, Any]:

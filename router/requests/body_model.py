@@ -38,6 +38,12 @@ def _bounded(value: Any) -> Any:
     return sys.float_info.max * (1 if value > 0 else -1) if too_large else value
 
 
+def _named_boolean(value: Any) -> Any:
+    return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
+
+
+# vLLM takes the names of booleans too.
+NAMED_BOOLEAN = BeforeValidator(_named_boolean)
 # Some clients write 100.0 for an integer, which vLLM accepts too.
 WHOLE = BeforeValidator(_whole)
 # JSON's integers have no limit, and those that no double can hold are out of range, not no numbers.

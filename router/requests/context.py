@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ...shared.text.chat_template import ChatTemplate
 from ...shared.text.tokenizer import TooManyTokensError
 from ..errors import invalid
 from ..served_model import ServedModel
+
+# A text that is truncated may be longer than the context, but not at any price.
+MAX_CONTEXTS = 4
 
 
 def check_context(
@@ -36,10 +40,12 @@ def over_context(length: int, requested: int, model: ServedModel, *, param: str)
     )
 
 
-def check_length(characters: int, model: ServedModel, *, param: str) -> None:
+def check_length(
+    characters: int, model: ServedModel, *, param: str, truncated: bool = False
+) -> None:
     """Reject a text that cannot fit, before encoding it."""
     fewest = model.tokenizer.fewest_tokens(characters)
-    if fewest >= model.max_model_len:
+    if fewest >= _most(model, truncated):
         raise invalid(
             f"This model's maximum context length is {model.max_model_len} tokens. However, there "
             f"are {characters} characters in your {param}, which are at least {fewest} tokens. "
@@ -50,13 +56,18 @@ def check_length(characters: int, model: ServedModel, *, param: str) -> None:
 
 
 def encode_text(
-    text: str, model: ServedModel, *, param: str, add_special_tokens: bool = True
+    text: str,
+    model: ServedModel,
+    *,
+    param: str,
+    add_special_tokens: bool = True,
+    truncated: bool = False,
 ) -> list[int]:
-    """The tokens of a text."""
-    check_length(len(text), model, param=param)
+    """The tokens of a text. One that is ``truncated`` later may be longer than the context."""
+    check_length(len(text), model, param=param, truncated=truncated)
     try:
         return model.tokenizer.encode(
-            text, add_special_tokens=add_special_tokens, most=model.max_model_len
+            text, add_special_tokens=add_special_tokens, most=_most(model, truncated)
         )
     except TooManyTokensError as error:
         raise over_context(error.tokens, 1, model, param=param) from None
@@ -70,25 +81,36 @@ def encode_chat(
     tools: list[dict[str, Any]] | None = None,
     add_generation_prompt: bool = True,
     add_special_tokens: bool = False,
+    continue_final_message: bool = False,
+    template: ChatTemplate | None = None,
+    truncated: bool = False,
 ) -> list[int]:
     """The tokens of messages and tools in the form that templates expect, and of
     ``variables``."""
     variables = variables or {}
-    check_length(_characters_of([messages, variables]), model, param="messages")
+    characters = _characters_of([messages, variables])
+    check_length(characters, model, param="messages", truncated=truncated)
     try:
         tokens = model.tokenizer.encode_chat(
             messages,
             add_generation_prompt=add_generation_prompt,
             add_special_tokens=add_special_tokens,
             tools=tools,
+            continue_final_message=continue_final_message,
+            template=template,
             template_kwargs=variables,
-            most=model.max_model_len,
+            most=_most(model, truncated),
         )
     except TooManyTokensError as error:
         raise over_context(error.tokens, 1, model, param="messages") from None
     if not tokens:
         raise invalid("The messages make an empty prompt.", "messages")
     return tokens
+
+
+def _most(model: ServedModel, truncated: bool) -> int:
+    """The most tokens of a text."""
+    return model.max_model_len * (MAX_CONTEXTS if truncated else 1)
 
 
 def _characters_of(value: Any) -> int:

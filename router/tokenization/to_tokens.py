@@ -15,6 +15,7 @@ from ..openai.chat_messages import (
     check_template_variables,
     read_messages,
 )
+from ..openai.prompt_template import adds_generation_prompt
 from ..requests.body_model import AnswerModel, BodyModel
 from ..served_model import ServedModel
 
@@ -38,7 +39,6 @@ class TokenizeChatRequest(BodyModel):
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "chat_template": (),
-        "continue_final_message": (False,),
         "mm_processor_kwargs": ({},),
         "tools": ([],),
     }
@@ -46,6 +46,7 @@ class TokenizeChatRequest(BodyModel):
     model: Annotated[str, Field(max_length=1024)] = ""
     messages: Messages
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     add_special_tokens: bool = False
     return_token_strs: bool = False
     chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
@@ -87,7 +88,8 @@ def tokenize(body: Any, model: ServedModel) -> dict[str, Any]:
 def _chat_tokens(chat: TokenizeChatRequest, model: ServedModel) -> list[int]:
     return model.tokenizer.encode_chat(
         read_messages(chat.messages, model, set()),
-        add_generation_prompt=chat.add_generation_prompt,
+        add_generation_prompt=adds_generation_prompt(chat),
+        continue_final_message=chat.continue_final_message,
         add_special_tokens=chat.add_special_tokens,
         template_kwargs=check_template_variables(chat.chat_template_kwargs),
         most=MAX_CONTEXTS * model.max_model_len,

@@ -82,6 +82,17 @@ class RouterConfig:
         "Maximum size of a request body in bytes; a larger one gets 413.",
         minimum=1024,
     )
+    trust_request_chat_template: bool = option(
+        False,
+        "--trust-request-chat-template",
+        "Allow requests to bring their own chat template. It runs in a sandbox, with bounds on "
+        "time and memory.",
+    )
+    strict_parameters: bool = option(
+        False,
+        "--strict-parameters",
+        "Reject requests with fields that no API has, instead of ignoring them.",
+    )
     placement_policy: str = option(
         "prefix-aware",
         "--placement-policy",

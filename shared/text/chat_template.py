@@ -2,7 +2,7 @@
 
 The template belongs to the model folder, so it is only half trusted: it runs in Jinja's immutable
 sandbox, every loop and call draws on a budget of steps, and all text on a budget of characters.
-Clients never send templates.
+Clients send templates only if the operator allows it; the bounds are the same for these.
 """
 
 from __future__ import annotations
@@ -265,8 +265,12 @@ def _tojson(
     )
 
 
+# The parts of a message that are text, and the name of the text in them.
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+
+
 def flatten_content(content: Any, *, param: str) -> str:
-    """The text of a message: a string, or OpenAI's list of parts of type ``text``."""
+    """The text of a message: a string, or OpenAI's list of parts that are text."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
@@ -277,10 +281,12 @@ def flatten_content(content: Any, *, param: str) -> str:
 
 
 def _part_text(part: Any, param: str) -> str:
+    if isinstance(part, str):
+        return part
     if not isinstance(part, dict):
-        raise RequestError(f"'{param}' must be an object.", param=param)
+        raise RequestError(f"'{param}' must be an object or a string.", param=param)
     kind = part.get("type")
-    if kind != "text":
+    if not isinstance(kind, str) or kind not in TEXT_PARTS:
         # Anything but a string may be as large and as deep as the whole body.
         shown = repr(kind[:64]) if isinstance(kind, str) else type(kind).__name__
         raise RequestError(
@@ -288,7 +294,7 @@ def _part_text(part: Any, param: str) -> str:
             param=param,
             code="unsupported_content",
         )
-    text = part.get("text")
+    text = part.get(TEXT_PARTS[kind])
     if not isinstance(text, str):
-        raise RequestError(f"'{param}.text' must be a string.", param=param)
+        raise RequestError(f"'{param}.{TEXT_PARTS[kind]}' must be a string.", param=param)
     return text

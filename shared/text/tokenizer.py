@@ -119,21 +119,30 @@ class Tokenizer:
         *,
         add_generation_prompt: bool = True,
         add_special_tokens: bool = False,
+        continue_final_message: bool = False,
+        template: ChatTemplate | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         most: int | None = None,
     ) -> list[int]:
-        """Encode the prompt of a chat; control tokens come from the template only.
+        """Encode the prompt of a chat; control tokens come from the template only, which is the
+        model's unless given. ``continue_final_message`` leaves out all that follows the content of
+        the final message.
 
         Raises ``TooManyTokensError`` if there are more than ``most``.
         """
         guard = _Guard(self._special)
-        rendered = self._template().render(
-            guard.hide(messages),
+        hidden = guard.hide(messages)
+        if continue_final_message:
+            hidden = guard.mark_end(hidden)
+        rendered = (template or self._template()).render(
+            hidden,
             add_generation_prompt=add_generation_prompt,
             tools=guard.hide(tools),
             template_kwargs=guard.hide(template_kwargs),
         )
+        if continue_final_message:
+            rendered = guard.up_to_end(rendered)
         if not guard.found(rendered):
             return _encode(self._raw, rendered, add_special_tokens, most)
         return self._encode_guarded(rendered, guard, most)
@@ -204,6 +213,7 @@ class _Guard:
         nonce = secrets.token_hex(8)
         self._form = f"\ue000{nonce}:%d\ue001"
         self._mark = re.compile(f"\ue000{nonce}:(\\d+)\ue001")
+        self._end = f"\ue000{nonce}:end\ue001"
 
     def hide(self, value: Any, depth: int = 0) -> Any:
         """Copy ``value``, with special tokens replaced in all strings and keys.
@@ -222,6 +232,22 @@ class _Guard:
         if isinstance(value, (list, tuple)):
             return [self.hide(item, depth + 1) for item in value]
         return value
+
+    def mark_end(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Mark the end of the final message's content, for ``up_to_end``."""
+        final = messages[-1]
+        if not isinstance(content := final.get("content"), str):
+            message = "Only a final message whose content is a text can be continued."
+            raise RequestError(message, param="continue_final_message")
+        return [*messages[:-1], final | {"content": content + self._end}]
+
+    def up_to_end(self, rendered: str) -> str:
+        """The text before the mark."""
+        end = rendered.rfind(self._end)
+        if end < 0:
+            message = "The chat template omits the final message, so it cannot be continued."
+            raise RequestError(message, param="continue_final_message")
+        return rendered[:end].replace(self._end, "")
 
     def found(self, text: str) -> bool:
         return bool(self._hidden) and self._mark.search(text) is not None

@@ -184,6 +184,8 @@ def example(schema: dict[str, Any], document: dict[str, Any]) -> Any:
         return example(document["components"]["schemas"][schema["$ref"].split("/")[-1]], document)
     if "anyOf" in schema:
         return example(schema["anyOf"][0], document)
+    if "enum" in schema:
+        return schema["enum"][0]
     of_type = {"boolean": True, "string": "x", "array": [], "object": {}}
     if schema.get("type") in ("integer", "number"):
         return max(1, schema.get("minimum", 0))
@@ -195,7 +197,8 @@ async def test_documented_fields_are_taken_and_no_others(
     tmp_path: Path, path: str, model: type[BodyModel], valid: dict[str, Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    async with cluster(tmp_path, reasoning_parser="qwen3") as c:
+    allowed: dict[str, Any] = {"reasoning_parser": "qwen3", "trust_request_chat_template": True}
+    async with cluster(tmp_path, **allowed) as c:
         document = await document_of(c)
         fields = document["components"]["schemas"][model.__name__]["properties"]
         for name, schema in fields.items():

@@ -1,0 +1,180 @@
+"""Fields that vLLM adds to OpenAI's API, against a fake decode node."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.proto import tandem_pb2 as pb
+from tandem.tests.router.support import (
+    CONTEXT,
+    Cluster,
+    admitted,
+    cluster,
+    events,
+    finished,
+    logprobs,
+    usage,
+)
+
+ASKED = {"role": "user", "content": "hi"}
+BEGUN = {"role": "assistant", "content": "one two "}
+
+
+@pytest.fixture
+async def c(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with cluster(tmp_path, trust_request_chat_template=True) as running:
+        yield running
+
+
+def prompt(c: Cluster) -> list[int]:
+    """The prompt that the node got last."""
+    return list(c.node.requests[-1].prompt)
+
+
+async def test_a_prompt_is_truncated_on_either_side(c: Cluster) -> None:
+    ids = list(range(40))
+    for value in (ids, [ids, ids]):
+        for side, kept in (("left", ids[-4:]), ("right", ids[:4])):
+            fields = {"truncate_prompt_tokens": 4, "truncation_side": side}
+            answer = await c.complete(value, return_token_ids=True, **fields)
+            assert answer.json()["choices"][-1]["prompt_token_ids"] == kept
+            assert prompt(c) == kept
+
+
+async def test_a_prompt_over_the_context_is_truncated_to_what_fits(c: Cluster) -> None:
+    long = "one two " * CONTEXT
+    answer = await c.complete(long, truncate_prompt_tokens=-1, max_tokens=10, echo=True)
+    assert answer.status_code == 200, answer.text
+    assert len(prompt(c)) == CONTEXT - 10
+    assert prompt(c) == c.encode(long)[10 - CONTEXT :]
+    assert answer.json()["choices"][0]["text"].endswith("two hello world")
+    answer = await c.chat(long, truncate_prompt_tokens=20)
+    assert answer.status_code == 200 and len(prompt(c)) == 20
+    assert (await c.complete("one " * 100_000, truncate_prompt_tokens=-1)).status_code == 400
+
+
+async def test_logprobs_name_tokens_by_their_ids(c: Cluster) -> None:
+    fields = {"return_tokens_as_token_ids": True, "return_token_ids": True}
+    [choice] = (await c.complete(logprobs=1, **fields)).json()["choices"]
+    names = [f"token_id:{token}" for token in c.node.reply]
+    assert choice["logprobs"]["tokens"] == names == list(map(_name, choice["token_ids"][:-1]))
+    assert names[0] in choice["logprobs"]["top_logprobs"][0]
+    [choice] = (await c.chat(logprobs=True, top_logprobs=1, **fields)).json()["choices"]
+    content = choice["logprobs"]["content"]
+    assert [token["token"] for token in content] == names
+    assert content[0]["top_logprobs"][0]["token"].startswith("token_id:")
+    assert bytes(b for token in content for b in token["bytes"]) == b"hello world"
+
+
+def _name(token: int) -> str:
+    return f"token_id:{token}"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_every_chunk_has_the_usage_so_far(c: Cluster, path: str) -> None:
+    c.node.reply = c.encode("hello world, the end")
+    body: dict[str, Any] = {"messages": [ASKED]} if "chat" in path else {"prompt": "hi"}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body |= {"stream": True, "n": 2, "stream_options": options}
+    *chunks, last, _ = events((await c.client.post(path, json=body)).text)
+    for index in range(2):
+        mine = [x["usage"] for x in chunks if x["choices"][0]["index"] == index]
+        counts = [one["completion_tokens"] for one in mine]
+        assert counts == sorted(counts) and counts[-1] == len(c.node.reply) + 1
+        assert {one["total_tokens"] - one["completion_tokens"] for one in mine} == {len(prompt(c))}
+    assert last["usage"]["completion_tokens"] == 2 * counts[-1]
+    body["stream_options"] = options | {"include_usage": False}
+    chunks = events((await c.client.post(path, json=body)).text)[:-1]
+    assert not any("usage" in chunk for chunk in chunks)
+
+
+async def test_a_final_message_is_continued_and_echoed(c: Cluster) -> None:
+    beginning = c.encode("<|start|>user\nhi<|end|>\n<|start|>assistant\none two ")
+    body: dict[str, Any] = {"messages": [ASKED, BEGUN], "continue_final_message": True}
+    for fields, text in (({}, "hello world"), ({"echo": True}, "one two hello world")):
+        answer = await c.client.post("/v1/chat/completions", json={**body, **fields})
+        assert prompt(c) == beginning
+        assert answer.json()["choices"][0]["message"]["content"] == text
+        answer = await c.client.post(
+            "/v1/chat/completions", json={**body, **fields, "stream": True}
+        )
+        deltas = [x["choices"][0]["delta"] for x in events(answer.text)[:-1]]
+        assert "".join(delta.get("content", "") for delta in deltas) == text
+    tokens = (await c.client.post("/tokenize", json=body)).json()["tokens"]
+    assert tokens == beginning
+
+
+async def test_without_generation_prompt_the_role_is_that_of_the_last_message(c: Cluster) -> None:
+    fields = {"add_generation_prompt": False, "echo": True}
+    message = (await c.chat(**fields)).json()["choices"][0]["message"]
+    assert message["role"] == "user" and message["content"] == "hihello world"
+    assert prompt(c) == c.encode("<|start|>user\nhi<|end|>\n")
+    message = (await c.chat(echo=True)).json()["choices"][0]["message"]
+    assert message["role"] == "assistant" and message["content"] == "hello world"
+
+
+async def test_a_request_brings_its_own_template_and_documents(c: Cluster, tmp_path: Path) -> None:
+    template = "{% for d in documents %}{{ d.text }}|{% endfor %}{{ messages[0].content }}<|end|>"
+    documents = [{"title": "a", "text": "one"}, {"text": "<|end|>"}]
+    answer = await c.chat(chat_template=template, documents=documents)
+    assert answer.status_code == 200, answer.text
+    special = c.encode("<|end|>")
+    assert prompt(c)[-1:] == special and prompt(c).count(special[0]) == 1  # the client's is text
+    bad = await c.chat(chat_template="{% for")
+    assert bad.status_code == 400 and "does not compile" in bad.json()["error"]["message"]
+    endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"
+    assert "stopped" in (await c.chat(chat_template=endless)).json()["error"]["message"]
+    async with cluster(tmp_path / "other") as untrusting:
+        error = (await untrusting.chat(chat_template=template)).json()["error"]
+        assert "--trust-request-chat-template" in error["message"]
+
+
+async def test_messages_of_any_role_and_form_are_taken(c: Cluster) -> None:
+    messages = [
+        {"role": "king", "content": ["a", {"type": "input_text", "text": "b"}]},
+        {"role": "user", "content": None},
+        {"role": "user"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+    ]
+    answer = await c.client.post("/v1/chat/completions", json={"messages": messages})
+    assert answer.status_code == 200, answer.text
+    text = "".join(
+        f"<|start|>{role}\n{content}<|end|>\n"
+        for role, content in [("king", "a\nb"), ("user", ""), ("user", ""), ("assistant", "no")]
+    )
+    assert prompt(c) == c.encode(text + "<|start|>assistant\n")
+
+
+async def test_the_best_of_several_choices_are_returned(c: Cluster) -> None:
+    async def script(request: pb.GenerateRequest, _: Any) -> AsyncIterator[pb.GenerateEvent]:
+        assert request.sampling.n == 3 and request.sampling.logprobs == 0
+        yield admitted()
+        yield usage(request)
+        for index, value in enumerate((-3.0, -1.0, -2.0)):
+            scored = logprobs(index + 60, 0)
+            scored.chosen.logprob = value
+            made = pb.Tokens(index=index, tokens=[index + 60] * 2, logprobs=[scored] * 2)
+            yield pb.GenerateEvent(tokens=made)
+            yield finished(index)
+
+    c.node.script = script
+    body = (await c.complete(["a", "b"], best_of=3, n=2, return_token_ids=True)).json()
+    assert [choice["token_ids"][0] for choice in body["choices"]] == [61, 62, 61, 62]
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+    assert body["choices"][0]["logprobs"] is None
+    assert body["choices"][1]["prompt_token_ids"] == c.encode("a")
+    assert body["usage"]["completion_tokens"] == 12
+
+
+async def test_unknown_fields_are_rejected_on_demand(tmp_path: Path) -> None:
+    async with cluster(tmp_path, strict_parameters=True) as c:
+        for body in ({"colour": 1}, {"messages": [{**ASKED, "colour": 1}]}):
+            answer = await c.client.post("/v1/chat/completions", json={"messages": [ASKED], **body})
+            error = answer.json()["error"]
+            assert answer.status_code == 400 and error["code"] == "unknown_parameter"
+            assert "colour" in error["param"]
+        assert (await c.chat(temperature=0)).status_code == 200
