@@ -15,19 +15,31 @@ from starlette.types import ASGIApp
 from ..shared.telemetry.logs import add_log_context, logger
 from ..shared.telemetry.tracing import NO_TRACER, Tracer
 from ..shared.version import version
+from .access.access import Access
+from .access.cross_origin import with_cross_origin
+from .access.key_usage import KeyUsage
+from .access.rate_limits import RateLimits
 from .anthropic.anthropic_errors import AnthropicErrors
 from .cluster.node_table import NodeTable
 from .cluster.registry_service import Registry
 from .errors import ApiError, internal_error, to_api_error
 from .handler import GenerateHandler
-from .http.access import Access
+from .http.access_log import PROBES
 from .http.exchange import ClientGoneError, HttpExchange
 from .metrics import Metrics
 from .openai.error_body import OpenAIErrors
 from .options import RouterOptions
-from .routes import anthropic, openai, openai_embeddings, operations, tokenization
+from .routes import (
+    anthropic,
+    openai,
+    openai_embeddings,
+    operations,
+    operator_commands,
+    sagemaker,
+    tokenization,
+)
 from .routes.documentation import components
-from .routes.operations import METRICS, PROBES
+from .routes.operations import METRICS
 from .routes.services import Services
 from .surface import ErrorShape
 
@@ -50,7 +62,9 @@ APIS = (
     Api(openai_embeddings.router, OPENAI_ERRORS, openai_embeddings.MODELS),
     Api(anthropic.router, AnthropicErrors(), anthropic.MODELS),
     Api(tokenization.router, OPENAI_ERRORS, tokenization.MODELS),
+    Api(sagemaker.router, OPENAI_ERRORS),
     Api(operations.router, OPENAI_ERRORS),
+    Api(operator_commands.router, OPENAI_ERRORS, operator_commands.MODELS),
 )
 
 
@@ -86,14 +100,20 @@ class App:
         tracer: Tracer = NO_TRACER,
     ) -> None:
         self._options = options
-        self.handler = GenerateHandler(options, nodes, registry, metrics, tracer)
+        self._usage = KeyUsage()
+        metrics.add(self._usage)
+        limits = RateLimits(options, self._usage)
+        self.handler = GenerateHandler(options, nodes, registry, metrics, tracer, limits)
         self.services = Services(
             options=options,
             access=Access(options),
+            nodes=nodes,
             registry=registry,
             metrics=metrics,
             handler=self.handler,
+            usage=self._usage,
         )
+        self._door = with_cross_origin(self._serve, options)
         self._routes = _routes(self.services)
         self._errors = {
             route.path: api.errors
@@ -103,6 +123,9 @@ class App:
         }
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._door(scope, receive, send)
+
+    async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
         exchange = HttpExchange(scope, receive, send, self._options)
         # A client that keeps its connection would return to a router that is about to end.
         exchange.closes = self.services.draining
@@ -118,6 +141,7 @@ class App:
             await self._fail(exchange, error)
         finally:
             exchange.close()
+            self._usage.count(exchange.access)
             if self._options.access_log:
                 exchange.access.log()
 

@@ -6,6 +6,7 @@ from ..shared.errors import OverloadedError, RequestError, UnavailableError
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
+PERMISSION = "permission_error"
 
 
 class ApiError(Exception):

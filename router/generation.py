@@ -111,6 +111,11 @@ class GenerationRequest:
         return sum(len(prompt.tokens) for prompt in self.prompts)
 
     @property
+    def most_output_tokens(self) -> int:
+        """Tokens of all choices, if each is as long as it may be."""
+        return self.n * sum(self.max_tokens)
+
+    @property
     def choices(self) -> int:
         """Choices that are generated for all prompts."""
         return len(self.prompts) * self.n

@@ -11,10 +11,12 @@ from typing import Any, TypeVar
 from ..shared.errors import OverloadedError
 from ..shared.telemetry.logs import logger
 from ..shared.telemetry.tracing import Tracer, Value, serving
+from .access.rate_limits import RateLimits
 from .cluster.node_table import NodeTable
 from .cluster.registry_service import Registry
-from .errors import DrainingError, invalid
+from .errors import DeadlineError, DrainingError, invalid
 from .generation import ChoiceDelta, GenerationRequest, Output
+from .http.deadline import seconds_allowed
 from .http.encoding import encode
 from .http.exchange import JSON_TYPE, ClientGoneError, HttpExchange
 from .http.json_body import parse_json
@@ -22,6 +24,7 @@ from .http.memory_budget import MemoryBudget, MemoryShare
 from .http.parsing import ParserPools
 from .http.slices import TimeSlices
 from .metrics import Metrics, RequestMetrics
+from .node_call import LATE
 from .options import RouterOptions
 from .result import ResultCollector
 from .serve_request import serve
@@ -47,12 +50,14 @@ class GenerateHandler:
         registry: Registry,
         metrics: Metrics,
         tracer: Tracer,
+        limits: RateLimits,
     ) -> None:
         self._options = options
         self._nodes = nodes
         self._registry = registry
         self._metrics = metrics
         self._tracer = tracer
+        self._limits = limits
         self._parsers = ParserPools(options.parse_timeout)
         self._tasks: set[asyncio.Task[None]] = set()
         held = max(options.max_held_body_bytes, options.max_body_bytes)
@@ -80,20 +85,27 @@ class GenerateHandler:
         about = {"request_id": exchange.request_id, "route": exchange.path}
         if exchange.access.key:
             about["key"] = exchange.access.key
+        seconds = seconds_allowed(exchange, self._options.request_timeout)
+        deadline = asyncio.get_running_loop().time() + seconds
+        self._limits.count_request(exchange)
         with self._slot(), serving(self._tracer, "request", traceparent, **about) as span:
-            request = await self._read(exchange, parse)
+            request = await _by(deadline, self._read(exchange, parse))
             self._note_ignored(request)
             span.set(**_attributes(request))
             response = surface.response(request, int(time.time()))
-            with self.prompts.share() as prompts, self.answers.share() as memory:
+            reserved = self._limits.reserved(
+                exchange, request.prompt_tokens, request.most_output_tokens
+            )
+            with reserved, self.prompts.share() as prompts, self.answers.share() as memory:
                 prompts.take(request.prompt_tokens)
-                work = self._answer(exchange, request, response, memory)
-                await self._unless_gone(exchange, work)
+                work = self._answer(exchange, request, response, memory, deadline)
+                await self._unless_gone(exchange, work, deadline)
 
     async def compute(
         self, exchange: HttpExchange, work: Callable[[Any, ServedModel], dict[str, Any]]
     ) -> None:
         """Answer with what ``work`` makes of the JSON of the body; it runs in a thread."""
+        self._limits.count_request(exchange)
         with self._slot(), self.answers.share() as memory:
             answer = await encode(await self._read(exchange, work))
             memory.take(sum(map(len, answer)))
@@ -136,15 +148,18 @@ class GenerateHandler:
                 self._named_fields.add(name)
                 log.warning("requests have the field %r, which is unknown and ignored", name)
 
-    async def _unless_gone(self, exchange: HttpExchange, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work``, and cancel it when the client disconnects."""
+    async def _unless_gone(
+        self, exchange: HttpExchange, work: Coroutine[Any, Any, None], deadline: float
+    ) -> None:
+        """Run ``work``, and cancel it at its deadline and when the client disconnects."""
+        left = deadline - asyncio.get_running_loop().time()
         task = asyncio.create_task(work)
         gone = asyncio.create_task(exchange.disconnected())
         self._tasks.add(task)
         try:
-            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, gone), timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise ClientGoneError
+                raise ClientGoneError if gone.done() else DeadlineError(LATE)
             if task.cancelled():
                 message = "The server is stopping; send the request again."
                 raise DrainingError(message, code="server_draining")
@@ -161,10 +176,12 @@ class GenerateHandler:
         request: GenerationRequest,
         response: Response,
         memory: MemoryShare,
+        deadline: float,
     ) -> None:
         usage = exchange.access.usage
         with RequestMetrics(self._metrics, request, exchange.access) as metrics:
-            async with aclosing(serve(request, self._nodes, self._options, usage)) as outputs:
+            served = serve(request, self._nodes, self._options, usage, deadline)
+            async with aclosing(served) as outputs:
                 if request.stream:
                     await _stream(exchange, outputs, metrics, response)
                     return
@@ -175,6 +192,15 @@ class GenerateHandler:
             metrics.finish(usage)
             body = await encode(response.whole(collector.result(usage)))
             await exchange.respond_in_pieces(200, body, JSON_TYPE)
+
+
+async def _by(deadline: float, work: Coroutine[Any, Any, T]) -> T:
+    """Await ``work``. Raises ``DeadlineError`` if it lasts longer than the request may."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await work
+    except TimeoutError:
+        raise DeadlineError(LATE) from None
 
 
 async def _stream(

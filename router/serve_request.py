@@ -35,13 +35,16 @@ Queue = asyncio.Queue[Output | Exception | None]
 
 
 def serve(
-    request: GenerationRequest, nodes: NodeTable, options: RouterOptions, usage: Usage
+    request: GenerationRequest,
+    nodes: NodeTable,
+    options: RouterOptions,
+    usage: Usage,
+    deadline: float,
 ) -> Outputs:
     """``RequestAdmitted``, then the deltas of all choices in any order, until all have finished.
 
-    ``usage`` is filled on the way.
+    ``usage`` is filled on the way. ``deadline`` is by the loop's clock.
     """
-    deadline = asyncio.get_running_loop().time() + options.request_timeout
     runs = [
         _serve_prompt(request, number, Dispatcher(nodes, options, deadline), usage)
         for number in range(len(request.prompts))

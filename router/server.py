@@ -219,6 +219,7 @@ async def run_router(
     Raises ``StartupError``, and the error of any part of the router that ends by itself.
     """
     router = Router(options, tracer, credentials)
+    router.app.services.shut_down = stop.set
     sys.setswitchinterval(SWITCH_SECONDS)
     await router.start()
     # Imported objects live as long as the process: keep them out of garbage collections.

@@ -77,6 +77,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
 # What each folder of router/ may import of router/, besides itself. The modules at its root serve
 # requests with all of them.
 ROUTER = {
+    "access": ("errors", "http", "options"),
     "anthropic": ("errors", "generation", "http", "options", "requests", "result", "served_model"),
     "cluster": ("errors", "options", "placement", "served_model"),
     "doctor": (),
@@ -87,18 +88,22 @@ ROUTER = {
     "requests": ("errors", "options", "served_model"),
     # The routes are above everything but the application.
     "routes": (
+        "access",
         "anthropic",
         "cluster",
         "embeddings",
         "errors",
+        "generation",
         "handler",
         "http",
         "metrics",
         "openai",
         "options",
+        "requests",
         "served_model",
         "surface",
         "tokenization",
+        "web",
     ),
     "tokenization": ("generation", "http", "openai", "requests", "served_model"),
     "web": (),

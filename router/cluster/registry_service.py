@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 import urllib.parse
-from math import inf
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from ...shared.version import version
 from ..options import RouterOptions
 from ..served_model import ServedModel, sampling_defaults
 from .groups import conflict, difference, text_of
-from .node import Node
+from .node_commands import MAX_NAME, NodeCommands, UnknownNodeError
 from .node_table import NodeTable
 from .pinned_model import PinnedModel, load_tokenizer
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 log = logger("router")
 
 WILDCARDS = ("", "0.0.0.0", "[::]", "::")
-MAX_NAME = 256
 
 
 class Registry(RegistryServicer):
@@ -41,6 +40,7 @@ class Registry(RegistryServicer):
     def __init__(self, options: RouterOptions, nodes: NodeTable) -> None:
         self._options = options
         self._nodes = nodes
+        self.commands = NodeCommands(options, nodes)
         self._epoch = secrets.randbits(64)
         self._tokenizer: Tokenizer | None = None
         self._pinned: PinnedModel | None = None
@@ -149,54 +149,25 @@ class Registry(RegistryServicer):
         )
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainReply:
-        node = await self._commanded(request.node_id, context)
-        limited = request.HasField("timeout_seconds")
-        if limited and not 0 <= request.timeout_seconds < inf:  # rejects NaN too
-            message = f"a drain's timeout must be seconds, not {request.timeout_seconds}"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
-        node.drain(request.timeout_seconds if limited else None)
+        seconds = request.timeout_seconds if request.HasField("timeout_seconds") else None
+        await self._command(context, lambda: self.commands.drain(request.node_id, seconds))
         return pb.DrainReply()
 
     async def SetRole(self, request: pb.SetRoleRequest, context: Any) -> pb.SetRoleReply:
-        node = await self._commanded(request.node_id, context)
-        problem = self._role_problem(node, request)
-        if problem:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem)
-        node.switch(request.role)
+        def switch() -> None:
+            self.commands.set_role(request.node_id, request.role, force=request.force)
+
+        await self._command(context, switch)
         return pb.SetRoleReply()
 
-    async def _commanded(self, node_id: str, context: Any) -> Node:
-        """The node of an operator's command. Aborts the call if there is none, or if the router has
-        no way to pass the command on."""
-        node = self._nodes.named(node_id)
-        if node is None:
-            known = ", ".join(sorted(n.node_id for n in self._nodes)) or "none"
-            message = f"no node is called {node_id[:MAX_NAME]!r}; the nodes are: {known}"
-            await context.abort(grpc.StatusCode.NOT_FOUND, message)
-        elif node.address in self._options.prefill_addresses:
-            message = (
-                f"node {node.node_id} is one of --pd-url and sends this router no heartbeats; stop "
-                f"it with SIGTERM, which drains it"
-            )
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
-        assert node is not None, "abort raises"
-        return node
-
-    def _role_problem(self, node: Node, request: pb.SetRoleRequest) -> str:
-        if request.role not in (pb.ROLE_PREFILL, pb.ROLE_DECODE):
-            return "a node's role is prefill or decode"
-        wanted = role_name(request.role)
-        if node.draining:
-            return f"node {node.node_id} is draining; try again when it has rejoined"
-        if node.role == request.role:
-            return f"node {node.node_id} is already a {wanted} node"
-        others = any(n is not node and not n.is_prefill and not n.draining for n in self._nodes)
-        if request.role == pb.ROLE_PREFILL and not others and not request.force:
-            return (
-                f"node {node.node_id} is the last decode node that takes work, and without it no "
-                f"request could be served; start another one first, or add --force"
-            )
-        return ""
+    async def _command(self, context: Any, command: Callable[[], None]) -> None:
+        """Run an operator's command. Aborts the call if it is refused."""
+        try:
+            command()
+        except UnknownNodeError as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        except RequestError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
 
     async def watch(self) -> None:
         """Lose silent nodes, until cancelled."""

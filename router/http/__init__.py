@@ -1,1 +1,1 @@
-"""HTTP itself, without any API: bounded reading, watched writing, JSON, keys and hosts."""
+"""HTTP itself, without any API: bounded reading, watched writing, JSON, deadlines."""

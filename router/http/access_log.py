@@ -17,8 +17,10 @@ log = logging.getLogger("tandem.access")
 
 # Logged for a client that disconnected before its status, as proxies do.
 CLIENT_CLOSED_REQUEST = 499
+# Open to everybody, because the machines that ask have no key.
+PROBES = frozenset(("/live", "/health", "/ready", "/health/live", "/health/ready", "/ping"))
 # Polled by machines all the time; their lines are for debugging.
-POLLED = frozenset(("/live", "/health", "/ready", "/metrics"))
+POLLED = PROBES | {"/metrics", "/load"}
 LONGEST_PATH = 200
 
 
@@ -44,6 +46,16 @@ class AccessRecord:
     gone: bool = False  # the client disconnected
     begun: float = field(default_factory=time.monotonic)
 
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompt tokens, those that the decode node had."""
+        return sum(prompt.computed.cached_tokens for prompt in self.usage.served.values())
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the request so far; none before a node has it."""
+        return self.prompt_tokens + self.output_tokens if self.usage.served else 0
+
     def log(self) -> None:
         level = logging.DEBUG if self.path in POLLED else logging.INFO
         if log.isEnabledFor(level):
@@ -61,7 +73,7 @@ class AccessRecord:
             fields |= {
                 "model": self.model,
                 "prompt_tokens": self.prompt_tokens,
-                "cached_tokens": sum(prompt.computed.cached_tokens for prompt in served),
+                "cached_tokens": self.cached_tokens,
                 "output_tokens": self.output_tokens,
                 "finish_reason": _counted(self.finish_reasons),
                 "ttft_seconds": self.first_token_seconds,

@@ -13,6 +13,7 @@ from ..errors import ApiError, to_api_error
 from ..options import RouterOptions
 from .access_log import AccessRecord
 from .encoding import dump
+from .key_owner import ANYBODY, KeyOwner
 from .memory_budget import MemoryShare
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -42,6 +43,8 @@ class HttpExchange:
         given = checked_request_id(self.header(b"x-request-id").decode("latin-1"))
         self.request_id = given or uuid.uuid4().hex
         self.access = AccessRecord(self.method, self.path)
+        self.owner = ANYBODY
+        self.headers: list[tuple[bytes, bytes]] = []  # of any response
         self.started = False
         self.streaming = False
         self.closes = False
@@ -51,6 +54,18 @@ class HttpExchange:
 
     def header(self, name: bytes) -> bytes:
         return next((value for key, value in self._scope["headers"] if key == name), b"")
+
+    @property
+    def has_body(self) -> bool:
+        """True if the request has a body, by its head."""
+        return self.header(b"content-length") not in (b"", b"0") or bool(
+            self.header(b"transfer-encoding")
+        )
+
+    def own(self, owner: KeyOwner) -> None:
+        """Attribute the request to the owner of its key."""
+        self.owner = owner
+        self.access.key = owner.name
 
     async def body(self, share: MemoryShare) -> bytes:
         """Read the body within the limits of type, size and time; count it in ``share``."""
@@ -144,7 +159,7 @@ class HttpExchange:
         self.access.status = status
         if self.closes and CLOSE[0] not in headers:
             headers = [*headers, *CLOSE]
-        headers = [*headers, (b"x-request-id", self.request_id.encode())]
+        headers = [*headers, *self.headers, (b"x-request-id", self.request_id.encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _write(self, data: bytes, *, more: bool) -> None:

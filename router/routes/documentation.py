@@ -11,15 +11,18 @@ from pydantic.json_schema import models_json_schema
 SCHEMA = "#/components/schemas/{model}"
 
 
-def documented(body: Any, answer: Any, events: Any = None) -> dict[str, Any]:
-    """Arguments of a route: models of its body, its answer, and of the data of streamed events.
-    Each is a model or a union; ``components`` must be given all of them."""
+def documented(
+    body: Any, answer: Any, events: Any = None, *, optional: bool = False
+) -> dict[str, Any]:
+    """Arguments of a route: models of its body, which may be ``optional``, its answer, and of the
+    data of streamed events. Each is a model or a union; ``components`` must be given all of
+    them."""
     content = {"application/json": {"schema": _reference(answer)}}
     if events is not None:
         content["text/event-stream"] = {"schema": _reference(events)}
     asked = {"application/json": {"schema": _reference(body)}}
     return {
-        "openapi_extra": {"requestBody": {"required": True, "content": asked}},
+        "openapi_extra": {"requestBody": {"required": not optional, "content": asked}},
         "responses": {200: {"content": content}},
     }
 

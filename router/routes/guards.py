@@ -22,6 +22,17 @@ class _ApiKey(SecurityBase):
         request.app.state.services.access.check_key(request.state.exchange)
 
 
+class _AdminKey(SecurityBase):
+    """Checks that the key of a request is an admin's."""
+
+    def __init__(self) -> None:
+        self.model = HTTPBearer(description="A key of --admin-api-key or --admin-api-key-file.")
+        self.scheme_name = "AdminKey"
+
+    async def __call__(self, request: Request) -> None:
+        request.app.state.services.access.check_admin(request.state.exchange)
+
+
 class _KeyHeader(SecurityBase):
     """Documents the header of Anthropic's clients; ``_ApiKey`` has checked it."""
 
@@ -39,3 +50,4 @@ async def _allowed_host(exchange: Exchange, services: RouterServices) -> None:
 
 HOST_CHECKED: list[Any] = [Depends(_allowed_host)]
 KEY_CHECKED: list[Any] = [*HOST_CHECKED, Security(_ApiKey()), Security(_KeyHeader())]
+ADMIN_CHECKED: list[Any] = [*HOST_CHECKED, Security(_AdminKey()), Security(_KeyHeader())]

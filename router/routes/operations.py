@@ -1,23 +1,28 @@
-"""The chat page, probes, version and metrics."""
+"""The chat page, the documentation, probes, usage, version and metrics."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from pydantic import BaseModel
 
+from ...proto.roles import role_name
+from ...shared.errors import UnavailableError
 from ...shared.version import version
+from ..access.key_usage import KeyCounts
 from ..errors import ApiError, DrainingError
 from ..metrics import CONTENT_TYPE
 from ..openai.answers import OpenAIError
+from ..web.documentation_page import documentation_page
 from .documentation import documented_errors
 from .guards import HOST_CHECKED, KEY_CHECKED
-from .services import RouterServices
+from .services import Exchange, RouterServices, Services
 
-PROBES = ("/live", "/health", "/ready")
 METRICS = "/metrics"
 PAGE = Path(__file__).parent.parent / "web" / "chat.html"
 PAGE_HEADERS = {
@@ -35,6 +40,47 @@ class Status(BaseModel):
     status: str
 
 
+class ServerLoad(BaseModel):
+    server_load: int
+
+
+class HealthDetails(BaseModel):
+    """``nodes`` counts them by role and state, such as ``decode/ready``."""
+
+    status: str
+    version: str
+    uptime_seconds: float
+    model: str | None
+    requests: int
+    nodes: dict[str, int]
+
+
+class LimitedRequests(BaseModel):
+    requests: int
+    tokens: int
+
+
+class KeyUsageEntry(BaseModel):
+    """The counts of one key; ``limited`` has the requests that its limits refused."""
+
+    key: str
+    requests: int
+    errors: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    limited: LimitedRequests
+
+
+class UsageReport(BaseModel):
+    """Counts since ``since``, the Unix time at which the router started."""
+
+    object: str = "list"
+    since: int
+    data: list[KeyUsageEntry]
+
+
 class Version(BaseModel):
     version: str
 
@@ -46,6 +92,7 @@ async def chat_page() -> Response:
 
 
 @router.get("/live")
+@router.get("/health/live")
 async def live() -> Status:
     """200 while the process runs."""
     return Status(status="ok")
@@ -59,12 +106,46 @@ async def health(services: RouterServices) -> Status:
 
 
 @router.get("/ready")
+@router.get("/health/ready")
 async def ready(services: RouterServices) -> Status:
     """503 while the router cannot serve."""
     if services.draining:
         raise DrainingError("The router is stopping.", code="server_draining")
     services.registry.model()
     return Status(status="ready")
+
+
+@router.get("/health/details", dependencies=KEY_CHECKED)
+async def health_details(services: RouterServices) -> HealthDetails:
+    """The state of the router and its nodes; 200 in every state."""
+    status, model = _status(services)
+    nodes = Counter(
+        (role_name(node.role), "draining" if node.draining else "ready") for node in services.nodes
+    )
+    nodes.update(services.nodes.absent.tally())
+    return HealthDetails(
+        status=status,
+        version=version(),
+        uptime_seconds=round(time.time() - services.started, 1),
+        model=model,
+        requests=services.handler.active,
+        nodes={f"{role}/{state}": count for (role, state), count in sorted(nodes.items())},
+    )
+
+
+@router.get("/load", dependencies=KEY_CHECKED)
+async def load(services: RouterServices) -> ServerLoad:
+    """The number of requests in progress, as in vLLM."""
+    return ServerLoad(server_load=services.handler.active)
+
+
+@router.get("/v1/usage", dependencies=KEY_CHECKED)
+async def show_usage(exchange: Exchange, services: RouterServices) -> UsageReport:
+    """Requests and tokens of the key; of all keys for an admin's."""
+    own, usage = exchange.owner, services.usage
+    counts = usage.all() if own.admin else {own.name: usage.of(own.name)}
+    data = [_entry(name, counts[name]) for name in sorted(counts)]
+    return UsageReport(since=int(services.started), data=data)
 
 
 @router.get("/version", dependencies=KEY_CHECKED)
@@ -80,6 +161,13 @@ async def show_openapi(request: Request) -> Response:
     return JSONResponse(document)
 
 
+@router.get("/docs", response_class=HTMLResponse, dependencies=KEY_CHECKED)
+async def show_documentation(request: Request) -> Response:
+    """The same document as a page to read."""
+    page = await asyncio.to_thread(lambda: documentation_page(request.app.openapi()))
+    return HTMLResponse(page, headers=PAGE_HEADERS)
+
+
 @router.get(METRICS, dependencies=HOST_CHECKED, response_class=PlainTextResponse)
 async def metrics(services: RouterServices) -> Response:
     """Metrics in Prometheus' text format.
@@ -91,3 +179,28 @@ async def metrics(services: RouterServices) -> Response:
         raise ApiError(404, message, code="unknown_url")
     page = await services.metrics.page()
     return Response(page, headers={"content-type": CONTENT_TYPE})
+
+
+def _status(services: Services) -> tuple[str, str | None]:
+    """The state of the router in a word, and the model that it serves."""
+    if services.draining:
+        return "draining", None
+    try:
+        return "ready", services.registry.model().name
+    except UnavailableError:
+        return "unavailable", None
+
+
+def _entry(name: str, counts: KeyCounts) -> KeyUsageEntry:
+    return KeyUsageEntry(
+        key=name,
+        requests=counts.requests,
+        errors=counts.errors,
+        prompt_tokens=counts.prompt_tokens,
+        cached_tokens=counts.cached_tokens,
+        completion_tokens=counts.completion_tokens,
+        total_tokens=counts.prompt_tokens + counts.completion_tokens,
+        limited=LimitedRequests(
+            requests=counts.limited["requests"], tokens=counts.limited["tokens"]
+        ),
+    )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
 
+from ..access.access import Access
+from ..access.key_usage import KeyUsage
+from ..cluster.node_table import NodeTable
 from ..cluster.registry_service import Registry
 from ..handler import GenerateHandler
-from ..http.access import Access
 from ..http.exchange import HttpExchange
 from ..metrics import Metrics
 from ..options import RouterOptions
@@ -17,14 +21,19 @@ from ..options import RouterOptions
 
 @dataclass(kw_only=True)
 class Services:
-    """The parts of one router. ``draining`` turns /ready off."""
+    """The parts of one router. ``draining`` turns /ready off; ``shut_down`` does what SIGTERM
+    does."""
 
     options: RouterOptions
     access: Access
+    nodes: NodeTable
     registry: Registry
     metrics: Metrics
     handler: GenerateHandler
+    usage: KeyUsage
     draining: bool = False
+    shut_down: Callable[[], None] = lambda: None
+    started: float = field(default_factory=time.time)
 
 
 async def _services(request: Request) -> Services:

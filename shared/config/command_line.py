@@ -143,7 +143,8 @@ class _Secret(click.Option):
     which would leave open what the secret was meant to protect."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        empty = os.environ.get(str(self.envvar)) == ""
+        names = [self.envvar] if isinstance(self.envvar, str) else self.envvar or ()
+        empty = any(os.environ.get(name) == "" for name in names)
         return "" if empty else super().resolve_envvar_value(ctx)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import field
 from math import inf
@@ -90,6 +91,22 @@ def stats_interval() -> Any:
 def split_names(value: str | None) -> frozenset[str]:
     """The names in a comma-separated list."""
     return frozenset(name.strip() for name in (value or "").split(",") if name.strip())
+
+
+def split_list(flag: str, value: str | None) -> tuple[str, ...]:
+    """The words of a comma-separated list, or of a JSON list as vLLM takes it. Raises
+    ``UsageError``."""
+    if not (value or "").lstrip().startswith("["):
+        return tuple(word.strip() for word in (value or "").split(",") if word.strip())
+    try:
+        words = json.loads(value or "")
+    except ValueError:
+        words = None
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise UsageError(
+            f"{flag} {value!r} is neither a JSON list of strings nor words with commas"
+        )
+    return tuple(words)
 
 
 def split_addresses(flag: str, value: str | None) -> tuple[str, ...]:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from ..errors import UsageError
 from ..unix_sockets import SCHEME, socket_address
 from . import fields
+from .access_config import AccessConfig
 from .fields import option, split_addresses
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouterConfig:
+class RouterConfig(AccessConfig):
     """Options of the router."""
 
     model: str | None = option(
@@ -39,19 +40,6 @@ class RouterConfig:
         "Prefill nodes that do not join by themselves: host:port[,host:port], or file:///folder "
         "with their sockets.",
     )
-    api_key: str | None = option(
-        None,
-        "--api-key",
-        "API keys of clients, separated by commas (default: none required).",
-        secret=True,
-    )
-    api_key_file: str | None = option(
-        None,
-        "--api-key-file",
-        "File with API keys of clients, one per line, as KEY or as NAME: KEY with the name that "
-        "the access log shows; read again when it changes.",
-        secret=True,
-    )
     metrics_port: int | None = option(
         None,
         "--metrics-port",
@@ -62,12 +50,6 @@ class RouterConfig:
     )
     metrics_host: str | None = option(
         None, "--metrics-host", "Address of --metrics-port (default: --host)."
-    )
-    allowed_hosts: str | None = option(
-        None,
-        "--allowed-hosts",
-        "Host names that clients may use besides localhost and IP addresses, separated by commas; "
-        "* allows any (default: *, or none if --host is loopback and there is no --api-key).",
     )
     pooling: str = option(
         "last",
@@ -224,19 +206,9 @@ class RouterConfig:
     def __post_init__(self) -> None:
         """Reject invalid flags before anything starts. Raises ``UsageError``."""
         prefill_addresses(self.pd_url)
-        if not all(self.api_keys):
-            raise UsageError("--api-key has an empty key, which would admit everybody")
+        self._check_access()
         if self.metrics_host is not None and self.metrics_port is None:
             raise UsageError("--metrics-host needs --metrics-port")
-
-    @property
-    def api_keys(self) -> tuple[str, ...]:
-        """The keys of ``--api-key``."""
-        return () if self.api_key is None else tuple(k.strip() for k in self.api_key.split(","))
-
-    @property
-    def asks_for_keys(self) -> bool:
-        return bool(self.api_keys) or self.api_key_file is not None
 
     @property
     def prefill_addresses(self) -> tuple[str, ...]:

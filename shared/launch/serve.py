@@ -134,10 +134,18 @@ def start_router(
     """Start the router, and wait until it listens. Returns it with its HTTP URL and the address of
     its registry."""
     front = fill(RouterConfig, values)
-    keys = {"TANDEM_API_KEY": front.api_key} if front.api_key else {}
+    keys = {
+        name: key
+        for name, key in (
+            ("TANDEM_API_KEY", front.api_key),
+            ("TANDEM_ADMIN_API_KEY", front.admin_api_key),
+        )
+        if key
+    }
     security, secrets = _security_of_parts(values)
     telemetry = to_arguments(fill(TelemetryConfig, values))
-    arguments = ["router", *to_arguments(replace(front, api_key=None)), *security, *telemetry]
+    public = replace(front, api_key=None, admin_api_key=None)
+    arguments = ["router", *to_arguments(public), *security, *telemetry]
     part = cluster.start("router", arguments, **secrets, **keys)
     ports = cluster.wait_ready(part, deadline)
     url = f"http://{_reachable(front.host)}:{ports['http']}"

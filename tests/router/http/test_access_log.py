@@ -103,7 +103,7 @@ async def test_a_line_names_the_owner_of_the_key(
     file = tmp_path / "keys"
     lines_of_file = ["alice: {}-1", "bob.smith@x-y:\t{}-2", "alice: {}-3", "{}-4"]
     file.write_text("\n".join(lines_of_file).replace("{}", SECRET))
-    owners = ["alice", "bob.smith@x-y", "alice", None]
+    owners = ["alice", "bob.smith@x-y", "alice", "key-1"]
     async with cluster(tmp_path, api_key_file=str(file)) as c:
         for number, owner in enumerate(owners, 1):
             key = f"{SECRET}-{number}"

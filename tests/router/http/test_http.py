@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tandem.router.http.hosts import AllowedHosts
+from tandem.router.access.hosts import AllowedHosts
 from tandem.router.options import RouterOptions
 from tandem.tests.router.support import Cluster, admitted, cluster, finished, tokens_event, until
 

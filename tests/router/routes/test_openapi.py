@@ -95,7 +95,10 @@ async def test_routes_that_need_a_key_say_so(tmp_path: Path) -> None:
         assert (await c.client.get("/openapi.json")).status_code == 401
 
 
-GETS = ("/live", "/health", "/ready", "/version", "/v1/models", "/v1/models/tiny")
+GETS = (
+    *("/live", "/health", "/ready", "/health/live", "/health/ready", "/health/details", "/ping"),
+    *("/version", "/load", "/v1/usage", "/v1/models", "/v1/models/tiny"),
+)
 POSTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/chat/completions", CHAT),
     ("/v1/chat/completions", {**CHAT, **ALL_TOKENS, "prompt_logprobs": 1, "stop": ["wor"]}),
@@ -106,6 +109,8 @@ POSTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/messages", {**MESSAGE, "max_tokens": 1, "system": "one"}),
     ("/v1/embeddings", {"input": "hi"}),
     ("/v1/embeddings", {"input": [[1, 2], [3]], "encoding_format": "base64"}),
+    ("/invocations", CHAT),
+    ("/invocations", TEXT),
     ("/tokenize", {"prompt": "hi", "return_token_strs": True}),
     ("/tokenize", CHAT),
     ("/detokenize", {"tokens": [1, 2]}),

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import base64
 
-from ..errors import ApiError
+from ..errors import PERMISSION, ApiError
+from ..http.exchange import HttpExchange
+from ..http.key_owner import KeyOwner
 from ..options import RouterOptions
 from .api_keys import ApiKeys
-from .exchange import HttpExchange
 from .hosts import AllowedHosts
+
+# Pages that people open in a browser, which asks for a password.
+PAGES = ("/", "/docs")
 
 
 class Access:
@@ -23,17 +27,32 @@ class Access:
 
     def check_key(self, exchange: HttpExchange) -> None:
         """Accept a key as Bearer, as x-api-key, or as the password of Basic, which browsers can ask
-        for. The exchange keeps the name of its owner, never the key."""
-        if not self._keys.required:
-            return
+        for. The exchange keeps the owner, never the key."""
+        if self._keys.required:
+            exchange.own(self._owner(exchange))
+
+    def check_admin(self, exchange: HttpExchange) -> None:
+        """Accept an admin's key only."""
+        owner = self._owner(exchange) if self._keys.required or self._keys.has_admins else None
+        if not self._keys.has_admins:
+            message = "This route is off; start the router with --admin-api-key to use it."
+            raise ApiError(403, message, kind=PERMISSION, code="no_admin_key")
+        assert owner is not None
+        exchange.own(owner)
+        if not owner.admin:
+            message = "This route needs an admin key; see --admin-api-key of the router."
+            raise ApiError(403, message, kind=PERMISSION, code="admin_key_required")
+
+    def _owner(self, exchange: HttpExchange) -> KeyOwner:
+        """The owner of the key of a request. Raises ``ApiError`` 401."""
         given = _given_key(exchange)
         owner = self._keys.owner(given)
         if owner is None:
-            challenge = b"Basic" if exchange.path == "/" else b"Bearer"
+            challenge = b"Basic" if exchange.path in PAGES else b"Bearer"
             message = "Incorrect API key provided." if given else "You did not provide an API key."
             headers = ((b"www-authenticate", challenge + b' realm="tandem"'),)
             raise ApiError(401, message, code="invalid_api_key", headers=headers)
-        exchange.access.key = owner
+        return owner
 
 
 def _given_key(exchange: HttpExchange) -> bytes:

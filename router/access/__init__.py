@@ -1,0 +1,1 @@
+"""Access to a router: host names, keys and their limits, and scripts of other origins."""

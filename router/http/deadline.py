@@ -1,0 +1,34 @@
+"""Deadlines that clients and gateways set in a header."""
+
+from __future__ import annotations
+
+from math import inf
+
+from ..errors import ApiError
+from .exchange import HttpExchange
+
+# Name, and seconds of one unit. The second is how Envoy tells servers its own timeout.
+HEADERS = ((b"x-request-timeout", 1.0), (b"x-envoy-expected-rq-timeout-ms", 0.001))
+
+
+def seconds_allowed(exchange: HttpExchange, limit: float) -> float:
+    """Seconds from now in which the request must end: ``limit``, or less if a header says so.
+    Raises ``ApiError`` for a value that is not a positive number."""
+    return min(limit, *(_seconds(exchange, name, unit) for name, unit in HEADERS))
+
+
+def _seconds(exchange: HttpExchange, name: bytes, unit: float) -> float:
+    text = exchange.header(name).decode("latin-1")
+    if not text:
+        return inf
+    try:
+        seconds = float(text) * unit
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < inf:
+        kind = "seconds" if unit == 1 else "milliseconds"
+        header = name.decode()
+        raise ApiError(
+            400, f"Invalid header '{header}': {text[:64]!r} is not a number of {kind} above 0."
+        )
+    return seconds

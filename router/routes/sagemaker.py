@@ -1,0 +1,87 @@
+"""The two routes of a container on Amazon SageMaker, as vLLM has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from ..embeddings.embedding_request import CreateEmbeddingRequest
+from ..embeddings.embedding_response import EmbeddingList
+from ..embeddings.embedding_surface import Embeddings
+from ..errors import invalid
+from ..generation import GenerationRequest
+from ..openai.answers import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    OpenAIError,
+    TextCompletion,
+    TextCompletionChunk,
+)
+from ..openai.chat_request import ChatCompletionRequest
+from ..openai.completion_request import CompletionRequest
+from ..openai.surfaces import ChatCompletions, Completions
+from ..options import RouterOptions
+from ..served_model import ServedModel
+from ..surface import Response as SurfaceResponse
+from ..surface import Surface
+from .documentation import documented, documented_errors
+from .guards import KEY_CHECKED
+from .operations import Status
+from .responses import GenerationResponse
+from .services import Exchange, RouterServices
+
+CHAT = ChatCompletions()
+COMPLETIONS = Completions()
+# By the field that only a request of its kind has, as vLLM tells them apart.
+SURFACES: dict[str, Surface] = {
+    "messages": CHAT,
+    "prompt": COMPLETIONS,
+    "input": Embeddings(),
+}
+
+router = APIRouter(tags=["sagemaker"], responses=documented_errors(OpenAIError))
+
+
+class Invocation:
+    """One request: of which kind, its body says."""
+
+    path = "/invocations"
+
+    def __init__(self) -> None:
+        self._surface: Surface = COMPLETIONS
+
+    def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
+        fields = body if isinstance(body, dict) else {}
+        found = next((kind for name, kind in SURFACES.items() if name in fields), None)
+        if found is None:
+            raise invalid(
+                "Send 'messages' for a chat, 'prompt' for a completion, or 'input' for embeddings."
+            )
+        self._surface = found
+        return self._surface.parse(body, model, options)
+
+    def response(self, request: GenerationRequest, created: int) -> SurfaceResponse:
+        return self._surface.response(request, created)
+
+
+@router.post(
+    Invocation.path,
+    dependencies=KEY_CHECKED,
+    **documented(
+        ChatCompletionRequest | CompletionRequest | CreateEmbeddingRequest,
+        ChatCompletion | TextCompletion | EmbeddingList,
+        ChatCompletionChunk | TextCompletionChunk,
+    ),
+)
+async def invoke(exchange: Exchange, services: RouterServices) -> Response:
+    """A chat, a completion or embeddings, by the fields of the body."""
+    return GenerationResponse(exchange, services.handler, Invocation())
+
+
+@router.get("/ping")
+@router.post("/ping")
+async def ping(services: RouterServices) -> Status:
+    """503 until the router can serve for the first time, as /health."""
+    services.registry.check_started()
+    return Status(status="ok")

@@ -1,0 +1,103 @@
+"""Options of a router about its clients: keys, limits, and names under which browsers reach it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import UsageError
+from .fields import option, split_list
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccessConfig:
+    """Options about clients and their keys."""
+
+    api_key: str | None = option(
+        None,
+        "--api-key",
+        "API keys of clients, separated by commas, each as in a line of --api-key-file (default: "
+        "none required).",
+        environment=("VLLM_API_KEY",),
+        secret=True,
+    )
+    api_key_file: str | None = option(
+        None,
+        "--api-key-file",
+        "File with API keys of clients, one per line, as KEY or as NAME: KEY with the name that "
+        "the access log and metrics show, and then rpm=N or tpm=N for limits of its own; read "
+        "again when it changes.",
+        secret=True,
+    )
+    admin_api_key: str | None = option(
+        None,
+        "--admin-api-key",
+        "Keys that open the /admin routes and /shutdown, which are off without one; written as "
+        "those of --api-key, and valid wherever those are.",
+        secret=True,
+    )
+    admin_api_key_file: str | None = option(
+        None,
+        "--admin-api-key-file",
+        "File with admin keys, in the form of --api-key-file; read again when it changes.",
+        secret=True,
+    )
+    requests_per_minute: int | None = option(
+        None,
+        "--requests-per-minute",
+        "Requests of one key in any minute; further ones get 429 (default: no limit).",
+        minimum=1,
+    )
+    tokens_per_minute: int | None = option(
+        None,
+        "--tokens-per-minute",
+        "Tokens of one key in any minute, of prompts and outputs; a request reserves its prompt "
+        "and max_tokens, and gives back what it did not use (default: no limit).",
+        minimum=1,
+    )
+    allowed_hosts: str | None = option(
+        None,
+        "--allowed-hosts",
+        "Host names that clients may use besides localhost and IP addresses, separated by commas; "
+        "* allows any (default: *, or none if --host is loopback and there is no --api-key).",
+    )
+    allowed_origins: str | None = option(
+        None,
+        "--allowed-origins",
+        "Origins of web pages whose scripts may call this router, separated by commas or as a JSON "
+        "list; * allows any (default: none but its own).",
+    )
+    allowed_methods: str = option(
+        "*", "--allowed-methods", "Methods that --allowed-origins may use, listed as those."
+    )
+    allowed_headers: str = option(
+        "*", "--allowed-headers", "Headers that --allowed-origins may send, listed as those."
+    )
+    allow_credentials: bool = option(
+        False, "--allow-credentials", "Let scripts of --allowed-origins send cookies and passwords."
+    )
+
+    def _check_access(self) -> None:
+        """Raise ``UsageError`` for options that admit everybody, or that have no effect."""
+        for flag, text in (("--api-key", self.api_key), ("--admin-api-key", self.admin_api_key)):
+            if text is not None and not all(part.strip() for part in text.split(",")):
+                raise UsageError(f"{flag} has an empty key, which would admit everybody")
+        limited = {
+            "--requests-per-minute": self.requests_per_minute,
+            "--tokens-per-minute": self.tokens_per_minute,
+        }
+        for flag, limit in limited.items():
+            if limit is not None and not self.asks_for_keys:
+                raise UsageError(f"{flag} is a limit of each key; it needs --api-key")
+        for flag, text in (
+            ("--allowed-origins", self.allowed_origins),
+            ("--allowed-methods", self.allowed_methods),
+            ("--allowed-headers", self.allowed_headers),
+        ):
+            split_list(flag, text)
+        if self.allow_credentials and "*" in split_list("", self.allowed_origins):
+            raise UsageError("--allow-credentials needs --allowed-origins with names, not *")
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """True if clients need a key."""
+        return self.api_key is not None or self.api_key_file is not None

@@ -1,0 +1,62 @@
+"""Deadlines that a header sets."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.tests.router.support import admitted, cluster, events, tokens_event, until
+
+CLIENTS, ENVOYS = "x-request-timeout", "x-envoy-expected-rq-timeout-ms"
+
+
+@pytest.mark.parametrize(("header", "value"), [(CLIENTS, "0.3"), (ENVOYS, "300")])
+async def test_a_request_ends_at_its_deadline(tmp_path: Path, header: str, value: str) -> None:
+    async with cluster(tmp_path) as c:
+
+        async def stall(request: Any, context: Any) -> Any:
+            yield admitted()
+            yield tokens_event(0, [1])
+            await asyncio.Event().wait()
+
+        c.node.script = stall
+        late = {header: value}
+        answer = await c.client.post("/v1/completions", json={"prompt": "x"}, headers=late)
+        assert answer.status_code == 504
+        assert answer.json()["error"]["code"] == "deadline_exceeded"
+        body = {"prompt": "x", "stream": True}
+        stream = await c.client.post("/v1/completions", json=body, headers=late)
+        assert events(stream.text)[-1]["error"]["code"] == "deadline_exceeded"
+        assert all(0 < request.deadline_seconds <= 0.3 for request in c.node.requests)
+        await until(lambda: c.node.active == 0)
+
+
+async def test_a_body_that_is_late_ends_at_the_deadline_too(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        reader, writer = await asyncio.open_connection("127.0.0.1", c.router.http_port)
+        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-request-timeout: 0.2\r\n"
+        writer.write(f"{head}content-type: application/json\r\ncontent-length: 9\r\n\r\n".encode())
+        assert b" 504 " in await asyncio.wait_for(reader.readline(), 10)
+        writer.close()
+
+
+async def test_the_shortest_limit_holds(tmp_path: Path) -> None:
+    async with cluster(tmp_path, request_timeout=50.0) as c:
+        body = {"prompt": "x"}
+        for given in ({}, {CLIENTS: "900"}, {CLIENTS: "20", ENVOYS: "90000"}, {ENVOYS: "15000.5"}):
+            answer = await c.client.post("/v1/completions", json=body, headers=given)
+            assert answer.status_code == 200
+        times = [round(request.deadline_seconds) for request in c.node.requests]
+        assert times == [50, 50, 20, 15]
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "soon", "nan", "inf", "1e400", "5s"])
+async def test_an_invalid_deadline_is_refused(tmp_path: Path, value: str) -> None:
+    async with cluster(tmp_path) as c:
+        given = {CLIENTS: value}
+        answer = await c.client.post("/v1/completions", json={"prompt": "x"}, headers=given)
+        assert answer.status_code == 400
+        assert "is not a number of seconds above 0" in answer.json()["error"]["message"]

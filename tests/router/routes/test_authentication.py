@@ -1,0 +1,76 @@
+"""Every route that the app has asks for the key that it should, found by listing the routes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from fastapi.routing import APIRoute
+
+from tandem.router import app
+from tandem.router.http.access_log import PROBES
+from tandem.tests.router.support import cluster
+
+# Only on a port of its own where clients need a key.
+METRICS = "/metrics"
+FORMS = (
+    lambda key: {"authorization": f"Bearer {key}"},
+    lambda key: {"x-api-key": key},
+)
+WRONG = ("wrong", "Secret", "secret-", "x" * 10_000)
+
+
+def routes() -> Iterator[tuple[str, str]]:
+    """Methods and paths, with something in the place of their parameters."""
+    for api in app.APIS:
+        for route in api.router.routes:
+            assert isinstance(route, APIRoute), route
+            for method in route.methods or ():
+                yield method, route.path_format.replace("{", "").replace("}", "")
+
+
+def is_admins(path: str) -> bool:
+    return path.startswith("/admin/") or path == "/shutdown"
+
+
+async def test_every_route_asks_for_the_key_that_it_should(tmp_path: Path) -> None:
+    listed = set(routes())
+    assert len(listed) > 25 and {path for _, path in listed} >= PROBES
+    async with cluster(tmp_path, api_key="secret", admin_api_key="root") as c:
+        for method, path in sorted(listed):
+            open_to_all = (await c.client.request(method, path)).status_code
+            if path in PROBES:
+                assert open_to_all == 200, path
+                continue
+            assert open_to_all == (404 if path == METRICS else 401), path
+            for form in FORMS:
+                for key in WRONG if path != METRICS else ():
+                    answer = await c.client.request(method, path, headers=form(key))
+                    assert answer.status_code == 401, (path, key[:10])
+                users = await c.client.request(method, path, headers=form("secret"))
+                assert (users.status_code == 403) == is_admins(path), path
+                assert users.status_code != 401
+                if path != "/shutdown":
+                    admins = await c.client.request(method, path, headers=form("root"))
+                    assert admins.status_code not in (401, 403), path
+        assert not c.router.app.services.draining
+
+
+async def test_admin_routes_are_off_without_an_admin_key(tmp_path: Path) -> None:
+    given = {"authorization": "Bearer secret"}
+    for key in (None, "secret"):
+        async with cluster(tmp_path, api_key=key) as c:
+            for method, path in routes():
+                if is_admins(path):
+                    answer = await c.client.request(method, path, headers=given)
+                    assert answer.status_code == 403
+                    assert answer.json()["error"]["code"] == "no_admin_key"
+
+
+async def test_an_admin_key_alone_leaves_the_api_open(tmp_path: Path) -> None:
+    async with cluster(tmp_path, admin_api_key="root") as c:
+        assert (await c.complete()).status_code == 200
+        assert (await c.client.get("/metrics")).status_code == 200
+        assert (await c.client.post("/shutdown")).status_code == 401
+        given = {"authorization": "Bearer root"}
+        assert (await c.client.get("/admin/nodes", headers=given)).status_code == 200
