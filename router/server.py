@@ -73,6 +73,7 @@ class Router:
         self.nodes = NodeTable(options.node_timeout, credentials=credentials)
         self.registry = Registry(options, self.nodes)
         self.metrics = Metrics(self.nodes)
+        self.metrics.served = self.registry.served_name
         self.app = App(options, self.nodes, self.registry, self.metrics, tracer)
         self._interceptor = TokenInterceptor(credentials, "tandem_registry_calls_refused")
         self.metrics.add(self._interceptor.refused)

@@ -59,6 +59,10 @@ class Registry(RegistryServicer):
             raise UnavailableError("No decode node has joined this router yet; try again soon.")
         return self._model
 
+    def served_name(self) -> str:
+        """The name of the served model; empty until a decode node has joined for the first time."""
+        return self._model.name if self._model is not None else ""
+
     def check_started(self) -> None:
         """Raise ``UnavailableError`` until a decode node has joined for the first time."""
         if self._model is None:

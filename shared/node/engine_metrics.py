@@ -1,4 +1,4 @@
-"""Engine metrics, also under vLLM's names."""
+"""Engine metrics."""
 
 from __future__ import annotations
 
@@ -11,15 +11,8 @@ from ..engine.core import EngineCore
 from ..engine.plan import COMPUTATION, NOT_FINITE, OUT_OF_MEMORY
 
 QUEUE_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-# For dashboards and autoscalers made for vLLM.
-_ALIASES = {
-    "tandem_sequences_running": "vllm:num_requests_running",
-    "tandem_sequences_waiting": "vllm:num_requests_waiting",
-    "tandem_kv_usage_ratio": "vllm:kv_cache_usage_perc",
-    "tandem_prefix_cache_queries": "vllm:prefix_cache_queries",
-    "tandem_prefix_cache_hits": "vllm:prefix_cache_hits",
-    "tandem_preemptions": "vllm:num_preemptions",
-}
+# vLLM's names of what only a node knows; a router shows the others, each name once.
+_ALIASES = {"tandem_preemptions": "vllm:num_preemptions"}
 _Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tandem.router import metrics as module
 from tandem.router.cluster.node_series import SERIES
 from tandem.router.cluster.node_table import NodeTable
 from tandem.router.metrics import Metrics
+from tandem.tests.router.support import admitted, cluster, finished, tokens_event, until, usage
 
 
 def join(table: NodeTable, node_id: str, role: pb.Role = pb.ROLE_DECODE, **load: int) -> None:
@@ -86,3 +88,91 @@ async def test_an_old_page_is_rendered_again(monkeypatch: pytest.MonkeyPatch) ->
     assert not samples(await metrics.page())
     join(table, "a")
     assert samples(await metrics.page())
+
+
+# ---- vLLM's names -------------------------------------------------------------------------------
+
+
+async def test_sizes_times_and_sources_of_requests_under_vllms_names(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+
+        async def script(request: Any, context: Any) -> Any:
+            yield admitted()
+            spent = pb.FirstToken(queue_seconds=0.25, prefill_seconds=0.5, transfer_seconds=0.125)
+            count = len(request.prompt)
+            yield usage(request, cached_tokens=1, remote_tokens=count - 2, first_token=spent)
+            for index in range(2):
+                yield tokens_event(index, [1, 2])
+                yield tokens_event(index, [3] * index)
+                yield finished(index)
+
+        c.node.script = script
+        answer = await c.complete("hello world, hello world", n=2, max_tokens=9)
+        prompt = answer.json()["usage"]["prompt_tokens"]
+        page = c.router.metrics.render().decode()
+    for name, value in (
+        ("num_requests_running", 0),
+        ("num_requests_waiting", 0),
+        ("kv_cache_usage_perc", 0),
+        ("request_prompt_tokens_sum", prompt),
+        ("request_generation_tokens_sum", 5),
+        ("request_max_num_generation_tokens_sum", 3),
+        ("request_params_n_sum", 2),
+        ("request_params_max_tokens_sum", 9),
+        ("request_time_per_output_token_seconds_count", 2),
+        ("request_queue_time_seconds_sum", 0.25),
+        ("request_prefill_time_seconds_sum", 0.625),
+        ("request_decode_time_seconds_count", 1),
+        ("request_inference_time_seconds_count", 1),
+        ("prefix_cache_queries_total", prompt),
+        ("prefix_cache_hits_total", 1),
+        ("external_prefix_cache_queries_total", prompt - 1),
+        ("external_prefix_cache_hits_total", prompt - 2),
+        ("prompt_tokens_cached_total", prompt - 1),
+    ):
+        assert f'vllm:{name}{{model_name="tiny"}} {float(value)}\n' in page, name
+    for source, value in (
+        ("local_compute", 1),
+        ("local_cache_hit", 1),
+        ("external_kv_transfer", prompt - 2),
+    ):
+        sample = f'vllm:prompt_tokens_by_source_total{{model_name="tiny",source="{source}"}}'
+        assert f"{sample} {float(value)}\n" in page
+
+
+async def test_a_request_waits_while_nodes_say_so_and_runs_with_its_first_token(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path) as c:
+        talks = asyncio.Event()
+
+        async def script(request: Any, context: Any) -> Any:
+            yield admitted()
+            await talks.wait()
+            yield tokens_event(0, [1])
+            await asyncio.Event().wait()
+
+        def states() -> tuple[float, float]:
+            c.router.metrics.render()
+            registry = c.router.metrics.registry
+            running, waiting = (
+                registry.get_sample_value(f"vllm:num_requests_{state}", {"model_name": "tiny"})
+                for state in ("running", "waiting")
+            )
+            return running or 0.0, waiting or 0.0
+
+        assert 'vllm:num_requests_waiting{model_name="tiny"} 0.0' in (
+            c.router.metrics.render().decode()
+        ), "before the first request"
+        c.node.script = script
+        asking = [asyncio.create_task(c.complete("x")) for _ in range(3)]
+        await until(lambda: c.node.active == 3)
+        assert states() == (3, 0), "all are being prefilled"
+        c.load = pb.Load(waiting=2)
+        await until(lambda: states() == (1, 2))
+        talks.set()
+        await until(lambda: states() == (3, 0))
+        for each in asking:
+            each.cancel()
+        await until(lambda: states() == (0, 0))
+        assert not c.router.metrics.unstarted.total()

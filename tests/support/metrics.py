@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry
 
+from tandem.router.access.key_usage import KeyUsage
 from tandem.router.cluster.node_table import NodeTable
 from tandem.router.metrics import Metrics
 from tandem.shared.handoff.plane.stats import DataPlaneStats
@@ -28,6 +29,9 @@ def registries() -> Iterator[tuple[str, CollectorRegistry, set[str]]]:
     """The kind of process, its registry, and the labels that its page adds."""
     router = Metrics(NodeTable(1.0))
     router.add(TokenInterceptor(INSECURE, "tandem_registry_calls_refused").refused)
+    keys = KeyUsage()
+    keys.limited("alice", "requests")
+    router.add(keys)
     yield ROUTER, router.registry, set()
     node = FakeNode("d", 1)
     node.ranks.inbox.stats[0] = DataPlaneStats()

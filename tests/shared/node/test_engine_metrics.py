@@ -32,7 +32,7 @@ async def test_queue_time_and_prefix_hits_are_counted_once_a_sequence() -> None:
     assert value(node, "tandem_queue_seconds_count") == 2
     assert value(node, "tandem_prefix_cache_queries_total") == 80
     assert value(node, "tandem_prefix_cache_hits_total") == 32  # two whole blocks, the second time
-    assert value(node, "vllm:prefix_cache_hits_total") == 32
+    assert value(node, "vllm:num_preemptions_total") == 0
     assert value(node, "tandem_engine_steps_total") == 4
     assert value(node, "tandem_preemptions_total") == 0
 
@@ -48,7 +48,7 @@ async def test_blocks_in_use_are_a_share_of_all() -> None:
         await until(lambda: node.scheduler.running == 1)
         # One step computes all 64 tokens, which are four blocks.
         assert value(node, "tandem_kv_usage_ratio") == 4 / 64
-        assert value(node, "vllm:num_requests_running") == 1
+        assert value(node, "tandem_sequences_running") == 1
         node.ranks.computes.set()
 
 
