@@ -49,18 +49,20 @@ NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "operati
 
 
 class Api(NamedTuple):
-    """The routes of one API, the shape of its errors, and the models that document both."""
+    """The routes of one API, the shape of its errors, and the models that document both.
+    ``id_header`` is the API's own name of the header ``x-request-id``."""
 
     router: APIRouter
     errors: ErrorShape
     models: tuple[type[BaseModel], ...] = ()
+    id_header: bytes | None = None
 
 
 OPENAI_ERRORS = OpenAIErrors()
 APIS = (
     Api(openai.router, OPENAI_ERRORS, openai.MODELS),
     Api(openai_embeddings.router, OPENAI_ERRORS, openai_embeddings.MODELS),
-    Api(anthropic.router, AnthropicErrors(), anthropic.MODELS),
+    Api(anthropic.router, AnthropicErrors(), anthropic.MODELS, id_header=b"request-id"),
     Api(tokenization.router, OPENAI_ERRORS, tokenization.MODELS),
     Api(sagemaker.router, OPENAI_ERRORS),
     Api(operations.router, OPENAI_ERRORS),
@@ -115,8 +117,8 @@ class App:
         )
         self._door = with_cross_origin(self._serve, options)
         self._routes = _routes(self.services)
-        self._errors = {
-            route.path: api.errors
+        self._apis = {
+            route.path: api
             for api in APIS
             for route in api.router.routes
             if isinstance(route, APIRoute)
@@ -130,6 +132,8 @@ class App:
         # A client that keeps its connection would return to a router that is about to end.
         exchange.closes = self.services.draining
         add_log_context(request_id=exchange.request_id)
+        if api := self._apis.get(exchange.path):
+            exchange.id_header = api.id_header
         scope["state"]["exchange"] = exchange
         if exchange.method == "HEAD":
             scope = scope | {"method": "GET"}  # the server leaves the body out
@@ -154,10 +158,12 @@ class App:
         if failure is None:
             log.error("%s %s failed", exchange.method, exchange.path, exc_info=error)
             failure = internal_error()
+        failure.request_id = exchange.request_id
         exchange.access.error = failure.code or failure.kind
         if exchange.path not in PROBES:  # a poll that comes too early is no failed request
             self.services.metrics.errors.labels(str(failure.status)).inc()
-        shape = self._errors.get(exchange.path, OPENAI_ERRORS)
+        api = self._apis.get(exchange.path)
+        shape = OPENAI_ERRORS if api is None else api.errors
         try:
             if exchange.streaming:
                 await exchange.write(shape.error_event(failure))

@@ -10,7 +10,8 @@ PERMISSION = "permission_error"
 
 
 class ApiError(Exception):
-    """An error response. ``kind`` and ``code`` are OpenAI's type and code."""
+    """An error response. ``kind`` and ``code`` are OpenAI's type and code; ``request_id`` is known
+    when the error is written."""
 
     def __init__(
         self,
@@ -29,6 +30,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = headers
+        self.request_id: str | None = None
 
 
 class NodeError(Exception):

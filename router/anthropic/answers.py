@@ -19,16 +19,45 @@ class AnthropicError(AnswerModel):
 
     type: Literal["error"]
     error: AnthropicErrorDetail
+    request_id: str | None
+
+
+class ThinkingTokens(AnswerModel):
+    thinking_tokens: int
 
 
 class MessageUsage(AnswerModel):
+    """``input_tokens`` are those of the prompt that were not cached."""
+
     input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
     output_tokens: int
+    output_tokens_details: ThinkingTokens | None = None
+
+
+class AppliedEdit(AnswerModel):
+    type: Literal["clear_thinking_20251015"]
+    cleared_thinking_turns: int
+    cleared_input_tokens: int
+
+
+class AppliedEdits(AnswerModel):
+    applied_edits: list[AppliedEdit]
 
 
 class TextContent(AnswerModel):
     type: Literal["text"]
     text: str
+
+
+class ThinkingContent(AnswerModel):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+Content = TextContent | ThinkingContent
 
 
 class AnthropicMessage(AnswerModel):
@@ -38,10 +67,11 @@ class AnthropicMessage(AnswerModel):
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[TextContent]
+    content: list[Content]
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
+    context_management: AppliedEdits | None = None
 
 
 class MessageStart(AnswerModel):
@@ -52,7 +82,7 @@ class MessageStart(AnswerModel):
 class ContentBlockStart(AnswerModel):
     type: Literal["content_block_start"]
     index: int
-    content_block: TextContent
+    content_block: Content
 
 
 class TextBlockDelta(AnswerModel):
@@ -60,10 +90,20 @@ class TextBlockDelta(AnswerModel):
     text: str
 
 
+class ThinkingBlockDelta(AnswerModel):
+    type: Literal["thinking_delta"]
+    thinking: str
+
+
+class SignatureDelta(AnswerModel):
+    type: Literal["signature_delta"]
+    signature: str
+
+
 class ContentBlockDelta(AnswerModel):
     type: Literal["content_block_delta"]
     index: int
-    delta: TextBlockDelta
+    delta: TextBlockDelta | ThinkingBlockDelta | SignatureDelta
 
 
 class ContentBlockStop(AnswerModel):
@@ -80,14 +120,20 @@ class MessageStopDelta(AnswerModel):
     type: Literal["message_delta"]
     delta: StopDetail
     usage: MessageUsage
+    context_management: AppliedEdits | None = None
 
 
 class MessageStop(AnswerModel):
     type: Literal["message_stop"]
 
 
+class PingEvent(AnswerModel):
+    type: Literal["ping"]
+
+
 MessageEvent = (
     MessageStart
+    | PingEvent
     | ContentBlockStart
     | ContentBlockDelta
     | ContentBlockStop

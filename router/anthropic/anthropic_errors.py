@@ -12,6 +12,7 @@ KINDS = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    408: "timeout_error",
     413: "request_too_large",
     429: "rate_limit_error",
     500: "api_error",
@@ -25,7 +26,8 @@ class AnthropicErrors:
 
     def error_body(self, error: ApiError) -> Any:
         kind = KINDS.get(error.status, "invalid_request_error")
-        return {"type": "error", "error": {"type": kind, "message": error.message}}
+        detail = {"type": kind, "message": error.message}
+        return {"type": "error", "error": detail, "request_id": error.request_id}
 
     def error_event(self, error: ApiError) -> bytes:
         return named_event("error", self.error_body(error))

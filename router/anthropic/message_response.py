@@ -4,41 +4,49 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..generation import ChoiceDelta, GenerationRequest, Usage
-from ..http.sse import named_event
-from ..result import GenerationResult
+from ...shared.text.reasoning import NO_PARSER
+from ..generation import ChoiceDelta, Usage
+from ..result import ChoiceResult, GenerationResult
+from .message_blocks import BlockWriter, message_event, signature_of
+from .message_request import MessageRequest
+
+Stop = dict[str, Any]
 
 
 class MessageResponse:
-    """Formats one response. Reasoning is left out, as no request can ask for it."""
+    """Formats one response. The reasoning of a request that wants none is left out."""
 
-    def __init__(self, request: GenerationRequest) -> None:
+    def __init__(self, request: MessageRequest) -> None:
         self._request = request
-        self._stop: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
+        self._parsed = request.text.reasoning_parser != NO_PARSER
+        self._signature = signature_of(request.request_id)
+        self._blocks = BlockWriter(self._signature, omit_thinking=request.omit_thinking)
+        self._stop: Stop = {"stop_reason": None, "stop_sequence": None}
 
     def opening(self) -> bytes:
-        """The message without its text, and the begin of its only block."""
-        usage = {"input_tokens": self._request.prompt_tokens, "output_tokens": 0}
+        """The message without its content. How much of the prompt was cached comes at the end."""
+        usage = self._usage(Usage(prompt_tokens=self._request.prompt_tokens))
         message = self._message([], self._stop, usage)
-        block = {"index": 0, "content_block": {"type": "text", "text": ""}}
-        return _event("message_start", message=message) + _event("content_block_start", **block)
+        return message_event("message_start", message=message) + message_event("ping")
 
     def chunk(self, delta: ChoiceDelta) -> bytes:
         events = b""
+        if delta.reasoning and self._request.include_reasoning:
+            events += self._blocks.thinking(delta.reasoning)
         if delta.text:
-            text = {"type": "text_delta", "text": delta.text}
-            events += _event("content_block_delta", index=0, delta=text)
+            events += self._blocks.text(delta.text)
         if delta.finish_reason is not None:
             self._stop = _stop(delta.finish_reason, delta.stop_reason)
-            events += _event("content_block_stop", index=0)
+            events += self._blocks.close()
         return events
 
     def closing(self, usage: Usage) -> bytes:
         """The reason of the end, with the usage."""
-        return _event("message_delta", delta=self._stop, usage=_usage(usage))
+        fields = {"delta": self._stop, "usage": self._usage(usage), **self._edits()}
+        return message_event("message_delta", **fields)
 
     def end_of_stream(self) -> bytes:
-        return _event("message_stop")
+        return message_event("message_stop")
 
     def choice_logprobs(self) -> None:
         return None
@@ -48,13 +56,21 @@ class MessageResponse:
 
     def whole(self, result: GenerationResult) -> dict[str, Any]:
         (choice,) = result.choices
-        content = [{"type": "text", "text": choice.text}]
         stop = _stop(choice.finish_reason, choice.stop_reason)
-        return self._message(content, stop, _usage(result.usage))
+        usage = self._usage(result.usage)
+        return self._message(self._content(choice), stop, usage) | self._edits()
 
-    def _message(
-        self, content: list[dict[str, Any]], stop: dict[str, Any], usage: dict[str, int]
-    ) -> dict[str, Any]:
+    def _content(self, choice: ChoiceResult) -> list[dict[str, Any]]:
+        content: list[dict[str, Any]] = []
+        if self._request.include_reasoning and choice.reasoning.tell():
+            thinking = "" if self._request.omit_thinking else choice.reasoning
+            block = {"type": "thinking", "thinking": thinking, "signature": self._signature}
+            content.append(block)
+        if not content or not _is_blank(choice):
+            content.append({"type": "text", "text": choice.text})
+        return content
+
+    def _message(self, content: list[dict[str, Any]], stop: Stop, usage: Any) -> dict[str, Any]:
         return {
             "id": self._request.request_id,
             "type": "message",
@@ -65,18 +81,31 @@ class MessageResponse:
             "usage": usage,
         }
 
+    def _usage(self, usage: Usage) -> dict[str, Any]:
+        """Anthropic counts tokens that were cached apart from the others."""
+        body: dict[str, Any] = {
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "output_tokens": usage.completion_tokens,
+        }
+        if self._parsed:
+            body["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
+        return body
 
-def _event(name: str, **fields: Any) -> bytes:
-    return named_event(name, {"type": name, **fields})
+    def _edits(self) -> dict[str, Any]:
+        edits = self._request.applied_edits
+        return {} if edits is None else {"context_management": {"applied_edits": edits}}
 
 
-def _stop(finish_reason: str | None, stop_reason: str | int | None) -> dict[str, Any]:
+def _is_blank(choice: ChoiceResult) -> bool:
+    text = choice.text.getvalue()
+    return not text or text.isspace()
+
+
+def _stop(finish_reason: str | None, stop_reason: str | int | None) -> Stop:
     if finish_reason == "length":
         return {"stop_reason": "max_tokens", "stop_sequence": None}
     if isinstance(stop_reason, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": stop_reason}
     return {"stop_reason": "end_turn", "stop_sequence": None}
-
-
-def _usage(usage: Usage) -> dict[str, int]:
-    return {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens}

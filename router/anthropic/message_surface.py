@@ -7,7 +7,7 @@ from typing import Any
 from ..generation import GenerationRequest
 from ..options import RouterOptions
 from ..served_model import ServedModel
-from .message_request import parse_messages
+from .message_request import MessageRequest, parse_messages
 from .message_response import MessageResponse
 
 
@@ -20,4 +20,5 @@ class AnthropicMessages:
         return parse_messages(body, model, options)
 
     def response(self, request: GenerationRequest, created: int) -> MessageResponse:
+        assert isinstance(request, MessageRequest), "made by parse"
         return MessageResponse(request)

@@ -27,7 +27,8 @@ class ClientGoneError(Exception):
 
 class HttpExchange:
     """A request and its response. ``started``: the status has been sent. ``streaming``: it began a
-    stream. ``closes``: the connection ends with this response."""
+    stream. ``closes``: the connection ends with this response. ``id_header``: an API's own header
+    for the request's id, beside ours."""
 
     def __init__(self, scope: Any, receive: Any, send: Any, options: RouterOptions) -> None:
         self._scope = scope
@@ -48,6 +49,7 @@ class HttpExchange:
         self.started = False
         self.streaming = False
         self.closes = False
+        self.id_header: bytes | None = None
         self._writing_since: float | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._cut = False
@@ -160,6 +162,8 @@ class HttpExchange:
         if self.closes and CLOSE[0] not in headers:
             headers = [*headers, *CLOSE]
         headers = [*headers, *self.headers, (b"x-request-id", self.request_id.encode())]
+        if self.id_header is not None:
+            headers.append((self.id_header, self.request_id.encode()))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _write(self, data: bytes, *, more: bool) -> None:

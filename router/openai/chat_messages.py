@@ -69,10 +69,6 @@ class ChatMessage(BodyModel):
     annotations: Any = None
 
 
-# Template variables that clients must not set.
-RESERVED = frozenset(("messages", "tools", "add_generation_prompt", "chat_template"))
-
-TemplateVariables = Annotated[dict[str, Any], Field(max_length=64)]
 Messages = Annotated[
     list[Any],
     Field(max_length=MAX_MESSAGES),
@@ -100,15 +96,6 @@ def read_messages(
         _MessageReader(item, f"messages[{i}]", source, ignored).read()
         for i, item in enumerate(messages)
     ]
-
-
-def check_template_variables(given: dict[str, Any]) -> dict[str, Any]:
-    """Reject variables of ``chat_template_kwargs`` that would replace the server's own."""
-    for name in given:
-        if name in RESERVED or name.startswith("_"):
-            message = f"'chat_template_kwargs' must not set '{name[:64]}'."
-            raise invalid(message, "chat_template_kwargs")
-    return given
 
 
 class _MessageReader:

@@ -15,9 +15,10 @@ from ..options import RouterOptions
 from ..requests.body_model import NAMED_BOOLEAN, WHOLE
 from ..requests.context import check_context, encode_chat
 from ..requests.response_size import ResponseSize
+from ..requests.template_variables import TemplateVariables, check_template_variables
 from ..requests.truncation import most_prompt_tokens, read_truncation
 from ..served_model import ServedModel
-from .chat_messages import Messages, TemplateVariables, check_template_variables, read_messages
+from .chat_messages import Messages, read_messages
 from .prompt_template import MAX_TEMPLATE, adds_generation_prompt, read_template
 from .request_fields import (
     COMMON_UNSUPPORTED,

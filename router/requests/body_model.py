@@ -71,7 +71,7 @@ class BodyModel(BaseModel):
             raise invalid("The request body must be a JSON object.")
         given = {name: value for name, value in body.items() if value is not None}
         if not given.keys() <= cls.__pydantic_fields__.keys():
-            cls._check_names(given, ignored, within)
+            cls._check_names(given, ignored, within, at)
         try:
             # model_validate does the same in half as much time again, for each message of a chat.
             checked: Self = cls.__pydantic_validator__.validate_python(given)
@@ -80,12 +80,13 @@ class BodyModel(BaseModel):
             raise to_request_error(error, given, at) from None
 
     @classmethod
-    def _check_names(cls, given: dict[str, Any], ignored: set[str], within: str) -> None:
+    def _check_names(cls, given: dict[str, Any], ignored: set[str], within: str, at: str) -> None:
         for name, value in given.items():
             if name in cls.unsupported:
                 if value not in cls.unsupported[name]:
-                    message = f"'{name}' is not supported by this server; leave it out."
-                    raise invalid(message, name, "unsupported_parameter")
+                    place = f"{at}.{name}" if at else name
+                    message = f"'{place}' is not supported by this server; leave it out."
+                    raise invalid(message, place, "unsupported_parameter")
             elif name not in cls.model_fields and len(ignored) < MAX_IGNORED:
                 ignored.add(within + name[:64])
 

@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ...shared.errors import RequestError
 from ...shared.text.chat_template import ChatTemplate
 from ...shared.text.tokenizer import TooManyTokensError
 from ..errors import invalid
 from ..served_model import ServedModel
 
-# A text that is truncated may be longer than the context, but not at any price.
+# A text that is truncated, or only counted, may be longer than the context, but not at any price.
 MAX_CONTEXTS = 4
+
+
+class ContextError(RequestError):
+    """A prompt of ``length`` tokens, with ``requested`` more to generate, does not fit."""
+
+    def __init__(self, message: str, *, param: str, length: int, requested: int) -> None:
+        super().__init__(message, param=param, code="context_length_exceeded")
+        self.length = length
+        self.requested = requested
 
 
 def check_context(
@@ -28,15 +38,16 @@ def check_context(
     return granted
 
 
-def over_context(length: int, requested: int, model: ServedModel, *, param: str) -> Exception:
+def over_context(length: int, requested: int, model: ServedModel, *, param: str) -> ContextError:
     """The error for a prompt of ``length`` tokens with ``requested`` more to generate."""
-    return invalid(
+    return ContextError(
         f"This model's maximum context length is {model.max_model_len} tokens. However, you "
         f"requested {length + requested} tokens ({length} in the {param}, {requested} in the "
         f"completion). "
         f"Please reduce the length of the {param} or completion.",
-        param,
-        "context_length_exceeded",
+        param=param,
+        length=length,
+        requested=requested,
     )
 
 
@@ -46,13 +57,23 @@ def check_length(
     """Reject a text that cannot fit, before encoding it."""
     fewest = model.tokenizer.fewest_tokens(characters)
     if fewest >= _most(model, truncated):
-        raise invalid(
+        raise ContextError(
             f"This model's maximum context length is {model.max_model_len} tokens. However, there "
             f"are {characters} characters in your {param}, which are at least {fewest} tokens. "
             f"Please reduce the length of the {param}.",
-            param,
-            "context_length_exceeded",
+            param=param,
+            length=fewest,
+            requested=1,
         )
+
+
+def count_tokens(text: str, model: ServedModel) -> int:
+    """The number of tokens of a text; of one that is far too long, at least so many."""
+    try:
+        most = MAX_CONTEXTS * model.max_model_len
+        return len(model.tokenizer.encode(text, add_special_tokens=False, most=most))
+    except TooManyTokensError as error:
+        return error.tokens
 
 
 def encode_text(
@@ -85,8 +106,8 @@ def encode_chat(
     template: ChatTemplate | None = None,
     truncated: bool = False,
 ) -> list[int]:
-    """The tokens of messages and tools in the form that templates expect, and of
-    ``variables``."""
+    """The tokens of messages and tools in the form that templates expect, and of ``variables``. A
+    prompt that is ``truncated`` later, or only counted, may be longer than the context."""
     variables = variables or {}
     characters = _characters_of([messages, variables])
     check_length(characters, model, param="messages", truncated=truncated)

@@ -7,15 +7,23 @@ from typing import get_args
 from fastapi import APIRouter, Response
 
 from ..anthropic.answers import AnthropicError, AnthropicMessage, MessageEvent
+from ..anthropic.count_tokens import CountTokensRequest, TokenCount, count_prompt_tokens
 from ..anthropic.message_request import MessagesRequest
 from ..anthropic.message_surface import AnthropicMessages
 from .documentation import documented, documented_errors
 from .guards import KEY_CHECKED
-from .responses import GenerationResponse
+from .responses import ComputedResponse, GenerationResponse
 from .services import Exchange, RouterServices
 
 MESSAGES = AnthropicMessages()
-MODELS = (MessagesRequest, AnthropicMessage, AnthropicError, *get_args(MessageEvent))
+MODELS = (
+    MessagesRequest,
+    AnthropicMessage,
+    CountTokensRequest,
+    TokenCount,
+    AnthropicError,
+    *get_args(MessageEvent),
+)
 
 router = APIRouter(
     tags=["anthropic"], dependencies=KEY_CHECKED, responses=documented_errors(AnthropicError)
@@ -26,3 +34,9 @@ router = APIRouter(
 async def create_message(exchange: Exchange, services: RouterServices) -> Response:
     """Generate the next message of a conversation."""
     return GenerationResponse(exchange, services.handler, MESSAGES)
+
+
+@router.post("/v1/messages/count_tokens", **documented(CountTokensRequest, TokenCount))
+async def count_message_tokens(exchange: Exchange, services: RouterServices) -> Response:
+    """The number of tokens that a message's prompt would have."""
+    return ComputedResponse(exchange, services.handler, count_prompt_tokens)

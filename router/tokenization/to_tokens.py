@@ -9,14 +9,10 @@ from pydantic import Field
 
 from ..generation import new_tokens
 from ..http.encoding import EncodedArray
-from ..openai.chat_messages import (
-    Messages,
-    TemplateVariables,
-    check_template_variables,
-    read_messages,
-)
+from ..openai.chat_messages import Messages, read_messages
 from ..openai.prompt_template import adds_generation_prompt
 from ..requests.body_model import AnswerModel, BodyModel
+from ..requests.template_variables import TemplateVariables, check_template_variables
 from ..served_model import ServedModel
 
 # Texts may be longer than the context: clients ask how much too long they are.

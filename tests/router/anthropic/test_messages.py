@@ -45,6 +45,15 @@ async def official_client(c: Cluster, **fields: Any) -> AsyncIterator[Any]:
         yield client
 
 
+def usage(prompt: int, cached: int, output: int) -> dict[str, int]:
+    return {
+        "input_tokens": prompt - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": output,
+    }
+
+
 async def test_a_message(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         body = (await ask(c)).json()
@@ -57,7 +66,7 @@ async def test_a_message(tmp_path: Path) -> None:
             "content": [{"type": "text", "text": "hello world"}],
             "stop_reason": "end_turn",
             "stop_sequence": None,
-            "usage": {"input_tokens": len(request.prompt), "output_tokens": 3},
+            "usage": usage(len(request.prompt), cached=3, output=3),
         }
 
 
@@ -65,7 +74,7 @@ async def test_the_events_of_a_stream(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         answer = await ask(c, stream=True)
         assert answer.headers["content-type"].startswith("text/event-stream")
-        start, block, *deltas, end_of_block, end, last = named_events(answer.text)
+        start, ping, block, *deltas, end_of_block, end, last = named_events(answer.text)
         tokens = len(c.node.requests[0].prompt)
     assert start["message"].pop("id").startswith("msg_")
     assert start == {
@@ -77,9 +86,10 @@ async def test_the_events_of_a_stream(tmp_path: Path) -> None:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": {"input_tokens": tokens, "output_tokens": 0},
+            "usage": usage(tokens, cached=0, output=0),
         },
     }
+    assert ping == {"type": "ping"}
     empty = {"type": "text", "text": ""}
     assert block == {"type": "content_block_start", "index": 0, "content_block": empty}
     assert {(event["type"], event["index"]) for event in deltas} == {("content_block_delta", 0)}
@@ -88,34 +98,27 @@ async def test_the_events_of_a_stream(tmp_path: Path) -> None:
     assert end == {
         "type": "message_delta",
         "delta": {"stop_reason": "end_turn", "stop_sequence": None},
-        "usage": {"input_tokens": tokens, "output_tokens": 3},
+        "usage": usage(tokens, cached=3, output=3),
     }
     assert last == {"type": "message_stop"}
 
 
-@pytest.mark.parametrize(
-    ("fields", "reason", "sequence", "text"),
-    [
-        ({"max_tokens": 1}, "max_tokens", None, "hello"),
-        ({"stop_sequences": [" wor"]}, "stop_sequence", " wor", "hello"),
-        ({}, "end_turn", None, "hello world"),
-    ],
-)
-@pytest.mark.parametrize("stream", [False, True])
-async def test_stop_reasons(
-    tmp_path: Path, fields: dict[str, Any], reason: str, sequence: str | None, text: str,
-    stream: bool,
-) -> None:  # fmt: skip
+STOPS: list[tuple[dict[str, Any], str, str | None, str]] = [
+    ({"max_tokens": 1}, "max_tokens", None, "hello"),
+    ({"stop_sequences": [" wor"]}, "stop_sequence", " wor", "hello"),
+    ({}, "end_turn", None, "hello world"),
+]
+
+
+async def test_stop_reasons(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
-        answer = await ask(c, stream=stream, **fields)
-        if stream:
-            events = named_events(answer.text)
-            stop = events[-2]["delta"]
+        for fields, reason, sequence, text in STOPS:
+            events = named_events((await ask(c, stream=True, **fields)).text)
             said = "".join(event.get("delta", {}).get("text", "") for event in events)
-        else:
-            stop = answer.json()
-            said = stop["content"][0]["text"]
-    assert (stop["stop_reason"], stop["stop_sequence"], said) == (reason, sequence, text)
+            whole = (await ask(c, **fields)).json()
+            assert said == whole["content"][0]["text"] == text
+            for stop in (whole, events[-2]["delta"]):
+                assert (stop["stop_reason"], stop["stop_sequence"]) == (reason, sequence)
 
 
 async def test_the_prompt_has_the_system_prompt_and_all_blocks(tmp_path: Path) -> None:
@@ -159,10 +162,10 @@ NO_EFFECT: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("fields", NO_EFFECT)
-async def test_fields_without_effect(tmp_path: Path, fields: dict[str, Any]) -> None:
+async def test_fields_without_effect(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
-        assert (await ask(c, **fields)).status_code == 200
+        for fields in NO_EFFECT:
+            assert (await ask(c, **fields)).status_code == 200
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -176,32 +179,59 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "'messages' must have at least one message."),
     ({"messages": ["hi"]}, "'messages.0': expected an object, but got a string"),
     ({"max_tokens": 0}, "'max_tokens': 0 is below the minimum of 1."),
-    ({"max_tokens": CONTEXT}, f"maximum context length is {CONTEXT} tokens"),
+    (
+        {"max_tokens": CONTEXT},
+        f"input length and `max_tokens` exceed context limit: 19 + {CONTEXT} > {CONTEXT}, decrease",
+    ),
+    (user("one " * 4 * CONTEXT), f"tokens > {CONTEXT} maximum"),
     ({"temperature": 1.5}, "'temperature': 1.5 is above the maximum of 1."),
     ({"top_k": "x"}, "'top_k': expected an integer, but got a string"),
     ({"stop_sequences": "x"}, "'stop_sequences': expected an array, but got a string"),
     ({"stop_sequences": [""]}, "'stop_sequences[0]'"),
     ({"tools": [{"name": "f", "input_schema": {}}]}, "'tools' is not supported by this server"),
-    ({"thinking": {"type": "enabled", "budget_tokens": 1}}, "'thinking' is not supported"),
+    ({"thinking": {"type": "enabled"}}, "Missing required parameter: 'thinking.budget_tokens'."),
+    ({"thinking": {"type": "maybe"}}, "Invalid value for 'thinking.type': Input should be"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "'thinking.budget_tokens': 0 is below"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 20}}, "'max_tokens' (20) must be greater"),
+    ({"thinking": {"type": "disabled", "budget_tokens": 2}}, "has no place in thinking of type"),
+    ({"output_config": {"effort": "little"}}, "Invalid value for 'output_config.effort'"),
+    ({"output_config": {"task_budget": {}}}, "'output_config.task_budget' is not supported"),
+    ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "edits.0.type': 'compact_"),
+    ({"context_management": {"edits": [{}]}}, "parameter: 'context_management.edits.0.type'."),
+    ({"chat_template_kwargs": {"messages": []}}, "must not set 'messages'"),
+    ({"mcp_servers": [{}]}, "'mcp_servers' is not supported by this server"),
     (user([{"type": "image", "source": {}}]), "unsupported type 'image'"),
-    (user([{"type": "tool_result", "tool_use_id": "x"}]), "unsupported type 'tool_result'"),
-    (user([]), "'messages.0.content' must be a string or a non-empty list"),
-    ({"system": 5}, "'system' must be a string or a non-empty list"),
-    ({"messages": [{"role": "system", "content": "x"}]}, "The system prompt is the parameter"),
+    (user([{"type": "document", "source": {}}]), "unsupported type 'document'"),
+    (user([{"type": "thinking", "thinking": "x"}]), "'messages.0.content.0' has the unsupported"),
+    (user([{"text": "x"}]), "'messages.0.content.0.type': expected a string, but got null"),
+    (user([{"type": "text"}]), "Missing required parameter: 'messages.0.content.0.text'."),
+    (user([{"type": "tool_result"}]), "parameter: 'messages.0.content.0.tool_use_id'."),
+    (
+        user([{"type": "tool_result", "tool_use_id": "x"}]),
+        "'messages.0.content.0': this model's chat template has no place for results of tools.",
+    ),
+    (user([]), "'messages.0.content' must have at least one content block."),
+    (user(5), "'messages.0.content': expected a string or an array of content blocks, but got an"),
+    ({"system": 5}, "'system': expected a string or an array of content blocks"),
+    ({"system": [{"type": "image"}]}, "'system.0' has the unsupported type 'image'"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "supported values are: user, assistant"),
     ({"messages": [*HI["messages"], {"role": "assistant", "content": "x"}]}, "must have the role"),
 ]
 
 
-@pytest.mark.parametrize(("fields", "message"), WRONG)
-async def test_an_invalid_request(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+async def test_invalid_requests(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
-        answer = await ask(c, **fields)
-    assert answer.status_code == 400
-    body = answer.json()
-    assert [*body] == ["type", "error"] and body["type"] == "error"
-    assert [*body["error"]] == ["type", "message"]
-    assert body["error"]["type"] == "invalid_request_error"
-    assert message in body["error"]["message"]
+        for fields, message in WRONG:
+            answer = await ask(c, **fields)
+            assert answer.status_code == 400, fields
+            body = answer.json()
+            assert [*body] == ["type", "error", "request_id"] and body["type"] == "error"
+            assert body["request_id"] == answer.headers["request-id"]
+            assert [*body["error"]] == ["type", "message"]
+            assert body["error"]["type"] == "invalid_request_error"
+            assert message in body["error"]["message"]
+        assert answer.headers["request-id"] == answer.headers["x-request-id"]
+        assert not c.node.requests
 
 
 async def test_every_error_of_the_path_has_anthropics_shape(tmp_path: Path) -> None:
@@ -257,7 +287,7 @@ async def test_the_official_client(tmp_path: Path) -> None:
             final = await stream.get_final_message()
         assert "".join(text) == final.content[0].text == "hello world"
         assert len(text) > 1 and final.usage.output_tokens == whole.usage.output_tokens == 3
-        assert final.usage.input_tokens == len(c.node.requests[1].prompt)
+        assert final.usage.input_tokens + 3 == len(c.node.requests[1].prompt)
         with pytest.raises(anthropic.NotFoundError, match="does not exist"):
             await client.messages.create(**(HI | {"model": "other"}))
         with pytest.raises(anthropic.BadRequestError, match="'tools' is not supported"):

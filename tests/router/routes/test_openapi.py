@@ -22,6 +22,10 @@ from tandem.tests.router.support import Cluster, cluster
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 TEXT: dict[str, Any] = {"prompt": "hi"}
 MESSAGE: dict[str, Any] = {**CHAT, "model": "tiny", "max_tokens": 5}
+EDITS = {
+    "thinking": {"type": "adaptive"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+}
 ALL_TOKENS = {"logprobs": True, "top_logprobs": 2, "return_token_ids": True, "n": 2}
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 
@@ -111,6 +115,8 @@ POSTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/embeddings", {"input": [[1, 2], [3]], "encoding_format": "base64"}),
     ("/invocations", CHAT),
     ("/invocations", TEXT),
+    ("/v1/messages", {**MESSAGE, **EDITS}),
+    ("/v1/messages/count_tokens", {**CHAT, "model": "tiny"}),
     ("/tokenize", {"prompt": "hi", "return_token_strs": True}),
     ("/tokenize", CHAT),
     ("/detokenize", {"tokens": [1, 2]}),
@@ -136,7 +142,7 @@ STREAMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/chat/completions", {**CHAT, **USAGE, **ALL_TOKENS}),
     ("/v1/completions", {**TEXT, **USAGE, "logprobs": 1, "return_token_ids": True}),
     ("/v1/completions", {**TEXT, "stream": True, "echo": True, "logprobs": 0}),
-    ("/v1/messages", {**MESSAGE, "stream": True}),
+    ("/v1/messages", {**MESSAGE, "stream": True, **EDITS}),
 )
 
 

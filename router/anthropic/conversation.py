@@ -1,0 +1,189 @@
+"""The turns of a conversation: Anthropic's messages in the form that chat templates expect."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ..errors import invalid
+from ..requests.body_errors import wrong_type
+from ..requests.body_model import BodyModel, DocumentedAs
+from ..served_model import ServedModel
+from .content_blocks import (
+    ASSISTANT_BLOCKS,
+    TEXT_BLOCKS,
+    USER_BLOCKS,
+    Block,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    read_blocks,
+)
+
+ROLES = ("user", "assistant", "system")
+MAX_MESSAGES = 16_384
+# Claude Code's first system block: its hash differs in each request, which would make every prefix
+# a new one.
+BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
+_TOOL_ROLE = re.compile(r"""['"]tool['"]""")
+
+Turn = dict[str, Any]
+TextOrBlocks = Annotated[Any, DocumentedAs(str | list[TextBlock])]
+AnyBlock = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+
+
+class InputMessage(BodyModel):
+    """One message of a conversation. A system message may stand between others."""
+
+    role: Annotated[str, Field(max_length=64), DocumentedAs(Literal[ROLES])]
+    content: Annotated[Any, DocumentedAs(str | list[AnyBlock])]
+
+
+Messages = Annotated[
+    list[Any],
+    Field(max_length=MAX_MESSAGES),
+    DocumentedAs(Annotated[list[InputMessage], Field(min_length=1)]),
+]
+
+
+def read_conversation(
+    system: Any, messages: list[Any], model: ServedModel, ignored: set[str]
+) -> list[Turn]:
+    """The turns of a request. Neighbouring ones of a role are one turn, as in Anthropic's API, and
+    so are all system messages in front. Raises ``RequestError``."""
+    if not messages:
+        raise invalid("'messages' must have at least one message.", "messages")
+    template = model.tokenizer.template
+    reader = _TurnReader("" if template is None else template.source, ignored)
+    if system is not None:
+        reader.add_system(system, "system")
+    for i, item in enumerate(messages):
+        reader.add(item, f"messages.{i}")
+    return reader.turns
+
+
+def has_inner_system(turns: list[Turn]) -> bool:
+    """True if a system message stands behind other messages."""
+    return any(turn["role"] == "system" for turn in turns[1:])
+
+
+def fold_inner_system(turns: list[Turn]) -> list[Turn]:
+    """The turns for a template that takes a system message in front only: later ones end the
+    message before them, or are a user's. So each request still begins like the one before it."""
+    folded: list[Turn] = []
+    for turn in turns:
+        last: Turn = folded[-1] if folded else {"role": None}
+        if turn["role"] != "system" or not folded:
+            _append(folded, dict(turn))
+        elif last["role"] in ("user", "tool"):
+            last["content"] = f"{last['content']}\n{turn['content']}"
+        else:
+            folded.append({"role": "user", "content": turn["content"]})
+    return folded
+
+
+class _TurnReader:
+    """Reads messages into ``turns``; ``template`` is the source of the chat template."""
+
+    def __init__(self, template: str, ignored: set[str]) -> None:
+        self.turns: list[Turn] = []
+        self._template = template
+        self._ignored = ignored
+        self._tools: dict[str, str] = {}  # names of called tools by the ids of calls
+
+    def add(self, item: Any, param: str) -> None:
+        if not isinstance(item, dict):
+            raise wrong_type(param, "an object", item)
+        message = InputMessage.read(item, self._ignored, "messages[].", at=param)
+        if message.role == "system":
+            self.add_system(message.content, f"{param}.content")
+        elif message.role == "assistant":
+            self._add_assistant(self._blocks(message, ASSISTANT_BLOCKS, param), param)
+        elif message.role == "user":
+            self._add_user(self._blocks(message, USER_BLOCKS, param), param)
+        else:
+            raise invalid(
+                f"Invalid value for '{param}.role': '{message.role}'; supported values are: "
+                f"{', '.join(ROLES)}.",
+                f"{param}.role",
+                "invalid_value",
+            )
+
+    def add_system(self, content: Any, param: str) -> None:
+        blocks = read_blocks(content, TEXT_BLOCKS, param, self._ignored)
+        text = "\n".join(filter(None, (_without_billing(block) for block in blocks)))
+        if text:
+            _append(self.turns, {"role": "system", "content": text}, roles=("system",))
+
+    def _blocks(self, message: InputMessage, kinds: Any, param: str) -> list[Block]:
+        return read_blocks(message.content, kinds, f"{param}.content", self._ignored)
+
+    def _add_user(self, blocks: list[Block], param: str) -> None:
+        if not blocks:
+            message = f"'{param}.content' must have at least one content block."
+            raise invalid(message, f"{param}.content")
+        for i, block in enumerate(blocks):
+            if isinstance(block, ToolResultBlock):
+                turn = self._tool_result(block, f"{param}.content.{i}")
+                self.turns.append(turn)
+            elif isinstance(block, TextBlock):
+                _append(self.turns, {"role": "user", "content": block.text})
+
+    def _tool_result(self, block: ToolResultBlock, param: str) -> Turn:
+        if not _TOOL_ROLE.search(self._template):
+            raise _no_place(param, "results of tools")
+        text = _text(read_blocks(block.content, TEXT_BLOCKS, f"{param}.content", self._ignored))
+        if block.is_error and not text.lower().startswith("error"):
+            text = f"Error: {text}"
+        turn = {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
+        # Some templates write the name of the tool.
+        name = self._tools.get(block.tool_use_id)
+        return turn if name is None else turn | {"name": name}
+
+    def _add_assistant(self, blocks: list[Block], param: str) -> None:
+        turn: Turn = {"role": "assistant", "content": _text(blocks)}
+        thinking = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
+        if any(thinking):
+            turn["reasoning_content"] = "\n".join(thinking)
+        calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
+        if calls:
+            if "tool_calls" not in self._template:
+                raise _no_place(param, "calls of tools")
+            self._tools |= {call.id: call.name for call in calls}
+            turn["tool_calls"] = [_tool_call(call) for call in calls]
+        _append(self.turns, turn, roles=("assistant",))
+
+
+def _append(turns: list[Turn], turn: Turn, roles: tuple[str, ...] = ("user",)) -> None:
+    """Add a turn, to the last one if both have the same of these roles."""
+    last: Turn = turns[-1] if turns else {"role": None}
+    if last["role"] != turn["role"] or turn["role"] not in roles:
+        turns.append(turn)
+        return
+    for name in turn.keys() - {"role"}:
+        mine, more = last.get(name), turn[name]
+        if isinstance(more, str):
+            last[name] = f"{mine}\n{more}" if mine and more else mine or more
+        else:
+            last[name] = [*(mine or ()), *more]
+
+
+def _tool_call(call: ToolUseBlock) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.input}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _text(blocks: list[Block]) -> str:
+    return "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
+
+
+def _without_billing(block: Block) -> str:
+    return BILLING.sub("", block.text, count=1) if isinstance(block, TextBlock) else ""
+
+
+def _no_place(param: str, what: str) -> Exception:
+    message = f"'{param}': this model's chat template has no place for {what}."
+    return invalid(message, param, "unsupported_value")

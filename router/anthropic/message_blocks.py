@@ -1,0 +1,75 @@
+"""The content blocks of one streamed message: at most one is open at a time."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from ..http.sse import named_event
+
+
+class BlockWriter:
+    """Writes the events of content blocks; a block ends where output of another kind begins.
+
+    ``signature`` comes at the end of reasoning, which ``omit_thinking`` leaves out of its block.
+    """
+
+    def __init__(self, signature: str, *, omit_thinking: bool) -> None:
+        self._signature = signature
+        self._omit_thinking = omit_thinking
+        self._index = -1
+        self._open = ""  # the type of the open block
+        self._blank = ""  # blank text that is written only if more follows
+
+    def thinking(self, text: str) -> bytes:
+        events = self._enter("thinking", {"thinking": "", "signature": ""})
+        return events if self._omit_thinking else events + self._delta("thinking", thinking=text)
+
+    def text(self, text: str) -> bytes:
+        """New text. Blank text between other blocks is no block."""
+        if self._open != "text":
+            self._blank += text
+            if self._blank.isspace():
+                return b""
+            text, self._blank = self._blank, ""
+        return self._enter("text", {"text": ""}) + self._delta("text", text=text)
+
+    def close(self) -> bytes:
+        """The end of the last block. A message has one at least, an empty text if need be."""
+        if self._index < 0:
+            text, self._blank = self._blank, ""
+            events = self._enter("text", {"text": ""})
+            return events + (self._delta("text", text=text) if text else b"") + self._leave()
+        return self._leave()
+
+    def _enter(self, kind: str, block: dict[str, Any]) -> bytes:
+        if self._open == kind:
+            return b""
+        events = self._leave()
+        self._index += 1
+        self._open = kind
+        block = {"type": kind, **block}
+        return events + message_event("content_block_start", index=self._index, content_block=block)
+
+    def _leave(self) -> bytes:
+        events = b""
+        if self._open == "thinking":
+            events += self._delta("signature", signature=self._signature)
+        if self._open:
+            events += message_event("content_block_stop", index=self._index)
+        self._open = ""
+        return events
+
+    def _delta(self, kind: str, **fields: str) -> bytes:
+        delta = {"type": f"{kind}_delta", **fields}
+        return message_event("content_block_delta", index=self._index, delta=delta)
+
+
+def message_event(name: str, **fields: Any) -> bytes:
+    """An event of a stream; its data repeats its name."""
+    return named_event(name, {"type": name, **fields})
+
+
+def signature_of(message_id: str) -> str:
+    """The signature of reasoning: clients send it back, and drop blocks without one."""
+    return base64.b64encode(message_id.encode()).decode()

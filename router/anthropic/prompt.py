@@ -1,0 +1,139 @@
+"""The prompt of a conversation, and Anthropic's errors for one that is too long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from ...shared.errors import RequestError
+from ..errors import invalid
+from ..requests.body_model import BodyModel, DocumentedAs
+from ..requests.context import ContextError, encode_chat
+from ..requests.template_variables import TemplateVariables, check_template_variables
+from ..served_model import ServedModel
+from .conversation import (
+    Messages,
+    TextOrBlocks,
+    Turn,
+    fold_inner_system,
+    has_inner_system,
+    read_conversation,
+)
+from .thinking import (
+    ContextManagement,
+    OutputConfig,
+    Thinking,
+    check_thinking,
+    clear_thinking,
+    template_variables,
+    turns_to_keep,
+)
+
+
+class PromptBody(BodyModel):
+    """The fields of a request that make its prompt. ``chat_template_kwargs`` is vLLM's."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "compaction": (),
+        "container": (),
+        "mcp_servers": ([],),
+        "output_format": ({"type": "text"},),
+        "thread": (),
+        "tool_choice": ({"type": "none"}, {"type": "auto"}),
+        "tools": ([],),
+    }
+
+    model: Annotated[str, Field(max_length=1024)]
+    messages: Messages
+    system: TextOrBlocks = None
+    thinking: Annotated[dict[str, Any], DocumentedAs(Thinking)] = Field(default_factory=dict)
+    output_config: Annotated[dict[str, Any], DocumentedAs(OutputConfig)] = Field(
+        default_factory=dict
+    )
+    context_management: Annotated[dict[str, Any], DocumentedAs(ContextManagement)] = Field(
+        default_factory=dict
+    )
+    chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
+    # Accepted without effect: prefixes are always cached, and Anthropic uses the others for its own
+    # accounting and choice of machines.
+    cache_control: Any = None
+    speed: Any = None
+    inference_geo: Any = None
+    user_profile_id: Any = None
+    workspace_id: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagePrompt:
+    """The turns and template variables of a request; ``applied_edits`` is the response's list of
+    what was left out."""
+
+    turns: list[Turn]
+    variables: dict[str, Any]
+    thinking: Thinking
+    applied_edits: list[dict[str, Any]] = field(default_factory=list)
+
+    def encode(self, model: ServedModel, *, counted: bool = False) -> list[int]:
+        """The tokens, with system messages at their places if the chat template lets them."""
+        try:
+            return encode_chat(self.turns, model, variables=self.variables, truncated=counted)
+        except RequestError as error:
+            if isinstance(error, ContextError) or not has_inner_system(self.turns):
+                raise
+        folded = fold_inner_system(self.turns)
+        return encode_chat(folded, model, variables=self.variables, truncated=counted)
+
+
+def read_prompt(
+    asked: PromptBody, model: ServedModel, ignored: set[str], *, max_tokens: int | None = None
+) -> MessagePrompt:
+    """Check the fields of a prompt. Raises ``RequestError``."""
+    thinking = _thinking(asked.thinking, ignored)
+    check_thinking(thinking, max_tokens)
+    config = OutputConfig.read(asked.output_config, ignored, "output_config.", at="output_config")
+    management = ContextManagement.read(
+        asked.context_management, ignored, "context_management.", at="context_management"
+    )
+    keep = turns_to_keep(management, ignored)
+    turns = read_conversation(asked.system, asked.messages, model, ignored)
+    if turns[-1]["role"] == "assistant":
+        raise invalid(
+            "The last of 'messages' must have the role 'user': this server does not continue a "
+            "message of the assistant.",
+            "messages",
+        )
+    return MessagePrompt(
+        turns=turns,
+        variables=template_variables(thinking, config)
+        | check_template_variables(asked.chat_template_kwargs),
+        thinking=thinking,
+        applied_edits=clear_thinking(turns, keep, model),
+    )
+
+
+def _thinking(given: dict[str, Any], ignored: set[str]) -> Thinking:
+    """As in Anthropic's API, a request that does not mention reasoning wants none."""
+    if not given:
+        return Thinking(type="disabled")
+    return Thinking.read(given, ignored, "thinking.", at="thinking")
+
+
+@contextmanager
+def prompt_errors(model: ServedModel) -> Iterator[None]:
+    """Turn the errors of a prompt that does not fit into Anthropic's, by which its clients know
+    that they must shorten the conversation, or ask for fewer tokens."""
+    try:
+        yield
+    except ContextError as error:
+        limit, length = model.max_model_len, error.length
+        message = f"prompt is too long: {length} tokens > {limit} maximum"
+        if length < limit:
+            message = (
+                f"input length and `max_tokens` exceed context limit: {length} + "
+                f"{error.requested} > {limit}, decrease input length or `max_tokens` and try again"
+            )
+        raise invalid(message, error.param, error.code) from None

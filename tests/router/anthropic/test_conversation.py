@@ -1,0 +1,134 @@
+"""Conversations as agents send them: tools in the history, system messages anywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.router.anthropic.conversation import Turn, fold_inner_system
+from tandem.tests.router.anthropic.test_messages import HI, ask, official_client
+from tandem.tests.router.anthropic.test_thinking import prompts
+from tandem.tests.router.support import cluster, make_model
+
+TOOLS = (
+    "{% for m in messages %}{{ m.role }}={{ m.content }}"
+    "{% for call in m.tool_calls %}+{{ call.function.name }}{{ call.function.arguments | tojson }}"
+    "{% endfor %}{% if m.role == 'tool' %}<{{ m.name }} {{ m.tool_call_id }}{% endif %}"
+    "{{ '\n' }}{% endfor %}"
+)
+STRICT = TOOLS.replace(
+    "{{ m.role }}",
+    "{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}{% endif %}"
+    "{{ m.role }}",
+    1,
+)
+BILLING = "x-anthropic-billing-header: cc_version=2.1; cch=fa690;"
+CACHED = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+
+
+def text(said: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "text", "text": said, **fields}
+
+
+def result(call: str, content: Any, **fields: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": call, "content": content, **fields}
+
+
+AGENT: list[dict[str, Any]] = [
+    {"role": "user", "content": [text("list", **CACHED), text("files")]},
+    {
+        "role": "assistant",
+        "content": [
+            text("look"),
+            {"type": "tool_use", "id": "toolu_1", "name": "ls", "input": {"at": "/"}, **CACHED},
+            {"type": "tool_use", "id": "toolu_2", "name": "cat", "input": {}},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [
+            result("toolu_1", [text("a"), text("b")], **CACHED),
+            result("toolu_2", "no such file", is_error=True),
+        ],
+    },
+    {"role": "system", "content": "5 left"},
+    {"role": "assistant", "content": "so"},
+    {"role": "system", "content": [text("4 left")]},
+    {"role": "user", "content": "go"},
+    {"role": "user", "content": "on"},
+]
+SYSTEM = [text(BILLING), text("be brief", **CACHED)]
+BEFORE = (
+    'system=be brief\nuser=list\nfiles\nassistant=look+ls{"at": "/"}+cat{}\n'
+    "tool=a\nb<ls toolu_1\ntool=Error: no such file"
+)
+IN_PLACE = BEFORE + "<cat toolu_2\nsystem=5 left\nassistant=so\nsystem=4 left\nuser=go\non\n"
+FOLDED = BEFORE + "\n5 left<cat toolu_2\nassistant=so\nuser=4 left\ngo\non\n"
+
+
+@pytest.mark.parametrize(("template", "prompt"), [(TOOLS, IN_PLACE), (STRICT, FOLDED)])
+async def test_the_prompt_of_an_agent(tmp_path: Path, template: str, prompt: str) -> None:
+    make_model(tmp_path / "model", template)
+    hoisted = {"messages": [{"role": "system", "content": "be brief"}, *AGENT]}
+    async with cluster(tmp_path) as c:
+        plain = {"system": f"{BILLING}\nbe brief", "messages": AGENT}
+        made = await prompts(c, [{"system": SYSTEM, "messages": AGENT}, plain, hoisted])
+    assert made == [prompt] * 3
+
+
+def test_folding_changes_nothing_else() -> None:
+    turns: list[Turn] = [
+        {"role": "user", "content": "a"},
+        {"role": "tool", "content": "b", "tool_call_id": "1"},
+        {"role": "tool", "content": "c", "tool_call_id": "2"},
+        {"role": "system", "content": "d"},
+    ]
+    assert fold_inner_system(turns) == [*turns[:2], turns[2] | {"content": "c\nd"}]
+    assert turns[2]["content"] == "c"
+
+
+async def test_a_request_as_claude_code_sends_it(tmp_path: Path) -> None:
+    """With its query, its headers, and beta fields; a new one is no reason to fail."""
+    fields: dict[str, Any] = {
+        "system": SYSTEM,
+        "metadata": {"user_id": "user_1_account__session_2"},
+        "thinking": {"type": "adaptive"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "high"},
+        "speed": "standard",
+        "stream": True,
+        "some_new_beta": {"type": "x"},
+    }
+    headers = {
+        "x-api-key": "secret",
+        "anthropic-version": "2023-06-01",
+        "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14",
+        "anthropic-dangerous-direct-browser-access": "true",
+        "x-app": "cli",
+    }
+    async with cluster(tmp_path, api_key="secret") as c:
+        assert (await c.client.head("/", headers=headers)).status_code == 200
+        path = "/v1/messages?beta=true"
+        answer = await c.client.post(path, json=HI | fields, headers=headers)
+        assert answer.status_code == 200 and "event: message_stop" in answer.text
+        assert answer.headers["request-id"]
+
+
+async def test_tokens_are_counted(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", TOOLS)
+    body = {"model": "tiny", "system": SYSTEM, "messages": AGENT}
+    path = "/v1/messages/count_tokens"
+    async with cluster(tmp_path) as c, official_client(c) as client:
+        assert (await ask(c, **body)).status_code == 200
+        counted = await client.messages.count_tokens(**body)
+        assert counted.input_tokens == len(c.node.requests[0].prompt)
+        beta = await client.beta.messages.count_tokens(**body, betas=["token-counting-2024-11-01"])
+        assert beta.input_tokens == counted.input_tokens
+        for times in (1000, 100_000):  # of a context of 512
+            long = body | {"messages": [{"role": "user", "content": "one " * times}]}
+            assert (await c.client.post(path, json=long)).json()["input_tokens"] > 1000
+        wrong = await c.client.post(path, json=body | {"messages": []})
+        assert wrong.status_code == 400 and wrong.json()["type"] == "error"
+        assert len(c.node.requests) == 1

@@ -1,0 +1,118 @@
+"""Thinking: blocks of reasoning, how templates are asked for it, and how it is cleared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tandem.tests.router.anthropic.test_messages import HI, ask, named_events, official_client
+from tandem.tests.router.golden import check_golden
+from tandem.tests.router.support import Cluster, cluster, make_model
+
+THINKING = {"thinking": {"type": "enabled", "budget_tokens": 10}, "max_tokens": 40}
+REASONED = "<think>one two</think>\n\nthree"
+# Shows what a template is given.
+SHOWING = (
+    "{% for m in messages %}{{ m.role }}:{{ m.reasoning_content }}:{{ m.content }}\n{% endfor %}"
+    "{{ enable_thinking }} {{ thinking }} {{ reasoning_effort }} {{ lazy }}"
+)
+
+
+async def prompts(c: Cluster, bodies: Sequence[dict[str, Any]]) -> list[str]:
+    """What the template makes of each body."""
+    for body in bodies:
+        answer = await ask(c, **body)
+        assert answer.status_code == 200, answer.text
+    tokenizer = c.router.registry.model().tokenizer
+    return [tokenizer.decode(r.prompt, skip_special_tokens=False) for r in c.node.requests]
+
+
+async def test_reasoning_is_a_block_of_its_own(tmp_path: Path) -> None:
+    async with cluster(tmp_path, reasoning_parser="qwen3") as c:
+        c.node.reply = c.encode(REASONED)
+        whole = (await ask(c, **THINKING)).json()
+        stream = (await ask(c, **THINKING, stream=True)).text
+        omitted = THINKING | {"thinking": {"type": "adaptive", "display": "omitted"}}
+        unseen = (await ask(c, **omitted)).json()
+        unseen_stream = (await ask(c, **omitted, stream=True)).text
+        blank = (await ask(c, **THINKING, stop_sequences=["three"])).json()
+    thought, said = whole["content"]
+    assert thought.pop("signature")
+    assert thought == {"type": "thinking", "thinking": "one two"}
+    assert said == {"type": "text", "text": "\n\nthree"}
+    assert whole["usage"]["output_tokens_details"]["thinking_tokens"] > 0
+    check_golden("anthropic_thinking", stream)
+    assert unseen["content"][0]["thinking"] == "" and unseen["content"][0]["signature"]
+    kinds = [event["delta"]["type"] for event in named_events(unseen_stream) if "index" in event
+             and "delta" in event]  # fmt: skip
+    assert kinds[0] == "signature_delta" and set(kinds[1:]) == {"text_delta"}
+    assert [block["type"] for block in blank["content"]] == ["thinking"]
+
+
+async def test_an_answer_without_text_has_an_empty_block(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        c.node.reply = []
+        assert (await ask(c)).json()["content"] == [{"type": "text", "text": ""}]
+        check_golden("anthropic_empty", (await ask(c, stream=True)).text)
+
+
+async def test_the_official_client_reads_reasoning(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path, reasoning_parser="qwen3") as c,
+        official_client(c) as client,
+    ):
+        c.node.reply = c.encode(REASONED)
+        async with client.messages.stream(**(HI | THINKING)) as stream:
+            kinds = [event.type async for event in stream]
+            final = await stream.get_final_message()
+        assert {"thinking", "signature", "text"} <= set(kinds)
+        thought, said = final.content
+        assert (thought.thinking, said.text) == ("one two", "\n\nthree") and thought.signature
+        beta = await client.beta.messages.create(**(HI | THINKING), betas=["effort-2025-11-24"])
+        assert beta.content[0].thinking == "one two"
+
+
+async def test_templates_are_asked_for_reasoning(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", SHOWING)
+    bodies: list[tuple[dict[str, Any], str]] = [
+        ({}, "False False  "),
+        ({"thinking": {"type": "disabled"}}, "False False  "),
+        (THINKING, "True True  "),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}, "True True low "),
+        ({"output_config": {"effort": "max"}}, "False False high "),
+        ({"chat_template_kwargs": {"enable_thinking": 1, "lazy": 2}}, "1 False  2"),
+    ]
+    async with cluster(tmp_path) as c:
+        made = await prompts(c, [body for body, _ in bodies])
+    assert made == [f"user::hi\n{shown}" for _, shown in bodies]
+
+
+async def test_reasoning_of_earlier_turns_is_kept_or_cleared(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", SHOWING)
+    secret = {"type": "redacted_thinking", "data": "x"}
+    turns: list[dict[str, Any]] = []
+    for number in "123":
+        thought = {"type": "thinking", "thinking": f"t{number}", "signature": "x"}
+        said = {"type": "text", "text": f"a{number}"}
+        turns += [
+            {"role": "user", "content": f"u{number}"},
+            {"role": "assistant", "content": [thought, secret, said]},
+        ]
+    turns.append({"role": "user", "content": "end"})
+    keeps: list[tuple[Any, str]] = [
+        ("all", "t1 t2 t3"),
+        ({"type": "all"}, "t1 t2 t3"),
+        ({"type": "thinking_turns", "value": 2}, "t2 t3"),
+        (None, "t3"),
+    ]
+    edits = [{"edits": [{"type": "clear_thinking_20251015", "keep": keep}]} for keep, _ in keeps]
+    async with cluster(tmp_path) as c:
+        made = await prompts(c, [{"messages": turns, "context_management": edit} for edit in edits])
+        for prompt, (_, kept) in zip(made, keeps, strict=True):
+            assert " ".join(t for t in ("t1", "t2", "t3") if f":{t}:a" in prompt) == kept
+        applied = await ask(c, messages=turns, context_management=edits[-1])
+        stream = await ask(c, messages=turns, context_management=edits[0], stream=True)
+    (edit,) = applied.json()["context_management"]["applied_edits"]
+    assert edit["cleared_thinking_turns"] == 2 and edit["cleared_input_tokens"] == 5
+    assert named_events(stream.text)[-2]["context_management"] == {"applied_edits": []}
