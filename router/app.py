@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ from .access.cross_origin import with_cross_origin
 from .access.key_usage import KeyUsage
 from .access.rate_limits import RateLimits
 from .anthropic.anthropic_errors import AnthropicErrors
+from .batches.background import BackgroundAnswers
+from .batches.batch_runner import Batches
 from .cluster.node_table import NodeTable
 from .cluster.registry_service import Registry
 from .errors import ApiError, internal_error, to_api_error
@@ -32,7 +35,9 @@ from .options import RouterOptions
 from .routes import (
     anthropic,
     openai,
+    openai_batches,
     openai_embeddings,
+    openai_files,
     operations,
     operator_commands,
     sagemaker,
@@ -62,6 +67,8 @@ OPENAI_ERRORS = OpenAIErrors()
 APIS = (
     Api(openai.router, OPENAI_ERRORS, openai.MODELS),
     Api(openai_embeddings.router, OPENAI_ERRORS, openai_embeddings.MODELS),
+    Api(openai_files.router, OPENAI_ERRORS),
+    Api(openai_batches.router, OPENAI_ERRORS, openai_batches.MODELS),
     Api(anthropic.router, AnthropicErrors(), anthropic.MODELS, id_header=b"request-id"),
     Api(tokenization.router, OPENAI_ERRORS, tokenization.MODELS),
     Api(sagemaker.router, OPENAI_ERRORS),
@@ -114,6 +121,7 @@ class App:
             metrics=metrics,
             handler=self.handler,
             usage=self._usage,
+            batches=self._batches(),
         )
         self._door = with_cross_origin(self._serve, options)
         self._routes = _routes(self.services)
@@ -151,6 +159,13 @@ class App:
 
     def close(self) -> None:
         self.handler.close()
+
+    def _batches(self) -> Batches | None:
+        options = self._options
+        if options.batch_dir is None:
+            return None
+        answers = BackgroundAnswers(self.handler, openai_batches.ENDPOINTS)
+        return Batches(Path(options.batch_dir), options, answers)
 
     async def _fail(self, exchange: HttpExchange, error: Exception) -> None:
         """Answer with an error, or end the stream with it."""

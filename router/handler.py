@@ -6,8 +6,10 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
+from ..shared.config.limits import BACKGROUND_PRIORITY
 from ..shared.errors import OverloadedError
 from ..shared.telemetry.logs import logger
 from ..shared.telemetry.tracing import Tracer, Value, serving
@@ -15,7 +17,8 @@ from .access.rate_limits import RateLimits
 from .cluster.node_table import NodeTable
 from .cluster.registry_service import Registry
 from .errors import DeadlineError, DrainingError, invalid
-from .generation import ChoiceDelta, GenerationRequest, Output
+from .generation import ChoiceDelta, GenerationRequest, Output, Usage
+from .http.access_log import AccessRecord
 from .http.deadline import seconds_allowed
 from .http.encoding import encode
 from .http.exchange import JSON_TYPE, ClientGoneError, HttpExchange
@@ -33,6 +36,8 @@ from .surface import Response, Surface
 
 log = logger("router")
 
+# Turns of requests that come from no connection.
+BACKGROUND_CLIENT = "background"
 # Names of unknown fields that are logged, once each; clients may invent any number of them.
 MAX_NAMED_FIELDS = 64
 
@@ -111,6 +116,27 @@ class GenerateHandler:
             memory.take(sum(map(len, answer)))
             await exchange.respond_in_pieces(200, answer, JSON_TYPE)
 
+    async def answer(
+        self, surface: Surface, read: Callable[[ServedModel], Any], size: int
+    ) -> tuple[list[bytes], Usage]:
+        """The answer to a request of no connection, whose body of ``size`` bytes ``read`` makes in
+        a thread, and its usage. Nodes serve it after all others."""
+        model = self._registry.model()
+
+        def parse() -> GenerationRequest:
+            parsed = surface.parse(read(model), model, self._options)
+            return replace(parsed, stream=False, priority=BACKGROUND_PRIORITY)
+
+        deadline = asyncio.get_running_loop().time() + self._options.request_timeout
+        request = await self._parsers.run(BACKGROUND_CLIENT, size, parse)
+        self._note_ignored(request)
+        response = surface.response(request, int(time.time()))
+        access = AccessRecord("POST", surface.path)
+        with self.prompts.share() as prompts, self.answers.share() as memory:
+            prompts.take(request.prompt_tokens)
+            work = self._whole(request, response, access, memory, deadline)
+            return await _by(deadline, work), access.usage
+
     @contextmanager
     def _slot(self) -> Iterator[None]:
         """The place of one request among those in progress."""
@@ -178,20 +204,35 @@ class GenerateHandler:
         memory: MemoryShare,
         deadline: float,
     ) -> None:
-        usage = exchange.access.usage
-        with RequestMetrics(self._metrics, request, exchange.access) as metrics:
+        access = exchange.access
+        if not request.stream:
+            body = await self._whole(request, response, access, memory, deadline)
+            await exchange.respond_in_pieces(200, body, JSON_TYPE)
+            return
+        with RequestMetrics(self._metrics, request, access) as metrics:
+            served = serve(request, self._nodes, self._options, access.usage, deadline)
+            async with aclosing(served) as outputs:
+                await _stream(exchange, outputs, metrics, response)
+
+    async def _whole(
+        self,
+        request: GenerationRequest,
+        response: Response,
+        access: AccessRecord,
+        memory: MemoryShare,
+        deadline: float,
+    ) -> list[bytes]:
+        """The JSON of an answer that is not streamed."""
+        usage = access.usage
+        collector = ResultCollector(
+            request, response.choice_logprobs, response.prompt_logprobs, memory
+        )
+        with RequestMetrics(self._metrics, request, access) as metrics:
             served = serve(request, self._nodes, self._options, usage, deadline)
             async with aclosing(served) as outputs:
-                if request.stream:
-                    await _stream(exchange, outputs, metrics, response)
-                    return
-                collector = ResultCollector(
-                    request, response.choice_logprobs, response.prompt_logprobs, memory
-                )
                 await _collect(outputs, metrics, collector)
             metrics.finish(usage)
-            body = await encode(response.whole(collector.result(usage)))
-            await exchange.respond_in_pieces(200, body, JSON_TYPE)
+        return await encode(response.whole(collector.result(usage)))
 
 
 async def _by(deadline: float, work: Coroutine[Any, Any, T]) -> T:

@@ -100,6 +100,8 @@ class Router:
         # Texts are tokenized one at a time: tokenizers' own thread pool would only cost memory.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self.registry.pin(await read_pinned(self.options))
+        if self.app.services.batches is not None:
+            await self.app.services.batches.open()
         listener = _listen(self.options.host, self.options.port)
         self.http_port = listener.getsockname()[1]
         try:
@@ -117,6 +119,8 @@ class Router:
                 log_rates(self.options.stats_interval, self.metrics.work, log),
             )
         ]
+        if self.app.services.batches is not None:
+            self._loops.append(asyncio.create_task(self.app.services.batches.run()))
         await self._start_http(listener)
 
     async def retire(self) -> None:
@@ -144,6 +148,8 @@ class Router:
         for task in self._loops:
             task.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
+        if self.app.services.batches is not None:
+            await self.app.services.batches.close()
         await self._metrics_page.stop()
         await self.nodes.close()
         if self._grpc is not None:

@@ -79,6 +79,16 @@ ORDER: tuple[tuple[str, ...], ...] = (
 ROUTER = {
     "access": ("errors", "http", "options"),
     "anthropic": ("errors", "generation", "http", "options", "requests", "result", "served_model"),
+    "batches": (
+        "errors",
+        "handler",
+        "http",
+        "openai",
+        "options",
+        "requests",
+        "served_model",
+        "surface",
+    ),
     "cluster": ("errors", "options", "placement", "served_model"),
     "doctor": (),
     "embeddings": ("errors", "generation", "options", "requests", "result", "served_model"),
@@ -90,6 +100,7 @@ ROUTER = {
     "routes": (
         "access",
         "anthropic",
+        "batches",
         "cluster",
         "embeddings",
         "errors",

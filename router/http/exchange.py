@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
 from typing import Any
 
 from ...shared.errors import OverloadedError
@@ -76,7 +76,7 @@ class HttpExchange:
         limit = self._options.max_body_bytes
         length = self.header(b"content-length")
         if length.isdigit() and (len(length) > 18 or int(length) > limit):
-            raise self._too_large()
+            raise self._too_large(limit)
         try:
             async with asyncio.timeout(self._options.body_timeout):
                 return await self._read(limit, share)
@@ -99,13 +99,34 @@ class HttpExchange:
             share.take(len(part))
             parts += part
             if len(parts) > limit:
-                raise self._too_large()
+                raise self._too_large(limit)
             if not event.get("more_body"):
                 return bytes(parts)
 
-    def _too_large(self) -> ApiError:
-        limit = self._options.max_body_bytes
+    def _too_large(self, limit: int) -> ApiError:
         return ApiError(413, f"The body is over the limit of {limit} bytes.", headers=CLOSE)
+
+    async def parts(self, limit: int) -> AsyncIterator[bytes]:
+        """The body as it arrives, for one that is not held: at most ``limit`` bytes, with at most
+        ``body_timeout`` between two parts."""
+        length = self.header(b"content-length")
+        if length.isdigit() and (len(length) > 18 or int(length) > limit):
+            raise self._too_large(limit)
+        more, size = True, 0
+        while more:
+            try:
+                async with asyncio.timeout(self._options.body_timeout):
+                    event = await self._receive()
+            except TimeoutError:
+                message = f"No part of the body arrived for {self._options.body_timeout:g} s."
+                raise ApiError(408, message, headers=CLOSE) from None
+            if event["type"] == "http.disconnect":
+                raise ClientGoneError
+            part, more = event.get("body", b""), event.get("more_body", False)
+            size += len(part)
+            if size > limit:
+                raise self._too_large(limit)
+            yield part
 
     async def disconnected(self) -> None:
         """Wait until the client disconnects. Only after the body was read."""

@@ -11,6 +11,7 @@ from fastapi import Depends, Request
 
 from ..access.access import Access
 from ..access.key_usage import KeyUsage
+from ..batches.batch_runner import Batches
 from ..cluster.node_table import NodeTable
 from ..cluster.registry_service import Registry
 from ..handler import GenerateHandler
@@ -21,8 +22,8 @@ from ..options import RouterOptions
 
 @dataclass(kw_only=True)
 class Services:
-    """The parts of one router. ``draining`` turns /ready off; ``shut_down`` does what SIGTERM
-    does."""
+    """The parts of one router. ``batches`` is ``None`` without --batch-dir; ``draining`` turns
+    /ready off; ``shut_down`` does what SIGTERM does."""
 
     options: RouterOptions
     access: Access
@@ -31,6 +32,7 @@ class Services:
     metrics: Metrics
     handler: GenerateHandler
     usage: KeyUsage
+    batches: Batches | None = None
     draining: bool = False
     shut_down: Callable[[], None] = lambda: None
     started: float = field(default_factory=time.time)

@@ -7,3 +7,5 @@ MAX_PEERS = 1024
 MOST_PEERS = 2048
 # Prefill nodes that a decode node examines in one call of ``tandem doctor``.
 MAX_EXAMINED = 64
+# The priority of work that waits behind all other work, whatever the scheduling policy: batches.
+BACKGROUND_PRIORITY = 2**31 - 1

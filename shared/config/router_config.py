@@ -8,11 +8,12 @@ from ..errors import UsageError
 from ..unix_sockets import SCHEME, socket_address
 from . import fields
 from .access_config import AccessConfig
+from .batch_config import BatchConfig
 from .fields import option, split_addresses
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouterConfig(AccessConfig):
+class RouterConfig(AccessConfig, BatchConfig):
     """Options of the router."""
 
     model: str | None = option(

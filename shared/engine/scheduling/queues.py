@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable
 
+from ...config.limits import BACKGROUND_PRIORITY
 from ..sequence import Phase, Sequence
 
 # Shortest-first: how many tokens of advantage one arrival is worth. A later, shorter sequence can
@@ -20,6 +21,11 @@ _POLICIES: dict[str, Callable[[Sequence], Key]] = {
 POLICIES = tuple(_POLICIES)
 
 
+def is_background(sequence: Sequence) -> bool:
+    """True if all other sequences go first, under every policy."""
+    return sequence.priority >= BACKGROUND_PRIORITY
+
+
 class SequenceQueues:
     """Both lists are sorted by ``key``: their first sequence runs first, their last gives up its
     blocks first."""
@@ -28,7 +34,11 @@ class SequenceQueues:
         by_policy = _POLICIES[policy]
         # A private sequence (a canary) goes first: it is short, and the sequences that wait behind
         # it may be the very work that the peer under test is there to take.
-        self.key: Callable[[Sequence], Key] = lambda s: (not s.private, *by_policy(s))
+        self.key: Callable[[Sequence], Key] = lambda s: (
+            not s.private,
+            is_background(s),
+            *by_policy(s),
+        )
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._arrivals = 0

@@ -17,7 +17,7 @@ from ..sequence import FinishReason, Phase, Sequence, StepOutput
 from .block_tables import BlockTables
 from .plan_rows import sampler_spec, sequence_step
 from .preemption import Preemption
-from .queues import SequenceQueues
+from .queues import SequenceQueues, is_background
 from .reservations import Reservations
 from .step_budget import SMALL_PROMPT, StepBudget
 from .steps_in_flight import BlocksInFlightError, StepInFlight, StepsInFlight
@@ -249,11 +249,13 @@ class Scheduler:
         """Start waiting sequences while slots, tokens and blocks last.
 
         Stop at the first that does not fit, so that small sequences do not pass a large one for
-        ever. Private ones, which never sample, need no slot.
+        ever. Private ones, which never sample, need no slot. Background ones leave half of the
+        slots free, since no sequence gives up its slot for one that comes later.
         """
         while self._queues.waiting and budget.left > 0:
             sequence = self._queues.waiting[0]
-            if not sequence.private and (only_private or self.running >= self._max_seqs):
+            slots = max(1, self._max_seqs // 2) if is_background(sequence) else self._max_seqs
+            if not sequence.private and (only_private or self.running >= slots):
                 return
             if self._reservations.goes_before(sequence):
                 return  # it lacks blocks, and would never get them if others went first

@@ -86,7 +86,7 @@ async def test_every_route_is_documented_and_every_documented_route_exists(tmp_p
         assert routes - documented == {("/openapi.json", "get")} and documented <= routes
         for path, method in documented:
             answer = await c.client.request(method, path.replace("{model}", "tiny"))
-            assert answer.status_code not in (404, 405), path
+            assert answer.status_code != 405 and "unknown_url" not in answer.text, path
 
 
 async def test_routes_that_need_a_key_say_so(tmp_path: Path) -> None:

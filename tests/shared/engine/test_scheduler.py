@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.shared.config.limits import BACKGROUND_PRIORITY
 from tandem.shared.engine.plan import Sampled, StepPlan, StepResult
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.scheduling.plan_rows import sampler_spec
@@ -58,6 +59,24 @@ def test_min_tokens_blocks_the_end_unless_nothing_else_is_allowed() -> None:
     for allowed, blocked in (((), [7, EOS]), ((5, 7), [7, EOS]), ((7, EOS), [])):
         params = SamplingParams(allowed_token_ids=allowed, stop_token_ids=(7,), min_tokens=3)
         assert sampler_spec(Sequence(1, [2], params), {EOS}).blocked_tokens == blocked
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_background_work_goes_last_and_leaves_slots_free(policy: str) -> None:
+    scheduler = make(policy=policy, max_num_seqs=4)
+    background = [sequence(n, 1, max_tokens=9) for n in range(4)]
+    for one in background:
+        one.priority = BACKGROUND_PRIORITY
+        scheduler.add(one)
+    run_step(scheduler)
+    assert [one.phase for one in background] == [Phase.RUNNING] * 2 + [Phase.WAITING] * 2
+    others = [sequence(10 + n, 3, max_tokens=2) for n in range(2)]
+    for one in others:
+        scheduler.add(one)
+    run_step(scheduler)
+    assert all(one.phase is Phase.RUNNING for one in others)
+    drain(scheduler)
+    assert all(one.finish_reason is FinishReason.LENGTH for one in background)
 
 
 def test_long_prompts_are_chunked_and_decodes_go_first() -> None:

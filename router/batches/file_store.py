@@ -1,0 +1,273 @@
+"""Uploaded files and the results of batches, in the database."""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ApiError, invalid
+from .database import Database
+
+# No upload takes longer.
+UPLOAD_SECONDS = 3600
+# A stored piece, which is also read at once.
+PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileLimits:
+    """Bounds of the store, over all keys."""
+
+    file_bytes: int
+    files: int
+    all_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """An entry of the store. The results of a ``batch`` are those that ``succeeded``, or not."""
+
+    number: int
+    id: str
+    owner: str
+    purpose: str
+    filename: str
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    complete: int
+    batch: str | None
+    succeeded: int | None
+
+    def body(self) -> dict[str, Any]:
+        """OpenAI's file object."""
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.bytes,
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+            "status_details": None,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A part of a list: ``limit`` entries behind the one with the id ``after``."""
+
+    after: str | None = None
+    limit: int = 20
+    newest_first: bool = True
+
+
+def list_body(entries: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
+    """OpenAI's list object."""
+    return {
+        "object": "list",
+        "data": entries,
+        "first_id": entries[0]["id"] if entries else None,
+        "last_id": entries[-1]["id"] if entries else None,
+        "has_more": has_more,
+    }
+
+
+class FileStore:
+    """Files belong to the ``owner`` of a key; to others they do not exist."""
+
+    def __init__(self, database: Database, limits: FileLimits) -> None:
+        self._database = database
+        self.limits = limits
+
+    async def begin(self) -> str:
+        """A new file without content, which is in no list until ``finish``. Raises ``ApiError`` if
+        the store is full."""
+        file_id = new_file_id()
+
+        def work(connection: sqlite3.Connection) -> None:
+            check_room(connection, self.limits)
+            connection.execute(
+                "INSERT INTO files (id, owner, purpose, filename, bytes, created_at, complete)"
+                " VALUES (?, '', '', '', 0, ?, 0)",
+                (file_id, int(time.time())),
+            )
+
+        await self._database.run(work)
+        return file_id
+
+    async def append(self, file_id: str, number: int, data: bytes) -> None:
+        """Store the next piece of a file. Raises ``ApiError`` 413 for one that grows too large."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            (size,) = connection.execute(
+                "UPDATE files SET bytes = bytes + ? WHERE id = ? RETURNING bytes",
+                (len(data), file_id),
+            ).fetchone()
+            if size > self.limits.file_bytes:
+                limit = self.limits.file_bytes
+                raise ApiError(413, f"The file is over the limit of {limit} bytes.", param="file")
+            connection.execute("INSERT INTO pieces VALUES (?, ?, ?)", (file_id, number, data))
+
+        await self._database.run(work)
+
+    async def finish(
+        self, file_id: str, *, owner: str, purpose: str, filename: str, expires_at: int
+    ) -> StoredFile:
+        """Enter a file with all its content."""
+
+        def work(connection: sqlite3.Connection) -> StoredFile:
+            row = connection.execute(
+                "UPDATE files SET owner = ?, purpose = ?, filename = ?, expires_at = ?,"
+                " complete = 1 WHERE id = ? RETURNING *",
+                (owner, purpose, filename, expires_at, file_id),
+            ).fetchone()
+            return StoredFile(**row)
+
+        return await self._database.run(work)
+
+    async def discard(self, file_id: str) -> None:
+        """Drop a file whose upload failed."""
+        await self._database.run(lambda connection: delete_file(connection, file_id))
+
+    async def get(self, file_id: str, owner: str) -> StoredFile:
+        """The file of this id. Raises ``ApiError`` 404."""
+        return await self._database.run(lambda connection: find_file(connection, file_id, owner))
+
+    async def delete(self, file_id: str, owner: str) -> None:
+        """Delete a file with its content. Raises ``ApiError`` 404."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            find_file(connection, file_id, owner)
+            delete_file(connection, file_id)
+
+        await self._database.run(work)
+
+    async def entries(self, owner: str, purpose: str | None, page: Page) -> dict[str, Any]:
+        """One page of the owner's files, as OpenAI's list object."""
+
+        def work(connection: sqlite3.Connection) -> dict[str, Any]:
+            wanted, values = "owner = ? AND complete = 1", [owner]
+            if purpose is not None:
+                wanted, values = wanted + " AND purpose = ?", [*values, purpose]
+            rows, more = read_page(connection, "files", wanted, values, page)
+            return list_body([StoredFile(**row).body() for row in rows], has_more=more)
+
+        return await self._database.run(work)
+
+    async def read(self, file: StoredFile, position: int) -> tuple[bytes, int] | None:
+        """Content of a file from a position, 0 at first, and the position behind it; ``None`` at
+        its end."""
+        read = _read_piece if file.batch is None else _read_results
+        return await self._database.run(lambda connection: read(connection, file, position))
+
+    async def expire(self) -> None:
+        """Delete what has expired, and what uploads left behind that ended with their router."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            now = int(time.time())
+            rows = connection.execute(
+                "SELECT id FROM files WHERE expires_at <= ?"
+                " OR (complete = 0 AND batch IS NULL AND created_at < ?)",
+                (now, now - UPLOAD_SECONDS),
+            ).fetchall()
+            for row in rows:
+                delete_file(connection, row["id"])
+            connection.execute("PRAGMA incremental_vacuum(256)")
+
+        await self._database.run(work)
+
+
+def new_file_id() -> str:
+    return f"file-{secrets.token_hex(12)}"
+
+
+def check_room(connection: sqlite3.Connection, limits: FileLimits) -> None:
+    """Raise ``ApiError`` if no further file may be stored."""
+    count, size = connection.execute(
+        "SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM files"
+    ).fetchone()
+    if count >= limits.files or size >= limits.all_bytes:
+        raise _full(count, size, limits)
+
+
+def find_file(connection: sqlite3.Connection, file_id: str, owner: str) -> StoredFile:
+    """A file that is complete and has not expired. Raises ``ApiError`` 404."""
+    row = connection.execute(
+        "SELECT * FROM files WHERE id = ? AND owner = ? AND complete = 1", (file_id, owner)
+    ).fetchone()
+    if row is None or (row["expires_at"] or time.time() + 1) <= time.time():
+        raise ApiError(404, f"No such File object: {file_id[:64]}", param="id")
+    return StoredFile(**row)
+
+
+def delete_file(connection: sqlite3.Connection, file_id: str) -> None:
+    """Delete a file and its content, or the results that it stands for."""
+    row = connection.execute(
+        "DELETE FROM files WHERE id = ? RETURNING batch, succeeded", (file_id,)
+    ).fetchone()
+    connection.execute("DELETE FROM pieces WHERE file = ?", (file_id,))
+    if row is not None and row["batch"] is not None:
+        connection.execute(
+            "DELETE FROM requests WHERE batch = ? AND succeeded = ?",
+            (row["batch"], row["succeeded"]),
+        )
+
+
+def read_page(
+    connection: sqlite3.Connection, table: str, wanted: str, values: list[Any], page: Page
+) -> tuple[list[sqlite3.Row], bool]:
+    """Rows of a table in the order of their creation, and if more follow. Raises ``RequestError``
+    for an unknown ``after``."""
+    order, sign = ("DESC", "<") if page.newest_first else ("ASC", ">")
+    if page.after is not None:
+        row = connection.execute(
+            f"SELECT number FROM {table} WHERE {wanted} AND id = ?", (*values, page.after)
+        ).fetchone()
+        if row is None:
+            raise invalid(f"Invalid 'after': nothing here has the id '{page.after[:64]}'.", "after")
+        wanted, values = f"{wanted} AND number {sign} ?", [*values, row["number"]]
+    rows = connection.execute(
+        f"SELECT * FROM {table} WHERE {wanted} ORDER BY number {order} LIMIT ?",
+        (*values, page.limit + 1),
+    ).fetchall()
+    return rows[: page.limit], len(rows) > page.limit
+
+
+def _read_piece(
+    connection: sqlite3.Connection, file: StoredFile, position: int
+) -> tuple[bytes, int] | None:
+    row = connection.execute(
+        "SELECT data FROM pieces WHERE file = ? AND number = ?", (file.id, position)
+    ).fetchone()
+    return None if row is None else (row["data"], position + 1)
+
+
+def _read_results(
+    connection: sqlite3.Connection, file: StoredFile, position: int
+) -> tuple[bytes, int] | None:
+    rows = connection.execute(
+        "SELECT line, result FROM requests WHERE batch = ? AND succeeded = ? AND line >= ?"
+        " ORDER BY line",
+        (file.batch, file.succeeded, position),
+    )
+    read = bytearray()
+    for row in rows:
+        read += row["result"]
+        position = row["line"] + 1
+        if len(read) >= PIECE_BYTES:
+            break
+    return (bytes(read), position) if read else None
+
+
+def _full(count: int, size: int, limits: FileLimits) -> ApiError:
+    if count >= limits.files:
+        held = f"{count} files, which is its limit (--max-files)"
+    else:
+        held = f"{size} bytes, which is over its limit of {limits.all_bytes} (--max-stored-bytes)"
+    message = f"This server holds {held}; delete some, or try again after they have expired."
+    return ApiError(403, message, code="storage_full")

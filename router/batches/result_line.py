@@ -1,0 +1,52 @@
+"""The lines of results files."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..http.encoding import dump
+from .batch_store import BatchRequest, RequestResult
+
+EXPIRED = (
+    "batch_expired",
+    "This request could not be executed before the completion window expired.",
+)
+CANCELLED = ("batch_cancelled", "This request was not executed, because its batch was cancelled.")
+FULL = ("storage_full", "This server has no room for the answer; see its --max-stored-bytes.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackgroundAnswer:
+    """The answer to a request of no connection, in pieces; ``tokens`` as in ``RequestResult``."""
+
+    status: int
+    request_id: str
+    body: Sequence[bytes]
+    tokens: Sequence[int] = (0, 0, 0, 0)
+
+
+def answered(request: BatchRequest, answer: BackgroundAnswer) -> RequestResult:
+    """The result of a request that was answered, perhaps with an error."""
+    head = dump({"status_code": answer.status, "request_id": answer.request_id})[:-1]
+    response = b"".join((head, b',"body":', *answer.body, b"}"))
+    succeeded = answer.status == 200
+    return RequestResult(
+        succeeded=succeeded,
+        data=_line(request, response, b"null"),
+        tokens=answer.tokens if succeeded else (0, 0, 0, 0),
+    )
+
+
+def unanswered(request: BatchRequest, reason: tuple[str, str]) -> RequestResult:
+    """The result of a request that gets no answer."""
+    code, message = reason
+    error: dict[str, Any] = {"code": code, "message": message}
+    return RequestResult(succeeded=False, data=_line(request, b"null", dump(error)))
+
+
+def _line(request: BatchRequest, response: bytes, error: bytes) -> bytes:
+    head = dump({"id": f"batch_req_{secrets.token_hex(12)}", "custom_id": request.custom_id})[:-1]
+    return b"".join((head, b',"response":', response, b',"error":', error, b"}\n"))

@@ -1,0 +1,62 @@
+"""OpenAI's API: batches."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request
+
+from ..batches.answers import BatchList, BatchObject
+from ..batches.batch_request import CreateBatchRequest, ResultsExpireAfter, parse_batch
+from ..embeddings.embedding_surface import Embeddings
+from ..http.json_body import parse_json
+from ..openai.answers import OpenAIError
+from ..openai.surfaces import ChatCompletions, Completions
+from ..surface import Surface
+from .documentation import documented, documented_errors
+from .guards import KEY_CHECKED
+from .services import Exchange, RouterServices
+from .stored import BatchFolder, Owner, page_of, page_parameters
+
+MODELS = (CreateBatchRequest, ResultsExpireAfter, BatchObject)
+SURFACES: tuple[Surface, ...] = (ChatCompletions(), Completions(), Embeddings())
+ENDPOINTS = {surface.path: surface for surface in SURFACES}
+MAX_LISTED, LISTED = 100, 20
+
+router = APIRouter(
+    tags=["openai"], dependencies=KEY_CHECKED, responses=documented_errors(OpenAIError)
+)
+
+
+@router.post("/v1/batches", **documented(CreateBatchRequest, BatchObject))
+async def create_batch(
+    exchange: Exchange, services: RouterServices, folder: BatchFolder, owner: Owner
+) -> BatchObject:
+    """Answer the requests of a file in the background."""
+    with services.handler.bodies.share() as share:
+        body = await exchange.body(share)
+        value = await asyncio.to_thread(parse_json, body, 0)
+    batch = await folder.batches.create(parse_batch(value, owner, ENDPOINTS))
+    folder.changed()
+    return BatchObject.model_validate(batch.body())
+
+
+@router.get("/v1/batches", openapi_extra={"parameters": page_parameters(MAX_LISTED, LISTED)})
+async def list_batches(request: Request, folder: BatchFolder, owner: Owner) -> BatchList:
+    """The batches of this key."""
+    page = page_of(request, most=MAX_LISTED, default=LISTED)
+    return BatchList.model_validate(await folder.batches.entries(owner, page))
+
+
+@router.get("/v1/batches/{batch_id}")
+async def show_batch(batch_id: str, folder: BatchFolder, owner: Owner) -> BatchObject:
+    """One batch."""
+    return BatchObject.model_validate((await folder.batches.get(batch_id, owner)).body())
+
+
+@router.post("/v1/batches/{batch_id}/cancel")
+async def cancel_batch(batch_id: str, folder: BatchFolder, owner: Owner) -> BatchObject:
+    """End a batch with the results that there are."""
+    batch = await folder.batches.cancel(batch_id, owner)
+    folder.changed()
+    return BatchObject.model_validate(batch.body())

@@ -1,0 +1,247 @@
+"""Files and batches, with OpenAI's client and without."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import openai
+import pytest
+
+from tandem.router.batches import batch_store
+from tandem.shared.config.limits import BACKGROUND_PRIORITY
+from tandem.tests.router.support import Cluster, cluster, until
+
+CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
+EMBEDDINGS = "/v1/embeddings"
+HI = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+
+
+def line(number: int, url: str = CHAT, **body: Any) -> dict[str, Any]:
+    return {"custom_id": f"r{number}", "method": "POST", "url": url, "body": HI | body}
+
+
+def jsonl(*lines: Any) -> bytes:
+    return b"".join(json.dumps(one).encode() + b"\n" for one in lines)
+
+
+def parsed(text: str) -> list[Any]:
+    return [json.loads(one) for one in text.splitlines()]
+
+
+@asynccontextmanager
+async def served(
+    tmp_path: Path, **options: Any
+) -> AsyncIterator[tuple[Cluster, openai.AsyncOpenAI]]:
+    async with cluster(tmp_path, batch_dir=str(tmp_path / "batches"), **options) as c:
+        key = options.get("api_key", "x").split(",")[0]
+        async with openai.AsyncOpenAI(base_url=c.url + "/v1", api_key=key, max_retries=0) as client:
+            yield c, client
+
+
+async def create(client: openai.AsyncOpenAI, content: bytes, **fields: Any) -> Any:
+    file = await client.files.create(file=("in.jsonl", content), purpose="batch")
+    asked: Any = {"endpoint": CHAT, "completion_window": "24h"} | fields
+    return await client.batches.create(input_file_id=file.id, **asked)
+
+
+async def ended(client: openai.AsyncOpenAI, batch: Any) -> Any:
+    async with asyncio.timeout(20):
+        while batch.status in batch_store.UNFINISHED:
+            await asyncio.sleep(0.01)
+            batch = await client.batches.retrieve(batch.id)
+    return batch
+
+
+async def test_a_file_can_be_stored_read_listed_and_deleted(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, client):
+        content = bytes(range(256)) * 9000  # more than two pieces
+        made = [
+            await client.files.create(file=(f"{name}.jsonl", content), purpose="batch")
+            for name in "abc"
+        ]
+        assert (made[0].bytes, made[0].filename) == (len(content), "a.jsonl")
+        assert (made[0].purpose, made[0].status) == ("batch", "processed")
+        assert (await client.files.content(made[1].id)).content == content
+        assert await client.files.retrieve(made[1].id) == made[1]
+        listed = await client.files.list(limit=2)
+        assert [file.id for file in listed.data] == [made[2].id, made[1].id] and listed.has_more
+        everything = [file.id async for file in client.files.list(limit=2, order="asc")]
+        assert everything == [file.id for file in made]
+        assert (await client.files.delete(made[0].id)).deleted
+        with pytest.raises(openai.NotFoundError):
+            await client.files.content(made[0].id)
+        short = await client.files.create(
+            file=("d", b""), purpose="batch",
+            expires_after={"anchor": "created_at", "seconds": 3600},
+        )  # fmt: skip
+        assert short.expires_at == pytest.approx(short.created_at + 3600, abs=2)
+        assert (await client.files.content(short.id)).content == b""
+
+
+async def test_a_batch_is_answered_and_its_failures_are_apart(tmp_path: Path) -> None:
+    async with served(tmp_path) as (c, client):
+        lines = [line(1), line(2, n=2), line(3, model="other"), line(4, stream=True)]
+        batch = await create(client, jsonl(*lines), metadata={"a": "b"})
+        assert (batch.status, batch.metadata) == ("validating", {"a": "b"})
+        batch = await ended(client, batch)
+        counts = batch.request_counts
+        assert batch.status == "completed"
+        assert (counts.total, counts.completed, counts.failed) == (4, 2, 2)
+        found = parsed((await client.files.content(batch.output_file_id)).text)
+        assert [one["custom_id"] for one in found] == ["r1", "r2"]
+        first = found[0]["response"]
+        assert first["status_code"] == 200 and found[0]["error"] is None
+        assert first["body"]["choices"][0]["message"]["content"]
+        assert len(found[1]["response"]["body"]["choices"]) == 2
+        wrong = parsed((await client.files.content(batch.error_file_id)).text)
+        assert [one["response"]["status_code"] for one in wrong] == [404, 400]
+        used = [one["response"]["body"]["usage"]["total_tokens"] for one in found]
+        assert batch.usage.total_tokens == sum(used)
+        assert {request.priority for request in c.node.requests} == {BACKGROUND_PRIORITY}
+        assert [one.id async for one in client.batches.list()] == [batch.id]
+        with pytest.raises(openai.ConflictError):
+            await client.batches.cancel(batch.id)
+
+
+async def test_a_batch_of_embeddings(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, client):
+        asked = {"custom_id": "e", "method": "POST", "url": EMBEDDINGS, "body": {"input": "hi"}}
+        batch = await ended(client, await create(client, jsonl(asked), endpoint=EMBEDDINGS))
+        [found] = parsed((await client.files.content(batch.output_file_id)).text)
+        assert len(found["response"]["body"]["data"][0]["embedding"]) == 8
+        assert batch.error_file_id is None
+
+
+async def test_an_invalid_file_fails_with_the_lines(tmp_path: Path) -> None:
+    async with served(tmp_path) as (c, client):
+        content = jsonl(
+            line(1), line(1), {"custom_id": "x"}, line(2, url=EMBEDDINGS), line(3) | {"body": 1}
+        )
+        batch = await ended(client, await create(client, content + b"{]\n\n"))
+        assert batch.status == "failed" and batch.output_file_id is None
+        assert [(error.code, error.line) for error in batch.errors.data] == [
+            ("duplicate_custom_id", 2),
+            ("missing_required_parameter", 3),
+            ("mismatched_endpoint", 4),
+            ("invalid_type", 5),
+            ("invalid_json_line", 6),
+        ]
+        batch = await ended(client, await create(client, b"\n"))
+        assert [error.code for error in batch.errors.data] == ["empty_file"]
+        assert not c.node.requests
+
+
+async def test_a_restarted_router_continues_a_batch(tmp_path: Path) -> None:
+    count = 12
+    async with served(tmp_path, batch_concurrency=2) as (c, client):
+        c.node.delay = 0.02
+        batch = await create(client, jsonl(*(line(n) for n in range(count))))
+        await until(lambda: len(c.node.requests) > 5)  # of two at once, so more than 3 have ended
+    async with served(tmp_path) as (c, client):
+        batch = await ended(client, await client.batches.retrieve(batch.id))
+        assert batch.status == "completed" and batch.request_counts.completed == count
+        assert 0 < len(c.node.requests) <= count - 3
+        found = parsed((await client.files.content(batch.output_file_id)).text)
+        assert [one["custom_id"] for one in found] == [f"r{n}" for n in range(count)]
+
+
+@pytest.mark.parametrize("way", ["cancelled", "expired"])
+async def test_a_batch_ends_early_with_the_results_that_there_are(tmp_path: Path, way: str) -> None:
+    async with served(tmp_path, batch_concurrency=1) as (c, client):
+        window = "24h" if way == "cancelled" else "1s"
+
+        async def first_only(request: Any, context: Any) -> AsyncIterator[Any]:
+            if len(c.node.requests) > 1:
+                await asyncio.Event().wait()
+            async for event in c.node._talk(request, context):
+                yield event
+
+        c.node.script = first_only
+        content = jsonl(line(1), line(2), line(3))
+        batch = await create(client, content, completion_window=window)
+        await until(lambda: len(c.node.requests) == 2)
+        if way == "cancelled":
+            assert (await client.batches.cancel(batch.id)).status == "cancelling"
+        batch = await ended(client, batch)
+        assert batch.status == way and getattr(batch, f"{way}_at")
+        counts = batch.request_counts
+        assert (counts.completed, counts.failed) == (1, 2)
+        wrong = parsed((await client.files.content(batch.error_file_id)).text)
+        assert [one["error"]["code"] for one in wrong] == [f"batch_{way}"] * 2
+        await until(lambda: c.node.active == 0)
+
+
+async def test_a_request_waits_for_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.router.batches.batch_run.FIRST_PAUSE", 0.02)
+    async with served(tmp_path) as (c, client):
+        node = c.nodes.pop()
+        await node.stop()
+        batch = await create(client, jsonl(line(1)))
+        await until(lambda: c.router.app.services.batches is not None)
+        await c.add("decode-1")
+        assert (await ended(client, batch)).request_counts.completed == 1
+
+
+async def test_what_belongs_to_another_key_does_not_exist(tmp_path: Path) -> None:
+    async with served(tmp_path, api_key="one,two") as (c, client):
+        batch = await ended(client, await create(client, jsonl(line(1))))
+        async with openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="two") as other:
+            for work in (
+                other.batches.retrieve(batch.id),
+                other.batches.cancel(batch.id),
+                other.files.retrieve(batch.output_file_id),
+                other.files.content(batch.input_file_id),
+                other.files.delete(batch.input_file_id),
+                other.batches.create(
+                    input_file_id=batch.input_file_id, endpoint=CHAT, completion_window="24h"
+                ),
+            ):
+                with pytest.raises(openai.NotFoundError):
+                    await work
+            assert not (await other.files.list()).data and not (await other.batches.list()).data
+
+
+async def test_invalid_uploads_and_bodies_are_rejected(tmp_path: Path) -> None:
+    async with served(tmp_path, max_file_bytes=2048, max_files=2) as (c, client):
+        for name, content, fields, status in (
+            ("../x", b"a", {"purpose": "batch"}, 400),
+            ("x\\y", b"a", {"purpose": "batch"}, 400),
+            ("x", b"a", {"purpose": "vision"}, 400),
+            ("x", b"a", {}, 400),
+            ("x", b"a" * 3000, {"purpose": "batch"}, 413),
+            ("x", b"a" * 300_000, {"purpose": "batch"}, 413),
+        ):
+            answer = await c.client.post("/v1/files", files={"file": (name, content)}, data=fields)
+            assert answer.status_code == status, (name, answer.text)
+        assert (await c.client.post("/v1/files", json={})).status_code == 415
+        wrong: tuple[dict[str, Any], ...] = (
+            {"endpoint": "/v1/x"},
+            {"completion_window": "soon"},
+            {"completion_window": "31d"},
+            {"metadata": {"a": 1}},
+            {"input_file_id": 5},
+        )
+        for given in wrong:
+            body = {"input_file_id": "f", "endpoint": CHAT, "completion_window": "24h"} | given
+            assert (await c.client.post("/v1/batches", json=body)).status_code == 400
+        for query in ("limit=0", "limit=x", "order=up", "after=none"):
+            assert (await c.client.get(f"/v1/files?{query}")).status_code == 400
+        assert not (await client.files.list()).data
+        for _ in range(2):
+            await client.files.create(file=("a", b"a"), purpose="batch")
+        with pytest.raises(openai.PermissionDeniedError, match="max-files"):
+            await client.files.create(file=("a", b"a"), purpose="batch")
+
+
+async def test_they_are_off_without_a_folder(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        for path in ("/v1/files", "/v1/batches", "/v1/files/x/content"):
+            answer: httpx.Response = await c.client.get(path)
+            assert answer.status_code == 404
+            assert answer.json()["error"]["code"] == "not_enabled"
