@@ -17,10 +17,10 @@ class BlockFormat:
     values: int
     nbytes: int
 
-    def row_bytes(self, inputs: int) -> int:
-        """Bytes of so many inputs of one output, a multiple of ``values``."""
-        assert inputs % self.values == 0, (self.name, inputs)
-        return inputs // self.values * self.nbytes
+    def bytes_of(self, weights: int) -> int:
+        """Bytes of so many neighbouring weights, a multiple of ``values``."""
+        assert weights % self.values == 0, (self.name, weights)
+        return weights // self.values * self.nbytes
 
 
 # fp16 scale, then int8 codes.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 
 from .attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
@@ -41,6 +42,20 @@ class Experts(Protocol):
         """
 
 
+class BlockCopies(Protocol):
+    """Copies of whole blocks of a cache in a CPU's memory.
+
+    ``held`` is [K, blocks, bytes of a block], uint8, and so are the others; a head's blocks lie
+    side by side. ``indices`` are int64, and the caller has checked that they name blocks.
+    """
+
+    def gather(self, held: np.ndarray, indices: np.ndarray, out: np.ndarray) -> None:
+        """``out[:, i] = held[:, indices[i]]``."""
+
+    def scatter(self, held: np.ndarray, indices: np.ndarray, data: np.ndarray) -> None:
+        """``held[:, indices[i]] = data[:, i]``."""
+
+
 class Operators(Protocol):
     """All that models compute with. ``reference/`` implements each operator in plain torch; other
     backends inherit what they do not replace."""
@@ -59,6 +74,9 @@ class Operators(Protocol):
     ) -> Experts:
         """Gated feed-forwards, one for each pair of weights. Empties both lists, so that plain and
         packed weights of a layer are never all in memory at once."""
+
+    def prepare_block_copies(self) -> BlockCopies:
+        """Copies for the handoff. Kernels are compiled here."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Normalise over the last dimension."""

@@ -34,7 +34,15 @@ from tandem.router.doctor.survey import survey
 from .benchmarks.report import write
 from .end_to_end.baseline import Baseline
 from .end_to_end.clients import COMPLETIONS, prompt
-from .end_to_end.cluster import Part, TestCluster, get, node_metric, running, until
+from .end_to_end.cluster import (
+    Part,
+    TestCluster,
+    committed_transfers,
+    get,
+    node_metric,
+    running,
+    until,
+)
 from .tiny_models import cached
 
 CLIENTS = 6
@@ -52,7 +60,6 @@ WARM_UP = (
     ("stop prefill-0 for a while",),
 )
 DONE = 'tandem_transfers_total{outcome="done"}'
-COMMITTED = 'tandem_transfers_total{outcome="committed"}'
 # Allocators keep what they had at the busiest moment.
 RSS_GROWTH, RSS_MARGIN = 1.25, 48 << 20
 SERIES_MARGIN = 1.1
@@ -182,7 +189,7 @@ class Soak:
     def _all_have_served(self) -> bool:
         """Since they were started, KV having moved."""
         return all(
-            node_metric(part, DONE if name.startswith("prefill") else COMMITTED)
+            node_metric(part, DONE) if name.startswith("prefill") else committed_transfers(part)
             for name, part in self._parts.items()
         )
 

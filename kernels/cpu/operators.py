@@ -15,12 +15,13 @@ from ..attention_metadata import (
 )
 from ..batched_decode import batched_attention, log_fallback
 from ..block_formats import Q8_0
-from ..operators import Activation, CosSin, LayerKV, Linear
+from ..operators import Activation, BlockCopies, CosSin, LayerKV, Linear
 from ..quantized import QuantizedWeight
 from ..reference import linear, norm
 from ..reference.operators import ReferenceOperators, rope_and_cache_kv
 from ..scaled import CachedKV, ScaledKV
 from . import pointwise
+from .block_copy import CompiledBlockCopies
 from .chunk_attention import chunk_attention
 from .decode_attention import decode_attention
 from .jit import WIDE, array, castable
@@ -63,6 +64,10 @@ class CompiledOperators(ReferenceOperators):
             return (out if wide is None else out.add_(wide)).to(x.dtype)
 
         return run
+
+    def prepare_block_copies(self) -> BlockCopies:
+        """See ``Operators``."""
+        return CompiledBlockCopies()
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See ``Operators``."""

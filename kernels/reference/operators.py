@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from ..attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
-from ..operators import Activation, CosSin, Experts, LayerKV, Linear
+from ..operators import Activation, BlockCopies, CosSin, Experts, LayerKV, Linear
 from ..scaled import CachedKV
 from . import activation, attention, latent, linear, norm, quantized_linear
+from .block_copy import NumpyBlockCopies
 from .cache import write_cache, write_kv
 from .experts import LoopedExperts
 from .rope import apply_rotary
@@ -43,6 +44,10 @@ class ReferenceOperators:
     add_rms_norm = staticmethod(norm.add_rms_norm)
     act_and_mul = staticmethod(activation.act_and_mul)
     rope_and_cache_kv = staticmethod(rope_and_cache_kv)
+
+    def prepare_block_copies(self) -> BlockCopies:
+        """See ``Operators``."""
+        return NumpyBlockCopies()
 
     def prepare_experts(
         self, gate_up: list[torch.Tensor], down: list[torch.Tensor], activation: Activation

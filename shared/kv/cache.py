@@ -9,32 +9,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from ...kernels.fp8 import castable, indexable
-from ...kernels.operators import LayerKV
+from ...kernels.operators import LayerKV, Operators
+from ...kernels.reference.operators import ReferenceOperators
 from ...kernels.scaled import ScaledKV
 from ..models.spec import DecoderSpec
+from .host_copies import HostCopies
 from .layout import KVComponent, LayerLayout, kv_layout
 
 # With more runs than this, one indexed copy is cheaper than a copy per run.
 _MAX_RUNS = 8
+# Compiled copies write whole cache lines.
+_LINE = 64
 
 # A torch tensor, or anything with the buffer protocol (bytes, memoryview, shared memory, numpy).
 Buffer = Any
-# Token slots, or whole blocks in numpy's form.
-Index = slice | torch.Tensor | np.ndarray
-
-
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """All slots of whole blocks, in the order of ``indices``."""
-
-    indices: np.ndarray
+# Token slots.
+Index = slice | torch.Tensor
 
 
 class KVCache:
@@ -50,7 +46,9 @@ class KVCache:
         device: torch.device | str = "cpu",
         tp_rank: int = 0,
         tp_size: int = 1,
+        operators: Operators | None = None,
     ) -> None:
+        """Whole blocks are copied by numpy unless ``operators`` are given."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
@@ -63,6 +61,11 @@ class KVCache:
         ]
         # The same memory as models read and write it.
         self.kv = [_with_scales(*each) for each in zip(self.layout, self.layers, strict=True)]
+        self._host: HostCopies | None = None
+        if self.device.type == "cpu":
+            blocks = [[self._as_blocks(each) for each in layer] for layer in self.layers]
+            copies = (operators or ReferenceOperators()).prepare_block_copies()
+            self._host = HostCopies(blocks, block_size, copies)
 
     def _empty(self, heads: int, component: KVComponent) -> torch.Tensor:
         """Zeros, so that no slot ever holds a stray NaN."""
@@ -72,8 +75,10 @@ class KVCache:
             return torch.zeros(shape, dtype=dtype, device=self.device)
         # torch fills zeros eagerly; numpy's cost neither time nor memory until they are written,
         # and are on huge pages, which makes attention over a long context faster.
-        memory = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-        return torch.from_numpy(memory).view(dtype).view(shape)
+        size = math.prod(shape) * dtype.itemsize
+        memory = np.zeros(size + _LINE, dtype=np.uint8)
+        start = -memory.ctypes.data % _LINE
+        return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)
 
     def packed_bytes(self, layer: int, tokens: int, heads: range | None = None) -> int:
         """The size of ``tokens`` tokens of one layer in the canonical layout."""
@@ -98,17 +103,22 @@ class KVCache:
         into = self.layout[layer]
         if dtype is not None and dtype != self.kv_dtype:
             into = into.as_dtype(dtype)
+        as_is = into == self.layout[layer]
+        tokens = end_token - first_token
+        if as_is and self._host is not None and not isinstance(out, torch.Tensor):
+            buffer = np.frombuffer(out, dtype=np.uint8)
+            self._check_size(len(buffer), layer, into, len(local), tokens)
+            self._host.pack(layer, local, block_table, first_token, end_token, buffer)
+            return
         # An index copy inside would allocate with autograd's bookkeeping otherwise.
         with torch.inference_mode():
-            packed = self._packed(layer, into, len(local), end_token - first_token, out)
-            as_is = into == self.layout[layer]
+            packed = self._packed(layer, into, len(local), tokens, out)
             cached = [each[local.start : local.stop] for each in self.layers[layer]]
-            for at, slots in self._runs(block_table, first_token, end_token):
-                index = self._index(slots, packed[0], as_is)
+            for at, index in self._runs(block_table, first_token, end_token):
                 out_parts = [each[:, at] for each in packed]
                 if as_is:
                     for held, component in zip(cached, out_parts, strict=True):
-                        self._copy_out(held, index, component)
+                        component.copy_(indexable(held)[:, index].view(held.dtype))
                 else:
                     self._convert(layer, cached, index, into, out_parts)
             self._finish()
@@ -125,21 +135,18 @@ class KVCache:
         """The inverse of ``pack`` in the cache's own dtype."""
         local = self._local(layer, heads)
         tokens = end_token - first_token
+        if self._host is not None and not isinstance(data, torch.Tensor):
+            buffer = np.frombuffer(data, dtype=np.uint8)
+            self._check_size(len(buffer), layer, self.layout[layer], len(local), tokens)
+            self._host.scatter(layer, local, block_table, first_token, end_token, buffer)
+            return
         with torch.inference_mode():
             packed = self._packed(layer, self.layout[layer], len(local), tokens, data)
-            for at, slots in self._runs(block_table, first_token, end_token):
-                index = self._index(slots, packed[0], True)
-                for component, cached in zip(packed, self.layers[layer], strict=True):
-                    self._copy_in(cached[local.start : local.stop], index, component[:, at])
+            for at, index in self._runs(block_table, first_token, end_token):
+                for component, held in zip(packed, self.layers[layer], strict=True):
+                    cached = indexable(held[local.start : local.stop])
+                    cached[:, index] = indexable(component[:, at]).to(self.device)
             self._finish()
-
-    def _copy_out(self, cached: torch.Tensor, index: Index, out: torch.Tensor) -> None:
-        if isinstance(index, np.ndarray):
-            held, whole = self._as_blocks(cached), self._as_blocks(out)
-            # In its default mode, numpy takes into a copy first.
-            np.take(held, index, axis=1, out=whole, mode="clip")
-            return
-        out.copy_(indexable(cached)[:, index].view(cached.dtype))
 
     def _convert(
         self,
@@ -158,12 +165,6 @@ class KVCache:
                 target.write(values)
             else:
                 target.copy_(castable(values, target.dtype))
-
-    def _copy_in(self, cached: torch.Tensor, index: Index, data: torch.Tensor) -> None:
-        if isinstance(index, np.ndarray):
-            _put(self._as_blocks(cached), index, self._as_blocks(data))
-            return
-        indexable(cached)[:, index] = indexable(data).to(self.device)
 
     def _finish(self) -> None:
         """Wait until a GPU no longer uses the buffer or the blocks."""
@@ -187,17 +188,22 @@ class KVCache:
             )
         return range(heads.start - held.start, heads.stop - held.start)
 
+    def _check_size(
+        self, found: int, layer: int, layout: LayerLayout, heads: int, tokens: int
+    ) -> None:
+        expected = heads * tokens * layout.head_bytes
+        if found != expected:
+            raise ValueError(
+                f"{found} bytes for {tokens} tokens of layer {layer}, expected {expected}"
+            )
+
     def _packed(
         self, layer: int, layout: LayerLayout, heads: int, tokens: int, buffer: Buffer
     ) -> list[torch.Tensor]:
         """View a buffer in the canonical layout as [heads, tokens, dim] of each component."""
         raw = buffer if isinstance(buffer, torch.Tensor) else _as_tensor(buffer)
         raw = raw.view(-1).view(torch.uint8)
-        expected = heads * tokens * layout.head_bytes
-        if raw.numel() != expected:
-            raise ValueError(
-                f"{raw.numel()} bytes for {tokens} tokens of layer {layer}, expected {expected}"
-            )
+        self._check_size(raw.numel(), layer, layout, heads, tokens)
         views, at = [], 0
         for component in layout.components:
             end = at + heads * tokens * component.bytes
@@ -206,11 +212,9 @@ class KVCache:
             at = end
         return views
 
-    def _runs(
-        self, table: Sequence[int], first: int, end: int
-    ) -> Iterator[tuple[slice, slice | Blocks]]:
+    def _runs(self, table: Sequence[int], first: int, end: int) -> Iterator[tuple[slice, Index]]:
         """Yield pairs of (tokens counted from ``first``, slots): runs of consecutive slots, or
-        all whole blocks at once if there would be too many."""
+        all at once if there would be too many."""
         size = self.block_size
         runs: list[list[int]] = []  # token, slot, length
         for index in range(first // size, -(-end // size)):
@@ -222,29 +226,22 @@ class KVCache:
             else:
                 runs.append([token, slot, length])
         if len(runs) > _MAX_RUNS:
-            start, stop = -(-first // size), end // size
-            whole = Blocks(np.asarray(table[start:stop]))
-            if whole.indices.max() >= self.num_blocks:
-                raise IndexError(f"block {whole.indices.max()} of {self.num_blocks}")
-            yield slice(start * size - first, stop * size - first), whole
-            runs = [
-                [token, table[token // size] * size + token % size, length]
-                for token, length in ((first, -first % size), (stop * size, end % size))
-                if length
-            ]
+            yield slice(0, end - first), self._slots(table, first, end)
+            return
         for token, slot, length in runs:
             yield slice(token - first, token - first + length), slice(slot, slot + length)
 
-    def _index(self, slots: slice | Blocks, packed: torch.Tensor, as_is: bool) -> Index:
-        """The slots as an index of torch, or whole blocks as one of numpy, which copies them at
-        twice the speed of torch."""
-        if isinstance(slots, slice):
-            return slots
-        if as_is and self.device.type == packed.device.type == "cpu":
-            return slots.indices
-        blocks = torch.from_numpy(slots.indices).to(self.device)
-        within = torch.arange(self.block_size, device=self.device)
-        return (blocks[:, None] * self.block_size + within).view(-1)
+    def _slots(self, table: Sequence[int], first: int, end: int) -> torch.Tensor:
+        """The slot of each token. Raises ``IndexError``: a GPU finds a wrong index too late."""
+        size = self.block_size
+        start, stop = first // size, -(-end // size)
+        blocks = torch.tensor(table[start:stop])
+        if blocks.max() >= self.num_blocks:
+            raise IndexError(f"block {blocks.max()} of {self.num_blocks}")
+        blocks = blocks.to(self.device)
+        within = torch.arange(size, device=self.device)
+        slots = (blocks[:, None] * size + within).view(-1)
+        return slots[first - start * size : end - start * size]
 
 
 def _with_scales(layout: LayerLayout, tensors: tuple[torch.Tensor, ...]) -> LayerKV:
@@ -285,11 +282,3 @@ class _Writable:
 def _as_tensor(buffer: Buffer) -> torch.Tensor:
     """View a buffer as a tensor of bytes that shares its memory."""
     return torch.from_numpy(np.asarray(_Writable(np.frombuffer(buffer, dtype=np.uint8))))
-
-
-def _put(blocks: np.ndarray, indices: np.ndarray, whole: np.ndarray) -> None:
-    """``blocks[:, indices] = whole``, a third faster: numpy moves an item of an opaque type at
-    once, and indexing copies the bytes of an axis through an iterator."""
-    opaque = np.dtype((np.void, blocks.shape[2]))
-    for held, arrived in zip(blocks, whole, strict=True):
-        np.put(held.view(opaque), indices, arrived.view(opaque), mode="clip")

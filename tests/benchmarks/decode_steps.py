@@ -41,7 +41,8 @@ from tandem.shared.handoff.plane.messages import Expecting, Received, SendFinish
 from tandem.tests.support.runners import build_runner
 
 from .cores import two_cores
-from .handoff_pair import CELL, LAYERS, MIB, ON_HOST, await_event, expect, open_send, plane_of
+from .handoff_cache import CELL
+from .handoff_pair import LAYERS, MIB, ON_HOST, await_event, expect, open_send, plane_of
 from .random_model import QWEN3_42M, write_random_model
 from .report import write
 

@@ -26,13 +26,10 @@ from tandem.shared.handoff.carriers.device import DEVICE_SLOT_BYTES, Device
 from tandem.shared.handoff.carriers.transport import Endpoints
 from tandem.shared.handoff.plane.messages import WINDOW_OF_CARRIER
 from tandem.shared.kv.cache import KVCache
-from tandem.shared.models.spec import AttentionSpec, DecoderSpec, DenseSpec, LayerSpec
 from tandem.tests.shared.handoff.fake_driver import FAKE, REAL, device_named
 
+from .handoff_cache import BLOCK, model_of
 from .handoff_pair import (
-    BLOCK,
-    DIM_BYTES,
-    HEADS,
     MIB,
     Ranks,
     Variant,
@@ -45,7 +42,6 @@ from .report import RESULTS, write
 
 EMULATION = "emulation"
 AGAINST = "copy on the GPU, same size, same run"
-DIM = DIM_BYTES // torch.bfloat16.itemsize
 
 
 def _torch_device(name: str) -> torch.device:
@@ -99,22 +95,6 @@ def device_receiver(pipe: Connection, size: int, rounds: int, name: str) -> None
 
 
 # ---- whole transfers ---------------------------------------------------------------------------
-
-
-def model_of(layers: int, tokens: int) -> DecoderSpec:
-    """The parts of a model that a cache needs."""
-    layer = LayerSpec(
-        attention=AttentionSpec(num_heads=HEADS, num_kv_heads=HEADS, head_dim=DIM),
-        mlp=DenseSpec(intermediate=8),
-    )
-    return DecoderSpec(
-        vocab_size=10,
-        hidden_size=8,
-        layers=(layer,) * layers,
-        norm_eps=1e-6,
-        tie_embeddings=True,
-        max_position=tokens,
-    )
 
 
 def device_rank(layers: int, tokens: int, *, name: str) -> tuple[KVCache, Device]:

@@ -38,60 +38,14 @@ from tandem.shared.handoff.plane.messages import (
 from tandem.shared.handoff.plane.settings import DataPlaneConfig
 from tandem.shared.handoff.wire.greeting import Greeting, PeerKey
 from tandem.shared.handoff.wire.head_parts import HeadRun
-from tandem.shared.kv.layout import KVComponent, LayerLayout
+
+from .handoff_cache import BLOCK, CELL, HEADS, host_cache
 
 MIB = 1 << 20
-HEADS, DIM_BYTES, BLOCK = 8, 256, 16
-CELL = 2 * HEADS * DIM_BYTES
 LAYERS = 16
 WINDOW = 16 * MIB
 SLOTS = 32
 MOVE_SECONDS = 120.0
-
-
-class ArrayCache:
-    """A cache as a rank has it: for each layer ``[K|V][head][block][slot][dim]``, in numpy."""
-
-    def __init__(self, layers: int, tokens: int) -> None:
-        self.kv_dtype = "bfloat16"
-        components = tuple(KVComponent(name, DIM_BYTES // 2, self.kv_dtype) for name in "KV")
-        self.layout = (LayerLayout(components, 0, HEADS),) * layers
-        shape = (layers, 2 * HEADS, tokens // BLOCK, BLOCK * DIM_BYTES)
-        self.data = np.empty(shape, dtype=np.uint8)
-        self.data.fill(1)
-
-    def pack(
-        self,
-        layer: int,
-        table: Sequence[int],
-        first: int,
-        end: int,
-        out: memoryview,
-        heads: range | None = None,
-        dtype: str | None = None,
-    ) -> None:
-        blocks = _blocks(table, first, end)
-        view = np.frombuffer(out, np.uint8).reshape(2 * HEADS, len(blocks), -1)
-        np.take(self.data[layer], blocks, axis=1, out=view, mode="clip")
-
-    def scatter(
-        self,
-        layer: int,
-        table: Sequence[int],
-        first: int,
-        end: int,
-        data: memoryview,
-        heads: range | None = None,
-    ) -> None:
-        blocks = _blocks(table, first, end)
-        self.data[layer][:, blocks] = np.frombuffer(data, np.uint8).reshape(
-            2 * HEADS, len(blocks), -1
-        )
-
-
-def _blocks(table: Sequence[int], first: int, end: int) -> np.ndarray:
-    assert first % BLOCK == end % BLOCK == 0, "this cache moves whole blocks"
-    return np.asarray(table[first // BLOCK : end // BLOCK])
 
 
 def side_by_side(tokens: int, _: int) -> tuple[int, ...]:
@@ -112,18 +66,15 @@ def greeting(me: PeerKey, offers: Mapping[str, bytes]) -> Greeting:
     )  # fmt: skip
 
 
-def _on_host(layers: int, tokens: int) -> tuple[CachePort, None]:
-    return ArrayCache(layers, tokens), None
-
-
 @dataclass(frozen=True, slots=True)
 class Ranks:
     """The ranks of a pair: a cache of layers and tokens, the device under it, and the blocks of
     a prompt."""
 
-    make: Callable[[int, int], tuple[CachePort, Device | None]] = _on_host
+    make: Callable[[int, int], tuple[CachePort, Device | None]] = host_cache
     window: int = WINDOW
     table: Callable[[int, int], tuple[int, ...]] = shuffled  # of so many tokens, by a seed
+    layers: int = LAYERS
 
 
 ON_HOST = Ranks()
@@ -140,7 +91,6 @@ def plane_of(
     *,
     listen: bool,
     ranks: Ranks,
-    layers: int = LAYERS,
     curve: bool = False,
 ) -> tuple[DataPlane, Queue[Any]]:
     events: Queue[Any] = Queue()
@@ -152,7 +102,7 @@ def plane_of(
         carrier=carrier,
         curve=curve,
     )
-    cache, device = ranks.make(layers, tokens)
+    cache, device = ranks.make(ranks.layers, tokens)
     plane = DataPlane(config, cache, events.put, device=device)
     plane.start()
     return plane, events
@@ -233,7 +183,7 @@ def open_send(number: int, tokens: int, ranks: Ranks = ON_HOST) -> OpenSend:
     return OpenSend(
         transfer_id=number, attempt=1, peer_node="d", peer_epoch=2, peer_rank=0,
         block_table=ranks.table(tokens, 1), first_token=0, end_token=tokens,
-        heads=(HeadRun(LAYERS, 0, HEADS),), window_bytes=ranks.window, dtype="bfloat16",
+        heads=(HeadRun(ranks.layers, 0, HEADS),), window_bytes=ranks.window, dtype="bfloat16",
     )  # fmt: skip
 
 
@@ -242,7 +192,7 @@ def expect(number: int, tokens: int, endpoints: Endpoints, ranks: Ranks = ON_HOS
         transfer_id=number, attempt=1, peer_node="p", peer_epoch=1, peer_rank=0,
         bulk=endpoints.bulk, control=endpoints.control, key=endpoints.key,
         block_table=ranks.table(tokens, 2), first_token=0, end_token=tokens,
-        heads=(HeadRun(LAYERS, 0, HEADS),), window_bytes=ranks.window,
+        heads=(HeadRun(ranks.layers, 0, HEADS),), window_bytes=ranks.window,
     )  # fmt: skip
 
 
@@ -298,14 +248,15 @@ class Variant:
 
 def control_overhead(carrier: str, count: int = 200) -> float:
     """Milliseconds at the median from Expect to Received, for one block of one layer."""
-    sender, sent = plane_of("p", 1, 4 * BLOCK, carrier, ranks=ON_HOST, layers=1, listen=True)
-    receiver, received = plane_of("d", 2, 4 * BLOCK, carrier, ranks=ON_HOST, layers=1, listen=False)
+    ranks = Ranks(layers=1)
+    sender, sent = plane_of("p", 1, 4 * BLOCK, carrier, ranks=ranks, listen=True)
+    receiver, received = plane_of("d", 2, 4 * BLOCK, carrier, ranks=ranks, listen=False)
     times = []
     for number in range(count):
         began = time.perf_counter()
-        receiver.submit(expect(number, BLOCK, sender.endpoints))
+        receiver.submit(expect(number, BLOCK, sender.endpoints, ranks))
         await_event(received, Expecting)
-        sender.submit(open_send(number, BLOCK))
+        sender.submit(open_send(number, BLOCK, ranks))
         sender.layer_ready(number, 1, 0, 0, BLOCK)
         await_event(received, Received)
         times.append(time.perf_counter() - began)

@@ -242,6 +242,11 @@ def node_metric(node: Part, series: str) -> float:
     return metric(node.metrics(), series)
 
 
+def committed_transfers(decode: Part) -> float:
+    """The number of prompts whose KV this node has received and taken over."""
+    return node_metric(decode, 'tandem_transfers_total{outcome="committed"}')
+
+
 def is_ready(node: Part) -> bool:
     """The state in the node's own /ready."""
     try:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from tandem.router.cluster import admin
-from tandem.tests.end_to_end.cluster import Part, TestCluster, node_metric, until
-
-COMMITTED = 'tandem_transfers_total{outcome="committed"}'
+from tandem.tests.end_to_end.cluster import Part, TestCluster, committed_transfers, until
 
 
 def side(kind: str, ranks: int, block_size: int, *flags: str) -> tuple[str, ...]:
@@ -62,9 +60,9 @@ class Ensemble:
 
     def _hands_over(self, decode: Part) -> bool:
         """Less than a block, so that no cache keeps any of it."""
-        before = node_metric(decode, COMMITTED)
+        before = committed_transfers(decode)
         self.cluster.complete([1, 2], max_tokens=1)
-        return node_metric(decode, COMMITTED) > before
+        return committed_transfers(decode) > before
 
     def _arguments(self, name: str) -> tuple[str, ...]:
         joined = [

@@ -10,9 +10,13 @@ from tandem.proto import tandem_pb2 as pb
 from tandem.proto.tandem_pb2_grpc import DecodeStub
 from tandem.tests import tiny_models
 from tandem.tests.end_to_end.clients import greedy
-from tandem.tests.end_to_end.cluster import Part, TestCluster, node_metric, running
-
-COMMITTED = 'tandem_transfers_total{outcome="committed"}'
+from tandem.tests.end_to_end.cluster import (
+    Part,
+    TestCluster,
+    committed_transfers,
+    node_metric,
+    running,
+)
 
 
 def status(node: Part) -> pb.StatusReply:
@@ -46,7 +50,7 @@ def test_a_prefill_node_with_other_weights_is_never_used_and_the_reason_is_shown
         other = cluster.start_node("prefill-node")
         cluster.wait_nodes(decode=1, prefill=1)
         assert answers(cluster) == want
-        assert node_metric(decode, COMMITTED) == 0
+        assert committed_transfers(decode) == 0
         assert node_metric(decode, 'tandem_canaries_total{outcome="mismatch"}') == 1
         # Nor does an examination make the pair usable.
         told = examined(decode, other)
@@ -63,6 +67,6 @@ def test_a_prefill_node_with_other_weights_is_never_used_and_the_reason_is_shown
         right = cluster.start_node("prefill-node")
         cluster.wait_nodes(decode=1, prefill=2)
         assert answers(cluster) == want
-        assert node_metric(decode, COMMITTED) == 3
+        assert committed_transfers(decode) == 3
         assert node_metric(decode, 'tandem_canaries_total{outcome="passed"}') == 1
         cluster.wait_idle(decode, other, right)

@@ -11,10 +11,9 @@ import transformers
 
 from tandem.tests import tiny_models
 from tandem.tests.end_to_end.clients import prompt
-from tandem.tests.end_to_end.cluster import node_metric, running
+from tandem.tests.end_to_end.cluster import committed_transfers, running
 
 OUTPUT = 8
-COMMITTED = 'tandem_transfers_total{outcome="committed"}'
 
 
 def greedy(reference: Any, tokens: list[int]) -> list[int]:
@@ -42,4 +41,4 @@ def test_a_prompt_prefilled_elsewhere_continues_as_in_transformers(
                 tokens, max_tokens=OUTPUT, temperature=0, ignore_eos=True, return_token_ids=True
             )
             assert body["choices"][0]["token_ids"] == greedy(reference, tokens)
-            assert node_metric(decode, COMMITTED) == number + 1
+            assert committed_transfers(decode) == number + 1

@@ -17,13 +17,13 @@ from tandem.tests.end_to_end.clients import greedy, open_request, prompt, stream
 from tandem.tests.end_to_end.cluster import (
     Part,
     TestCluster,
+    committed_transfers,
     is_ready,
     node_metric,
     running,
     until,
 )
 
-COMMITTED = 'tandem_transfers_total{outcome="committed"}'
 # Without prefix caches, every prompt is computed and handed over again.
 FORGETFUL = "--no-enable-prefix-caching"
 # The head of a node that asks its ranks for signs of life four times as often.
@@ -90,9 +90,9 @@ def pair(shared_pair: Pair) -> Pair:
 def test_a_prefill_node_may_be_killed_before_during_and_after_transfers(
     cluster: TestCluster, pair: Pair
 ) -> None:
-    decode, before = pair.decode, node_metric(pair.decode, COMMITTED)
+    decode, before = pair.decode, committed_transfers(pair.decode)
     want = {seed: greedy(cluster, seed) for seed in range(4)}
-    assert node_metric(decode, COMMITTED) == before + 4
+    assert committed_transfers(decode) == before + 4
 
     # During: requests are under way while it dies.
     with ThreadPoolExecutor(8) as pool:
@@ -109,9 +109,9 @@ def test_a_prefill_node_may_be_killed_before_during_and_after_transfers(
     # It comes back as another process, and is used again.
     cluster.wait_nodes(decode=1, prefill=0)
     pair.mend()
-    before = node_metric(decode, COMMITTED)
+    before = committed_transfers(decode)
     assert greedy(cluster, 2) == want[2]
-    assert node_metric(decode, COMMITTED) == before + 1
+    assert committed_transfers(decode) == before + 1
     cluster.wait_idle(decode, pair.prefill)
 
 
@@ -211,11 +211,11 @@ def test_one_prefill_node_serves_two_decode_nodes_and_the_reverse(
     more = cluster.start_nodes(("prefill-node", FORGETFUL), ("decode-node", FORGETFUL))
     cluster.wait_nodes(decode=2, prefill=2)
     nodes = (pair.prefill, pair.decode, *more)
-    before = [node_metric(part, COMMITTED) for part in nodes[1::2]]
+    before = [committed_transfers(part) for part in nodes[1::2]]
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda i: greedy(cluster, i % 4), range(24)))
     assert all(answers[i] == answers[i % 4] for i in range(24))
-    after = [node_metric(part, COMMITTED) for part in nodes[1::2]]
+    after = [committed_transfers(part) for part in nodes[1::2]]
     used = [now - then for now, then in zip(after, before, strict=True)]
     assert min(used) > 0 and sum(used) == 24
     cluster.wait_idle(*nodes)

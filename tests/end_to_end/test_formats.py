@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tandem.tests.end_to_end.clients import prompt
-from tandem.tests.end_to_end.cluster import TestCluster, node_metric, running
-from tandem.tests.end_to_end.ensemble import COMMITTED, Ensemble
+from tandem.tests.end_to_end.cluster import TestCluster, committed_transfers, node_metric, running
+from tandem.tests.end_to_end.ensemble import Ensemble
 
 FORGETFUL = "--no-enable-prefix-caching"
 FIELDS = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
@@ -73,9 +73,9 @@ def test_a_format_of_both_sides_is_handed_over_as_it_is(
 def handed_over(formats: Ensemble, there: str, here: str) -> list[dict[str, Any]]:
     """The choices, whose prompts one node has computed and the other one received."""
     prefill, decode = formats.cast(there, here)
-    before = node_metric(decode, COMMITTED)
+    before = committed_transfers(decode)
     choices = formats.cluster.complete(BATCH, logprobs=1, **FIELDS)["choices"]
-    assert node_metric(decode, COMMITTED) - before == len(BATCH)
+    assert committed_transfers(decode) - before == len(BATCH)
     assert node_metric(decode, 'tandem_canaries_total{outcome="passed"}') >= 1
     assert node_metric(decode, 'tandem_canaries_total{outcome="mismatch"}') == 0
     formats.cluster.wait_idle(prefill, decode)

@@ -13,10 +13,9 @@ import httpx
 import pytest
 
 from tandem.tests.end_to_end.clients import prompt
-from tandem.tests.end_to_end.cluster import TestCluster, node_metric, running
+from tandem.tests.end_to_end.cluster import TestCluster, committed_transfers, running
 from tandem.tests.support.gguf_files import write_gguf
 
-COMMITTED = 'tandem_transfers_total{outcome="committed"}'
 FIELDS = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 BATCH = [prompt(length, length) for length in (65, 200)]
 
@@ -43,7 +42,7 @@ def mixed(
             nodes.append(cluster.start_node(kind, "--served-model-name=tiny"))
         cluster.wait_nodes(decode=1, prefill=1)
         yield cluster
-        assert node_metric(nodes[1], COMMITTED) >= len(BATCH)
+        assert committed_transfers(nodes[1]) >= len(BATCH)
 
 
 def test_a_folder_and_a_file_hand_over(mixed: TestCluster, aggregated: TestCluster) -> None:

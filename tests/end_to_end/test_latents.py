@@ -12,13 +12,19 @@ import transformers
 
 from tandem.tests import tiny_models
 from tandem.tests.end_to_end.clients import prompt
-from tandem.tests.end_to_end.cluster import Part, TestCluster, node_metric, running, until
+from tandem.tests.end_to_end.cluster import (
+    Part,
+    TestCluster,
+    committed_transfers,
+    node_metric,
+    running,
+    until,
+)
 from tandem.tests.end_to_end.ensemble import Ensemble, side
 
 OUTPUT = 8
 LAYERS, LATENT = 3, 48 + 8
 BYTES = "tandem_transfer_bytes_total"
-COMMITTED = 'tandem_transfers_total{outcome="committed"}'
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +80,12 @@ def test_ranks_and_block_sizes_may_differ(
     second = [tokens + prompt(len(tokens), 40) for tokens in first]
     nodes = duo.cast(there, here)
     prefill, decode = nodes
-    committed, sent = node_metric(decode, COMMITTED), [node_metric(node, BYTES) for node in nodes]
+    committed, sent = committed_transfers(decode), [node_metric(node, BYTES) for node in nodes]
     assert drawn(duo.cluster, first) == [reference(tokens) for tokens in first]
     all_of_them = moved(sum(len(tokens) - 1 for tokens in first), ranks, 4)
     wait_for_bytes(nodes, [before + all_of_them for before in sent])
     assert drawn(duo.cluster, second) == [reference(tokens) for tokens in second]
-    assert node_metric(decode, COMMITTED) - committed == len(first + second)
+    assert committed_transfers(decode) - committed == len(first + second)
     held = sum(len(tokens) // block * block for tokens in first)
     missing = moved(sum(len(tokens) - 1 for tokens in second) - held, ranks, 4)
     wait_for_bytes(nodes, [before + all_of_them + missing for before in sent])

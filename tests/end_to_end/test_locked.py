@@ -24,14 +24,13 @@ from tandem.tests.end_to_end.cluster import (
     START_SECONDS,
     Part,
     TestCluster,
+    committed_transfers,
     get,
     metric,
     node_metric,
     running,
     until,
 )
-
-COMMITTED = 'tandem_transfers_total{outcome="committed"}'
 
 
 @dataclass
@@ -52,9 +51,9 @@ class Locked:
 
     def prefills_remotely(self, seed: int, want: list[int]) -> bool:
         """Send a prompt, which must get its tokens wherever it is prefilled."""
-        before = node_metric(self.decode, COMMITTED)
+        before = committed_transfers(self.decode)
         assert greedy(self.cluster, seed) == want
-        return node_metric(self.decode, COMMITTED) == before + 1
+        return committed_transfers(self.decode) == before + 1
 
 
 @pytest.fixture(scope="module")

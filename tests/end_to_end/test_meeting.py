@@ -13,13 +13,13 @@ from tandem.tests.end_to_end.cluster import (
     CONTEXT,
     Part,
     TestCluster,
+    committed_transfers,
     node_metric,
     running,
     until,
 )
 
 LENGTH = 20 * BLOCK
-COMMITTED = 'tandem_transfers_total{outcome="committed"}'
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def _peers(node: Part, carrier: str) -> float:
 
 
 def _prefilled_there(cluster: TestCluster, decode: Part, seed: int) -> bool:
-    before = node_metric(decode, COMMITTED)
+    before = committed_transfers(decode)
     body = cluster.complete(prompt(seed, LENGTH), max_tokens=4, temperature=0)
     assert body["usage"]["completion_tokens"] == 4
-    return node_metric(decode, COMMITTED) == before + 1
+    return committed_transfers(decode) == before + 1

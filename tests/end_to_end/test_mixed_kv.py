@@ -9,8 +9,14 @@ import pytest
 import torch
 
 from tandem.tests.end_to_end.clients import prompt
-from tandem.tests.end_to_end.cluster import TestCluster, node_metric, running, until
-from tandem.tests.end_to_end.ensemble import COMMITTED, Ensemble
+from tandem.tests.end_to_end.cluster import (
+    TestCluster,
+    committed_transfers,
+    node_metric,
+    running,
+    until,
+)
+from tandem.tests.end_to_end.ensemble import Ensemble
 from tandem.tests.support import mixed_kv
 
 OUTPUT = 8
@@ -61,11 +67,11 @@ def test_ranks_and_block_sizes_may_differ(pair: Pair, there: str, here: str) -> 
     ranks = pair.nodes.kinds[here][0]
     batch = [prompt(1000 * ranks + length, length) for length in (2, 9, 33, 65, 200)]
     prefill, decode = pair.nodes.cast(there, here)
-    committed = node_metric(decode, COMMITTED)
+    committed = committed_transfers(decode)
     sent = [node_metric(node, BYTES) for node in (prefill, decode)]
     expected = [pair.reference.greedy(tokens, OUTPUT) for tokens in batch]
     assert drawn(pair.nodes.cluster, batch) == expected
-    assert node_metric(decode, COMMITTED) - committed == len(batch)
+    assert committed_transfers(decode) - committed == len(batch)
     moved = 4 * VALUES[pair.name][ranks] * sum(len(tokens) - 1 for tokens in batch)
     for node, before in zip((prefill, decode), sent, strict=True):
         until(lambda n=node, b=before: node_metric(n, BYTES) == b + moved, "the bytes of the KV")  # type: ignore[misc]

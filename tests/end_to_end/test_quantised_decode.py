@@ -8,8 +8,7 @@ import pytest
 
 from tandem.tests import tiny_models
 from tandem.tests.end_to_end.clients import prompt
-from tandem.tests.end_to_end.cluster import node_metric, running
-from tandem.tests.end_to_end.ensemble import COMMITTED
+from tandem.tests.end_to_end.cluster import committed_transfers, node_metric, running
 from tandem.tests.support.gguf_files import write_gguf
 
 BATCH = [prompt(length, length) for length in (17, 65, 200)]
@@ -33,9 +32,9 @@ def test_kv_of_bfloat16_weights_continues_over_quantised_ones(tmp_path: Path) ->
             "prefill-node", "--served-model-name=tiny", "--tensor-parallel-size=2"
         )
         cluster.wait_nodes(decode=1, prefill=1)
-        before = node_metric(decode, COMMITTED)
+        before = committed_transfers(decode)
         got = cluster.complete(BATCH, **FIELDS)["choices"]
-        assert node_metric(decode, COMMITTED) - before == len(BATCH)
+        assert committed_transfers(decode) - before == len(BATCH)
         assert node_metric(decode, 'tandem_canaries_total{outcome="passed"}') == 1
         for one, other in zip(want, got, strict=True):
             first, second = (c["logprobs"]["token_logprobs"][0] for c in (one, other))

@@ -15,24 +15,15 @@ import torch
 
 from tandem.shared.models.spec import tensor_parallel_problem
 from tandem.shared.weights.source import read_spec
-from tandem.tests.end_to_end.cluster import TestCluster, node_metric, running
+from tandem.tests.end_to_end.cluster import TestCluster, committed_transfers, running
+from tandem.tests.end_to_end.questions import QUESTIONS, assert_answers, messages
 
 MODEL = os.environ.get("REAL_MODEL", "")
 pytestmark = [
     pytest.mark.skipif(not MODEL, reason="REAL_MODEL is not set"),
     pytest.mark.timeout(900),
 ]
-QUESTIONS = (
-    "What is the capital of France?",
-    "List three prime numbers above 100.",
-    "Who wrote Don Quixote?",
-)
 TOKENS = 12
-COMMITTED = 'tandem_transfers_total{outcome="committed"}'
-
-
-def messages(question: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": question}]
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +56,8 @@ def apart(
         cluster.start_nodes(("prefill-node", f"--tp={request.param}"), ("decode-node",))
         cluster.wait_nodes(decode=1, prefill=1)
         yield cluster
-        assert node_metric(cluster.parts[-1], COMMITTED) >= len(QUESTIONS)
+        assert committed_transfers(cluster.parts[-1]) >= len(QUESTIONS)
 
 
 def test_answers_are_those_of_transformers(apart: TestCluster, expected: list[str]) -> None:
-    for question, answer in zip(QUESTIONS, expected, strict=True):
-        body = {"messages": messages(question), "max_tokens": TOKENS, "temperature": 0}
-        status, told = apart.post("/v1/chat/completions", body, timeout=300.0)
-        assert status == 200, told
-        assert told["choices"][0]["message"]["content"] == answer
+    assert_answers(apart, TOKENS, expected)

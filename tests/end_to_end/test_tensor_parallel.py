@@ -5,10 +5,15 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from tandem.tests.end_to_end.cluster import Part, TestCluster, node_metric, running, until
+from tandem.tests.end_to_end.cluster import (
+    Part,
+    TestCluster,
+    committed_transfers,
+    node_metric,
+    running,
+    until,
+)
 from tandem.tests.tiny_models import VOCAB
-
-COMMITTED = 'tandem_transfers_total{outcome="committed"}'
 
 
 def test_a_pair_of_two_rank_nodes_gives_the_same_tokens(
@@ -31,7 +36,7 @@ def test_a_pair_of_two_rank_nodes_gives_the_same_tokens(
         _check_canary(cluster, prefill, decode)
         got = [c["token_ids"] for c in cluster.complete(batch, **fields)["choices"]]
         assert got == want
-        assert node_metric(decode, COMMITTED) == 1 + len(batch)
+        assert committed_transfers(decode) == 1 + len(batch)
         cluster.wait_idle(prefill, decode)
 
 
@@ -41,7 +46,7 @@ def _check_canary(cluster: TestCluster, prefill: Part, decode: Part) -> None:
     cluster.complete([1, 2, 3], max_tokens=1, temperature=0)
     cluster.wait_idle(prefill, decode)
     assert node_metric(decode, 'tandem_canaries_total{outcome="passed"}') == 1
-    assert node_metric(decode, COMMITTED) == 1
+    assert committed_transfers(decode) == 1
     assert node_metric(prefill, 'tandem_transfers_total{outcome="done"}') == 1
     for node, direction in ((prefill, "sent"), (decode, "received")):
         assert node_metric(node, 'tandem_kv_blocks{state="cached"}') == 0

@@ -8,8 +8,8 @@ from itertools import combinations, permutations
 
 import pytest
 
-from tandem.tests.end_to_end.cluster import TestCluster, node_metric, running
-from tandem.tests.end_to_end.ensemble import COMMITTED, Ensemble
+from tandem.tests.end_to_end.cluster import TestCluster, committed_transfers, running
+from tandem.tests.end_to_end.ensemble import Ensemble
 from tandem.tests.tiny_models import VOCAB
 
 FIELDS = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
@@ -40,12 +40,12 @@ def test_numbers_of_ranks_and_block_sizes_may_differ(
     more = [tokens + end for tokens, end in zip(batch, prompts(1, (40,) * len(batch)), strict=True)]
     want = [c["token_ids"] for c in aggregated.complete(batch + more, **FIELDS)["choices"]]
     prefill, decode = trio.cast(there, here)
-    before = node_metric(decode, COMMITTED)
+    before = committed_transfers(decode)
     got = [
         choice["token_ids"]
         for part in (batch, more)
         for choice in trio.cluster.complete(part, **FIELDS)["choices"]
     ]
     assert got == want
-    assert node_metric(decode, COMMITTED) - before == 2 * len(batch)
+    assert committed_transfers(decode) - before == 2 * len(batch)
     trio.cluster.wait_idle(prefill, decode)

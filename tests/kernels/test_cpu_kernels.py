@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,6 +21,9 @@ from tandem.kernels.cpu import jit
 from tandem.kernels.errors import KernelUnavailableError
 from tandem.kernels.reference.attention import paged_attention
 from tandem.kernels.reference.operators import ReferenceOperators
+from tandem.shared.kv.cache import KVCache
+
+from ..shared.kv.test_cache import DIM, KV_HEADS, SPEC
 
 jit.prepare()
 
@@ -345,3 +349,37 @@ def test_without_numba_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(__import__("sys").modules, "numba", None)
     with pytest.raises(KernelUnavailableError, match="numba"):
         jit.prepare.__wrapped__()
+
+
+@pytest.mark.parametrize("size", [64, 192, 4096, 48])
+@pytest.mark.parametrize("shift", [0, 4], ids=["aligned", "not aligned"])
+def test_copies_of_blocks(compiled: CompiledOperators, size: int, shift: int) -> None:
+    """Of some heads, and to a part of a larger buffer; only blocks of whole lines are compiled."""
+    random = np.random.default_rng(0)
+    memory = random.integers(0, 256, 4 * 9 * size + 128, np.uint8)
+    start = -memory.ctypes.data % 64 + shift
+    held = memory[start : start + 4 * 9 * size].reshape(4, 9, size)
+    copies, indices = compiled.prepare_block_copies(), np.array([7, 0, 8, 3, 3])
+    buffer = np.zeros((2, 6 * size), np.uint8)
+    copies.gather(held[1:3], indices, buffer[:, size:].reshape(2, 5, size))
+    expected = held[1:3, indices]
+    assert (buffer[:, size:].reshape(2, 5, size) == expected).all()
+    assert not buffer[:, :size].any()
+    arrived = random.integers(0, 256, (2, 4, size), np.uint8)
+    expected = held.copy()
+    expected[1:3, indices[:4]] = arrived
+    copies.scatter(held[1:3], indices[:4], arrived)
+    assert (held == expected).all()
+
+
+def test_a_cache_with_compiled_copies_packs_the_same(compiled: CompiledOperators) -> None:
+    caches = [
+        KVCache(SPEC, num_blocks=12, block_size=8, dtype=torch.float32, operators=operators)
+        for operators in (compiled, reference)
+    ]
+    table, values = [11, 2, 3, 7], torch.randn(2, KV_HEADS, 30 - 3, DIM)
+    packed = [bytearray(values.nbytes) for _ in caches]
+    for cache, out in zip(caches, packed, strict=True):
+        cache.scatter(1, table, 3, 30, values.numpy())
+        cache.pack(1, table, 3, 30, out)
+    assert packed[0] == packed[1] == values.numpy().tobytes()

@@ -78,11 +78,7 @@ class Engine:
             request_of(thread.runner.tokenizer, prompt, wanted)
             for prompt, wanted in paired(prompts, params)
         ]
-        future = thread.submit(thread.runner.generate_all(requests, timeout))
-        try:
-            return thread.result(future, timeout)
-        finally:
-            future.cancel()
+        return thread.call(thread.runner.generate_all(requests, timeout), timeout)
 
     def generate_stream(
         self,
@@ -117,11 +113,7 @@ class Engine:
         requests = embedding_requests(
             thread.runner.tokenizer, prompts, pooling, normalize=normalize
         )
-        future = thread.submit(thread.runner.embed_all(requests, timeout))
-        try:
-            return thread.result(future, timeout)
-        finally:
-            future.cancel()
+        return thread.call(thread.runner.embed_all(requests, timeout), timeout)
 
     def encode(
         self,

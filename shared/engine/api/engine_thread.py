@@ -74,6 +74,14 @@ class EngineThread:
         except TimeoutError:
             raise UnavailableError(f"no answer within {timeout:g} s; see timeout=") from None
 
+    def call(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
+        """Run ``work`` on the loop and wait for its result; a caller that leaves cancels it."""
+        future = self.submit(work)
+        try:
+            return self.result(future, timeout)
+        finally:
+            future.cancel()
+
     def _run(self) -> None:
         try:
             asyncio.run(self._main())

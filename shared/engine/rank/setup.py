@@ -78,6 +78,7 @@ class LoadedModel:
                 device=self.device,
                 tp_rank=self.tp.rank,
                 tp_size=self.tp.size,
+                operators=self.model.place.operators,
             )
         except (RuntimeError, MemoryError) as error:
             size = num_blocks * self.bytes_per_block

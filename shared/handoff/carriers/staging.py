@@ -17,6 +17,9 @@ DEFAULT_SLOT_BYTES = 1 << 20
 # Bytes of a transfer on the way, if its frames lie in memory of the host.
 HOST_WINDOW_BYTES = 8 << 20
 _NO_HEADER = bytes(HEADER_BYTES)
+_LINE = 64
+# From the start of a slot: payloads begin with a cache line, and headers end right before them.
+_PAYLOAD_AT = -(-HEADER_BYTES // _LINE) * _LINE
 
 log = logging.getLogger("tandem.handoff")
 
@@ -129,16 +132,15 @@ class StagingRing(Ring[StagingSlot]):
         view = memoryview(bytearray(slots * stride)) if memory is None else memory.cast("B")
         if len(view) < slots * stride:
             raise ValueError(f"{len(view)} bytes hold no {slots} slots of {stride}")
-        size = HEADER_BYTES + payload_bytes
-        cut = [
-            StagingSlot(i, i * stride, view[i * stride : i * stride + size]) for i in range(slots)
-        ]
+        size, lead = HEADER_BYTES + payload_bytes, _PAYLOAD_AT - HEADER_BYTES
+        starts = [index * stride + lead for index in range(slots)]
+        cut = [StagingSlot(i, at, view[at : at + size]) for i, at in enumerate(starts)]
         super().__init__(cut, payload_bytes)
 
     @staticmethod
     def stride(payload_bytes: int) -> int:
         """Bytes from one slot to the next: whole cache lines, so that slots share none."""
-        return -(-(HEADER_BYTES + payload_bytes) // 64) * 64
+        return _PAYLOAD_AT + -(-payload_bytes // _LINE) * _LINE
 
 
 class HostMemory(Protocol):

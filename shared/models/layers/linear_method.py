@@ -138,7 +138,7 @@ class QuantizedMethod:
         self.operators = place.operators
         self.activations = place.activations
         self.height = _height(parts)
-        shape = self.height, format.row_bytes(len(parts[0].inputs[1]))
+        shape = self.height, format.bytes_of(len(parts[0].inputs[1]))
         self.blocks = torch.empty(shape, dtype=torch.uint8, device=place.device)
         self._linear: Linear | None = None
 

@@ -96,13 +96,13 @@ class GGUFFile:
             return self._rows(entry, first, end)
         whole = self._rows(entry, 0, entry.shape[0])
         if entry.type.values > 1:
-            first, end = entry.type.nbytes(first), entry.type.nbytes(end)
+            first, end = entry.type.bytes_of(first), entry.type.bytes_of(end)
         return whole[:, first:end]
 
     def _rows(self, entry: TensorEntry, first: int, end: int) -> torch.Tensor:
         import torch
 
-        width = entry.type.nbytes(entry.shape[1]) if len(entry.shape) > 1 else entry.type.size
+        width = entry.type.bytes_of(entry.shape[1]) if len(entry.shape) > 1 else entry.type.nbytes
         data = torch.empty((end - first) * width, dtype=torch.uint8)
         self._fill(data.numpy().data, entry.name, entry.begin + first * width)
         dtypes = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -134,7 +134,7 @@ def _matrices(entry: TensorEntry) -> list[TensorEntry]:
     if len(entry.shape) != 3:
         return [entry]
     stem, _, kind = entry.name.rpartition(".")
-    size = entry.type.nbytes(entry.shape[1] * entry.shape[2])
+    size = entry.type.bytes_of(entry.shape[1] * entry.shape[2])
     return [
         TensorEntry(
             f"{stem}.{index}.{kind}", entry.shape[1:], entry.type, entry.begin + index * size

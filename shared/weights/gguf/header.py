@@ -13,8 +13,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ....kernels.block_formats import BlockFormat
 from ...errors import ModelError
-from .tensor_types import TENSOR_TYPES, TensorType, type_name
+from .tensor_types import TENSOR_TYPES, type_name
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -41,12 +42,12 @@ class TensorEntry:
 
     name: str
     shape: tuple[int, ...]
-    type: TensorType
+    type: BlockFormat
     begin: int
 
     @property
     def nbytes(self) -> int:
-        return self.type.nbytes(prod(self.shape))
+        return self.type.bytes_of(prod(self.shape))
 
 
 @dataclass(frozen=True, slots=True)

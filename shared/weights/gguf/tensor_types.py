@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ....kernels.block_formats import Q4_0, Q4_1, Q6_K, Q8_0, BlockFormat
 
-from ....kernels.block_formats import BLOCK_FORMATS
-
-
-@dataclass(frozen=True, slots=True)
-class TensorType:
-    """``values`` numbers in ``size`` bytes."""
-
-    name: str
-    values: int
-    size: int
-
-    def nbytes(self, count: int) -> int:
-        """Bytes of so many numbers, a multiple of ``values``."""
-        return count // self.values * self.size
-
-
-_NUMBERS = {0: TensorType("F32", 1, 4), 1: TensorType("F16", 1, 2), 30: TensorType("BF16", 1, 2)}
-_BLOCKS = {2: "Q4_0", 3: "Q4_1", 8: "Q8_0", 14: "Q6_K"}
-# By their number in a file.
-TENSOR_TYPES = _NUMBERS | {
-    number: TensorType(name, BLOCK_FORMATS[name].values, BLOCK_FORMATS[name].nbytes)
-    for number, name in _BLOCKS.items()
+# By their number in a file; numbers are blocks of one.
+TENSOR_TYPES = {
+    0: BlockFormat("F32", 1, 4),
+    1: BlockFormat("F16", 1, 2),
+    30: BlockFormat("BF16", 1, 2),
+    2: Q4_0,
+    3: Q4_1,
+    8: Q8_0,
+    14: Q6_K,
 }
 # Names of other types, for error messages.
 _UNSUPPORTED = {

@@ -1,10 +1,12 @@
-"""Engines that plan steps ahead: the tokens of transformers, and of engines that plan in turn."""
+"""Engines that plan steps ahead, beside engines that plan in turn.
+
+That the tokens are those of transformers is in ``test_families_in_engine.py``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,40 +15,6 @@ from tandem.shared.config.engine_config import EngineConfig as Config
 from tandem.shared.engine import start
 from tandem.shared.engine.start import plans_ahead
 from tandem.shared.kv.planning import NodeDevice, RankDevice
-
-from ... import tiny_models
-from ..models.test_parity import STEPS, prompt_of, reference_run
-
-LENGTHS = (50, 33, 60, 41)
-CONFIG = EngineConfig(
-    dtype="float32",
-    threads=1,
-    block_size=8,
-    num_blocks=20,
-    max_model_len=128,
-    max_num_batched_tokens=24,
-    async_scheduling="on",
-)
-GREEDY = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
-def test_chunks_prefixes_and_preemption_leave_the_tokens(
-    tmp_path: Path, name: str, ranks: int
-) -> None:
-    """Four sequences need 32 blocks, and there are 20."""
-    folder = tiny_models.cached(name, tmp_path)
-    expected = [reference_run(folder, length, seed=length)[0] for length in LENGTHS]
-    prompts = [prompt_of(length, seed=length) for length in LENGTHS]
-    with Engine(replace(CONFIG, model=str(folder), tensor_parallel_size=ranks)) as engine:
-        answers = engine.generate_sync(prompts, GREEDY)
-        assert [choices[0].tokens for choices in answers] == expected
-        assert engine._thread is not None and engine._thread.runner.engine.core.preemptions
-        for _ in range(2):
-            again = engine.generate_sync([prompts[0]], GREEDY)[0][0]
-            assert again.tokens == expected[0]
-        assert again.cached_tokens == 48
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +65,13 @@ def test_every_way_of_sampling_draws_the_same(pair: tuple[Engine, Engine]) -> No
 
 def test_a_stream_that_is_dropped_leaves_nothing(pair: tuple[Engine, Engine]) -> None:
     engine, _ = pair
-    stream = engine.generate_stream("Once upon a time", replace(GREEDY, max_tokens=400))
+    short, long = (
+        SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True) for count in (8, 400)
+    )
+    stream = engine.generate_stream("Once upon a time", long)
     next(iter(stream))
     stream.close()  # type: ignore[attr-defined]
-    assert engine.generate_sync(["Hello"], GREEDY)[0][0].finish_reason == "length"
+    assert engine.generate_sync(["Hello"], short)[0][0].finish_reason == "length"
     assert engine._thread is not None
     assert engine._thread.runner.engine.core.load().blocks.owned == 0
 

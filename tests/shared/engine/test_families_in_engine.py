@@ -1,4 +1,5 @@
-"""Engines of several families: shared prefixes, chunks and preemption do not change the tokens."""
+"""Engines of several families: shared prefixes, chunks, preemption and planning
+ahead do not change the tokens."""
 
 from __future__ import annotations
 
@@ -14,8 +15,20 @@ from ..models.test_parity import STEPS, prompt_of, reference_run
 LENGTHS = (50, 33, 60, 41)
 
 
-@pytest.mark.parametrize("name", ["deepseek_v3", "qwen3_moe", "phi3_partial", "gemma3"])
-def test_prefixes_chunks_and_preemption_leave_the_tokens(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "ranks", "ahead"),
+    [
+        ("deepseek_v3", 1, "off"),
+        ("qwen3_moe", 1, "on"),
+        ("phi3_partial", 1, "on"),
+        ("gemma3", 1, "off"),
+        ("gemma3", 2, "on"),
+        ("qwen3", 2, "on"),
+    ],
+)
+def test_prefixes_chunks_and_preemption_leave_the_tokens(
+    tmp_path: Path, name: str, ranks: int, ahead: str
+) -> None:
     """Four sequences need 32 blocks, and there are 20."""
     folder = tiny_models.cached(name, tmp_path)
     expected = [reference_run(folder, length, seed=length)[0] for length in LENGTHS]
@@ -28,6 +41,8 @@ def test_prefixes_chunks_and_preemption_leave_the_tokens(tmp_path: Path, name: s
         num_blocks=20,
         max_model_len=128,
         max_num_batched_tokens=24,
+        tensor_parallel_size=ranks,
+        async_scheduling=ahead,
     )
     params = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
     with Engine(config) as engine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tandem.shared.engine.messages import ExecuteStep, KVStream
@@ -27,8 +28,7 @@ class Mark:
         return self.passed
 
 
-def announce(rank: Rank, number: int, layer: int) -> Mark:
-    mark = Mark()
+def announce(rank: Rank, number: int, layer: int, computed: Callable[[], bool]) -> None:
     ready = LayerReady(
         transfer_id=number,
         attempt=1,
@@ -37,8 +37,7 @@ def announce(rank: Rank, number: int, layer: int) -> Mark:
         first_token=0,
         end_token=END,
     )
-    rank.plane.submit(PendingLayer(ready, mark))
-    return mark
+    rank.plane.submit(PendingLayer(ready, computed))
 
 
 def _opened(world: World) -> tuple[HandRank, HandRank, list[int]]:
@@ -61,7 +60,9 @@ def _opened(world: World) -> tuple[HandRank, HandRank, list[int]]:
 def test_a_layer_leaves_when_it_is_computed_and_no_later_one_with_it() -> None:
     with World("cuda_ipc") as world:
         prefill, decode, packed = _opened(world)
-        marks = [announce(prefill, 1, layer) for layer in range(LAYERS)]
+        marks = [Mark() for _ in range(LAYERS)]
+        for layer, mark in enumerate(marks):
+            announce(prefill, 1, layer, mark)
         world.turn(5)
         assert not packed and prefill.loop._pending_layers.any
         for layer, mark in enumerate(marks):
@@ -77,7 +78,9 @@ def test_a_layer_leaves_when_it_is_computed_and_no_later_one_with_it() -> None:
 def test_layers_leave_in_the_order_of_the_stream() -> None:
     with World("tcp") as world:
         prefill, _, packed = _opened(world)
-        first, second = (announce(prefill, 1, layer) for layer in range(2))
+        first, second = Mark(), Mark()
+        announce(prefill, 1, 0, first)
+        announce(prefill, 1, 1, second)
         second.passed = True  # before its stream gets there, and not polled
         world.turn(5)
         assert not packed
@@ -89,7 +92,8 @@ def test_layers_leave_in_the_order_of_the_stream() -> None:
 def test_announcements_for_a_cancelled_transfer_are_ignored() -> None:
     with World("cuda_ipc") as world:
         prefill, _, packed = _opened(world)
-        mark = announce(prefill, 1, 0)
+        mark = Mark()
+        announce(prefill, 1, 0, mark)
         prefill.plane.submit(CancelSend(transfer_id=1, attempt=1))
         world.turn(3)
         mark.passed = True
@@ -109,15 +113,7 @@ def test_the_plane_looks_again_by_itself() -> None:
             return asked[0] > 20
 
         for layer in range(LAYERS):
-            ready = LayerReady(
-                transfer_id=1,
-                attempt=1,
-                first_layer=layer,
-                end_layer=layer + 1,
-                first_token=0,
-                end_token=END,
-            )
-            prefill.plane.submit(PendingLayer(ready, computed))
+            announce(prefill, 1, layer, computed)
         until(lambda: bool(prefill.log.of(SendFinished)))
 
 

@@ -50,8 +50,10 @@ def test_a_leaked_slot_is_noticed():
 def test_memory_can_be_brought_along_and_must_suffice():
     memory = bytearray(2 * StagingRing.stride(8))
     ring = StagingRing(slots=2, payload_bytes=8, memory=memoryview(memory))
-    acquired(ring).payload[:] = b"12345678"
-    assert memory[HEADER_BYTES : HEADER_BYTES + 8] == b"12345678"
+    slot = acquired(ring)
+    slot.payload[:] = b"12345678"
+    at = slot.offset + HEADER_BYTES
+    assert at % 64 == 0 and memory[at : at + 8] == b"12345678"
     with pytest.raises(ValueError, match="hold no 2 slots"):
         StagingRing(slots=2, payload_bytes=8, memory=memoryview(bytearray(99)))
 
