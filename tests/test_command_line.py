@@ -266,6 +266,8 @@ def test_without_a_command_the_help_is_shown() -> None:
     ("variable", "arguments", "flag"),
     [
         ("TANDEM_API_KEY", ["router"], "--api-key"),
+        ("VLLM_API_KEY", ["router"], "--api-key"),
+        ("TANDEM_ADMIN_API_KEY", ["router"], "--admin-api-key"),
         ("TANDEM_CLUSTER_TOKEN", ["decode-node"], "--cluster-token"),
     ],
 )
@@ -361,6 +363,18 @@ class Started:
 
     def wait_ready(self, part: None, deadline: float) -> dict[str, int]:
         return {"http": 1, "registry": 2}
+
+
+def test_keys_reach_the_router_and_no_argument() -> None:
+    limited = ["--requests-per-minute=5", "--tokens-per-minute=6", "--allowed-origins=*"]
+    flags = ["--api-key=secret", "--admin-api-key=secret-2", *limited]
+    values = cli.commands["serve"].make_context("serve", flags).params
+    started: Any = Started()
+    serve.start_router(started, values, INSECURE, 0.0)
+    (arguments,), (environment,) = started.arguments, started.environments
+    assert set(limited) <= set(arguments) and "secret" not in " ".join(arguments)
+    assert environment["TANDEM_API_KEY"] == "secret"
+    assert environment["TANDEM_ADMIN_API_KEY"] == "secret-2"
 
 
 def test_the_launchers_lock_reaches_every_part_and_its_token_no_argument() -> None:

@@ -62,12 +62,13 @@ def fill(config: type[T], values: dict[str, Any]) -> T:
     return config(**{name: values[name] for name in names if name in values})
 
 
-def to_arguments(config: Any) -> list[str]:
-    """The flags that reproduce a configuration in another process, without defaults."""
+def to_arguments(config: Any, *, without: Collection[str] = ()) -> list[str]:
+    """The flags that reproduce a configuration in another process, without defaults, and
+    ``without`` the fields of these names."""
     arguments: list[str] = []
     for item in dataclasses.fields(config):
         value, flag = getattr(config, item.name), item.metadata["flags"][0]
-        if value == item.default or value is None:
+        if value == item.default or value is None or item.name in without:
             continue
         if isinstance(value, bool):
             arguments.append(flag if value else "--no-" + flag.removeprefix("--"))

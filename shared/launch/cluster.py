@@ -198,14 +198,17 @@ class Cluster:
         """Restart nodes that die, until no decode node is left: none of this cluster, and by
         ``serves`` none that joined the router from elsewhere.
 
-        Raises ``StartupError`` when the router exits or the last decode node died too often;
-        returns when the last one has drained.
+        Raises ``StartupError`` when the router dies or the last decode node died too often;
+        returns when the last one has drained, and when the router was shut down.
         """
         now = time.monotonic()
         nodes = [_Watched(part, now) for part in self._parts if part is not router]
         unserved_since: float | None = None
         while True:
             status = router.process.poll()
+            if status == 0:
+                self._tell("the router has been shut down")
+                return
             if status is not None:
                 raise StartupError(_death_notice(router, status))
             now = time.monotonic()

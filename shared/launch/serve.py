@@ -144,8 +144,8 @@ def start_router(
     }
     security, secrets = _security_of_parts(values)
     telemetry = to_arguments(fill(TelemetryConfig, values))
-    public = replace(front, api_key=None, admin_api_key=None)
-    arguments = ["router", *to_arguments(public), *security, *telemetry]
+    public = to_arguments(front, without=("api_key", "admin_api_key"))
+    arguments = ["router", *public, *security, *telemetry]
     part = cluster.start("router", arguments, **secrets, **keys)
     ports = cluster.wait_ready(part, deadline)
     url = f"http://{_reachable(front.host)}:{ports['http']}"

@@ -34,7 +34,7 @@ if what == "speechless":
     sys.exit(3)
 if what == "drains":
     signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(0)))
-if what == "decode-node":
+if what in ("decode-node", "serves"):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 if what == "stubborn":
     lifeline.GRACE_SECONDS = 0.1
@@ -228,6 +228,13 @@ def test_the_end_of_the_router_is_the_end(keeping: Keeping) -> None:
     kept.router.process.kill()
     with pytest.raises(StartupError, match="router ended with exit status -9"):
         kept.kept.result(30)
+
+
+def test_a_router_that_was_shut_down_is_no_failure(keeping: Keeping) -> None:
+    kept = keeping(["decode-node"])
+    kept.router.process.terminate()
+    kept.kept.result(30)
+    assert "the router has been shut down" in kept.told
 
 
 def test_a_part_that_ignores_its_end_is_killed(
