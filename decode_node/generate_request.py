@@ -53,6 +53,8 @@ def sampling_params(sampling: pb.Sampling) -> SamplingParams:
         seed=given("seed"),
         logit_bias=dict(sampling.logit_bias),
         allowed_token_ids=tuple(sampling.allowed_token_ids),
+        bad_words=tuple(tuple(word.ids) for word in sampling.bad_words),
+        logprob_token_ids=tuple(sampling.logprob_token_ids),
         stop_token_ids=tuple(sampling.stop_token_ids),
         max_tokens=sampling.max_tokens,
         min_tokens=sampling.min_tokens,

@@ -247,7 +247,10 @@ def _tokens(output: StepOutput) -> pb.GenerateEvent:
         tokens=pb.Tokens(
             index=output.sequence.index,
             tokens=output.tokens,
-            logprobs=[_position(item) for item in output.logprobs],
+            logprobs=[
+                _position(item, ranked=not output.sequence.params.logprob_token_ids)
+                for item in output.logprobs
+            ],
         )
     )
 
@@ -274,11 +277,12 @@ def _finished(sequence: Sequence) -> pb.GenerateEvent:
     )
 
 
-def _position(item: PositionLogprobs) -> pb.PositionLogprobs:
+def _position(item: PositionLogprobs, *, ranked: bool = True) -> pb.PositionLogprobs:
+    """Ranks of the listed tokens are known only of the most likely ones; 0 stands for unknown."""
     return pb.PositionLogprobs(
         chosen=pb.TokenLogprob(token=item.token, logprob=item.logprob, rank=item.rank),
         top=[
-            pb.TokenLogprob(token=token, logprob=logprob, rank=rank)
+            pb.TokenLogprob(token=token, logprob=logprob, rank=rank if ranked else 0)
             for rank, (token, logprob) in enumerate(item.top, 1)
         ],
     )

@@ -19,8 +19,12 @@ WINDOWS = "windows"
 # The ports of an open data plane require the epoch as a password.
 GUARDED = "guarded"
 EMBEDDINGS = "embeddings"
+BAD_WORDS = "bad_words"
+LOGPROB_TOKEN_IDS = "logprob_token_ids"
 
-CAPABILITIES = frozenset({ALLOWED_TOKEN_IDS, WINDOWS, GUARDED, EMBEDDINGS})
+CAPABILITIES = frozenset(
+    {ALLOWED_TOKEN_IDS, WINDOWS, GUARDED, EMBEDDINGS, BAD_WORDS, LOGPROB_TOKEN_IDS}
+)
 # In introductions, which had capabilities before joins did; a new one needs the next bit only if a
 # field of ``OpenRequest`` needs it.
 BITS = {WINDOWS: 1, GUARDED: 2}
@@ -45,7 +49,12 @@ FIELDS: dict[str, dict[str, str]] = {
         "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed "
         "logit_bias max_tokens min_tokens ignore_eos stop_token_ids logprobs prompt_logprobs n"
     )
-    | {"allowed_token_ids": ALLOWED_TOKEN_IDS},
+    | {
+        "allowed_token_ids": ALLOWED_TOKEN_IDS,
+        "bad_words": BAD_WORDS,
+        "logprob_token_ids": LOGPROB_TOKEN_IDS,
+    },
+    "TokenIds": _base("ids"),
     "PrefillCandidate": _base(
         "node_id epoch address queued_prefill_tokens prefill_tokens_per_second"
     ),

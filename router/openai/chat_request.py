@@ -26,6 +26,7 @@ from .request_fields import (
     MAX_LOGPROBS,
     GenerationBody,
     check_min_tokens,
+    listed_logprobs,
     read_shared,
     read_text_options,
 )
@@ -111,7 +112,7 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
     size = ResponseSize(
         prompts=[len(tokens)],
         n=shared["sampling"].n,
-        logprobs=logprobs,
+        logprobs=listed_logprobs(logprobs, chat),
         prompt_alternatives=chat.prompt_logprobs,
         echoed=len(opening),
         token_ids=chat.return_token_ids,
@@ -159,6 +160,9 @@ def _logprobs(chat: ChatCompletionRequest) -> int | None:
     if chat.top_logprobs and not chat.logprobs:
         message = "'top_logprobs' is only allowed when 'logprobs' is enabled."
         raise invalid(message, "top_logprobs")
+    if chat.logprob_token_ids and not chat.logprobs:
+        message = "'logprob_token_ids' is only allowed when 'logprobs' is enabled."
+        raise invalid(message, "logprob_token_ids")
     return (chat.top_logprobs or 0) if chat.logprobs else None
 
 

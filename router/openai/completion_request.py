@@ -23,6 +23,7 @@ from .request_fields import (
     MAX_LOGPROBS,
     GenerationBody,
     check_min_tokens,
+    listed_logprobs,
     read_shared,
     read_text_options,
 )
@@ -56,6 +57,9 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> G
     shared = read_shared(asked, ignored, model, options)
     echo, wanted, logprobs = asked.echo, asked.max_tokens, asked.logprobs
     n = shared["sampling"].n
+    if asked.logprob_token_ids and (logprobs is None or wanted == 0):
+        message = "'logprob_token_ids' is only allowed with 'logprobs' and generated tokens."
+        raise invalid(message, "logprob_token_ids")
     if wanted is not None:
         check_integer("max_tokens", wanted, 0 if echo else 1, INT32 - 1)
     text = read_text_options(asked, echo=echo, discard_output=wanted == 0)
@@ -76,7 +80,7 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> G
     size = ResponseSize(
         prompts=[len(prompt.tokens) for prompt in prompts],
         n=n,
-        logprobs=logprobs,
+        logprobs=listed_logprobs(logprobs, asked),
         prompt_alternatives=logprobs if prompt_logprobs is None and echo else prompt_logprobs,
         echoed=sum(len(prompt.text or "") for prompt in prompts),
         token_ids=shared["return_token_ids"],

@@ -17,6 +17,7 @@ from ..options import RouterOptions
 from ..requests.body_errors import check_integer, to_request_error, too_long, wrong_type
 from ..requests.body_model import BOUNDED, WHOLE, BodyModel, DocumentedAs
 from ..served_model import ServedModel
+from .bad_words import bad_word_ids
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
@@ -24,6 +25,9 @@ MAX_STOP_LENGTH = 1024
 MAX_STOP_IDS = 256
 MAX_ALLOWED_IDS = 1024
 MAX_BIAS = 1024
+MAX_LOGPROB_TOKEN_IDS = 128
+MAX_WORDS = 256
+MAX_WORD_LENGTH = 256
 MAX_STREAM_OPTIONS = 16
 INT32, INT64 = 2**31, 2**63
 
@@ -31,7 +35,6 @@ INT32, INT64 = 2**31, 2**63
 COMMON_UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
-    "bad_words": ([],),
     "logits_processors": ([],),
     "guided_json": (),
     "guided_regex": (),
@@ -40,7 +43,6 @@ COMMON_UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "structured_outputs": (),
     "kv_transfer_params": (),
     "vllm_xargs": ({},),
-    "logprob_token_ids": (),
     "thinking_token_budget": (-1,),
     "repetition_detection": (),
     "ec_transfer_params": (),
@@ -69,6 +71,7 @@ def _check_stops(value: Any) -> Any:
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 Stops = StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)]
+Word = Annotated[str, Field(max_length=MAX_WORD_LENGTH)]
 Bias = Annotated[float, Field(ge=-100, le=100), BOUNDED]
 BIASES = TypeAdapter(dict[str, Bias], config=ConfigDict(strict=True, allow_inf_nan=False))
 
@@ -104,6 +107,10 @@ class GenerationBody(BodyModel):
     ] = Field(default_factory=dict)
     ignore_eos: bool = False
     allowed_token_ids: Annotated[list[int], Field(max_length=MAX_ALLOWED_IDS)] = Field(
+        default_factory=list
+    )
+    bad_words: Annotated[list[Word], Field(max_length=MAX_WORDS)] = Field(default_factory=list)
+    logprob_token_ids: Annotated[list[int], Field(max_length=MAX_LOGPROB_TOKEN_IDS)] = Field(
         default_factory=list
     )
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_IDS)] = Field(
@@ -180,6 +187,7 @@ def _sampling(body: GenerationBody, model: ServedModel, options: RouterOptions) 
     check_integer("n", body.n, 1, options.max_n)
     _check_token_ids("allowed_token_ids", body.allowed_token_ids, model.vocab_size)
     _check_token_ids("stop_token_ids", body.stop_token_ids, model.vocab_size)
+    _check_token_ids("logprob_token_ids", body.logprob_token_ids, model.vocab_size)
     return pb.Sampling(
         temperature=model.default("temperature", body.temperature, 1.0),
         top_p=model.default("top_p", body.top_p, 1.0),
@@ -192,6 +200,8 @@ def _sampling(body: GenerationBody, model: ServedModel, options: RouterOptions) 
         logit_bias=_logit_bias(body.logit_bias, model.vocab_size),
         ignore_eos=body.ignore_eos,
         allowed_token_ids=body.allowed_token_ids,
+        bad_words=[pb.TokenIds(ids=ids) for ids in bad_word_ids(body.bad_words, model)],
+        logprob_token_ids=body.logprob_token_ids,
         stop_token_ids=body.stop_token_ids,
         n=body.best_of or body.n,
     )
@@ -239,6 +249,12 @@ def _stream_options(body: GenerationBody, ignored: set[str]) -> StreamOptions:
             "stream_options",
         )
     return StreamOptions.read(body.stream_options, ignored, "stream_options.")
+
+
+def listed_logprobs(logprobs: int | None, body: GenerationBody) -> int | None:
+    """The alternatives listed for each generated token: the given ones or the most likely ones."""
+    ids = len(body.logprob_token_ids)
+    return ids + 1 if ids else logprobs
 
 
 def check_min_tokens(minimum: int, granted: Sequence[int]) -> None:

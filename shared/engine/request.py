@@ -28,6 +28,8 @@ def build_sequences(
         ("logit_bias", params.logit_bias),
         ("allowed_token_ids", params.allowed_token_ids),
         ("stop_token_ids", params.stop_token_ids),
+        ("logprob_token_ids", params.logprob_token_ids),
+        ("bad_words", [token for word in params.bad_words for token in word]),
     ):
         if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
             raise RequestError(

@@ -8,6 +8,9 @@ from ..errors import RequestError
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 64
+MAX_LOGPROB_TOKEN_IDS = 128
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +20,9 @@ class SamplingParams:
     ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 disable their filter.
     Without ``allowed_token_ids`` any token may be drawn.
     ``logprobs`` is the number of alternatives to return beside the chosen token (``None``: no
-    logprobs at all).
+    logprobs at all); with ``logprob_token_ids`` the chosen token and these are
+    listed instead.
+    ``bad_words`` are sequences of tokens, none of which the outputs may contain.
     """
 
     temperature: float = 1.0
@@ -30,6 +35,8 @@ class SamplingParams:
     seed: int | None = None
     logit_bias: dict[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    logprob_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     max_tokens: int = 16
@@ -84,9 +91,32 @@ def check_params(params: SamplingParams) -> None:
         )
     for token, bias in params.logit_bias.items():
         _check_number(f"logit_bias of token {token}", bias, _BIAS_RANGE, param="logit_bias")
-    for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+    _check_bad_words(params.bad_words)
+    if params.logprob_token_ids and params.logprobs is None:
+        raise RequestError("logprob_token_ids needs logprobs", param="logprob_token_ids")
+    if len(params.logprob_token_ids) > MAX_LOGPROB_TOKEN_IDS:
+        raise RequestError(
+            f"logprob_token_ids has {len(params.logprob_token_ids)} tokens; the limit is "
+            f"{MAX_LOGPROB_TOKEN_IDS}",
+            param="logprob_token_ids",
+        )
+    for name in ("logit_bias", "allowed_token_ids", "stop_token_ids", "logprob_token_ids"):
         if not all(isinstance(token, int) for token in getattr(params, name)):
             raise RequestError(f"{name} has a token id that is not an integer", param=name)
+
+
+def _check_bad_words(words: tuple[tuple[int, ...], ...]) -> None:
+    if len(words) > MAX_BAD_WORDS:
+        message = f"bad_words has {len(words)} sequences of tokens; the limit is {MAX_BAD_WORDS}"
+        raise RequestError(message, param="bad_words")
+    for word in words:
+        if not all(isinstance(token, int) for token in word):
+            raise RequestError("bad_words has a token id that is not an integer", param="bad_words")
+        if not 0 < len(word) <= MAX_BAD_WORD_TOKENS:
+            message = (
+                f"bad_words: each must have 1 to {MAX_BAD_WORD_TOKENS} tokens, not {len(word)}"
+            )
+            raise RequestError(message, param="bad_words")
 
 
 def _check_number(name: str, value: object, limits: tuple[float, float], *, param: str) -> None:

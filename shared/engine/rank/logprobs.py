@@ -29,6 +29,12 @@ def position_logprobs(
     ]
 
 
+def logprobs_of(logits: torch.Tensor, tokens: Sequence[int]) -> list[tuple[int, float]]:
+    """The given tokens with their logprobs, from one row of fp32 logits [V]."""
+    values = logits.log_softmax(dim=-1)[list(tokens)]
+    return list(zip(tokens, values.tolist(), strict=True))
+
+
 def _best(values: torch.Tensor, top: int) -> list[list[tuple[int, float]]]:
     if top == 0:
         return [[] for _ in values]

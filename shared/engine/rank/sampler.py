@@ -11,12 +11,12 @@ together, and need no order among them. R rows, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from ..plan import PositionLogprobs, RankSampling, Sampled, SamplerSpec
-from .logprobs import position_logprobs
+from .logprobs import logprobs_of, position_logprobs
 
 _MASK = (1 << 64) - 1
 # Below this temperature, dividing by it would overflow before it changed the outcome.
@@ -49,6 +49,7 @@ class _State:
     drawn: int
     in_prompt: torch.Tensor | None = None
     counts: torch.Tensor | None = None
+    recent: list[int] = field(default_factory=list)  # outputs, if bad words depend on them
 
     @property
     def params(self) -> RankSampling:
@@ -65,7 +66,7 @@ class _State:
     @property
     def edits_logits(self) -> bool:
         params = self.params
-        edited = params.logit_bias or params.allowed_token_ids
+        edited = params.logit_bias or params.allowed_token_ids or params.bad_words
         return bool(edited) or self.counts is not None or self.blocked
 
 
@@ -83,6 +84,8 @@ class Sampler:
         if spec.params.penalizes:
             state.in_prompt = self._counts(spec.prompt) > 0
             state.counts = self._counts(spec.outputs)
+        if spec.params.bad_words:
+            state.recent = list(spec.outputs)
         self._states[spec.sequence_id] = state
 
     def remove(self, sequence_id: int) -> None:
@@ -121,6 +124,8 @@ class Sampler:
             state.drawn += 1
             if state.counts is not None:
                 state.counts[token] += 1
+            if state.params.bad_words:
+                state.recent.append(token)
             sampled.append(Sampled(state.spec.sequence_id, [token], listed.get(row, [])))
         return sampled, failed
 
@@ -135,7 +140,22 @@ def _logprobs(
     wanted = [states[row].params.logprobs or 0 for row in rows]
     found = position_logprobs(raw, [tokens[row] for row in rows], max(wanted))
     cut = [[replace(one, top=one.top[:most])] for one, most in zip(found, wanted, strict=True)]
+    for number, row in enumerate(rows):
+        if ids := states[row].params.logprob_token_ids:
+            listed = logprobs_of(raw[number], list(dict.fromkeys((tokens[row], *ids))))
+            cut[number] = [replace(found[number], top=listed)]
     return dict(zip(rows, cut, strict=True))
+
+
+def _completing(state: _State) -> list[int]:
+    """The tokens that would complete a bad word; none if no other token were allowed."""
+    recent, allowed = state.recent, state.params.allowed_token_ids
+    found = {
+        word[-1]
+        for word in state.params.bad_words
+        if len(word) == 1 or recent[-len(word) + 1 :] == list(word[:-1])
+    }
+    return [] if allowed and found.issuperset(allowed) else sorted(found)
 
 
 def _edit(logits: torch.Tensor, state: _State) -> None:
@@ -154,6 +174,8 @@ def _edit(logits: torch.Tensor, state: _State) -> None:
         logits -= params.frequency_penalty * state.counts + params.presence_penalty * drawn
     if state.blocked:
         logits[list(state.spec.blocked_tokens)] = float("-inf")
+    if params.bad_words and (completing := _completing(state)):
+        logits[completing] = float("-inf")
     if params.allowed_token_ids:
         allowed = list(params.allowed_token_ids)
         kept = logits[allowed]

@@ -170,6 +170,24 @@ async def test_the_best_of_several_choices_are_returned(c: Cluster) -> None:
     assert body["usage"]["completion_tokens"] == 12
 
 
+async def test_bad_words_are_sent_as_tokens_with_and_without_a_space(c: Cluster) -> None:
+    assert (await c.chat(bad_words=["fox", " dog"])).status_code == 200
+    words = [list(word.ids) for word in c.node.requests[-1].sampling.bad_words]
+    assert words == [c.encode(text) for text in ("fox", " fox", " dog")]
+    for bad in (["x" * 257], [" "], ["x"] * 257, "x"):
+        assert (await c.complete(bad_words=bad)).status_code == 400
+
+
+async def test_logprobs_of_given_tokens_need_logprobs(c: Cluster) -> None:
+    assert (await c.chat(logprobs=True, logprob_token_ids=[5, 6])).status_code == 200
+    sampling = c.node.requests[-1].sampling
+    assert list(sampling.logprob_token_ids) == [5, 6] and sampling.logprobs == 0
+    assert (await c.chat(logprob_token_ids=[5])).status_code == 400
+    for fields in ({}, {"logprobs": 1, "echo": True, "max_tokens": 0}):
+        assert (await c.complete(logprob_token_ids=[5], **fields)).status_code == 400
+    assert (await c.complete(logprob_token_ids=[320], logprobs=1)).status_code == 400
+
+
 async def test_unknown_fields_are_rejected_on_demand(tmp_path: Path) -> None:
     async with cluster(tmp_path, strict_parameters=True) as c:
         for body in ({"colour": 1}, {"messages": [{**ASKED, "colour": 1}]}):

@@ -258,3 +258,26 @@ def test_an_empty_batch_and_an_unknown_sequence_are_no_error() -> None:
     sampler = Sampler(VOCAB)
     assert sampler.sample([], torch.empty(0, VOCAB)) == ([], {})
     sampler.remove(99)
+
+
+def test_a_bad_word_is_never_completed_also_after_a_resumption() -> None:
+    logits = torch.zeros(VOCAB)
+    logits[3], logits[5], logits[7] = 9, 8, 7
+    greedy: dict[str, Any] = {"temperature": 0.0, "bad_words": ((3, 3, 3), (5,))}
+    sampler = Sampler(VOCAB)
+    sampler.add(spec_of(**greedy))
+    drawn = [sampler.sample([1], logits[None].clone())[0][0].tokens[0] for _ in range(6)]
+    assert drawn == [3, 3, 7, 3, 3, 7]
+    assert draw(logits, spec_of(outputs=[3, 3], **greedy)).tokens == [7]
+    assert draw(logits, spec_of(outputs=[3], **greedy)).tokens == [3]
+    assert draw(logits, spec_of(allowed_token_ids=(5,), **greedy)).tokens == [5]  # nothing else may
+
+
+def test_given_tokens_are_listed_after_the_chosen_one() -> None:
+    logits = torch.randn(VOCAB)
+    expected = logits.log_softmax(dim=-1)
+    spec = spec_of(temperature=0.0, logprobs=5, logprob_token_ids=(40, 2))
+    best = int(logits.argmax())
+    [listed] = draw(logits, spec).logprobs
+    assert [token for token, _ in listed.top] == [best, 40, 2]
+    assert [value for _, value in listed.top] == pytest.approx(expected[[best, 40, 2]].tolist())
