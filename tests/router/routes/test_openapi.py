@@ -216,7 +216,7 @@ async def test_documented_fields_are_taken_and_no_others(
             value = valid.get(name, TAKEN.get(name, example(schema, document)))
             if name == "model":
                 value = "tiny"
-            beside = {"stream": True} if name == "stream_options" else {}
+            beside: dict[str, Any] = {"stream": True} if name == "stream_options" else {}
             if name in ("top_logprobs", "logprob_token_ids"):
                 beside["logprobs"] = "chat" in path or 1
             answer = await c.client.post(path, json={**valid, **beside, name: value})
