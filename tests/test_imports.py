@@ -78,7 +78,16 @@ ORDER: tuple[tuple[str, ...], ...] = (
 # requests with all of them.
 ROUTER = {
     "access": ("errors", "http", "options"),
-    "anthropic": ("errors", "generation", "http", "options", "requests", "result", "served_model"),
+    "anthropic": (
+        "errors",
+        "generation",
+        "http",
+        "openai",
+        "options",
+        "requests",
+        "result",
+        "served_model",
+    ),
     "batches": (
         "errors",
         "handler",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from ..requests.body_model import AnswerModel
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence"]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class AnthropicErrorDetail(AnswerModel):
@@ -57,7 +57,14 @@ class ThinkingContent(AnswerModel):
     signature: str
 
 
-Content = TextContent | ThinkingContent
+class ToolUseContent(AnswerModel):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+Content = TextContent | ThinkingContent | ToolUseContent
 
 
 class AnthropicMessage(AnswerModel):
@@ -100,10 +107,15 @@ class SignatureDelta(AnswerModel):
     signature: str
 
 
+class InputDelta(AnswerModel):
+    type: Literal["input_json_delta"]
+    partial_json: str
+
+
 class ContentBlockDelta(AnswerModel):
     type: Literal["content_block_delta"]
     index: int
-    delta: TextBlockDelta | ThinkingBlockDelta | SignatureDelta
+    delta: TextBlockDelta | ThinkingBlockDelta | SignatureDelta | InputDelta
 
 
 class ContentBlockStop(AnswerModel):

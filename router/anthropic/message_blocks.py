@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+from ...shared.text.output import CallDelta
 from ..http.sse import named_event
 
 
@@ -19,6 +20,7 @@ class BlockWriter:
         self._omit_thinking = omit_thinking
         self._index = -1
         self._open = ""  # the type of the open block
+        self._calls: set[int] = set()  # those that have begun
         self._blank = ""  # blank text that is written only if more follows
 
     def thinking(self, text: str) -> bytes:
@@ -34,6 +36,19 @@ class BlockWriter:
             text, self._blank = self._blank, ""
         return self._enter("text", {"text": ""}) + self._delta("text", text=text)
 
+    def call(self, call: CallDelta) -> bytes:
+        """New output of a call; its id and name come with the first."""
+        events = b""
+        if call.index not in self._calls:
+            self._calls.add(call.index)
+            self._blank = ""
+            events = self._leave() + self._begin(
+                "tool_use", {"id": tool_use_id(call.id), "name": call.name, "input": {}}
+            )
+        if call.arguments:
+            events += self._delta("input_json", partial_json=call.arguments)
+        return events
+
     def close(self) -> bytes:
         """The end of the last block. A message has one at least, an empty text if need be."""
         if self._index < 0:
@@ -45,11 +60,13 @@ class BlockWriter:
     def _enter(self, kind: str, block: dict[str, Any]) -> bytes:
         if self._open == kind:
             return b""
-        events = self._leave()
+        return self._leave() + self._begin(kind, block)
+
+    def _begin(self, kind: str, block: dict[str, Any]) -> bytes:
         self._index += 1
         self._open = kind
         block = {"type": kind, **block}
-        return events + message_event("content_block_start", index=self._index, content_block=block)
+        return message_event("content_block_start", index=self._index, content_block=block)
 
     def _leave(self) -> bytes:
         events = b""
@@ -68,6 +85,11 @@ class BlockWriter:
 def message_event(name: str, **fields: Any) -> bytes:
     """An event of a stream; its data repeats its name."""
     return named_event(name, {"type": name, **fields})
+
+
+def tool_use_id(call_id: str) -> str:
+    """The id of a call as Anthropic's clients know it."""
+    return f"toolu_{call_id.removeprefix('chatcmpl-tool-').removeprefix('call_')}"
 
 
 def signature_of(message_id: str) -> str:

@@ -12,7 +12,9 @@ from pydantic import Field
 from ...proto import tandem_pb2 as pb
 from ...shared.text.reasoning import NO_PARSER
 from ...shared.text.stop import StopStrings
+from ...shared.text.tool_parsers.tool_use import ToolUse
 from ..generation import EncodedPrompt, GenerationRequest, TextOptions, new_tokens
+from ..openai.tools import read_tools
 from ..options import RouterOptions
 from ..requests.body_model import BOUNDED, WHOLE
 from ..requests.context import check_context
@@ -57,6 +59,7 @@ def parse_messages(body: Any, model: ServedModel, options: RouterOptions) -> Mes
     asked = MessagesRequest.read(body, ignored)
     model.check_name(asked.model)
     prompt = read_prompt(asked, model, ignored, max_tokens=asked.max_tokens)
+    use = _tool_use(prompt, model, options, ignored)
     with prompt_errors(model):
         tokens = prompt.encode(model)
         granted = check_context([len(tokens)], asked.max_tokens, model, param="messages", default=1)
@@ -68,7 +71,9 @@ def parse_messages(body: Any, model: ServedModel, options: RouterOptions) -> Mes
         max_tokens=granted,
         sampling=_sampling(asked, model),
         text=TextOptions(
-            stop=StopStrings(asked.stop_sequences), reasoning_parser=options.reasoning_parser
+            stop=StopStrings(asked.stop_sequences),
+            reasoning_parser=options.reasoning_parser,
+            tools=use,
         ),
         stream=asked.stream,
         include_usage=True,
@@ -77,6 +82,17 @@ def parse_messages(body: Any, model: ServedModel, options: RouterOptions) -> Mes
         applied_edits=_edits(asked, prompt),
         ignored=ignored,
     )
+
+
+def _tool_use(
+    prompt: MessagePrompt, model: ServedModel, options: RouterOptions, ignored: set[str]
+) -> ToolUse | None:
+    """How calls are found in the output; ``None`` if there are none."""
+    if not prompt.tools or prompt.choice.type == "none":
+        return None
+    parallel = not prompt.choice.disable_parallel_tool_use
+    choice = prompt.choice.as_openai()
+    return read_tools(prompt.tools, choice, parallel, model, options, ignored).use
 
 
 def _check_size(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from ...shared.text.reasoning import NO_PARSER
 from ..generation import ChoiceDelta, Usage
-from ..result import ChoiceResult, GenerationResult
-from .message_blocks import BlockWriter, message_event, signature_of
+from ..result import ChoiceResult, GenerationResult, ToolCallResult
+from .message_blocks import BlockWriter, message_event, signature_of, tool_use_id
 from .message_request import MessageRequest
 
 Stop = dict[str, Any]
@@ -35,6 +36,8 @@ class MessageResponse:
             events += self._blocks.thinking(delta.reasoning)
         if delta.text:
             events += self._blocks.text(delta.text)
+        for call in delta.calls:
+            events += self._blocks.call(call)
         if delta.finish_reason is not None:
             self._stop = _stop(delta.finish_reason, delta.stop_reason)
             events += self._blocks.close()
@@ -66,9 +69,10 @@ class MessageResponse:
             thinking = "" if self._request.omit_thinking else choice.reasoning
             block = {"type": "thinking", "thinking": thinking, "signature": self._signature}
             content.append(block)
-        if not content or not _is_blank(choice):
+        others = bool(content or choice.calls)
+        if not others or not _is_blank(choice):
             content.append({"type": "text", "text": choice.text})
-        return content
+        return content + [_tool_use(call) for call in choice.calls]
 
     def _message(self, content: list[dict[str, Any]], stop: Stop, usage: Any) -> dict[str, Any]:
         return {
@@ -98,6 +102,16 @@ class MessageResponse:
         return {} if edits is None else {"context_management": {"applied_edits": edits}}
 
 
+def _tool_use(call: ToolCallResult) -> dict[str, Any]:
+    """A call; the arguments of one that was cut off are no JSON, and left out."""
+    try:
+        made = json.loads(call.arguments.getvalue() or "{}")
+    except (ValueError, RecursionError):
+        made = {}
+    given = made if isinstance(made, dict) else {}
+    return {"type": "tool_use", "id": tool_use_id(call.id), "name": call.name, "input": given}
+
+
 def _is_blank(choice: ChoiceResult) -> bool:
     text = choice.text.getvalue()
     return not text or text.isspace()
@@ -106,6 +120,8 @@ def _is_blank(choice: ChoiceResult) -> bool:
 def _stop(finish_reason: str | None, stop_reason: str | int | None) -> Stop:
     if finish_reason == "length":
         return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if finish_reason == "tool_calls":
+        return {"stop_reason": "tool_use", "stop_sequence": None}
     if isinstance(stop_reason, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": stop_reason}
     return {"stop_reason": "end_turn", "stop_sequence": None}

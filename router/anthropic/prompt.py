@@ -32,6 +32,7 @@ from .thinking import (
     template_variables,
     turns_to_keep,
 )
+from .tool_definitions import Choice, Definitions, ToolUseChoice, read_choice, read_definitions
 
 
 class PromptBody(BodyModel):
@@ -43,13 +44,13 @@ class PromptBody(BodyModel):
         "mcp_servers": ([],),
         "output_format": ({"type": "text"},),
         "thread": (),
-        "tool_choice": ({"type": "none"}, {"type": "auto"}),
-        "tools": ([],),
     }
 
     model: Annotated[str, Field(max_length=1024)]
     messages: Messages
     system: TextOrBlocks = None
+    tools: Definitions = Field(default_factory=list)
+    tool_choice: Choice = Field(default_factory=dict)
     thinking: Annotated[dict[str, Any], DocumentedAs(Thinking)] = Field(default_factory=dict)
     output_config: Annotated[dict[str, Any], DocumentedAs(OutputConfig)] = Field(
         default_factory=dict
@@ -69,9 +70,11 @@ class PromptBody(BodyModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagePrompt:
-    """The turns and template variables of a request; ``applied_edits`` is the response's list of
-    what was left out."""
+    """The turns, tools and template variables of a request; ``applied_edits`` is the response's
+    list of what was left out."""
 
+    tools: list[dict[str, Any]]
+    choice: ToolUseChoice
     turns: list[Turn]
     variables: dict[str, Any]
     thinking: Thinking
@@ -80,12 +83,15 @@ class MessagePrompt:
     def encode(self, model: ServedModel, *, counted: bool = False) -> list[int]:
         """The tokens, with system messages at their places if the chat template lets them."""
         try:
-            return encode_chat(self.turns, model, variables=self.variables, truncated=counted)
+            return self._encode(self.turns, model, counted)
         except RequestError as error:
             if isinstance(error, ContextError) or not has_inner_system(self.turns):
                 raise
-        folded = fold_inner_system(self.turns)
-        return encode_chat(folded, model, variables=self.variables, truncated=counted)
+        return self._encode(fold_inner_system(self.turns), model, counted)
+
+    def _encode(self, turns: list[Turn], model: ServedModel, counted: bool) -> list[int]:
+        tools = self.tools if self.tools and self.choice.type != "none" else None
+        return encode_chat(turns, model, variables=self.variables, tools=tools, truncated=counted)
 
 
 def read_prompt(
@@ -99,6 +105,7 @@ def read_prompt(
         asked.context_management, ignored, "context_management.", at="context_management"
     )
     keep = turns_to_keep(management, ignored)
+    tools = read_definitions(asked.tools, ignored)
     turns = read_conversation(asked.system, asked.messages, model, ignored)
     if turns[-1]["role"] == "assistant":
         raise invalid(
@@ -107,6 +114,8 @@ def read_prompt(
             "messages",
         )
     return MessagePrompt(
+        tools=tools,
+        choice=read_choice(asked.tool_choice, tools, ignored),
         turns=turns,
         variables=template_variables(thinking, config)
         | check_template_variables(asked.chat_template_kwargs),

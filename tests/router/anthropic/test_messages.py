@@ -188,7 +188,20 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"top_k": "x"}, "'top_k': expected an integer, but got a string"),
     ({"stop_sequences": "x"}, "'stop_sequences': expected an array, but got a string"),
     ({"stop_sequences": [""]}, "'stop_sequences[0]'"),
-    ({"tools": [{"name": "f", "input_schema": {}}]}, "'tools' is not supported by this server"),
+    ({"tools": [{"name": "f", "input_schema": {}}]}, "chat template has no place for tools"),
+    ({"tools": [{"name": "f"}]}, "Missing required parameter: 'tools.0.input_schema'."),
+    ({"tools": [{"input_schema": {}}]}, "Missing required parameter: 'tools.0.name'."),
+    ({"tools": [{"type": "web_search_20250305"}]}, "tools of the type 'web_search_20250305'"),
+    ({"tools": [{"name": "f", "input_schema": {}}] * 2}, "there are two tools named 'f'."),
+    ({"tool_choice": {"type": "any"}}, "'tool_choice' needs 'tools'."),
+    ({"tool_choice": {"type": "some"}}, "Invalid value for 'tool_choice.type'"),
+    (
+        {
+            "tools": [{"name": "f", "input_schema": {}}],
+            "tool_choice": {"type": "tool", "name": "g"},
+        },
+        "names the tool 'g'",
+    ),
     ({"thinking": {"type": "enabled"}}, "Missing required parameter: 'thinking.budget_tokens'."),
     ({"thinking": {"type": "maybe"}}, "Invalid value for 'thinking.type': Input should be"),
     ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "'thinking.budget_tokens': 0 is below"),
@@ -290,7 +303,7 @@ async def test_the_official_client(tmp_path: Path) -> None:
         assert final.usage.input_tokens + 3 == len(c.node.requests[1].prompt)
         with pytest.raises(anthropic.NotFoundError, match="does not exist"):
             await client.messages.create(**(HI | {"model": "other"}))
-        with pytest.raises(anthropic.BadRequestError, match="'tools' is not supported"):
+        with pytest.raises(anthropic.BadRequestError, match="no place for tools"):
             await client.messages.create(**HI, tools=[{"name": "f", "input_schema": {}}])
 
 

@@ -174,7 +174,7 @@ async def test_errors_are_as_documented(tmp_path: Path) -> None:
 BODIES: tuple[tuple[str, type[BodyModel], dict[str, Any]], ...] = (
     ("/v1/chat/completions", ChatCompletionRequest, CHAT),
     ("/v1/completions", CompletionRequest, TEXT),
-    ("/v1/messages", MessagesRequest, MESSAGE),
+    ("/v1/messages", MessagesRequest, {**MESSAGE, "tool_choice": {"type": "auto"}}),
 )
 # Values that a field takes, where its schema's default is none, and what they need beside them.
 TAKEN: dict[str, Any] = {
