@@ -28,7 +28,9 @@ class ChoiceStream:
             options.stop,
             include_stop=options.include_stop,
             min_tokens=options.min_tokens,
-            parser=output_parser(options.reasoning_parser, options.tools),
+            parser=output_parser(
+                options.reasoning_parser, options.tools, opened=options.reasoning_opened
+            ),
         )
         self._called = False
         self._discard = options.discard_output

@@ -37,6 +37,7 @@ class TextOptions:
     min_tokens: int = 0
     echo: bool = False
     reasoning_parser: str = NO_PARSER
+    reasoning_opened: bool | None = None  # by the end of the prompt, which may also close it
     tools: ToolUse | None = None  # calls are parsed
     discard_output: bool = False  # max_tokens 0 with echo: only the prompt is wanted
 

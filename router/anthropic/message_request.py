@@ -18,6 +18,7 @@ from ..openai.tools import read_tools
 from ..options import RouterOptions
 from ..requests.body_model import BOUNDED, WHOLE
 from ..requests.context import check_context
+from ..requests.reasoning_options import reasoning_of
 from ..requests.response_size import ResponseSize
 from ..served_model import ServedModel
 from .prompt import MessagePrompt, PromptBody, prompt_errors, read_prompt
@@ -72,7 +73,7 @@ def parse_messages(body: Any, model: ServedModel, options: RouterOptions) -> Mes
         sampling=_sampling(asked, model),
         text=TextOptions(
             stop=StopStrings(asked.stop_sequences),
-            reasoning_parser=options.reasoning_parser,
+            reasoning_parser=reasoning_of(model, options),
             tools=use,
         ),
         stream=asked.stream,

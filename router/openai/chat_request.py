@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from ...shared.text.reasoning import NO_PARSER
 from ..errors import invalid
-from ..generation import EncodedPrompt, GenerationRequest, new_tokens
+from ..generation import EncodedPrompt, GenerationRequest, TextOptions, new_tokens
 from ..options import RouterOptions
 from ..requests.body_model import NAMED_BOOLEAN, WHOLE
 from ..requests.context import check_context, encode_chat
+from ..requests.reasoning_options import prompt_opens_reasoning, reasoning_of
 from ..requests.response_size import ResponseSize
 from ..requests.template_variables import TemplateVariables, check_template_variables
 from ..requests.truncation import most_prompt_tokens, read_truncation
@@ -84,7 +86,7 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
     tools = read_tools(
         chat.tools, chat.tool_choice, chat.parallel_tool_calls, model, options, ignored
     )
-    text = read_text_options(chat, reasoning_parser=options.reasoning_parser, tools=tools.use)
+    text = read_text_options(chat, reasoning_parser=reasoning_of(model, options), tools=tools.use)
     logprobs = _logprobs(chat)
     wanted = _max_tokens(chat)
     template = read_template(chat.chat_template, model, options)
@@ -127,12 +129,12 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
         request_id=f"chatcmpl-{uuid.uuid4().hex}",
         prompts=[EncodedPrompt(new_tokens(tokens))],
         max_tokens=granted,
-        text=text,
+        text=replace(text, reasoning_opened=prompt_opens_reasoning(text, tokens, model)),
         logprobs=logprobs,
         ignored=ignored,
         role=role,
         opening_text=opening,
-        include_reasoning=_include_reasoning(chat, options),
+        include_reasoning=_include_reasoning(chat, text),
         **shared,
     )
 
@@ -149,8 +151,8 @@ def _template_variables(chat: ChatCompletionRequest) -> dict[str, Any]:
     return own | given
 
 
-def _include_reasoning(chat: ChatCompletionRequest, options: RouterOptions) -> bool:
-    if not chat.include_reasoning and options.reasoning_parser == NO_PARSER:
+def _include_reasoning(chat: ChatCompletionRequest, text: TextOptions) -> bool:
+    if not chat.include_reasoning and text.reasoning_parser == NO_PARSER:
         message = "'include_reasoning' needs a router with --reasoning-parser."
         raise invalid(message, "include_reasoning", "unsupported_value")
     return chat.include_reasoning

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ...shared.text.tool_parsers.detection import tool_parser
+from ...shared.text.detection import tool_parser
 from ...shared.text.tool_parsers.tool_use import ToolUse
 from ..errors import invalid
 from ..options import RouterOptions

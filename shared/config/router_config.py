@@ -188,7 +188,30 @@ class RouterConfig(AccessConfig, BatchConfig):
         "auto",
         "--tool-call-parser",
         "Format in which the model writes tool calls. auto: that which its chat template shows.",
-        choices=("auto", "hermes"),
+        choices=(
+            "auto",
+            "deepseek_v3",
+            "deepseek_v31",
+            "functiongemma",
+            "gemma4",
+            "glm45",
+            "glm47",
+            "granite",
+            "granite-20b-fc",
+            "granite4",
+            "hermes",
+            "json",
+            "kimi_k2",
+            "llama3_json",
+            "llama4_json",
+            "llama4_pythonic",
+            "mistral",
+            "openai",
+            "phi4_mini_json",
+            "pythonic",
+            "qwen3_coder",
+            "qwen3_xml",
+        ),
     )
     exclude_tools_when_tool_choice_none: bool = option(
         False,
@@ -198,9 +221,29 @@ class RouterConfig(AccessConfig, BatchConfig):
     reasoning_parser: str = option(
         "none",
         "--reasoning-parser",
-        "Split the reasoning off the content of chat completions: qwen3 expects <think> and "
-        "</think> in the output, deepseek_r1 only </think>, because the prompt opens it.",
-        choices=("none", "qwen3", "deepseek_r1"),
+        "Format in which the model writes reasoning, which is split off the content: qwen3 expects "
+        "<think> and </think> in the output, deepseek_r1 only </think>, because the prompt opens "
+        "it. auto: that which its chat template shows.",
+        choices=(
+            "none",
+            "auto",
+            "deepseek_r1",
+            "deepseek_v3",
+            "ernie45",
+            "gemma4",
+            "glm45",
+            "granite",
+            "holo2",
+            "hunyuan_a13b",
+            "kimi_k2",
+            "minimax_m2",
+            "mistral",
+            "olmo3",
+            "openai_gptoss",
+            "qwen3",
+            "seed_oss",
+            "step3",
+        ),
     )
     access_log: bool = option(True, "--access-log", "Log one line per request, at level info.")
 

@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .output import Deltas, OutputParser, TextDelta
-from .reasoning import reasoning_parser
+from .reasoning import HARMONY, reasoning_markers, reasoning_parser
 from .tool_parsers.formats import FORMATS
 from .tool_parsers.tool_text import ToolText
 from .tool_parsers.tool_use import ToolUse
 
+HARMONY_TOOLS = "openai"
+_WITHOUT_TOOLS = ToolUse(parser=HARMONY_TOOLS, schemas={})
 
-def output_parser(reasoning: str, tools: ToolUse | None) -> OutputParser | None:
-    """A new parser for one choice; ``None`` if all text is content."""
-    parser = reasoning_parser(reasoning)
+
+def output_parser(
+    reasoning: str, tools: ToolUse | None, *, opened: bool | None = None
+) -> OutputParser | None:
+    """A new parser for one choice; ``None`` if all text is content. ``opened`` says whether the
+    prompt ends inside the reasoning, if it is known."""
+    if reasoning == HARMONY and tools is None:
+        tools = _WITHOUT_TOOLS
+    parser = reasoning_parser(reasoning, opened=opened)
     if tools is None:
         return parser
     calls = ToolText(tools)
@@ -22,7 +30,10 @@ def output_parser(reasoning: str, tools: ToolUse | None) -> OutputParser | None:
 
 def kept_tokens(reasoning: str, tools: ToolUse | None) -> tuple[str, ...]:
     """The special tokens that the parser needs as text."""
-    return () if tools is None else FORMATS[tools.parser].kept
+    if reasoning == HARMONY and tools is None:
+        tools = _WITHOUT_TOOLS
+    kept = () if tools is None else FORMATS[tools.parser].kept
+    return (*kept, *reasoning_markers(reasoning))
 
 
 class _ReasoningAndCalls:

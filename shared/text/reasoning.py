@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .output import Deltas, OutputParser, TextDelta
 
@@ -19,15 +19,52 @@ class Markers:
 
 # By the names that vLLM's --reasoning-parser has for them.
 NO_PARSER = "none"
+HARMONY = "openai_gptoss"  # which the parser of calls splits too
+_THINK = Markers("<think>", "</think>", opened=False)
+_OPENED = Markers("<think>", "</think>", opened=True)
 PARSERS = {
-    "qwen3": Markers("<think>", "</think>", opened=False),
-    "deepseek_r1": Markers("<think>", "</think>", opened=True),
+    "deepseek_r1": _OPENED,
+    "deepseek_v3": _THINK,
+    "ernie45": _OPENED,
+    "gemma4": Markers("<|channel>thought\n", "<channel|>", opened=False),
+    "glm45": _THINK,
+    "granite": Markers("Here is my thought process:", "Here is my response:", opened=False),
+    "holo2": _THINK,
+    "hunyuan_a13b": _THINK,
+    "kimi_k2": _THINK,
+    "minimax_m2": _OPENED,
+    "mistral": Markers("[THINK]", "[/THINK]", opened=False),
+    "olmo3": _OPENED,
+    "qwen3": _THINK,
+    "seed_oss": Markers("<seed:think>", "</seed:think>", opened=False),
+    "step3": _OPENED,
 }
 
 
-def reasoning_parser(name: str) -> OutputParser | None:
-    """A new parser for one choice; ``None`` for ``NO_PARSER``."""
-    return None if name == NO_PARSER else ReasoningParser(PARSERS[name])
+def reasoning_parser(name: str, *, opened: bool | None = None) -> OutputParser | None:
+    """A new parser for one choice; ``None`` if all its text is content. ``opened`` says whether the
+    prompt ends inside the reasoning, if it is known."""
+    if name in (NO_PARSER, HARMONY):
+        return None
+    markers = PARSERS[name]
+    return ReasoningParser(markers if opened is None else replace(markers, opened=opened))
+
+
+def reasoning_markers(name: str) -> tuple[str, ...]:
+    """The delimiters of a parser's reasoning."""
+    markers = PARSERS.get(name)
+    return () if markers is None else (markers.start.strip(), markers.end)
+
+
+def opened_by(name: str, prompt: str) -> bool | None:
+    """Whether the end of a prompt opens the reasoning, or ends it; ``None`` if it does neither."""
+    markers = PARSERS.get(name)
+    if markers is None:
+        return None
+    end = prompt.rstrip()
+    if end.endswith(markers.start.rstrip()):
+        return True
+    return False if end.endswith(markers.end) else None
 
 
 class ReasoningParser:

@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .hermes import END as HERMES_END
-from .hermes import START as HERMES_START
-from .hermes import hermes
+from . import (
+    deepseek_calls,
+    glm45,
+    harmony,
+    hermes,
+    json_list,
+    kimi_k2,
+    mistral_calls,
+    pythonic,
+    qwen3_xml,
+)
+from .gemma import FUNCTION_GEMMA, GEMMA4, gemma
+from .json_list import calls_after
 from .reader import Reader, Steps
 from .tool_use import ToolUse
 
@@ -21,6 +31,36 @@ class ToolFormat:
     kept: tuple[str, ...] = ()
 
 
+_HERMES = ToolFormat(hermes.hermes, hermes.MARKERS)
+_QWEN_XML = ToolFormat(qwen3_xml.qwen3_xml, qwen3_xml.MARKERS)
+_GLM = ToolFormat(glm45.glm45, glm45.MARKERS)
+_LLAMA = ToolFormat(json_list.llama3_json, (json_list.PYTHON_TAG,))
+_PYTHONIC = ToolFormat(pythonic.pythonic, pythonic.MARKERS)
+_V31 = ToolFormat(deepseek_calls.deepseek_v31, deepseek_calls.MARKERS)
+
 FORMATS: dict[str, ToolFormat] = {
-    "hermes": ToolFormat(hermes, (HERMES_START, HERMES_END)),
+    "deepseek_v3": ToolFormat(deepseek_calls.deepseek_v3, deepseek_calls.MARKERS),
+    "deepseek_v31": _V31,
+    "functiongemma": ToolFormat(gemma(FUNCTION_GEMMA), FUNCTION_GEMMA.all),
+    "gemma4": ToolFormat(gemma(GEMMA4), GEMMA4.all),
+    "glm45": _GLM,
+    "glm47": _GLM,
+    "granite": ToolFormat(
+        calls_after(*json_list.GRANITE, end=json_list.GRANITE_END),
+        (*json_list.GRANITE, json_list.GRANITE_END),
+    ),
+    "granite4": _HERMES,
+    "granite-20b-fc": ToolFormat(calls_after(json_list.GRANITE_20B), (json_list.GRANITE_20B,)),
+    "hermes": _HERMES,
+    "json": ToolFormat(json_list.bare_json),
+    "kimi_k2": ToolFormat(kimi_k2.kimi_k2, kimi_k2.MARKERS),
+    "llama3_json": _LLAMA,
+    "llama4_json": _LLAMA,
+    "llama4_pythonic": _PYTHONIC,
+    "mistral": ToolFormat(mistral_calls.mistral, mistral_calls.MARKERS),
+    "openai": ToolFormat(harmony.harmony, harmony.MARKERS),
+    "phi4_mini_json": ToolFormat(calls_after(json_list.PHI4)),
+    "pythonic": _PYTHONIC,
+    "qwen3_coder": _QWEN_XML,
+    "qwen3_xml": _QWEN_XML,
 }

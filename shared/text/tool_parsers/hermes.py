@@ -7,6 +7,7 @@ from .reader import Reader, Steps
 from .tool_use import ToolUse
 
 START, END = "<tool_call>", "</tool_call>"
+MARKERS = (START, END)
 
 
 def hermes(reader: Reader, tools: ToolUse) -> Steps:

@@ -32,6 +32,8 @@ class Reader:
         self.held = ""
         self.ended = False
         self.calls = 0
+        self.thinking = False  # reading text of the reasoning
+        self.new_id = new_call_id
         self._parallel = parallel
         self._found: list[TextDelta] = []
         self._space = ""  # at the end of the content: dropped before a call
@@ -53,8 +55,15 @@ class Reader:
             self._found.append(TextDelta(shown))
 
     def reasoning(self, text: str) -> None:
+        self.recognised()
         if text:
             self._found.append(TextDelta(reasoning=text))
+
+    def recognised(self) -> None:
+        """Note that what was read of an attempt is what it seemed to be, and will not be
+        content."""
+        if self._read is not None:
+            self._read = []
 
     def begin_call(self, name: str, call_id: str = "") -> None:
         """Report a call; what was read of it will not be content."""
@@ -62,14 +71,12 @@ class Reader:
             raise NotACallError
         self.calls += 1
         self._space = ""
-        if self._read is not None:
-            self._read = []
-        self._add_call(call_id or new_call_id(), name, "")
+        self.recognised()
+        self._add_call(call_id or self.new_id(), name, "")
 
     def arguments(self, text: str) -> None:
         """Report a fragment of the last call's arguments."""
-        if self._read is not None:
-            self._read = []
+        self.recognised()
         if text:
             self._add_call("", "", text)
 
@@ -93,6 +100,12 @@ class Reader:
         if self._read is not None:
             self._read.append(text)
         return text
+
+    def give_back(self, text: str) -> None:
+        """Unread the ``text`` that was read last."""
+        self.held = text + self.held
+        if self._read:
+            self._read[-1] = self._read[-1].removesuffix(text)
 
     def need(self, length: int) -> Steps:
         """Wait until so many characters are held, or no more will come."""
@@ -122,6 +135,14 @@ class Reader:
         """Read white space, all of it."""
         while True:
             self.take(len(self.held) - len(self.held.lstrip()))
+            if self.held or self.ended:
+                return
+            yield
+
+    def skip_space_of_content(self) -> Steps:
+        """Read white space before what may be content or a call."""
+        while True:
+            self.content(self.take(len(self.held) - len(self.held.lstrip())))
             if self.held or self.ended:
                 return
             yield

@@ -11,11 +11,13 @@ from .tool_use import ToolUse
 class ToolText:
     """Runs the parser of one choice over its content. What follows the parser's end is content."""
 
-    reasoning = False
-
     def __init__(self, tools: ToolUse) -> None:
         self._reader = Reader(parallel=tools.parallel)
         self._steps = FORMATS[tools.parser].parse(self._reader, tools)
+
+    @property
+    def reasoning(self) -> bool:
+        return self._reader.thinking
 
     def push(self, text: str) -> Deltas:
         self._reader.held += text

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.shared.config import RouterConfig
+from tandem.shared.text.detection import AUTO
 from tandem.shared.text.output import OutputText, TextDelta
-from tandem.shared.text.reasoning import NO_PARSER, PARSERS, reasoning_parser
+from tandem.shared.text.reasoning import HARMONY, NO_PARSER, PARSERS, opened_by, reasoning_parser
 from tandem.tests.shared.text.test_stop import cut
 
 PIECES = st.lists(
@@ -57,7 +58,7 @@ def output_of(pieces: list[str], name: str, **options: object) -> tuple[OutputTe
     return output, TextDelta(content, "".join(delta.reasoning for delta in deltas))
 
 
-@pytest.mark.parametrize("name", PARSERS)
+@pytest.mark.parametrize("name", ["qwen3", "deepseek_r1"])
 @given(pieces=PIECES, places=st.lists(st.integers(0, 100), max_size=8))
 def test_reasoning_is_split_the_same_however_the_text_is_cut(
     name: str, pieces: list[str], places: list[int]
@@ -85,5 +86,17 @@ def test_a_stop_string_ends_the_reasoning_too() -> None:
 
 def test_the_router_s_option_lists_every_parser() -> None:
     option = RouterConfig.__dataclass_fields__["reasoning_parser"]
-    assert set(option.metadata["choices"]) == {NO_PARSER, *PARSERS}
+    assert set(option.metadata["choices"]) == {NO_PARSER, AUTO, HARMONY, *PARSERS}
     assert option.default == NO_PARSER
+
+
+def test_the_end_of_a_prompt_opens_or_closes_the_reasoning() -> None:
+    assert opened_by("qwen3", "<|im_start|>assistant\n<think>\n") is True
+    assert opened_by("qwen3", "<think>\n\n</think>\n\n") is False
+    assert opened_by("qwen3", "<think>x</think> y") is None is opened_by(NO_PARSER, "<think>")
+    opened, closed = (reasoning_parser("qwen3", opened=each) for each in (True, False))
+    assert opened and closed
+    assert opened.push("a</think>b") == (TextDelta("b", "a"),)
+    assert closed.push("a") == (TextDelta("a"),)
+    marked = reasoning_parser("mistral")
+    assert marked and marked.push("[THINK]a[/THINK]b") == (TextDelta("b", "a"),)

@@ -16,6 +16,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
             "days": {"type": "integer"},
             "metric": {"type": "boolean"},
             "place": {"type": "object"},
+            "note": {"type": ["string", "null"]},
         },
     },
     "now": {"type": "object", "properties": {}},
@@ -30,16 +31,24 @@ class Recorded:
     text: str
     calls: Calls
     content: str = ""
+    ids: tuple[str, ...] = ()
+    reasoning: str = ""
 
 
 PARIS: tuple[str, Any] = ("get_weather", {"city": 'Paris, "FR" {x}', "days": 2})
+PARIS_JSON = '{"city": "Paris, \\"FR\\" {x}", "days": 2}'
 NOW: tuple[str, Any] = ("now", {})
+OSLO: tuple[str, Any] = ("get_weather", {"city": "Oslo"})
+RICH: tuple[str, Any] = (
+    "get_weather",
+    {"city": "two\nlines\t<b>", "metric": True, "place": {"lat": 1.5, "tags": ["a", None]}},
+)
 
 OUTPUTS = (
     Recorded(
         "hermes",
-        'I look it up.\n\n<tool_call>\n{"name": "get_weather", "arguments": '
-        '{"city": "Paris, \\"FR\\" {x}", "days": 2}}\n</tool_call>\n'
+        "I look it up.\n\n<tool_call>\n"
+        f'{{"name": "get_weather", "arguments": {PARIS_JSON}}}\n</tool_call>\n'
         '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
         [PARIS, NOW],
         "I look it up.",
@@ -48,12 +57,158 @@ OUTPUTS = (
         "hermes",
         '<tool_call>{"arguments": "{\\"city\\": \\"Oslo\\"}", "id": 7, "name": "get_weather"}'
         "</tool_call> Done.\n",
-        [("get_weather", {"city": "Oslo"})],
+        [OSLO],
         " Done.",
     ),
     Recorded("hermes", '<tool_call>{"name": "now"}</tool_call>', [NOW]),
     # Without the last brace.
     Recorded("hermes", '<tool_call>{"name": "now", "arguments": {}\n</tool_call>', [NOW]),
+    Recorded("granite4", '<tool_call>\n{"name": "now", "arguments": null}\n</tool_call>\n', [NOW]),
+    Recorded(
+        "qwen3_xml",
+        "Sure.\n<tool_call>\n<function=get_weather>\n<parameter=city>\ntwo\nlines\t<b>\n"
+        "</parameter>\n<parameter=metric>\nTrue\n</parameter>\n<parameter=place>\n"
+        '{"lat": 1.5, "tags": ["a", null]}\n</parameter>\n</function>\n</tool_call>\n'
+        "<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        [RICH, NOW],
+        "Sure.",
+    ),
+    Recorded(
+        "qwen3_coder",
+        "<function=get_weather><parameter=city>Oslo</parameter><parameter=note>\nnull\n"
+        "</parameter><parameter=extra>7</parameter></function>",
+        [("get_weather", {"city": "Oslo", "note": None, "extra": "7"})],
+    ),
+    Recorded(
+        "glm45",
+        "I look.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>two\nlines\t<b>"
+        "</arg_value>\n<arg_key>metric</arg_key>\n<arg_value>true</arg_value>\n"
+        "<arg_key>place</arg_key>\n<arg_value>{'lat': 1.5, 'tags': ['a', None]}</arg_value>\n"
+        "</tool_call>\n<tool_call>now\n</tool_call>",
+        [RICH, NOW],
+        "I look.",
+    ),
+    Recorded(
+        "glm47",
+        "<tool_call>now</tool_call><tool_call>get_weather<arg_key>city</arg_key>"
+        "<arg_value>Oslo</arg_value><arg_key>extra</arg_key><arg_value>7</arg_value></tool_call>",
+        [NOW, ("get_weather", {"city": "Oslo", "extra": 7})],
+    ),
+    Recorded(
+        "llama3_json",
+        f'<|python_tag|>{{"name": "get_weather", "parameters": {PARIS_JSON}}}; '
+        '{"type": "function", "name": "now", "parameters": {}}',
+        [PARIS, NOW],
+    ),
+    Recorded("llama4_json", '\n{"name": "now", "parameters": {}}', [NOW]),
+    Recorded(
+        "pythonic",
+        "[get_weather(city='Paris, \"FR\" {x}', days=2), now()]",
+        [PARIS, NOW],
+    ),
+    Recorded(
+        "llama4_pythonic",
+        '<|python_start|>[get_weather(city="two\\nlines\\t<b>", metric=true, '
+        "place={'lat': 1.5, 'tags': ['a', None]})]<|python_end|>",
+        [RICH],
+    ),
+    Recorded(
+        "pythonic",
+        "[get_weather(days=-2, city=('a', \"b)\"), )]",
+        [("get_weather", {"days": -2, "city": ["a", "b)"]})],
+    ),
+    Recorded(
+        "mistral",
+        f'I look.[TOOL_CALLS][{{"name": "get_weather", "arguments": {PARIS_JSON}}}, '
+        '{"name": "now", "arguments": {}}]',
+        [PARIS, NOW],
+        "I look.",
+    ),
+    Recorded("mistral", f"[TOOL_CALLS]get_weather{PARIS_JSON}[TOOL_CALLS]now{{}}", [PARIS, NOW]),
+    Recorded(
+        "mistral",
+        f"[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{PARIS_JSON}[TOOL_CALLS]now[ARGS]{{}}",
+        [PARIS, NOW],
+        ids=("abcdefghi",),
+    ),
+    Recorded(
+        "deepseek_v3",
+        "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n"
+        f"```json\n{PARIS_JSON}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function"
+        "<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        [PARIS, NOW],
+        "I look.",
+    ),
+    Recorded(
+        "deepseek_v31",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
+        f"{PARIS_JSON}<｜tool▁call▁end｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{{}}"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        [PARIS, NOW],
+    ),
+    Recorded(
+        "phi4_mini_json",
+        f'functools[{{"name": "get_weather", "arguments": {PARIS_JSON}}}, {{"name": "now"}}]',
+        [PARIS, NOW],
+    ),
+    Recorded(
+        "functiongemma",
+        "<start_function_call>call:get_weather{city:<escape>two\nlines\t<b><escape>,metric:true,"
+        "place:{lat:1.5,tags:[<escape>a<escape>,null]}}<end_function_call>"
+        "<start_function_call>call:now{}<end_function_call>",
+        [RICH, NOW],
+    ),
+    Recorded(
+        "gemma4",
+        '<|tool_call>call:get_weather{city:<|"|>Paris, "FR" {x}<|"|>,days:2}<tool_call|>Done',
+        [PARIS],
+        "Done",
+    ),
+    Recorded(
+        "granite",
+        f'<|tool_call|>[{{"name": "get_weather", "arguments": {PARIS_JSON}}}, '
+        '{"name": "now", "arguments": {}}]',
+        [PARIS, NOW],
+    ),
+    Recorded("granite", '<tool_call>[{"name": "now", "arguments": {}}]</tool_call>', [NOW]),
+    Recorded(
+        "granite-20b-fc",
+        f'<function_call> {{"name": "get_weather", "arguments": {PARIS_JSON}}} '
+        '<function_call> {"name": "now", "arguments": {}}',
+        [PARIS, NOW],
+    ),
+    Recorded(
+        "kimi_k2",
+        "I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:3"
+        f"<|tool_call_argument_begin|>{PARIS_JSON}<|tool_call_end|><|tool_call_begin|>"
+        "functions.now:4<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+        [PARIS, NOW],
+        "I look.",
+        ids=("functions.get_weather:3", "functions.now:4"),
+    ),
+    Recorded(
+        "openai",
+        "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant<|channel|>commentary"
+        "<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather "
+        f"<|constrain|>json<|message|>{PARIS_JSON}<|call|>",
+        [PARIS],
+        "I look.",
+        reasoning="Let me see.",
+    ),
+    Recorded("openai", "<|channel|>final<|message|>Done.<|return|>", [], "Done."),
+    Recorded(
+        "openai",
+        "<|start|>assistant to=functions.now<|channel|>commentary json<|message|>{}<|call|>",
+        [NOW],
+    ),
+    Recorded(
+        "json",
+        f'```json\n[{{"name": "get_weather", "parameters": {PARIS_JSON}}},\n {{"name": "now"}}]\n'
+        "```\nDone",
+        [PARIS, NOW],
+        "\nDone",
+    ),
+    Recorded("json", '{"name": "now", "arguments": {}}', [NOW]),
 )
 
 # Texts that promise a call and contain none: all of it stays content.
@@ -63,4 +218,37 @@ MALFORMED = (
     ("hermes", '<tool_call>{"arguments": {"a": 1}}</tool_call> x'),
     ("hermes", '<tool_call>{"name": "now'),
     ("hermes", "1 < 2 <tool"),
+    ("qwen3_xml", "<tool_call>\nhello</tool_call>"),
+    ("qwen3_xml", "<function=" + "x" * 300 + ">"),
+    ("glm45", '<tool_call>{"name": "now"}\n</tool_call>'),
+    ("glm45", "<tool_call>now"),
+    ("llama3_json", '{"name": "unknown", "parameters": {}}'),
+    ("llama3_json", '  {"a": [1, 2]} and more'),
+    ("llama3_json", "<|python_tag|>print(1)"),
+    ("pythonic", "[1, 2, 3] is a list"),
+    ("pythonic", "[link](https://example.org/?a=b)"),
+    ("pythonic", "[get_weather"),
+    ("mistral", "[TOOL_CALLS]"),
+    ("mistral", "[TOOL_CALLS] no call at all"),
+    ("mistral", '[TOOL_CALLS][{"nam": "now"}]'),
+    ("deepseek_v3", "<｜tool▁calls▁begin｜>nothing<｜tool▁calls▁end｜>"),
+    ("deepseek_v31", "<｜tool▁call▁begin｜><｜tool▁sep｜>{}"),
+    ("phi4_mini_json", "import functools\nfunctools.cache"),
+    ("functiongemma", "<start_function_call>now{}<end_function_call>"),
+    ("gemma4", "<|tool_call>call:now"),
+    ("granite", "<|tool_call|>[]"),
+    ("kimi_k2", "<|tool_call_begin|>functions.now:0"),
+    ("json", '```json\n{"a": 1}\n```'),
+    ("json", "Hello {you}"),
+    ("openai", "Hello <|message|>"),
+    ("openai", "<|channel|>final"),
+    ("json", '[{"name": "unknown", "arguments": {}}]'),
+)
+
+# Calls whose arguments are broken: what came before is a call, what follows is content.
+BROKEN = (
+    ("hermes", '<tool_call>{"name": "now", x}</tool_call>', [("now", "")], ", x}</tool_call>"),
+    ("pythonic", "[now(1)] x", [("now", "")], "1)] x"),
+    ("gemma4", "<|tool_call>call:now{a b} x", [("now", "{")], "a b} x"),
+    ("qwen3_xml", "<function=now>text</function>", [("now", "{}")], "text</function>"),
 )

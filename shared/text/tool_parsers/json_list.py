@@ -1,0 +1,82 @@
+"""Arrays of calls, and single ones, as JSON: Phi-4-mini, Granite 3, Llama 3, and models that write
+nothing but JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from .json_call import json_call
+from .reader import Reader, Steps
+from .tool_use import ToolUse
+
+PYTHON_TAG = "<|python_tag|>"
+FENCE = "```"
+PHI4 = "functools"
+GRANITE = ("<|tool_call|>", "<tool_call>")
+GRANITE_END = "</tool_call>"
+GRANITE_20B = "<function_call>"
+
+
+def calls_after(*markers: str, end: str = "") -> Callable[[Reader, ToolUse], Steps]:
+    """A parser of calls that follow one of ``markers``, which text may precede."""
+
+    def parse(reader: Reader, tools: ToolUse) -> Steps:
+        while marker := (yield from reader.until(*markers, to=reader.content)):
+            yield from reader.attempt(_after_marker(reader, end), after=marker)
+
+    return parse
+
+
+def llama3_json(reader: Reader, tools: ToolUse) -> Steps:
+    """An answer that consists of calls, which semicolons separate; others are text."""
+    yield from reader.skip_space_of_content()
+    while (yield from reader.attempt(_tagged(reader, tools))):
+        yield from reader.skip_space()
+        if not (yield from reader.accept(";")):
+            return
+        yield from reader.skip_space()
+
+
+def bare_json(reader: Reader, tools: ToolUse) -> Steps:
+    """As of Llama 3, perhaps in a fence of Markdown."""
+    yield from reader.skip_space_of_content()
+    yield from reader.attempt(_fenced(reader, tools))
+    if reader.calls:
+        yield from reader.skip_space()
+        yield from reader.accept(FENCE)
+
+
+def json_calls(reader: Reader, known: Collection[str] | None = None) -> Steps:
+    """One call, or an array of calls. Raises ``NotACallError`` for anything else."""
+    if not (yield from reader.accept("[")):
+        yield from json_call(reader, known)
+        return
+    yield from reader.skip_space()
+    yield from json_call(reader, known)
+    yield from reader.skip_space()
+    while (yield from reader.accept(",")):
+        yield from reader.skip_space()
+        yield from json_call(reader, known)
+        yield from reader.skip_space()
+    yield from reader.accept("]")
+
+
+def _after_marker(reader: Reader, end: str) -> Steps:
+    yield from reader.skip_space()
+    yield from json_calls(reader)
+    yield from reader.skip_space()
+    if end:
+        yield from reader.accept(end)
+
+
+def _tagged(reader: Reader, tools: ToolUse) -> Steps:
+    if (yield from reader.accept(PYTHON_TAG)):
+        yield from reader.skip_space()
+    yield from json_calls(reader, tools.schemas)
+
+
+def _fenced(reader: Reader, tools: ToolUse) -> Steps:
+    if (yield from reader.accept(FENCE)):
+        yield from reader.accept("json")
+        yield from reader.skip_space()
+    yield from json_calls(reader, tools.schemas)
