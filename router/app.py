@@ -32,12 +32,15 @@ from .http.exchange import ClientGoneError, HttpExchange
 from .metrics import Metrics
 from .openai.error_body import OpenAIErrors
 from .options import RouterOptions
+from .responses.response_store import ResponseStore
+from .responses.response_surface import ResponseErrors
 from .routes import (
     anthropic,
     openai,
     openai_batches,
     openai_embeddings,
     openai_files,
+    openai_responses,
     operations,
     operator_commands,
     sagemaker,
@@ -67,6 +70,7 @@ OPENAI_ERRORS = OpenAIErrors()
 APIS = (
     Api(openai.router, OPENAI_ERRORS, openai.MODELS),
     Api(openai_embeddings.router, OPENAI_ERRORS, openai_embeddings.MODELS),
+    Api(openai_responses.router, ResponseErrors(), openai_responses.MODELS),
     Api(openai_files.router, OPENAI_ERRORS),
     Api(openai_batches.router, OPENAI_ERRORS, openai_batches.MODELS),
     Api(anthropic.router, AnthropicErrors(), anthropic.MODELS, id_header=b"request-id"),
@@ -121,6 +125,7 @@ class App:
             metrics=metrics,
             handler=self.handler,
             usage=self._usage,
+            responses=ResponseStore(options.max_stored_responses, options.response_lifetime),
             batches=self._batches(),
         )
         self._door = with_cross_origin(self._serve, options)

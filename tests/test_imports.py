@@ -105,6 +105,16 @@ ROUTER = {
     "openai": ("errors", "generation", "http", "options", "requests", "result", "served_model"),
     "placement": (),
     "requests": ("errors", "options", "served_model"),
+    "responses": (
+        "errors",
+        "generation",
+        "http",
+        "openai",
+        "options",
+        "requests",
+        "result",
+        "served_model",
+    ),
     # The routes are above everything but the application.
     "routes": (
         "access",
@@ -120,6 +130,7 @@ ROUTER = {
         "openai",
         "options",
         "requests",
+        "responses",
         "served_model",
         "surface",
         "tokenization",

@@ -18,6 +18,7 @@ from ..handler import GenerateHandler
 from ..http.exchange import HttpExchange
 from ..metrics import Metrics
 from ..options import RouterOptions
+from ..responses.response_store import ResponseStore
 
 
 @dataclass(kw_only=True)
@@ -32,6 +33,7 @@ class Services:
     metrics: Metrics
     handler: GenerateHandler
     usage: KeyUsage
+    responses: ResponseStore
     batches: Batches | None = None
     draining: bool = False
     shut_down: Callable[[], None] = lambda: None

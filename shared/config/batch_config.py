@@ -1,4 +1,4 @@
-"""Options of a router about files and batches."""
+"""Options of a router about what it keeps: responses, files and batches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,21 @@ from .fields import option
 
 @dataclass(frozen=True, kw_only=True)
 class BatchConfig:
-    """Options about /v1/files and /v1/batches, which are off without a folder."""
+    """Options about stored responses, and about files and batches, which are off without a
+    folder."""
+
+    max_stored_responses: int = option(
+        4096,
+        "--max-stored-responses",
+        "Responses of /v1/responses that are kept in memory; the oldest make room.",
+        minimum=1,
+    )
+    response_lifetime: float = option(
+        24 * 3600.0,
+        "--response-lifetime",
+        "Seconds that a response of /v1/responses can be read again or continued.",
+        minimum=1.0,
+    )
 
     batch_dir: str | None = option(
         None,

@@ -111,6 +111,7 @@ POSTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/completions", {**TEXT, "echo": True, "logprobs": 1, "prompt_logprobs": 1, "n": 2}),
     ("/v1/messages", MESSAGE),
     ("/v1/messages", {**MESSAGE, "max_tokens": 1, "system": "one"}),
+    ("/v1/responses", {"input": "hi"}),
     ("/v1/embeddings", {"input": "hi"}),
     ("/v1/embeddings", {"input": [[1, 2], [3]], "encoding_format": "base64"}),
     ("/invocations", CHAT),

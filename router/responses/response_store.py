@@ -1,0 +1,83 @@
+"""Responses that clients may read again, or continue."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ApiError
+
+# Of all stored texts, in characters.
+MAX_CHARACTERS = 128 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredResponse:
+    """A response that has ended. ``conversation`` has the messages that a following response
+    continues, ``items`` those of this response's own input."""
+
+    owner: str
+    body: dict[str, Any]
+    items: list[dict[str, Any]]
+    conversation: list[dict[str, Any]]
+    characters: int
+    expires: float
+
+
+class ResponseStore:
+    """The last responses, for at most ``lifetime`` seconds. Those of one key do not exist for
+    others."""
+
+    def __init__(
+        self, most: int, lifetime: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._most = most
+        self._lifetime = lifetime
+        self._clock = clock
+        self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._characters = 0
+
+    def add(
+        self,
+        owner: str,
+        body: dict[str, Any],
+        items: list[dict[str, Any]],
+        conversation: list[dict[str, Any]],
+        characters: int,
+    ) -> None:
+        """Store a response; the oldest make room."""
+        self._stored[body["id"]] = StoredResponse(
+            owner=owner,
+            body=body,
+            items=items,
+            conversation=conversation,
+            characters=characters,
+            expires=self._clock() + self._lifetime,
+        )
+        self._characters += characters
+        while self._stored and self._is_oldest_in_the_way():
+            self._remove(next(iter(self._stored)))
+
+    def get(self, response_id: str, owner: str, param: str | None = None) -> StoredResponse:
+        """Raises ``ApiError`` 404."""
+        found = self._stored.get(response_id)
+        if found is None or found.owner != owner or found.expires <= self._clock():
+            message = f"Response with id '{response_id[:64]}' not found."
+            raise ApiError(404, message, param=param, code="response_not_found")
+        return found
+
+    def delete(self, response_id: str, owner: str) -> None:
+        """Raises ``ApiError`` 404."""
+        self.get(response_id, owner)
+        self._remove(response_id)
+
+    def _is_oldest_in_the_way(self) -> bool:
+        oldest = next(iter(self._stored.values()))
+        full = len(self._stored) > self._most or self._characters > MAX_CHARACTERS
+        return full or oldest.expires <= self._clock()
+
+    def _remove(self, response_id: str) -> None:
+        self._characters -= self._stored.pop(response_id).characters

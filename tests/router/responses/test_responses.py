@@ -1,0 +1,120 @@
+"""POST /v1/responses and what is kept of it, with OpenAI's client."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tandem.router.errors import ApiError
+from tandem.router.responses.response_store import ResponseStore
+from tandem.tests.router.support import Cluster, cluster
+
+
+@asynccontextmanager
+async def served(tmp_path: Path, **options: Any) -> AsyncIterator[tuple[Cluster, Any]]:
+    async with cluster(tmp_path, **options) as c:
+        key = options.get("api_key", "x").split(",")[0]
+        async with openai.AsyncOpenAI(base_url=c.url + "/v1", api_key=key, max_retries=0) as client:
+            yield c, client
+
+
+def prompt(c: Cluster) -> str:
+    tokenizer = c.router.registry.model().tokenizer
+    return tokenizer.decode(c.node.requests[-1].prompt, skip_special_tokens=False)
+
+
+async def test_a_response_is_stored_continued_and_deleted(tmp_path: Path) -> None:
+    async with served(tmp_path) as (c, client):
+        first = await client.responses.create(
+            model="tiny", input="one two", instructions="three", metadata={"a": "b"}
+        )
+        assert (first.output_text, first.status) == ("hello world", "completed")
+        assert first.usage.total_tokens == first.usage.input_tokens + first.usage.output_tokens
+        assert prompt(c).startswith("<|start|>system\nthree")
+        second = await client.responses.create(
+            model="tiny",
+            previous_response_id=first.id,
+            input=[{"role": "user", "content": [{"type": "input_text", "text": "stop"}]}],
+        )
+        shown = prompt(c)
+        assert "three" not in shown  # instructions are of one response
+        assert shown.index("one two") < shown.index("hello world") < shown.index("stop")
+        assert await client.responses.retrieve(first.id) == first
+        items = await client.responses.input_items.list(second.id)
+        assert [item.content[0].text for item in items.data] == ["stop"]
+        with pytest.raises(openai.BadRequestError, match="synchronous"):
+            await client.responses.cancel(first.id)
+        await client.responses.delete(first.id)
+        for work in (
+            client.responses.retrieve(first.id),
+            client.responses.create(input="x", previous_response_id=first.id),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                await work
+        unstored = await client.responses.create(input="hi", store=False)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(unstored.id)
+
+
+EVENTS = (
+    "response.created", "response.in_progress", "response.output_item.added",
+    "response.content_part.added", "response.output_text.delta", "response.output_text.done",
+    "response.content_part.done", "response.output_item.done",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("most", [100, 2])
+async def test_events_come_in_order_with_their_numbers(tmp_path: Path, most: int) -> None:
+    async with served(tmp_path) as (_, client):
+        stream = await client.responses.create(input="hi", stream=True, max_output_tokens=most)
+        events = [event async for event in stream]
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        status = "completed" if most == 100 else "incomplete"
+        kinds = list(dict.fromkeys(event.type for event in events))
+        assert kinds == [*EVENTS, f"response.{status}"]
+        last = events[-1].response
+        deltas = [event.delta for event in events if event.type.endswith("text.delta")]
+        assert "".join(deltas) == last.output_text and last.status == status
+        assert await client.responses.retrieve(last.id) == last
+        async with client.responses.stream(model="tiny", input="hi") as helped:
+            final = await helped.get_final_response()
+        assert final.output_text == "hello world"
+
+
+async def test_others_and_unsupported_fields_are_rejected(tmp_path: Path) -> None:
+    async with served(tmp_path, api_key="one,two") as (c, client):
+        made = await client.responses.create(input="hi")
+        async with openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="two") as other:
+            with pytest.raises(openai.NotFoundError):
+                await other.responses.retrieve(made.id)
+        wrong: tuple[dict[str, Any], ...] = (
+            {"background": True},
+            {"tools": [{"type": "web_search"}]},
+            {"input": []},
+            {"input": [{"type": "item_reference", "id": "x"}]},
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            {"temperature": 9},
+            {"max_output_tokens": 0},
+        )
+        for fields in wrong:
+            with pytest.raises(openai.BadRequestError):
+                await client.responses.create(**({"input": "hi"} | fields))
+
+
+def test_the_store_is_bounded_and_forgets() -> None:
+    now = [0.0]
+    store = ResponseStore(2, 10.0, lambda: now[0])
+    for name in "abc":
+        store.add("", {"id": name}, [], [], 1)
+    store.get("c", "")
+    for name, owner in (("a", ""), ("c", "other")):
+        with pytest.raises(ApiError):
+            store.get(name, owner)
+    now[0] = 11.0
+    with pytest.raises(ApiError):
+        store.get("c", "")
