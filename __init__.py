@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .shared.engine.api.engine import Engine
     from .shared.engine.api.types import Completion, Delta, Embedding, Message
     from .shared.engine.sampling_params import SamplingParams
+    from .shared.engine.structured.params import StructuredOutputs
 
 __version__ = "0.1.0"
 
@@ -31,6 +32,7 @@ _HOMES = {
     "EngineConfig": "shared.config",
     "Message": "shared.engine.api.types",
     "SamplingParams": "shared.engine.sampling_params",
+    "StructuredOutputs": "shared.engine.structured.params",
 }
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "EngineConfig",
     "Message",
     "SamplingParams",
+    "StructuredOutputs",
 ]
 
 

@@ -9,11 +9,12 @@ from ..shared.engine.request import build_sequences
 from ..shared.engine.sampling_params import SamplingParams, check_params
 from ..shared.engine.sequence import Sequence
 from ..shared.engine.start import NodeEngine
+from ..shared.engine.structured.params import StructuredOutputs
 from ..shared.errors import RequestError
 from .embedding import make_embedding
 
 
-def admitted_sequences(request: pb.GenerateRequest, engine: NodeEngine) -> list[Sequence]:
+async def admitted_sequences(request: pb.GenerateRequest, engine: NodeEngine) -> list[Sequence]:
     """The n choices of a request that can run here. Raises ``RequestError``, ``OverloadedError`` or
     ``UnavailableError``."""
     if not request.deadline_seconds >= 0:  # also rejects NaN
@@ -22,6 +23,8 @@ def admitted_sequences(request: pb.GenerateRequest, engine: NodeEngine) -> list[
         )
     params = sampling_params(request.sampling)
     prompt = list(request.prompt)
+    engine.core.admit(len(prompt), params.max_tokens)  # before the work that a grammar is
+    wanted = params.structured_outputs
     sequences = build_sequences(
         engine.core,
         prompt,
@@ -29,6 +32,8 @@ def admitted_sequences(request: pb.GenerateRequest, engine: NodeEngine) -> list[
         priority=request.priority,
         salt=request.cache_salt,
         vocab_size=engine.spec.vocab_size,
+        grammar=None if wanted is None else await engine.grammars.compile(wanted),
+        eos_token_ids=engine.spec.eos_token_ids,
     )
     engine.core.admit(len(prompt), params.max_tokens)
     if request.HasField("embed"):
@@ -62,6 +67,26 @@ def sampling_params(sampling: pb.Sampling) -> SamplingParams:
         n=sampling.n or 1,
         logprobs=given("logprobs"),
         prompt_logprobs=given("prompt_logprobs"),
+        structured_outputs=_structured_outputs(sampling),
     )
     check_params(params)
     return params
+
+
+def _structured_outputs(sampling: pb.Sampling) -> StructuredOutputs | None:
+    """The constraint on the outputs; one of a kind that a newer router knows is no constraint, and
+    ``check_params`` rejects it."""
+    if not sampling.HasField("structured_outputs"):
+        return None
+    wanted = sampling.structured_outputs
+    kind = wanted.WhichOneof("constraint")
+    value = {} if kind is None else {kind: getattr(wanted, kind)}
+    if kind == "choice":
+        value = {kind: tuple(wanted.choice.texts)}
+    return StructuredOutputs(
+        **value,
+        whitespace=not wanted.compact,
+        reasoning_start=wanted.reasoning_start,
+        reasoning_end=wanted.reasoning_end,
+        param=wanted.param or "structured_outputs",
+    )

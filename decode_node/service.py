@@ -139,7 +139,7 @@ class DecodeService(DecodeServicer):
         try:
             if self.draining:
                 raise UnavailableError(NODE_DRAINING)
-            return admitted_sequences(request, self._engine)
+            return await admitted_sequences(request, self._engine)
         except RequestError as error:
             body = {"message": str(error), "param": error.param, "code": error.code}
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, json.dumps(body))

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Set
 from google.protobuf.message import Message
 
 ALLOWED_TOKEN_IDS = "allowed_token_ids"
+STRUCTURED_OUTPUTS = "structured_outputs"
 # Of a layer with a window, only the KV in the window is sent.
 WINDOWS = "windows"
 # The ports of an open data plane require the epoch as a password.
@@ -23,7 +24,15 @@ BAD_WORDS = "bad_words"
 LOGPROB_TOKEN_IDS = "logprob_token_ids"
 
 CAPABILITIES = frozenset(
-    {ALLOWED_TOKEN_IDS, WINDOWS, GUARDED, EMBEDDINGS, BAD_WORDS, LOGPROB_TOKEN_IDS}
+    {
+        ALLOWED_TOKEN_IDS,
+        STRUCTURED_OUTPUTS,
+        WINDOWS,
+        GUARDED,
+        EMBEDDINGS,
+        BAD_WORDS,
+        LOGPROB_TOKEN_IDS,
+    }
 )
 # In introductions, which had capabilities before joins did; a new one needs the next bit only if a
 # field of ``OpenRequest`` needs it.
@@ -53,8 +62,14 @@ FIELDS: dict[str, dict[str, str]] = {
         "allowed_token_ids": ALLOWED_TOKEN_IDS,
         "bad_words": BAD_WORDS,
         "logprob_token_ids": LOGPROB_TOKEN_IDS,
+        "structured_outputs": STRUCTURED_OUTPUTS,
     },
     "TokenIds": _base("ids"),
+    "StructuredOutputs": _base(
+        "json regex choice grammar json_object structural_tag compact reasoning_start "
+        "reasoning_end param"
+    ),
+    "ChoiceList": _base("texts"),
     "PrefillCandidate": _base(
         "node_id epoch address queued_prefill_tokens prefill_tokens_per_second"
     ),

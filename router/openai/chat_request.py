@@ -32,6 +32,7 @@ from .request_fields import (
     read_shared,
     read_text_options,
 )
+from .structured_outputs import follow_reasoning
 from .tools import ToolChoice, Tools, read_tools
 
 MAX_DOCUMENTS = 1024
@@ -108,9 +109,8 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
         tokens = truncation.cut(tokens)
     role = "assistant" if adds_prompt else messages[-1]["role"]
     opening = messages[-1]["content"] if chat.echo and role == messages[-1]["role"] else ""
-    granted = check_context(
-        [len(tokens)], wanted, model, param="messages", default=model.max_model_len
-    )
+    longest = model.max_model_len
+    granted = check_context([len(tokens)], wanted, model, param="messages", default=longest)
     size = ResponseSize(
         prompts=[len(tokens)],
         n=shared["sampling"].n,
@@ -125,11 +125,13 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
         granted = size.fit(granted, options)
     size.check(granted, options)
     check_min_tokens(text.min_tokens, granted)
+    text = replace(text, reasoning_opened=prompt_opens_reasoning(text, tokens, model))
+    follow_reasoning(shared["sampling"], text.reasoning_parser, text.reasoning_opened)
     return GenerationRequest(
         request_id=f"chatcmpl-{uuid.uuid4().hex}",
         prompts=[EncodedPrompt(new_tokens(tokens))],
         max_tokens=granted,
-        text=replace(text, reasoning_opened=prompt_opens_reasoning(text, tokens, model)),
+        text=text,
         logprobs=logprobs,
         ignored=ignored,
         role=role,

@@ -18,6 +18,7 @@ from ..requests.body_errors import check_integer, to_request_error, too_long, wr
 from ..requests.body_model import BOUNDED, WHOLE, BodyModel, DocumentedAs
 from ..served_model import ServedModel
 from .bad_words import bad_word_ids
+from .structured_outputs import ConstrainedBody, read_constraint
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
@@ -36,18 +37,14 @@ COMMON_UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
+    "guided_whitespace_pattern": (),
+    "guided_decoding_backend": ("auto", "guidance", "llguidance"),
     "kv_transfer_params": (),
     "vllm_xargs": ({},),
     "thinking_token_budget": (-1,),
     "repetition_detection": (),
     "ec_transfer_params": (),
     "watermarking": (False,),
-    "response_format": ({"type": "text"},),
 }
 
 
@@ -85,7 +82,7 @@ class StreamOptions(BodyModel):
     include_obfuscation: Any = None
 
 
-class GenerationBody(BodyModel):
+class GenerationBody(ConstrainedBody):
     """The parameters of both surfaces. A sampling parameter without a default has the one of the
     model's generation_config.json."""
 
@@ -169,7 +166,7 @@ def read_shared(
         raise invalid(message, "spaces_between_special_tokens", "unsupported_value")
     return SharedFields(
         model=model,
-        sampling=_sampling(body, model, options),
+        sampling=_sampling(body, ignored, model, options),
         stream=body.stream,
         include_usage=stream.include_usage,
         continuous_usage=stream.include_usage and stream.continuous_usage_stats,
@@ -182,7 +179,9 @@ def read_shared(
     )
 
 
-def _sampling(body: GenerationBody, model: ServedModel, options: RouterOptions) -> pb.Sampling:
+def _sampling(
+    body: GenerationBody, ignored: set[str], model: ServedModel, options: RouterOptions
+) -> pb.Sampling:
     """The sampling parameters, without ``max_tokens`` and logprobs."""
     check_integer("n", body.n, 1, options.max_n)
     _check_token_ids("allowed_token_ids", body.allowed_token_ids, model.vocab_size)
@@ -204,6 +203,7 @@ def _sampling(body: GenerationBody, model: ServedModel, options: RouterOptions) 
         logprob_token_ids=body.logprob_token_ids,
         stop_token_ids=body.stop_token_ids,
         n=body.best_of or body.n,
+        structured_outputs=read_constraint(body, ignored),
     )
 
 

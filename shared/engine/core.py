@@ -25,6 +25,7 @@ from .plan import OUT_OF_MEMORY, StepPlan, StepResult
 from .scheduling.prefill_pacer import PrefillPacer
 from .scheduling.scheduler import Scheduler
 from .sequence import FinishReason, Phase, Sequence, StepOutput
+from .structured.step_masks import StepMasks
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,7 @@ class EngineCore:
         self._last_ended = 0.0  # when the last step ended
         self._pacer = pacer or PrefillPacer()
         self._executor = executor
+        self._masks = StepMasks(executor.send_masks)
         self._on_lost = on_lost
         self._listeners: dict[Sequence, Listener] = {}
         self._streams: dict[Sequence, _Stream] = {}
@@ -323,6 +325,7 @@ class EngineCore:
             self._note_started()
             self._submitted.append(_SubmittedStep(plan, limit, time.perf_counter()))
             self._executor.submit(plan, self._open_streams(plan))
+            self._begin_masks()
 
     async def _end_step(self) -> None:
         """Hand out the result of the oldest step. Raises ``ExecutorLostError``."""
@@ -334,6 +337,12 @@ class EngineCore:
         self._account(self._submitted.popleft(), result)
         for output in self._scheduler.apply(result):
             self._hand_out(output)
+        self._begin_masks()
+
+    def _begin_masks(self) -> None:
+        """Compute the masks of the oldest step, since no other one is to draw tokens before it."""
+        if self._submitted:
+            self._masks.begin(self._submitted[0].plan, self._scheduler.computing)
 
     def _schedule(self, prompt_limit: int | None) -> StepPlan | None:
         self._grant_reservations()

@@ -43,7 +43,7 @@ from .messages import (
     StepDone,
     ToRank,
 )
-from .plan import StepFailure, StepPlan, StepResult
+from .plan import StepFailure, StepPlan, StepResult, TokenMasks
 from .watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -91,6 +91,10 @@ class Executor(Protocol):
 
         ``streams`` are the transfers that take the KV of a sequence as it is computed.
         """
+        ...
+
+    def send_masks(self, masks: TokenMasks) -> None:
+        """Give the masks of a submitted step to the rank that draws its tokens."""
         ...
 
     async def result(self) -> StepResult:
@@ -187,6 +191,10 @@ class MultiprocessExecutor:
         for rank in self._ranks:
             rank.watchdog.begin()
             rank.writer.write(message)
+
+    def send_masks(self, masks: TokenMasks) -> None:
+        """See ``Executor.send_masks``."""
+        self._send(self._ranks[0], masks)
 
     async def result(self) -> StepResult:
         """See ``Executor.result``."""

@@ -15,7 +15,7 @@ from ..handoff.plane.messages import Command, Event
 from ..handoff.wire.codec import Codec
 from ..kv.planning import RankDevice, RankMemory
 from ..telemetry.logs import LogSettings
-from .plan import StepFailure, StepPlan, StepResult
+from .plan import StepFailure, StepPlan, StepResult, TokenMasks
 
 MAX_MESSAGE_BYTES = 256 << 20
 
@@ -170,7 +170,7 @@ class Failed:
     reason: str
 
 
-ToRank = OpenDevice | LoadModel | AllocateCache | ExecuteStep | Command | Ping
+ToRank = OpenDevice | LoadModel | AllocateCache | ExecuteStep | TokenMasks | Command | Ping
 Reply = DeviceOpened | ModelLoaded | CacheAllocated | StepDone | Failed
 FromRank = Reply | Event | Pong
 RankMessage = ToRank | FromRank
@@ -182,6 +182,7 @@ CODEC: Codec[RankMessage] = Codec(
         LoadModel,
         AllocateCache,
         ExecuteStep,
+        TokenMasks,
         *get_args(Command),
         Ping,
         DeviceOpened,

@@ -76,6 +76,7 @@ class SequenceStep:
     ``start + len(tokens)`` token slots. ``sample``: draw from the last position's logits.
     ``placeholder``: the only token is the one that the step before draws for this sequence; ranks
     put it in the place of ``PLACEHOLDER``.
+    ``masked``: draw once the ``TokenMasks`` of the step are there.
     ``prompt_logprobs``: return logprobs of the tokens that follow each computed position
     (``prompt_targets`` has them; shorter than ``tokens`` by one in the last chunk).
     ``hidden``: return hidden states.
@@ -89,6 +90,7 @@ class SequenceStep:
     prompt_logprobs: int | None = None
     prompt_targets: Uint32s = field(default_factory=list)
     placeholder: bool = False
+    masked: bool = False
     hidden: HiddenStates | None = None
 
 
@@ -105,6 +107,20 @@ class StepPlan:
     added: list[SamplerSpec] = field(default_factory=list)
     removed: Uint32s = field(default_factory=list)
     ahead: bool = False
+
+    @property
+    def masked(self) -> bool:
+        """True if a draw of the step waits for its mask."""
+        return any(row.masked for row in self.sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """The tokens that rows of a step may draw, by sequence: a bit each, from the lowest bit of the
+    first byte. The draw of a masked row that is not listed does not count."""
+
+    step: int
+    masks: dict[int, bytes]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from hashlib import blake2b
 
 from ..errors import RequestError
 from .core import EngineCore
 from .sampling_params import SamplingParams
 from .sequence import Sequence
+from .structured.constraint import Constraint
+from .structured.grammar import Grammar
 
 
 def build_sequences(
@@ -19,8 +22,13 @@ def build_sequences(
     vocab_size: int,
     priority: int = 0,
     salt: str = "",
+    grammar: Grammar | None = None,
+    eos_token_ids: Iterable[int] = (),
 ) -> list[Sequence]:
-    """The n choices of a request; the first leads, the others share its prompt."""
+    """The n choices of a request; the first leads, the others share its prompt.
+
+    They follow ``grammar``, in which ``eos_token_ids`` may end them.
+    """
     if not prompt:
         raise RequestError("the prompt is empty; give at least one token", param="prompt")
     for name, ids in (
@@ -36,6 +44,7 @@ def build_sequences(
                 f"{name} has a token id outside the vocabulary of {vocab_size}", param=name
             )
     seed = params.seed if params.seed is not None else secrets.randbits(63)
+    ends = {*(() if params.ignore_eos else eos_token_ids), *params.stop_token_ids}
     sequences = [
         Sequence(
             core.new_id(),
@@ -45,6 +54,7 @@ def build_sequences(
             index=index,
             priority=priority,
             salt=salt,
+            constraint=None if grammar is None else Constraint(grammar, ends),
         )
         for index in range(params.n)
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..errors import RequestError
+from .structured.params import StructuredOutputs
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 64
@@ -23,6 +24,7 @@ class SamplingParams:
     logprobs at all); with ``logprob_token_ids`` the chosen token and these are
     listed instead.
     ``bad_words`` are sequences of tokens, none of which the outputs may contain.
+    ``structured_outputs`` is a grammar that every output follows.
     """
 
     temperature: float = 1.0
@@ -46,6 +48,7 @@ class SamplingParams:
     n: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 # Lowest and highest (inclusive); where these are whole numbers, the value must be one.
@@ -103,6 +106,17 @@ def check_params(params: SamplingParams) -> None:
     for name in ("logit_bias", "allowed_token_ids", "stop_token_ids", "logprob_token_ids"):
         if not all(isinstance(token, int) for token in getattr(params, name)):
             raise RequestError(f"{name} has a token id that is not an integer", param=name)
+    _check_structured_outputs(params.structured_outputs)
+
+
+def _check_structured_outputs(wanted: object) -> None:
+    if isinstance(wanted, StructuredOutputs):
+        wanted.key()
+    elif wanted is not None:
+        raise RequestError(
+            f"structured_outputs is {wanted!r:.64}; it must be StructuredOutputs(...)",
+            param="structured_outputs",
+        )
 
 
 def _check_bad_words(words: tuple[tuple[int, ...], ...]) -> None:

@@ -18,6 +18,7 @@ from typing import Literal
 
 from .plan import PositionLogprobs
 from .sampling_params import SamplingParams
+from .structured.constraint import Constraint
 
 # The hidden state that a sequence without outputs is computed for: of the last token, of the first
 # one, or the mean over its prompt.
@@ -62,7 +63,8 @@ class Sequence:
     ``in_flight`` the tokens behind them that steps in flight compute. Each of the ``placeholders``
     stands for one token that such a step draws. A prefill-only sequence has ``compute_until`` set
     and never samples. ``siblings`` are the other choices of the same request: they share the
-    prompt's full blocks and start when this one's prompt is computed. With ``pooling``, ``hidden``
+    prompt's full blocks and start when this one's prompt is computed. ``constraint`` is the grammar
+    that its outputs follow. With ``pooling``, ``hidden``
     collects the hidden states of chunks. A ``private`` sequence takes no block from the prefix
     index and enters none into it.
     """
@@ -97,6 +99,7 @@ class Sequence:
     known_to_ranks: bool = False
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
+    constraint: Constraint | None = None
     error: str = ""
 
     @property
@@ -119,6 +122,11 @@ class Sequence:
         """True if exactly one token is left to plan, and it was or will be sampled."""
         sampled = self.outputs or self.placeholders
         return bool(sampled) and self.planned == self.length + self.placeholders - 1
+
+    @property
+    def complete(self) -> bool:
+        """True if its grammar allows no further token."""
+        return self.constraint is not None and self.constraint.complete
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -31,6 +31,8 @@ from .messages import DataPlaneSettings, LoadFormats, RankSettings
 from .scheduling.prefill_pacer import PrefillPacer
 from .scheduling.scheduler import Scheduler
 from .scheduling.steps_in_flight import MAX_STEPS
+from .structured.backends import load_backend
+from .structured.compiler import GrammarCompiler
 
 log = logging.getLogger("tandem.node")
 
@@ -59,6 +61,7 @@ class NodeEngine:
     endpoints: list[tuple[str, str]]  # bulk and control of each rank
     curve_keys: list[str]  # public, one a rank; empty without CURVE
     world_size: int
+    grammars: GrammarCompiler
 
     def kv_heads(self, ranks: int) -> list[tuple[range, ...]]:
         """The KV heads of each rank, layer by layer, when this model is split over ``ranks``.
@@ -96,12 +99,14 @@ async def start_engine(
     path = await in_thread(lambda: locate_model(config.model))  # it may be a long download
     source = open_source(path)
     spec = await in_thread(lambda: _read_spec(config, source))
-    problem = tensor_parallel_problem(spec, config.world_size)
-    if problem:
+    if problem := tensor_parallel_problem(spec, config.world_size):
         raise ModelError(f"{path} cannot be split over {config.world_size} ranks: {problem}")
     ranks = MultiprocessExecutor(on_event, on_lost, load_seconds=config.load_timeout)
     # While the ranks load: to read a large vocabulary takes half a second.
-    reading = asyncio.create_task(in_thread(lambda: model_fingerprint(spec, _tokenizer_of(source))))
+    grammars = _grammars(source, spec)
+    reading = asyncio.gather(
+        in_thread(lambda: model_fingerprint(spec, _tokenizer_of(source))), grammars.prepare()
+    )
     try:
         settings = [
             _rank_settings(config, identity, path, rank, data_plane)
@@ -111,7 +116,7 @@ async def start_engine(
         formats = _formats(config, spec, device)
         resolved = _resolve(config, spec, device, await ranks.load(formats))
         endpoints = await ranks.allocate(resolved.num_blocks)
-        fingerprint = await reading
+        fingerprint, _ = await reading
     except BaseException:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
@@ -137,6 +142,7 @@ async def start_engine(
         endpoints=[(rank.bulk, rank.control) for rank in endpoints],
         curve_keys=[rank.key for rank in endpoints if rank.key],
         world_size=config.world_size,
+        grammars=grammars,
     )
 
 
@@ -201,6 +207,12 @@ def _with_every_end(spec: DecoderSpec, source: WeightSource) -> DecoderSpec:
     ends = (*spec.eos_token_ids, *source.end_tokens())
     usable = (token for token in ends if 0 <= token < spec.vocab_size)
     return replace(spec, eos_token_ids=tuple(dict.fromkeys(usable)))
+
+
+def _grammars(source: WeightSource, spec: DecoderSpec) -> GrammarCompiler:
+    return GrammarCompiler(
+        lambda: load_backend(_tokenizer_of(source), spec.vocab_size, spec.eos_token_ids)
+    )
 
 
 def _tokenizer_of(source: WeightSource) -> TokenizerFiles | None:

@@ -34,10 +34,21 @@ class TokenizerFiles:
             listed = content["model"]["vocab"]
             if isinstance(listed, list):  # Unigram: pairs of token and score
                 listed = {token: number for number, (token, _) in enumerate(listed)}
-            added = {each["content"]: each["id"] for each in content.get("added_tokens") or ()}
-            return {**listed, **added}
+            return {**listed, **_added(content)}
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ModelError(f"{self.origin}: not a tokenizer: {error!r}") from None
+
+    def added_tokens(self) -> dict[str, int]:
+        """The number of each token that is matched before the model of the tokenizer. Raises
+        ``ModelError`` as ``vocabulary`` does."""
+        try:
+            return _added(json.loads(self.tokenizer))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ModelError(f"{self.origin}: not a tokenizer: {error!r}") from None
+
+
+def _added(content: Any) -> dict[str, int]:
+    return {each["content"]: each["id"] for each in content.get("added_tokens") or ()}
 
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:

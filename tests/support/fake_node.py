@@ -14,10 +14,12 @@ from typing import Any, cast
 from tandem.shared.engine.core import EngineCore
 from tandem.shared.engine.executor import MultiprocessExecutor
 from tandem.shared.engine.messages import KVStream
-from tandem.shared.engine.plan import Sampled, StepPlan, StepResult
+from tandem.shared.engine.plan import Sampled, StepPlan, StepResult, TokenMasks
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.scheduling.steps_in_flight import MAX_STEPS
 from tandem.shared.engine.start import NodeEngine, NodeIdentity
+from tandem.shared.engine.structured.backends import load_backend
+from tandem.shared.engine.structured.compiler import GrammarCompiler
 from tandem.shared.handoff.inbox import Inbox
 from tandem.shared.handoff.plane.messages import (
     AdmitKeys,
@@ -77,6 +79,7 @@ class FakeRanks:
         self.confirms = True  # answers cancellations of what it receives
         self.excess = 0.0  # the difference that a comparison finds; 1 is allowed
         self.commands: list[tuple[int, Command]] = []
+        self.masks: list[TokenMasks] = []
         self._plans: deque[StepPlan] = deque()
         self.came = asyncio.Condition()
         self.lost: list[str] = []
@@ -84,6 +87,9 @@ class FakeRanks:
 
     def submit(self, plan: StepPlan, streams: list[KVStream]) -> None:
         self._plans.append(plan)
+
+    def send_masks(self, masks: TokenMasks) -> None:
+        self.masks.append(masks)
 
     async def result(self) -> StepResult:
         plan = self._plans.popleft()
@@ -176,6 +182,7 @@ class FakeNode:
             endpoints=[("tcp://0.0.0.0:1", "tcp://0.0.0.0:2")] * RANKS,
             curve_keys=[],
             world_size=RANKS,
+            grammars=GrammarCompiler(lambda: load_backend(None, VOCAB, ())),
         )
         self.engine = replace(self.engine, **fields)
 

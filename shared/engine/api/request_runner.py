@@ -76,8 +76,14 @@ class RequestRunner:
     async def _generate(self, request: Request) -> list[Completion]:
         core = self.engine.core
         core.admit(len(request.tokens), request.params.max_tokens)
+        wanted, spec = request.params.structured_outputs, self.engine.spec
         sequences = build_sequences(
-            core, request.tokens, request.params, vocab_size=self.engine.spec.vocab_size
+            core,
+            request.tokens,
+            request.params,
+            vocab_size=spec.vocab_size,
+            grammar=None if wanted is None else await self.engine.grammars.compile(wanted),
+            eos_token_ids=spec.eos_token_ids,
         )
         choices = [SequenceText(sequence, self.tokenizer) for sequence in sequences]
         # Bounded by n x max_tokens outputs.

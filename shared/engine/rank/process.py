@@ -40,7 +40,7 @@ from ..messages import (
     RankSettings,
     StepDone,
 )
-from ..plan import VOID, StepFailure, StepResult
+from ..plan import VOID, StepFailure, StepResult, TokenMasks
 
 if TYPE_CHECKING:
     import torch
@@ -110,6 +110,8 @@ class RankProcess:
         while (message := self._channel.receive()) is not None:
             if isinstance(message, Command):
                 self._command(message)
+            elif isinstance(message, TokenMasks):
+                self._runner.masks.put(message)
             elif isinstance(message, Ping):
                 self._channel.send(Pong(self._layers))
             else:

@@ -24,6 +24,7 @@ from ..plan import (
 )
 from .last_draws import LastDraws, StepVoidError
 from .logprobs import position_logprobs
+from .mask_inbox import MaskInbox
 from .output_rows import not_finite, output_rows, pooled_states
 from .sampler import Sampler
 
@@ -33,7 +34,8 @@ _PROMPT_ROWS = 64
 
 class ModelRunner:
     """Owns one rank's tensors. Between steps it keeps the weights, the cache, the sampler's history
-    and the last draws; everything else arrives with the plan. Only rank 0 samples."""
+    and the last draws; everything else arrives with the plan, and ``masks`` beside it. Only rank 0
+    samples."""
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class ModelRunner:
         self.cache = cache
         self.sampler = sampler
         self.tp = tp
+        self.masks = MaskInbox()
         self._last_draws = LastDraws(tp)
 
     @torch.inference_mode()
@@ -103,7 +106,7 @@ class ModelRunner:
         hidden = self.model.forward(batch, self.cache.kv, on_layer)
         sampling, prompt, others, pooled = rows.split(hidden)
         if rows.samples:
-            self._sample([one.sequence_id for one in rows.samples], sampling, result)
+            self._sample(rows.samples, sampling, result)
         counts = [len(one.prompt_targets) for one in rows.asks]
         for one, part in zip(rows.asks, prompt.split(counts) if counts else (), strict=True):
             result.prompt_logprobs[one.sequence_id] = self._prompt(one, part)
@@ -111,10 +114,12 @@ class ModelRunner:
             result.failed.update(not_finite(rows.computes, others))
             result.hidden.update(pooled_states(rows.pools, pooled))
 
-    def _sample(self, sequence_ids: list[int], hidden: torch.Tensor, result: StepResult) -> None:
+    def _sample(self, rows: list[SequenceStep], hidden: torch.Tensor, result: StepResult) -> None:
         logits = self.model.logits(hidden)
         if logits is not None:
-            sampled, failed = self.sampler.sample(sequence_ids, logits)
+            masked = any(row.masked for row in rows)
+            masks = self.masks.take(result.step) if masked else {}
+            sampled, failed = self.sampler.sample([row.sequence_id for row in rows], logits, masks)
             result.sampled.extend(sampled)
             result.failed.update(failed)
 

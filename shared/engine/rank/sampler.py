@@ -10,11 +10,13 @@ together, and need no order among them. R rows, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import torch
 
+from ....kernels.reference.token_mask import TokenMask
 from ..plan import PositionLogprobs, RankSampling, Sampled, SamplerSpec
 from .logprobs import logprobs_of, position_logprobs
 
@@ -77,6 +79,7 @@ class Sampler:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self._states: dict[int, _State] = {}
+        self._token_mask = TokenMask(self.device)
 
     def add(self, spec: SamplerSpec) -> None:
         """Start a sequence, or resume it after the tokens drawn before."""
@@ -97,9 +100,13 @@ class Sampler:
         return torch.bincount(ids, minlength=self.vocab_size).float()
 
     def sample(
-        self, sequence_ids: Sequence[int], logits: torch.Tensor
+        self,
+        sequence_ids: Sequence[int],
+        logits: torch.Tensor,
+        masks: Mapping[int, bytes] = MappingProxyType({}),
     ) -> tuple[list[Sampled], dict[int, str]]:
         """Draw one token for each row of fp32 logits [R, V]; the rows' logits may be changed.
+        ``masks`` has the tokens that may be drawn, for some of the sequences.
 
         Returns the draws in the order of the rows, and the sequences whose logits are not finite
         with the reason.
@@ -117,6 +124,7 @@ class Sampler:
         for row, state in enumerate(states):
             if state.edits_logits:
                 _edit(logits[row], state)
+        self._mask(logits, states, masks)
         tokens = _draw(logits, states)
         listed = _logprobs(raw, asking, tokens, states)
         sampled = []
@@ -128,6 +136,11 @@ class Sampler:
                 state.recent.append(token)
             sampled.append(Sampled(state.spec.sequence_id, [token], listed.get(row, [])))
         return sampled, failed
+
+    def _mask(self, logits: torch.Tensor, states: list[_State], masks: Mapping[int, bytes]) -> None:
+        """Forbid what grammars do. Last, so that no other restriction leaves nothing to draw."""
+        rows = [row for row, state in enumerate(states) if state.spec.sequence_id in masks]
+        self._token_mask.apply(logits, rows, [masks[states[row].spec.sequence_id] for row in rows])
 
 
 def _logprobs(

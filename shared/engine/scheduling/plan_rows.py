@@ -15,12 +15,14 @@ def sequence_step(sequence: Sequence, tokens: int) -> SequenceStep:
     start, end = sequence.planned, sequence.planned + tokens
     wants_prompt = sequence.wants_prompt_logprobs
     placeholder = end > sequence.length
+    sample = sequence.compute_until is None and end == sequence.target
     return SequenceStep(
         sequence.sequence_id,
         [PLACEHOLDER] if placeholder else sequence.tokens(start, end),
         start,
         list(sequence.block_table),
-        sample=sequence.compute_until is None and end == sequence.target,
+        sample=sample,
+        masked=sample and sequence.constraint is not None,
         placeholder=placeholder,
         prompt_logprobs=sequence.params.prompt_logprobs if wants_prompt else None,
         prompt_targets=sequence.prompt[start + 1 : end + 1] if wants_prompt else [],

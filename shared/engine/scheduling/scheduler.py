@@ -97,6 +97,11 @@ class Scheduler:
         alive = self.has_work or len(self._reservations) or self._held
         return not (alive or self._in_flight)
 
+    @property
+    def computing(self) -> list[Sequence]:
+        """The sequences of the oldest step in flight."""
+        return self._in_flight.oldest
+
     def take_started(self) -> list[Sequence]:
         """The sequences that were scheduled for the first time since the last call."""
         started, self._started = self._started, []
@@ -320,6 +325,8 @@ class Scheduler:
         self, sequence: Sequence, row: SequenceStep, sampled: dict[int, Sampled]
     ) -> StepOutput:
         output = StepOutput(sequence, [])
+        if sequence.constraint is not None:
+            sequence.error = sequence.error or sequence.constraint.failure
         if sequence.error:
             self._finish(sequence, FinishReason.ERROR)
         elif row.sample:
@@ -383,8 +390,8 @@ class Scheduler:
 
     def _append(self, sequence: Sequence, tokens: list[int], output: StepOutput) -> None:
         """Append a step's tokens until one ends the sequence; drop the rest."""
-        reason = None
-        for token in tokens:
+        reason = FinishReason.STOP if sequence.complete else None
+        for token in [] if sequence.complete else tokens:
             sequence.outputs.append(token)
             if self._stops(sequence, token):
                 sequence.stop_token = token

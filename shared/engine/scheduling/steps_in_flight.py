@@ -43,6 +43,11 @@ class StepsInFlight:
         """True if no further step may be planned before one has ended."""
         return len(self._steps) >= MAX_STEPS
 
+    @property
+    def oldest(self) -> list[Sequence]:
+        """The sequences of the oldest step."""
+        return list(self._steps[0].rows) if self._steps else []
+
     def begin(self, step: StepInFlight) -> None:
         self._steps.append(step)
         for sequence, row in step.rows.items():

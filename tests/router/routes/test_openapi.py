@@ -186,6 +186,10 @@ TAKEN: dict[str, Any] = {
     "reasoning_effort": "low",
     "system": "x",
     "tool_choice": "none",
+    "response_format": {"type": "text"},
+    "structured_outputs": {"regex": "a"},
+    "guided_json": {"type": "object"},
+    "guided_choice": ["a"],
 }
 BEYOND = {"minimum": "below the minimum", "maximum": "above the maximum"}
 

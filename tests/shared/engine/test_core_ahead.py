@@ -14,7 +14,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tandem.shared.engine.core import EngineCore
 from tandem.shared.engine.executor import ExecutorLostError, StepFailedError
 from tandem.shared.engine.messages import KVStream
-from tandem.shared.engine.plan import COMPUTATION, VOID, StepFailure, StepPlan, StepResult
+from tandem.shared.engine.plan import (
+    COMPUTATION,
+    VOID,
+    StepFailure,
+    StepPlan,
+    StepResult,
+    TokenMasks,
+)
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.scheduling.steps_in_flight import MAX_STEPS
@@ -46,6 +53,9 @@ class LateExecutor:
     def submit(self, plan: StepPlan, streams: list[KVStream]) -> None:
         self.waiting.append(plan)
         self.most = max(self.most, len(self.waiting) + self._answers.qsize())
+
+    def send_masks(self, masks: TokenMasks) -> None:
+        raise AssertionError("no row is masked")
 
     async def result(self) -> StepResult:
         answer = await self._answers.get()

@@ -42,6 +42,7 @@ from tandem.shared.engine.plan import (
     StepFailure,
     StepPlan,
     StepResult,
+    TokenMasks,
 )
 from tandem.shared.handoff.plane.messages import Cancelled, Command, Event
 from tandem.shared.handoff.wire.codec import CodecError
@@ -83,6 +84,7 @@ MESSAGES: tuple[RankMessage, ...] = (
     LoadModel(LoadFormats("bfloat16", "float8_e4m3fn")),
     AllocateCache(1000),
     ExecuteStep(PLAN, [KVStream(2, (1 << 63) - 1, 0)]),
+    TokenMasks(7, {2: b"\x00\xff", 3: b""}),
     Ping(),
     DeviceOpened(RankDevice("cpu", "a CPU", 1 << 40, 1 << 39)),
     ModelLoaded(RankMemory(1 << 39, 1 << 30, 4096)),

@@ -1,0 +1,236 @@
+"""Constraints on the output: ``response_format``, ``structured_outputs``, and vLLM's older names.
+
+Their shape is checked here. The decode node compiles them before it admits the request, and its
+errors name the client's field.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from ...proto import tandem_pb2 as pb
+from ...shared.text.reasoning import NO_PARSER, PARSERS
+from ..errors import invalid
+from ..requests.body_errors import too_long, wrong_type
+from ..requests.body_model import BodyModel, DocumentedAs
+
+# As large as grammars that a node compiles may be.
+MAX_CHARACTERS = 128 * 1024
+MAX_CHOICES = 16384
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+
+
+class JsonSchemaFormat(BaseModel):
+    """A schema, which outputs always follow, whether it is strict or not."""
+
+    name: Annotated[str, Field(pattern=f"^{_NAME.pattern}$")]
+    description: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """OpenAI's ``response_format``; ``structures`` and ``triggers``, or ``format``, are those of a
+    structural tag."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchemaFormat | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+    format: dict[str, Any] | None = None
+
+
+class StructuredOutputsObject(BaseModel):
+    """vLLM's ``structured_outputs``: exactly one constraint."""
+
+    json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    disable_any_whitespace: bool = False
+
+
+Schema = str | dict[str, Any]
+ResponseFormatField = Annotated[dict[str, Any], DocumentedAs(ResponseFormat)]
+StructuredOutputsField = Annotated[dict[str, Any], DocumentedAs(StructuredOutputsObject)]
+_UNSUPPORTED = {"disable_additional_properties": (False,), "whitespace_pattern": ()}
+_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+class ConstrainedBody(BodyModel):
+    """The fields of both surfaces that constrain the output."""
+
+    response_format: ResponseFormatField | None = None
+    structured_outputs: StructuredOutputsField | None = None
+    guided_json: Annotated[Any, DocumentedAs(Schema)] = None
+    guided_regex: Annotated[Any, DocumentedAs(str)] = None
+    guided_choice: Annotated[Any, DocumentedAs(list[str])] = None
+    guided_grammar: Annotated[Any, DocumentedAs(str)] = None
+
+
+def read_constraint(body: ConstrainedBody, ignored: set[str]) -> pb.StructuredOutputs | None:
+    """The constraint of a request. Raises ``RequestError``."""
+    found = []
+    if body.response_format is not None:
+        found.append(_response_format(body.response_format, ignored))
+    if body.structured_outputs is not None:
+        found.append(_structured_outputs(body.structured_outputs, ignored))
+    for kind in ("json", "regex", "choice", "grammar"):
+        name = f"guided_{kind}"
+        if (value := getattr(body, name)) is not None:
+            found.append(constraint(kind, value, name))
+    given = [one for one in found if one is not None]
+    if len(given) > 1:
+        first, second = given[0].param, given[1].param
+        message = f"'{first}' and '{second}' both constrain the output; set one of them."
+        raise invalid(message, second, "invalid_value")
+    return given[0] if given else None
+
+
+def constraint(kind: str, value: Any, param: str) -> pb.StructuredOutputs:
+    """A constraint of one kind, whose errors name ``param``. Raises ``RequestError``."""
+    made = pb.StructuredOutputs(param=param)
+    if kind == "json_object":
+        made.json_object = True
+    elif kind == "choice":
+        made.choice.texts.extend(_choices(value, param))
+    else:
+        setattr(made, kind, _TEXTS[kind](value, param))
+    return made
+
+
+def follow_reasoning(sampling: pb.Sampling, parser: str, opened: bool | None = None) -> None:
+    """Let the constraint begin behind the reasoning that the router's parser separates; ``opened``
+    says whether the prompt ends inside it, if it is known."""
+    if parser == NO_PARSER or not sampling.HasField("structured_outputs"):
+        return
+    if parser not in PARSERS:
+        param = sampling.structured_outputs.param
+        message = f"'{param}' is not supported for models that write channels (gpt-oss)."
+        raise invalid(message, param, "unsupported_parameter")
+    markers = PARSERS[parser]
+    if opened is not False:
+        sampling.structured_outputs.reasoning_end = markers.end
+        known = markers.opened if opened is None else opened
+        sampling.structured_outputs.reasoning_start = "" if known else markers.start
+
+
+def _response_format(given: dict[str, Any], ignored: set[str]) -> pb.StructuredOutputs | None:
+    match kind := given.get("type"):
+        case "text":
+            return None
+        case "json_object":
+            return constraint("json_object", True, "response_format")
+        case "json_schema":
+            return constraint("json", _schema_of(given), "response_format")
+        case "structural_tag":
+            return constraint("structural_tag", given, "response_format")
+    raise invalid(
+        f"Invalid value for 'response_format.type': {kind!r:.64}; it must be one of "
+        f"{', '.join(FORMATS)}.",
+        "response_format.type",
+        "invalid_value",
+    )
+
+
+def _schema_of(given: dict[str, Any]) -> Any:
+    param = "response_format.json_schema"
+    described = given.get("json_schema")
+    if described is None:
+        message = f"Missing required parameter: '{param}'."
+        raise invalid(message, param, "missing_required_parameter")
+    if not isinstance(described, dict):
+        raise wrong_type(param, "an object", described)
+    for name in ("name", "schema"):
+        if described.get(name) is None:
+            message = f"Missing required parameter: '{param}.{name}'."
+            raise invalid(message, f"{param}.{name}", "missing_required_parameter")
+    if not isinstance(described["name"], str):
+        raise wrong_type(f"{param}.name", "a string", described["name"])
+    if not _NAME.fullmatch(described["name"]):
+        message = f"Invalid '{param}.name': it must have 1 to 64 letters, digits, _ and -."
+        raise invalid(message, f"{param}.name", "invalid_value")
+    return _object(described["schema"], f"{param}.schema")
+
+
+def _structured_outputs(given: dict[str, Any], ignored: set[str]) -> pb.StructuredOutputs | None:
+    for name, value in given.items():
+        if name in _UNSUPPORTED and value is not None and value not in _UNSUPPORTED[name]:
+            param = f"structured_outputs.{name}"
+            message = f"'{param}' is not supported by this server; leave it out."
+            raise invalid(message, param, "unsupported_parameter")
+        if name not in (*_KINDS, *_UNSUPPORTED, "disable_any_whitespace"):
+            ignored.add(f"structured_outputs.{name[:64]}")
+    for name in ("json_object", "disable_any_whitespace"):
+        if not isinstance(given.get(name) or False, bool):
+            raise wrong_type(f"structured_outputs.{name}", "a boolean", given[name])
+    kinds = [kind for kind in _KINDS if given.get(kind) not in (None, False)]
+    if len(kinds) != 1:
+        found = " and ".join(kinds) or "none"
+        raise invalid(
+            f"Invalid 'structured_outputs': exactly one of {', '.join(_KINDS)} is needed, and "
+            f"{found} is given.",
+            "structured_outputs",
+            "invalid_value",
+        )
+    made = constraint(kinds[0], given[kinds[0]], f"structured_outputs.{kinds[0]}")
+    made.compact = bool(given.get("disable_any_whitespace"))
+    return made
+
+
+def _choices(value: Any, param: str) -> list[str]:
+    if not isinstance(value, list):
+        raise wrong_type(param, "an array", value)
+    if not value:
+        raise invalid(f"Invalid '{param}': empty array.", param, "empty_array")
+    if len(value) > MAX_CHOICES:
+        raise too_long(param, value, MAX_CHOICES)
+    for i, text in enumerate(value):
+        if not isinstance(text, str):
+            raise wrong_type(f"{param}[{i}]", "a string", text)
+    return [_unicode(text, param) for text in value]
+
+
+def _text(value: Any, param: str) -> str:
+    if not isinstance(value, str):
+        raise wrong_type(param, "a string", value)
+    if not value:
+        raise invalid(f"Invalid '{param}': empty string.", param, "empty_string")
+    if len(value) > MAX_CHARACTERS:
+        raise too_long(param, value, MAX_CHARACTERS)
+    return _unicode(value, param)
+
+
+def _unicode(text: str, param: str) -> str:
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise invalid(f"Invalid '{param}': it has half of a surrogate pair.", param)
+    return text
+
+
+def _object(value: Any, param: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise wrong_type(param, "an object", value)
+    return value
+
+
+def _json(value: Any, param: str) -> str:
+    """A schema or tag as JSON; clients send it as an object or as text."""
+    if isinstance(value, str):
+        return _text(value, param)
+    return _text(json.dumps(_object(value, param)), param)
+
+
+_TEXTS: dict[str, Callable[[Any, str], str]] = {
+    "json": _json,
+    "structural_tag": _json,
+    "regex": _text,
+    "grammar": _text,
+}

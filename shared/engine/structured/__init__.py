@@ -1,0 +1,1 @@
+"""Structured outputs: grammars that outputs follow, and the masks of tokens that enforce them."""

@@ -1,0 +1,167 @@
+"""Constraints in the language of llguidance: Lark rules that refer to schemas and other grammars.
+
+A lazy rule ends at its first match, which is how free text ends at a marker.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from .grammar import GrammarError
+from .params import GrammarKey
+
+# A rule of GBNF; those of Lark have one colon.
+_GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_TEXT = r"/(.|\n)*/"
+# Models that lose the thread write white space for ever, which JSON would allow.
+WHITESPACE = r"[ \t\r\n]{0,40}"
+# Between the end of the reasoning and the output.
+_SPACE = r"/[ \t\r\n]{0,8}/"
+
+
+class TokenLiterals:
+    """The special tokens of a tokenizer, which no text matches, by their text."""
+
+    def __init__(self, numbers: Mapping[str, int]) -> None:
+        self._numbers = dict(numbers)
+        longest_first = sorted(self._numbers, key=len, reverse=True)
+        self._any = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    def literal(self, text: str) -> str:
+        """A text as Lark; the special tokens in it are tokens."""
+        parts, end = [], 0
+        for found in self._any.finditer(text):
+            parts += [json.dumps(text[end : found.start()])] if found.start() > end else []
+            parts.append(f"<[{self._numbers[found[0]]}]>")
+            end = found.end()
+        parts += [json.dumps(text[end:])] if text[end:] else []
+        return " ".join(parts)
+
+    def ends_with_token(self, text: str) -> bool:
+        """True if the text is one special token."""
+        return text in self._numbers
+
+
+class GrammarText:
+    """A main grammar and those that it refers to."""
+
+    def __init__(self, special: TokenLiterals) -> None:
+        self._special = special
+        self._rules: list[str] = []
+        self._named: list[dict[str, Any]] = []
+
+    def whole(self, start: str) -> str:
+        """The text to compile, with ``start`` as what an output consists of."""
+        lark = "\n".join([f"start: {start}", *self._rules, ""])
+        main = {"name": "main", "lark_grammar": lark}
+        return json.dumps({"grammars": [main, *self._named]}, allow_nan=False)
+
+    def literal(self, text: str) -> str:
+        return self._special.literal(text)
+
+    def schema(self, schema: Any, *, whitespace: bool = True) -> str:
+        """A JSON value that satisfies a schema."""
+        if schema is True:
+            schema = {}
+        if not isinstance(schema, dict):
+            raise GrammarError("a JSON schema must be an object")
+        flexible = {"whitespace_pattern": WHITESPACE}
+        options = flexible if whitespace else {"whitespace_flexible": False}
+        own = schema.get("x-guidance")
+        merged = {**options, **own} if isinstance(own, dict) else options
+        return self._refer("json_schema", {**schema, "x-guidance": merged})
+
+    def lark(self, grammar: str) -> str:
+        """Text of a grammar in the syntax of Lark or GBNF."""
+        return self._refer(
+            "lark_grammar", _from_gbnf(grammar) if _GBNF.search(grammar) else grammar
+        )
+
+    def regex(self, pattern: str) -> str:
+        """Text that a regular expression matches as a whole."""
+        from llguidance import regex_to_lark
+
+        return self._refer("lark_grammar", f"start: /{regex_to_lark(pattern)}/")
+
+    def choice(self, texts: list[str]) -> str:
+        """One of several texts, as one terminal: a rule has a limit of alternatives."""
+        name = f"CHOICE_{len(self._rules)}"
+        self._rules.append(f"{name}: " + " | ".join(map(json.dumps, texts)))
+        return name
+
+    def text(self) -> str:
+        """Any text."""
+        return self._rule("TEXT", _TEXT)
+
+    def text_until(self, end: str) -> str:
+        """Any text up to the first ``end``, and that."""
+        if self._special.ends_with_token(end):
+            return f"{self.text()} {self.literal(end)}"
+        return self._rule("until", f"{_TEXT} {self.literal(end)}", "[lazy]")
+
+    def space(self) -> str:
+        """A little white space."""
+        return self._rule("SPACE", _SPACE)
+
+    def rule(self, body: str) -> str:
+        """A rule of its own for an expression."""
+        return self._rule("part", body)
+
+    def _rule(self, kind: str, body: str, attributes: str = "") -> str:
+        name = f"{kind}_{len(self._rules)}"
+        self._rules.append(f"{name}{attributes}: {body}")
+        return name
+
+    def _refer(self, kind: str, content: Any) -> str:
+        name = f"g{len(self._named)}"
+        self._named.append({"name": name, kind: content})
+        return f"@{name}"
+
+
+def grammar_text(key: GrammarKey, special: TokenLiterals) -> str:
+    """The text to compile. Raises ``GrammarError``."""
+    grammar = GrammarText(special)
+    output = _output(grammar, key)
+    if key.reasoning_end:
+        reasoning = f"{grammar.text_until(key.reasoning_end)} {grammar.space()}"
+        if key.reasoning_start:
+            reasoning = f"({grammar.literal(key.reasoning_start)} {reasoning})?"
+        output = f"{reasoning} {output}"
+    return grammar.whole(output)
+
+
+def _output(grammar: GrammarText, key: GrammarKey) -> str:
+    match key.kind:
+        case "json":
+            return grammar.schema(_parsed(key.text), whitespace=key.whitespace)
+        case "json_object":
+            return grammar.schema({"type": "object"}, whitespace=key.whitespace)
+        case "regex":
+            return grammar.regex(key.text)
+        case "choice":
+            return grammar.choice(_parsed(key.text))
+        case "structural_tag":
+            from .structural_tag import structural_tag
+
+            return structural_tag(grammar, _parsed(key.text))
+        case _:
+            return grammar.lark(key.text)
+
+
+def _from_gbnf(grammar: str) -> str:
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return gbnf_to_lark(grammar)
+    except Exception as error:  # the parser has classes of its own for errors
+        raise GrammarError(str(error)) from None
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(f"it is not valid JSON: {error}") from None

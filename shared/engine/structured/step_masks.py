@@ -1,0 +1,63 @@
+"""The masks of each step, computed in a thread while the ranks compute the step."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ...process.deep_thread import DeepThread
+from ..plan import StepPlan, TokenMasks
+from ..sequence import Phase, Sequence
+from .constraint import Constraint
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A sequence whose draw waits for its mask, and the tokens that its grammar lacks."""
+
+    sequence_id: int
+    constraint: Constraint
+    tokens: list[int]
+
+
+class StepMasks:
+    """Every step with constrained rows gets one message of masks. A row may lack one in it: what is
+    drawn for it counts for nothing, as it has ended."""
+
+    def __init__(self, send: Callable[[TokenMasks], None]) -> None:
+        self._send = send
+        self._thread = DeepThread("masks")
+        self._begun = 0
+
+    def begin(self, plan: StepPlan, sequences: Iterable[Sequence]) -> None:
+        """Compute the masks of a step whose rows are of ``sequences``. The tokens before it must be
+        known. No-op if it was done for this step before, or if no row needs one."""
+        if plan.step <= self._begun or not plan.masked:
+            return
+        self._begun = plan.step
+        rows = [
+            _Row(one.sequence_id, one.constraint, one.constraint.take(one.outputs))
+            for one in sequences
+            if one.constraint is not None and one.phase is not Phase.FINISHED
+        ]
+        masks = self._thread.run(lambda: _masks(plan.step, rows))
+        masks.add_done_callback(lambda done: self._computed(plan.step, rows, done))
+
+    def _computed(self, step: int, rows: list[_Row], done: asyncio.Future[TokenMasks]) -> None:
+        """Send the masks, also when computing them failed: a rank waits for them."""
+        if done.cancelled():
+            return
+        if error := done.exception():
+            log.error("the masks of step %d could not be computed", step, exc_info=error)
+            for row in rows:
+                row.constraint.failure = "the node had an error in its grammar"
+        self._send(TokenMasks(step, {}) if error else done.result())
+
+
+def _masks(step: int, rows: list[_Row]) -> TokenMasks:
+    masks = {row.sequence_id: row.constraint.next_mask(row.tokens) for row in rows}
+    return TokenMasks(step, {key: mask for key, mask in masks.items() if mask is not None})

@@ -1,0 +1,42 @@
+"""Random JSON schemas, whose values are short."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+SIMPLE: tuple[dict[str, Any], ...] = (
+    {"type": "string", "maxLength": 8},
+    {"type": "integer", "minimum": -50, "maximum": 999},
+    {"type": "number", "minimum": 0, "maximum": 1, "multipleOf": 0.25},
+    {"type": "boolean"},
+    {"type": "null"},
+    {"enum": ["red", "green", 3, None]},
+    {"const": {"a": [1, "x"]}},
+    {"type": "string", "pattern": "^[a-c]{2,4}$"},
+    {"type": "string", "format": "date"},
+)
+
+
+def schemas(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    rng = random.Random(seed)
+    return [_schema(rng, 2) for _ in range(count)]
+
+
+def _schema(rng: random.Random, depth: int) -> dict[str, Any]:
+    kind = rng.choice(("object", "array", "anyOf", "simple")) if depth else "simple"
+    if kind == "object":
+        names = rng.sample(["name", "age", "Größe", 'q"uote', "a b"], rng.randint(1, 3))
+        properties = {name: _schema(rng, depth - 1) for name in names}
+        required = [name for name in names if rng.random() < 0.6]
+        return {
+            "type": "object",
+            "properties": properties,
+            "required": required,
+            "additionalProperties": False,
+        }
+    if kind == "array":
+        return {"type": "array", "items": _schema(rng, depth - 1), "maxItems": rng.randint(1, 3)}
+    if kind == "anyOf":
+        return {"anyOf": [_schema(rng, depth - 1) for _ in range(rng.randint(1, 3))]}
+    return rng.choice(SIMPLE)

@@ -1,0 +1,133 @@
+"""Outputs that follow a grammar, on a whole engine: always valid, and nobody else's changed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tandem import Completion, Engine, EngineConfig, SamplingParams, StructuredOutputs
+from tandem.shared.engine.structured.constraint import Constraint
+from tandem.shared.errors import RequestError
+from tandem.tests.shared.engine.structured.schemas import schemas
+
+CONFIG = EngineConfig(dtype="float32", threads=1, num_blocks=512, max_model_len=512)
+RANDOM = SamplingParams(temperature=1.5, max_tokens=300)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+PROMPT = "Once upon a time"
+
+
+@pytest.fixture(scope="module", params=["off", "on"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """One that plans steps in turn, and one that plans them ahead."""
+    with Engine(replace(CONFIG, async_scheduling=request.param)) as engine:
+        yield engine
+
+
+def follow(engine: Engine, wanted: StructuredOutputs, **params: Any) -> list[Completion]:
+    asked = replace(RANDOM, structured_outputs=wanted, **params)
+    return engine.generate_sync([PROMPT], asked)[0]
+
+
+def test_random_schemas_give_valid_json_beside_rows_without_one(engine: Engine) -> None:
+    alone = engine.generate_sync([PROMPT], GREEDY)[0][0]
+    found = schemas(120)
+    params = [
+        replace(
+            RANDOM, seed=seed, structured_outputs=StructuredOutputs(json=schema, whitespace=False)
+        )
+        for seed, schema in enumerate(found)
+    ]
+    answers = engine.generate_sync([PROMPT] * 122, [GREEDY, *params, GREEDY])
+    for schema, [answer] in zip(found, answers[1:-1], strict=True):
+        assert answer.finish_reason == "stop", answer.text
+        jsonschema.validate(json.loads(answer.text), schema)
+    assert answers[0][0].tokens == answers[-1][0].tokens == alone.tokens
+
+
+def test_each_kind_of_constraint(engine: Engine) -> None:
+    for wanted, pattern in (
+        (StructuredOutputs(regex="[a-f]{3}-[0-9]{2}"), "[a-f]{3}-[0-9]{2}"),
+        (StructuredOutputs(choice=("yes", "no", "per haps")), "yes|no|per haps"),
+        (StructuredOutputs(grammar='root ::= "a" | "b" root'), "b*a"),
+        (StructuredOutputs(grammar='start: "x" y\ny: /[0-3]{2}/'), "x[0-3]{2}"),
+        (
+            StructuredOutputs(choice=("yes",), reasoning_end="e"),
+            r"(?s:[^e]*)e[ \n\t\r]*yes",
+        ),
+    ):
+        for answer in follow(engine, wanted, n=3, seed=3):
+            if answer.finish_reason == "stop":
+                assert re.fullmatch(pattern, answer.text), answer.text
+
+
+def test_other_restrictions_give_way_to_the_grammar(engine: Engine) -> None:
+    wanted = StructuredOutputs(regex="[0-9]{4}")
+    for restriction in (
+        {"ignore_eos": True},
+        {"min_tokens": 20},
+        {"allowed_token_ids": (5, 6)},
+        {"repetition_penalty": 2.0, "top_k": 1, "logprobs": 3},
+    ):
+        [answer] = follow(engine, wanted, **restriction)
+        assert re.fullmatch("[0-9]{4}", answer.text)
+        assert answer.finish_reason == "stop"
+
+
+def test_preempted_outputs_go_on_where_they_were() -> None:
+    schema = {"type": "array", "items": {"type": "integer"}, "minItems": 20, "maxItems": 20}
+    config = replace(CONFIG, num_blocks=14, block_size=8, max_model_len=96)
+    wanted = replace(RANDOM, structured_outputs=StructuredOutputs(json=schema), max_tokens=80)
+    with Engine(config) as engine:
+        params = [replace(wanted, seed=seed) for seed in range(4)]
+        answers = engine.generate_sync([PROMPT] * 4, params)
+        assert engine._thread is not None and engine._thread.runner.engine.core.preemptions
+    for [answer] in answers:
+        if answer.finish_reason == "stop":
+            assert len(json.loads(answer.text)) == 20
+        else:
+            assert re.match(r"\s*\[[-0-9eE+.,\s]*", answer.text)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        (StructuredOutputs(), "none is given"),
+        (StructuredOutputs(regex="a", json_object=True), "regex and json_object is given"),
+        (StructuredOutputs(regex="["), "unclosed character class"),
+        (StructuredOutputs(regex=r"[^\s\S]"), "no text can satisfy it"),
+        (StructuredOutputs(json={"$ref": "http://localhost/x"}), "does not fetch"),
+        (
+            StructuredOutputs(json={"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}),
+            "no text can satisfy it",
+        ),
+        (StructuredOutputs(json={"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (StructuredOutputs(json="{"), "not valid JSON"),
+        (StructuredOutputs(grammar="start: x"), "unknown name"),
+        (StructuredOutputs(structural_tag={"type": "riddle"}), "'riddle' is not supported"),
+        (StructuredOutputs(regex="a" * 20_000), "at most 16384"),
+    ],
+)
+def test_constraints_that_cannot_be_followed_are_rejected(
+    engine: Engine, wanted: StructuredOutputs, reason: str
+) -> None:
+    with pytest.raises(RequestError, match=re.escape(reason)) as rejected:
+        follow(engine, wanted)
+    assert rejected.value.param == "structured_outputs"
+
+
+def test_a_sequence_whose_grammar_fails_ends_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Constraint, tokens: list[int]) -> bytes | None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(Constraint, "next_mask", fail)
+    with pytest.raises(Exception, match="error in its grammar"):
+        follow(engine, StructuredOutputs(regex="a"))
+    assert engine.generate_sync([PROMPT], GREEDY)[0][0].finish_reason == "length"
