@@ -63,11 +63,23 @@ def cli() -> None:
             check_unknown("environment", name, known)
 
 
+def join_names(args: list[str]) -> list[str]:
+    """As vLLM takes them: ``MODEL --served-model-name A B``. Only after MODEL, since a word behind
+    a name could be the model."""
+    flag = "--served-model-name"
+    if flag not in args or args[0].startswith("-"):
+        return args
+    first = args.index(flag) + 1
+    end = next((i for i in range(first, len(args)) if args[i].startswith("-")), len(args))
+    return [*args[:first], *filter(None, [",".join(args[first:end])]), *args[end:]]
+
+
 class _PartCommand(click.Command):
     """A command that rejects several models: of ``--model``, ``--m``, ``--w`` and ``--f``, which
     are one option, click would use the last silently."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        args = join_names(args)
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
         models = [parameter for parameter in order if parameter.name == "model"]
         if len(models) > 1:

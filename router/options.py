@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..shared.config import RouterConfig
-from ..shared.config.fields import split_names
+from ..shared.config.fields import served_names, split_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,11 @@ class RouterOptions(RouterConfig):
         """The names of ``--allowed-hosts`` in lower case."""
         names = (self.allowed_hosts or "").split(",")
         return frozenset(name.strip().lower() for name in names) - {""}
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """The names of ``--served-model-name``."""
+        return served_names(self.served_model_name)
 
     @property
     def ignored_config_keys(self) -> frozenset[str]:

@@ -30,19 +30,24 @@ class ModelCard(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """``max_model_len`` is the smallest of all decode nodes, since any may get the request."""
+    """``max_model_len`` is the smallest of all decode nodes, since any may get the request.
+    Requests may use the ``aliases`` too."""
 
     name: str
+    aliases: tuple[str, ...] = ()
     max_model_len: int
     vocab_size: int
     created: int
     tokenizer: Tokenizer
     defaults: dict[str, float] = field(default_factory=dict)
 
-    def card(self) -> ModelCard:
-        """The model's entry in /v1/models."""
+    def card(self, name: str = "") -> ModelCard:
+        """The entry in /v1/models of the model under one of its names."""
         return ModelCard(
-            id=self.name, created=self.created, root=self.name, max_model_len=self.max_model_len
+            id=name or self.name,
+            created=self.created,
+            root=self.name,
+            max_model_len=self.max_model_len,
         )
 
     def default(self, name: str, given: float | None, otherwise: float) -> float:
@@ -57,7 +62,7 @@ class ServedModel:
 
     def check_name(self, name: str) -> None:
         """Raise ``ApiError`` 404 for another model. An empty name stands for the served one."""
-        if name not in ("", self.name):
+        if name not in ("", self.name, *self.aliases):
             shown = name if len(name) <= 128 else name[:128] + "..."
             raise ApiError(
                 404,

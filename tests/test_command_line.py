@@ -23,7 +23,7 @@ import click
 import psutil
 import pytest
 
-from tandem.__main__ import cli, environment_of_parts
+from tandem.__main__ import cli, environment_of_parts, join_names
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.config import EngineConfig, NodeConfig, ServeConfig
 from tandem.shared.config.command_line import command_options, fill
@@ -512,3 +512,18 @@ def test_an_advertised_place_that_cannot_be(tmp_path: Path) -> None:
 
 def test_serve_shows_the_error_of_a_part_that_cannot_start(tmp_path: Path) -> None:
     fail(["serve", "./none"], tmp_path, 1, "router ended", "./none", "does not exist")
+
+
+@pytest.mark.parametrize(
+    ("given", "joined"),
+    [
+        ("M --served-model-name A B --port 1", "M --served-model-name A,B --port 1"),
+        ("M --served-model-name A", "M --served-model-name A"),
+        ("M --served-model-name --port 1", "M --served-model-name --port 1"),
+        ("--served-model-name A M", "--served-model-name A M"),
+    ],
+)
+def test_words_after_a_served_name_are_aliases_once_the_model_is_known(
+    given: str, joined: str
+) -> None:
+    assert join_names(given.split()) == joined.split()

@@ -41,7 +41,7 @@ async def read_pinned(options: RouterOptions) -> PinnedModel | None:
     tokenizer = await load_tokenizer(path, spec.vocab_size)
     files = await asyncio.to_thread(open_source(path).tokenizer_files)
     card = pb.ModelCard(
-        name=options.served_model_name or display_name(options.model),
+        name=next(iter(options.served_names), display_name(options.model)),
         path=str(path),
         fingerprint=fingerprint_text(await asyncio.to_thread(model_fingerprint, spec, files)),
         vocab_size=spec.vocab_size,

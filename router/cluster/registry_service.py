@@ -258,8 +258,10 @@ class Registry(RegistryServicer):
         if not decode or self._tokenizer is None:
             return
         card = decode[0].model
+        name, *aliases = self._options.served_names or (card.name,)
         self._model = ServedModel(
-            name=self._options.served_model_name or card.name,
+            name=name,
+            aliases=tuple(aliases),
             max_model_len=min(node.model.max_model_len for node in decode),
             vocab_size=card.vocab_size or self._tokenizer.vocab_size,
             created=self._model.created if self._model else int(time.time()),

@@ -58,8 +58,9 @@ async def create_completion(exchange: Exchange, services: RouterServices) -> Res
 
 @router.get("/v1/models")
 async def list_models(services: RouterServices) -> ModelList:
-    """The model that this router serves."""
-    return ModelList(data=[services.registry.model().card()])
+    """The model that this router serves, once under each of its names."""
+    served = services.registry.model()
+    return ModelList(data=[served.card(name) for name in (served.name, *served.aliases)])
 
 
 @router.get("/v1/models/{model:path}")
@@ -67,4 +68,4 @@ async def show_model(model: str, services: RouterServices) -> ModelCard:
     """The model of this name; names may contain slashes."""
     served = services.registry.model()
     served.check_name(model or "?")
-    return served.card()
+    return served.card(model)

@@ -54,8 +54,15 @@ def served_model_name() -> Any:
     return option(
         None,
         "--served-model-name",
-        "Name of the model in requests and responses (default: the model's own).",
+        "Name of the model in requests and responses (default: the model's own). Several, "
+        "separated by commas, or by spaces after MODEL: requests may use any, responses have the "
+        "first.",
     )
+
+
+def served_names(value: str | None) -> tuple[str, ...]:
+    """The names of ``--served-model-name``, the model's own first."""
+    return tuple((value or "").replace(",", " ").split())
 
 
 def ignore_config_keys() -> Any:

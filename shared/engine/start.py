@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..config import EngineConfig, HandoffConfig
+from ..config.fields import served_names
 from ..config.kv_dtypes import kv_dtype_of
 from ..errors import ModelError, PeerRefusedError, StartupError
 from ..handoff.plane.canary import coarsest
@@ -134,7 +135,7 @@ async def start_engine(
         ranks=ranks,
         spec=spec,
         model_path=path,
-        name=config.served_model_name or display_name(config.model),
+        name=next(iter(served_names(config.served_model_name)), display_name(config.model)),
         resolved=resolved,
         fingerprint=fingerprint,
         weight_format=coarsest([formats.dtype, *source.block_formats()]),

@@ -196,3 +196,16 @@ async def test_unknown_fields_are_rejected_on_demand(tmp_path: Path) -> None:
             assert answer.status_code == 400 and error["code"] == "unknown_parameter"
             assert "colour" in error["param"]
         assert (await c.chat(temperature=0)).status_code == 200
+
+
+async def test_a_model_has_several_names(tmp_path: Path) -> None:
+    async with cluster(tmp_path, served_model_name="one,org/two") as c:
+        listed = (await c.client.get("/v1/models")).json()["data"]
+        assert [(card["id"], card["root"]) for card in listed] == [
+            ("one", "one"),
+            ("org/two", "one"),
+        ]
+        assert (await c.client.get("/v1/models/org/two")).json()["id"] == "org/two"
+        for name in ("one", "org/two"):
+            assert (await c.chat(model=name)).json()["model"] == "one"
+        assert (await c.chat(model="three")).status_code == 404
