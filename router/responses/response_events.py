@@ -182,8 +182,9 @@ def _item(kind: str, item_id: str, text: str, status: str) -> dict[str, Any]:
         "status": status,
         "content": [_part(kind, text)],
     }
-    item |= {"summary": []} if kind == "reasoning" else {"role": "assistant"}
-    return item
+    if kind == "reasoning":
+        return item | {"summary": []}
+    return item | {"role": "assistant"}
 
 
 def _part(kind: str, text: str) -> dict[str, Any]:
