@@ -18,7 +18,7 @@ from ..openai.tools import read_tools
 from ..options import RouterOptions
 from ..requests.body_model import BOUNDED, WHOLE
 from ..requests.context import check_context
-from ..requests.reasoning_options import reasoning_of
+from ..requests.reasoning_options import prompt_opens_reasoning, reasoning_of
 from ..requests.response_size import ResponseSize
 from ..served_model import ServedModel
 from .prompt import MessagePrompt, PromptBody, prompt_errors, read_prompt
@@ -65,6 +65,7 @@ def parse_messages(body: Any, model: ServedModel, options: RouterOptions) -> Mes
         tokens = prompt.encode(model)
         granted = check_context([len(tokens)], asked.max_tokens, model, param="messages", default=1)
     _check_size(len(tokens), granted, asked, options)
+    reasoning = reasoning_of(model, options)
     return MessageRequest(
         request_id=f"msg_{uuid.uuid4().hex}",
         model=model,
@@ -73,7 +74,8 @@ def parse_messages(body: Any, model: ServedModel, options: RouterOptions) -> Mes
         sampling=_sampling(asked, model),
         text=TextOptions(
             stop=StopStrings(asked.stop_sequences),
-            reasoning_parser=reasoning_of(model, options),
+            reasoning_parser=reasoning,
+            reasoning_opened=prompt_opens_reasoning(reasoning, tokens, model),
             tools=use,
         ),
         stream=asked.stream,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
@@ -125,7 +125,7 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
         granted = size.fit(granted, options)
     size.check(granted, options)
     check_min_tokens(text.min_tokens, granted)
-    text = replace(text, reasoning_opened=prompt_opens_reasoning(text, tokens, model))
+    text = _behind_prompt(text, tokens, model)
     follow_reasoning(shared["sampling"], text.reasoning_parser, text.reasoning_opened)
     return GenerationRequest(
         request_id=f"chatcmpl-{uuid.uuid4().hex}",
@@ -139,6 +139,12 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
         include_reasoning=_include_reasoning(chat, text),
         **shared,
     )
+
+
+def _behind_prompt(text: TextOptions, tokens: Sequence[int], model: ServedModel) -> TextOptions:
+    """The options for an output that continues this prompt."""
+    opened = prompt_opens_reasoning(text.reasoning_parser, tokens, model)
+    return replace(text, reasoning_opened=opened)
 
 
 def _template_variables(chat: ChatCompletionRequest) -> dict[str, Any]:

@@ -96,6 +96,19 @@ def read_tools(
     return ToolRequest(shown=known.shown, use=use)
 
 
+def shown_tools(
+    tools: list[Any], model: ServedModel, ignored: set[str]
+) -> list[dict[str, Any]] | None:
+    """Check tools that are only shown to the template. Raises ``RequestError``."""
+    if not tools:
+        return None
+    known = _Functions()
+    for i, tool in enumerate(tools):
+        known.add(tool, f"tools[{i}]", ignored)
+    _check_template(model)
+    return known.shown
+
+
 @dataclass(slots=True)
 class _Functions:
     """The functions of a request: in the form that templates expect, and their schemas."""
@@ -156,6 +169,10 @@ def _check_capable(choice: Any, model: ServedModel, options: RouterOptions) -> N
     if not options.enable_auto_tool_choice:
         message = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser.'
         raise invalid(message, "tool_choice", "unsupported_value")
+    _check_template(model)
+
+
+def _check_template(model: ServedModel) -> None:
     if "tools" not in _template(model):
         message = "'tools': this model's chat template has no place for tools."
         raise invalid(message, "tools", "unsupported_value")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...shared.text.detection import reasoning_name
-from ...shared.text.reasoning import opened_by
-from ..generation import TextOptions
+from ...shared.text.reasoning import NO_PARSER, opened_by
 from ..options import RouterOptions
 from ..served_model import ServedModel
 
@@ -20,9 +19,10 @@ def reasoning_of(model: ServedModel, options: RouterOptions) -> str:
     return reasoning_name(options.reasoning_parser, "" if template is None else template.source)
 
 
-def prompt_opens_reasoning(
-    text: TextOptions, prompt: Sequence[int], model: ServedModel
-) -> bool | None:
-    """Whether the output begins inside the reasoning, as far as the end of the prompt says it."""
+def prompt_opens_reasoning(parser: str, prompt: Sequence[int], model: ServedModel) -> bool | None:
+    """True if the output begins inside the reasoning, false if the prompt has ended it, ``None`` if
+    the end of the prompt does neither."""
+    if parser == NO_PARSER:
+        return None
     end = model.tokenizer.decode(prompt[-LAST_TOKENS:], skip_special_tokens=False)
-    return opened_by(text.reasoning_parser, end)
+    return opened_by(parser, end)

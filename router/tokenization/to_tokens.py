@@ -11,6 +11,7 @@ from ..generation import new_tokens
 from ..http.encoding import EncodedArray
 from ..openai.chat_messages import Messages, read_messages
 from ..openai.prompt_template import adds_generation_prompt
+from ..openai.tools import Tools, shown_tools
 from ..requests.body_model import AnswerModel, BodyModel
 from ..requests.template_variables import TemplateVariables, check_template_variables
 from ..served_model import ServedModel
@@ -36,7 +37,6 @@ class TokenizeChatRequest(BodyModel):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "chat_template": (),
         "mm_processor_kwargs": ({},),
-        "tools": ([],),
     }
 
     model: Annotated[str, Field(max_length=1024)] = ""
@@ -46,6 +46,7 @@ class TokenizeChatRequest(BodyModel):
     add_special_tokens: bool = False
     return_token_strs: bool = False
     chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
+    tools: Tools = Field(default_factory=list)
 
 
 class TokenizeAnswer(AnswerModel):
@@ -87,6 +88,7 @@ def _chat_tokens(chat: TokenizeChatRequest, model: ServedModel) -> list[int]:
         add_generation_prompt=adds_generation_prompt(chat),
         continue_final_message=chat.continue_final_message,
         add_special_tokens=chat.add_special_tokens,
+        tools=shown_tools(chat.tools, model, set()),
         template_kwargs=check_template_variables(chat.chat_template_kwargs),
         most=MAX_CONTEXTS * model.max_model_len,
     )

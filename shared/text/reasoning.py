@@ -57,7 +57,7 @@ def reasoning_markers(name: str) -> tuple[str, ...]:
 
 
 def opened_by(name: str, prompt: str) -> bool | None:
-    """Whether the end of a prompt opens the reasoning, or ends it; ``None`` if it does neither."""
+    """True if the end of a prompt opens the reasoning, false if it closes it, else ``None``."""
     markers = PARSERS.get(name)
     if markers is None:
         return None

@@ -169,3 +169,42 @@ async def test_automatic_choice_can_be_switched_off(tmp_path: Path) -> None:
         assert answer.status_code == 400
         assert "--enable-auto-tool-choice" in answer.json()["error"]["message"]
         assert (await c.chat(tools=[NOW], tool_choice="none")).status_code == 200
+
+
+async def test_tokenize_counts_tools(c: Cluster) -> None:
+    await c.chat("hi", tools=[NOW])
+    asked = {"messages": [{"role": "user", "content": "hi"}], "tools": [NOW]}
+    answer = (await c.client.post("/tokenize", json=asked)).json()
+    assert answer["tokens"] == list(c.node.requests[-1].prompt)
+
+
+async def test_special_tokens_reach_the_parser_that_needs_them(tmp_path: Path) -> None:
+    """<|end|> is a special token of the tokenizer, and a marker of harmony."""
+    make_model(tmp_path / "model", TEMPLATE)
+    options: dict[str, Any] = {"tool_call_parser": "openai", "reasoning_parser": "openai_gptoss"}
+    async with cluster(tmp_path, **options) as c:
+        c.node.reply = c.encode(
+            "<|channel|>analysis<|message|>I think<|end|><|start|>assistant<|channel|>commentary "
+            'to=functions.weather <|constrain|>json<|message|>{"city": "Ys"}'
+        )
+        assert {0, 1} < set(c.node.reply)
+        message = (await c.chat(tools=[WEATHER])).json()["choices"][0]["message"]
+        assert (message["reasoning"], message["content"]) == ("I think", None)
+        assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "Ys"}'
+        # Without tools the call is text, and without a parser special tokens are not.
+        message = (await c.chat()).json()["choices"][0]["message"]
+        assert (message["reasoning"], message["content"]) == ("I think", '{"city": "Ys"}')
+
+
+async def test_a_prompt_that_ends_the_reasoning_has_content_only(tmp_path: Path) -> None:
+    make_model(
+        tmp_path / "model",
+        TEMPLATE + "<think>\n{% if enable_thinking == false %}\n</think>\n\n{% endif %}",
+    )
+    async with cluster(tmp_path, reasoning_parser="auto") as c:
+        c.node.reply = c.encode("a</think>b")
+        message = (await c.chat()).json()["choices"][0]["message"]
+        assert (message["reasoning"], message["content"]) == ("a", "b")
+        c.node.reply = c.encode("a")
+        message = (await c.chat(reasoning_effort="none")).json()["choices"][0]["message"]
+        assert (message["reasoning"], message["content"]) == (None, "a")

@@ -64,7 +64,7 @@ WRONG: list[tuple[str, dict[str, Any], int, str | None]] = [
     ("/tokenize", {"prompt": "x", "model": "other"}, 404, "model"),
     ("/tokenize", {"prompt": "x", "add_special_tokens": "x"}, 400, "add_special_tokens"),
     ("/tokenize", {"messages": []}, 400, "messages"),
-    ("/tokenize", {"messages": MESSAGES, "tools": [{}]}, 400, "tools"),
+    ("/tokenize", {"messages": MESSAGES, "tools": [{}]}, 400, "tools[0].type"),
     ("/tokenize", {"messages": MESSAGES, "model": "other"}, 404, "model"),
     (
         "/tokenize",
