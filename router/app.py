@@ -30,12 +30,14 @@ from .handler import GenerateHandler
 from .http.access_log import PROBES
 from .http.exchange import ClientGoneError, HttpExchange
 from .metrics import Metrics
+from .ollama.ollama_errors import OllamaErrors
 from .openai.error_body import OpenAIErrors
 from .options import RouterOptions
 from .responses.response_store import ResponseStore
 from .responses.response_surface import ResponseErrors
 from .routes import (
     anthropic,
+    ollama,
     openai,
     openai_batches,
     openai_embeddings,
@@ -73,6 +75,7 @@ APIS = (
     Api(openai_responses.router, ResponseErrors(), openai_responses.MODELS),
     Api(openai_files.router, OPENAI_ERRORS),
     Api(openai_batches.router, OPENAI_ERRORS, openai_batches.MODELS),
+    Api(ollama.router, OllamaErrors(), ollama.MODELS),
     Api(anthropic.router, AnthropicErrors(), anthropic.MODELS, id_header=b"request-id"),
     Api(tokenization.router, OPENAI_ERRORS, tokenization.MODELS),
     Api(sagemaker.router, OPENAI_ERRORS),

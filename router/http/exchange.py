@@ -50,6 +50,8 @@ class HttpExchange:
         self.streaming = False
         self.closes = False
         self.id_header: bytes | None = None
+        self._any_type = False
+        self._stream_type = b"text/event-stream; charset=utf-8"
         self._writing_since: float | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._cut = False
@@ -71,7 +73,8 @@ class HttpExchange:
 
     async def body(self, share: MemoryShare) -> bytes:
         """Read the body within the limits of type, size and time; count it in ``share``."""
-        if self.header(b"content-type").partition(b";")[0].strip().lower() != JSON_TYPE:
+        kind = self.header(b"content-type").partition(b";")[0].strip().lower()
+        if kind != JSON_TYPE and not (self._any_type and not self.header(b"origin")):
             raise ApiError(415, "The content type must be 'application/json'.", headers=CLOSE)
         limit = self._options.max_body_bytes
         length = self.header(b"content-length")
@@ -158,11 +161,17 @@ class HttpExchange:
             await self._write(piece, more=True)
         await self._write(pieces[-1], more=False)
 
+    def speak_ollama(self, stream_type: bytes) -> None:
+        """Stream as ``stream_type``, and take bodies of any type, as Ollama does for curl: not from
+        a browser, where any page could send them."""
+        self._stream_type = stream_type
+        self._any_type = True
+
     async def start_stream(self) -> None:
-        """Send the head of a stream of server-sent events."""
+        """Send the head of a stream, of server-sent events by default."""
         self.streaming = True
         headers = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"content-type", self._stream_type),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),
         ]

@@ -1,0 +1,83 @@
+"""The served model as Ollama's clients list it."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Any
+
+from ...shared.text.reasoning import NO_PARSER
+from ..options import RouterOptions
+from ..requests.body_model import BodyModel
+from ..served_model import ServedModel
+from .ollama_request import LATEST, check_name
+
+# Of Ollama's API: clients ask for a minimum.
+API_VERSION = "0.13.0"
+NEVER = "9999-12-31T23:59:59Z"
+DETAILS: dict[str, Any] = {
+    "parent_model": "",
+    "format": "safetensors",
+    "family": "tandem",
+    "families": ["tandem"],
+    "parameter_size": "",
+    "quantization_level": "",
+}
+
+
+class ShowRequest(BodyModel):
+    """The body of POST /api/show."""
+
+    model: str = ""
+    name: str = ""
+    verbose: bool = False
+
+
+def tagged(name: str) -> str:
+    """The name with Ollama's default tag, unless it has one."""
+    return name if ":" in name else name + LATEST
+
+
+def entry(model: ServedModel) -> dict[str, Any]:
+    """The model in the list; its size is the nodes' to know."""
+    made = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
+    return {
+        "name": tagged(model.name),
+        "model": tagged(model.name),
+        "modified_at": made,
+        "size": 0,
+        "digest": hashlib.sha256(model.name.encode()).hexdigest(),
+        "details": DETAILS,
+    }
+
+
+def running(model: ServedModel) -> dict[str, Any]:
+    """The model in the list of loaded ones."""
+    loaded = {"expires_at": NEVER, "size_vram": 0, "context_length": model.max_model_len}
+    return {name: value for name, value in entry(model).items() if name != "modified_at"} | loaded
+
+
+def show(body: Any, model: ServedModel, options: RouterOptions) -> dict[str, Any]:
+    """The answer to a body of /api/show. Raises ``RequestError``."""
+    asked = ShowRequest.read(body, set())
+    check_name(asked.model or asked.name or "?", model)
+    template = model.tokenizer.template
+    source = "" if template is None else template.source
+    capabilities = ["completion"]
+    if "tools" in source and options.enable_auto_tool_choice:
+        capabilities.append("tools")
+    if options.reasoning_parser != NO_PARSER:
+        capabilities.append("thinking")
+    return {
+        "modelfile": f"FROM {model.name}\n",
+        "parameters": "",
+        "template": source,
+        "details": DETAILS,
+        "model_info": {
+            "general.architecture": "tandem",
+            "general.basename": model.name,
+            "tandem.context_length": model.max_model_len,
+        },
+        "capabilities": capabilities,
+        "modified_at": entry(model)["modified_at"],
+    }

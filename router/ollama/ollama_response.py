@@ -1,0 +1,126 @@
+"""Answers in Ollama's shape: one object, or a line of JSON for each piece."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from ...shared.text.output import CallDelta
+from ..generation import ChoiceDelta, Usage
+from ..http.encoding import dump
+from ..result import GenerationResult
+from .ollama_request import OllamaRequest
+
+
+class OllamaResponse:
+    """Formats one response; ``chat`` tells the two routes apart."""
+
+    def __init__(self, request: OllamaRequest, *, chat: bool) -> None:
+        self._request = request
+        self._chat = chat
+        self._begun = time.monotonic_ns()
+        self._first: int | None = None
+        self._reason = "stop"
+        self._calls: dict[int, _StreamedCall] = {}
+
+    def opening(self) -> bytes:
+        return b""
+
+    def chunk(self, delta: ChoiceDelta) -> bytes:
+        """A line for new text; calls are written whole, once they are."""
+        if self._first is None:
+            self._first = time.monotonic_ns()
+        reasoning = delta.reasoning if self._request.include_reasoning else ""
+        lines = b""
+        if delta.text or reasoning:
+            lines += self._line(self._content(delta.text, reasoning))
+        for call in delta.calls:
+            self._calls.setdefault(call.index, _StreamedCall()).add(call)
+        if delta.finish_reason is not None:
+            self._reason = _done_reason(delta.finish_reason)
+            if self._calls:
+                calls = [call.body() for call in self._calls.values()]
+                lines += self._line(self._content("", "", calls))
+        return lines
+
+    def closing(self, usage: Usage) -> bytes:
+        return self._line({**self._content("", ""), **self._end(usage, self._reason)}, done=True)
+
+    def end_of_stream(self) -> bytes:
+        return b""
+
+    def choice_logprobs(self) -> None:
+        return None
+
+    def prompt_logprobs(self) -> None:
+        return None
+
+    def whole(self, result: GenerationResult) -> dict[str, Any]:
+        (choice,) = result.choices
+        reasoning = choice.reasoning.getvalue() if self._request.include_reasoning else ""
+        calls = [_call(made.name, made.arguments.getvalue()) for made in choice.calls]
+        content = self._content(choice.text, reasoning, calls)
+        end = self._end(result.usage, _done_reason(choice.finish_reason))
+        return self._body(content, done=True) | end
+
+    def _content(
+        self, text: Any, reasoning: str, calls: list[dict[str, Any]] | None = None
+    ) -> dict[str, Any]:
+        extra: dict[str, Any] = {"thinking": reasoning} if reasoning else {}
+        if not self._chat:
+            return {"response": text, **extra}
+        if calls:
+            extra["tool_calls"] = calls
+        return {"message": {"role": "assistant", "content": text, **extra}}
+
+    def _body(self, content: dict[str, Any], *, done: bool) -> dict[str, Any]:
+        made = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        return {"model": self._request.asked_model, "created_at": made, **content, "done": done}
+
+    def _line(self, content: dict[str, Any], *, done: bool = False) -> bytes:
+        return dump(self._body(content, done=done)) + b"\n"
+
+    def _end(self, usage: Usage, reason: str) -> dict[str, Any]:
+        """Counts, and durations in nanoseconds. Of an answer that is not streamed, all of it counts
+        as generation."""
+        now = time.monotonic_ns()
+        first = self._first or self._begun
+        return {
+            "done_reason": reason,
+            "total_duration": now - self._begun,
+            "load_duration": 0,
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": first - self._begun,
+            "eval_count": usage.completion_tokens,
+            "eval_duration": now - first,
+        }
+
+
+class _StreamedCall:
+    """One call of a stream, collected."""
+
+    def __init__(self) -> None:
+        self._name = ""
+        self._arguments: list[str] = []
+
+    def add(self, delta: CallDelta) -> None:
+        self._name = self._name or delta.name
+        self._arguments.append(delta.arguments)
+
+    def body(self) -> dict[str, Any]:
+        return _call(self._name, "".join(self._arguments))
+
+
+def _call(name: str, arguments: str) -> dict[str, Any]:
+    """A call; the arguments of one that was cut off are no JSON, and left out."""
+    try:
+        made = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        made = {}
+    return {"function": {"name": name, "arguments": made if isinstance(made, dict) else {}}}
+
+
+def _done_reason(finish_reason: str | None) -> str:
+    return "length" if finish_reason == "length" else "stop"

@@ -1,0 +1,94 @@
+"""Ollama's API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from ..errors import ApiError
+from ..ollama.model_list import API_VERSION, ShowRequest, entry, running, show
+from ..ollama.ollama_answers import (
+    OllamaChatAnswer,
+    OllamaError,
+    OllamaGenerateAnswer,
+    OllamaModelAnswer,
+)
+from ..ollama.ollama_request import OllamaChatRequest, OllamaGenerateRequest
+from ..ollama.ollama_surfaces import OllamaChat, OllamaGenerate
+from ..served_model import ServedModel
+from .documentation import documented, documented_errors
+from .guards import KEY_CHECKED
+from .responses import ComputedResponse, GenerationResponse
+from .services import Exchange, RouterServices
+
+CHAT = OllamaChat()
+GENERATE = OllamaGenerate()
+LINES = b"application/x-ndjson"
+MODELS = (
+    OllamaChatRequest,
+    OllamaChatAnswer,
+    OllamaGenerateRequest,
+    OllamaGenerateAnswer,
+    OllamaModelAnswer,
+    OllamaError,
+    ShowRequest,
+)
+
+router = APIRouter(
+    tags=["ollama"], dependencies=KEY_CHECKED, responses=documented_errors(OllamaError)
+)
+
+
+@router.post(CHAT.path, **documented(OllamaChatRequest, OllamaChatAnswer))
+async def ollama_chat(exchange: Exchange, services: RouterServices) -> Response:
+    """Generate the next message of a chat."""
+    exchange.speak_ollama(LINES)
+    return GenerationResponse(exchange, services.handler, CHAT)
+
+
+@router.post(GENERATE.path, **documented(OllamaGenerateRequest, OllamaGenerateAnswer))
+async def ollama_generate(exchange: Exchange, services: RouterServices) -> Response:
+    """Answer a prompt."""
+    exchange.speak_ollama(LINES)
+    return GenerationResponse(exchange, services.handler, GENERATE)
+
+
+@router.post("/api/show", **documented(ShowRequest, OllamaModelAnswer))
+async def show_ollama_model(exchange: Exchange, services: RouterServices) -> Response:
+    """The served model."""
+    exchange.speak_ollama(LINES)
+
+    def work(body: Any, model: ServedModel) -> dict[str, Any]:
+        return show(body, model, services.options)
+
+    return ComputedResponse(exchange, services.handler, work)
+
+
+@router.get("/api/tags")
+async def list_ollama_models(services: RouterServices) -> dict[str, Any]:
+    """The served model."""
+    return {"models": [entry(services.registry.model())]}
+
+
+@router.get("/api/ps")
+async def list_running_models(services: RouterServices) -> dict[str, Any]:
+    """The served model, which is always loaded."""
+    return {"models": [running(services.registry.model())]}
+
+
+@router.get("/api/version")
+async def show_ollama_version() -> dict[str, str]:
+    """The version of Ollama whose API this is."""
+    return {"version": API_VERSION}
+
+
+@router.post("/api/pull")
+@router.post("/api/push")
+@router.post("/api/create")
+@router.post("/api/copy")
+@router.delete("/api/delete")
+async def refuse_management() -> Response:
+    """Models are the operator's: 501."""
+    message = "This server serves the model that its operator has loaded; clients cannot change it."
+    raise ApiError(501, message, code="not_implemented")

@@ -1,0 +1,122 @@
+"""Ollama's API: chats, prompts, the list of models, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tandem.proto import tandem_pb2 as pb
+from tandem.tests.router.anthropic.test_tool_use import CALL, ON, offering
+from tandem.tests.router.golden import check_golden
+from tandem.tests.router.support import CONTEXT, cluster
+
+HI: dict[str, Any] = {"model": "tiny:latest", "messages": [{"role": "user", "content": "hi"}]}
+ASK: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
+WHOLE = {"stream": False}
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+async def test_a_chat(tmp_path: Path) -> None:
+    async with cluster(tmp_path, reasoning_parser="qwen3") as c:
+        c.node.reply = c.encode("<think>one</think>two")
+        stream = await c.client.post("/api/chat", json=HI)
+        assert stream.headers["content-type"] == "application/x-ndjson"
+        check_golden("ollama_chat", stream.text)
+        body = (await c.client.post("/api/chat", json=HI | WHOLE)).json()
+        quiet = (await c.client.post("/api/chat", json=HI | WHOLE | {"think": False})).json()
+        assert [len(r.prompt) for r in c.node.requests] == [body["prompt_eval_count"]] * 3
+    said = lines(stream.text)
+    assert "".join(line["message"]["content"] for line in said) == "two"
+    assert body["message"] == {"role": "assistant", "content": "two", "thinking": "one"}
+    assert body["model"] == "tiny:latest" and body["done"] and body["done_reason"] == "stop"
+    assert quiet["message"] == {"role": "assistant", "content": "two"}
+
+
+async def test_a_prompt_and_its_options(tmp_path: Path) -> None:
+    options = {"temperature": 0.25, "top_k": 7, "seed": 5, "num_predict": 2, "repeat_penalty": 1.5}
+    async with cluster(tmp_path) as c:
+        cut = await c.client.post("/api/generate", json=ASK | {"options": options, "raw": True})
+        check_golden("ollama_generate", cut.text)
+        sampling = c.node.requests[0].sampling
+        assert list(c.node.requests[0].prompt) == c.encode("hi")
+        stop = ASK | WHOLE | {"system": "one", "options": {"stop": [" wor"], "num_ctx": 4096}}
+        # As curl sends it without a header.
+        form = {"content-type": "application/x-www-form-urlencoded"}
+        answer = await c.client.post("/api/generate", content=json.dumps(stop), headers=form)
+        assert answer.json()["response"] == "hello"
+        page = form | {"origin": "http://127.0.0.1"}
+        refused = await c.client.post("/api/generate", content=json.dumps(stop), headers=page)
+        assert refused.status_code in (403, 415)
+    assert lines(cut.text)[-1]["done_reason"] == "length"
+    expected = pb.Sampling(temperature=0.25, top_k=7, seed=5, max_tokens=2, repetition_penalty=1.5)
+    for name in ("temperature", "top_k", "seed", "max_tokens", "repetition_penalty"):
+        assert getattr(sampling, name) == getattr(expected, name)
+
+
+async def test_calls_of_tools_come_whole(tmp_path: Path) -> None:
+    offering(tmp_path)
+    tool = {"type": "function", "function": {"name": "ls", "parameters": {"type": "object"}}}
+    called = {"function": {"name": "ls", "arguments": {"at": "/a"}}}
+    history = [
+        *HI["messages"],
+        {"role": "assistant", "content": "", "tool_calls": [called]},
+        {"role": "tool", "content": "file", "tool_name": "ls"},
+    ]
+    async with cluster(tmp_path, **ON) as c:
+        c.node.reply = c.encode(CALL)
+        asked = HI | {"tools": [tool], "messages": history}
+        body = (await c.client.post("/api/chat", json=asked | WHOLE)).json()
+        stream = lines((await c.client.post("/api/chat", json=asked)).text)
+    assert body["message"]["tool_calls"] == [called]
+    assert stream[-2]["message"]["tool_calls"] == [called] and stream[-1]["done"]
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"format": "json"}, "'format' is not supported"),
+    ({"images": ["x"]}, "'images' is not supported"),
+    ({"think": True}, "does not support thinking"),
+    ({"options": {"mirostat": 1}}, "'options.mirostat' is not supported"),
+    ({"options": {"temperature": 9}}, "'options.temperature': 9 is above the maximum of 2."),
+    ({"options": {"num_predict": CONTEXT}}, "maximum context length"),
+    ({"stream": "x"}, "'stream': expected a boolean"),
+]
+
+
+async def test_errors_are_a_message(tmp_path: Path) -> None:
+    image = {"messages": [{"role": "user", "content": "x", "images": ["x"]}]}
+    async with cluster(tmp_path) as c:
+        for path, body in (("/api/chat", HI), ("/api/generate", ASK)):
+            for fields, message in WRONG:
+                answer = await c.client.post(path, json=body | fields)
+                assert answer.status_code == 400 and [*answer.json()] == ["error"], fields
+                assert message in answer.json()["error"]
+            other = await c.client.post(path, json=body | {"model": "other"})
+            assert other.status_code == 404 and "'other' does not exist" in other.json()["error"]
+        seen = await c.client.post("/api/chat", json=HI | image)
+        assert "'messages[0].images' is not supported" in seen.json()["error"]
+        for method, path in (
+            ("POST", "/api/pull"),
+            ("POST", "/api/create"),
+            ("DELETE", "/api/delete"),
+        ):
+            refused = await c.client.request(method, path, json={"model": "x"})
+            assert refused.status_code == 501 and "cannot change it" in refused.json()["error"]
+
+
+async def test_the_model_is_listed_and_shown(tmp_path: Path) -> None:
+    async with cluster(tmp_path, reasoning_parser="qwen3") as c:
+        (model,) = (await c.client.get("/api/tags")).json()["models"]
+        (loaded,) = (await c.client.get("/api/ps")).json()["models"]
+        version = (await c.client.get("/api/version")).json()["version"]
+        shown = (await c.client.post("/api/show", json={"model": model["model"]})).json()
+        missing = await c.client.post("/api/show", json={"model": "other"})
+    assert model["name"] == loaded["name"] == "tiny:latest"
+    assert [int(part) for part in version.split(".")] > [0, 6, 4]
+    assert shown["capabilities"] == ["completion", "thinking"]
+    family = shown["model_info"]["general.architecture"]
+    assert shown["model_info"][f"{family}.context_length"] == loaded["context_length"] == CONTEXT
+    assert missing.status_code == 404
