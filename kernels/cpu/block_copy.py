@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from ..reference.block_copy import NumpyBlockCopies
+from ..reference.numpy_copies import NumpyBlockCopies
 from .jit import kernel
 
 LINE = 64
