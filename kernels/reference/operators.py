@@ -8,9 +8,9 @@ from ..attention_metadata import AttentionConfig, AttentionMetadata, AttentionPa
 from ..operators import Activation, BlockCopies, CosSin, Experts, LayerKV, Linear
 from ..scaled import CachedKV
 from . import activation, attention, latent, linear, norm, quantized_linear
-from .numpy_copies import NumpyBlockCopies
 from .cache import write_cache, write_kv
 from .experts import LoopedExperts
+from .numpy_copies import NumpyBlockCopies
 from .rope import apply_rotary
 
 
