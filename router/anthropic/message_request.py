@@ -12,9 +12,9 @@ from pydantic import Field
 from ...proto import tandem_pb2 as pb
 from ...shared.text.reasoning import NO_PARSER
 from ...shared.text.stop import StopStrings
-from ...shared.text.tool_parsers.tool_use import ToolUse
 from ..generation import EncodedPrompt, GenerationRequest, TextOptions, new_tokens
-from ..openai.tools import read_tools
+from ..openai.structured_outputs import follow_reasoning
+from ..openai.tools import NO_TOOLS, ToolRequest, read_tools
 from ..options import RouterOptions
 from ..requests.body_model import BOUNDED, WHOLE
 from ..requests.context import check_context
@@ -60,23 +60,27 @@ def parse_messages(body: Any, model: ServedModel, options: RouterOptions) -> Mes
     asked = MessagesRequest.read(body, ignored)
     model.check_name(asked.model)
     prompt = read_prompt(asked, model, ignored, max_tokens=asked.max_tokens)
-    use = _tool_use(prompt, model, options, ignored)
+    tools = _tools(prompt, model, options, ignored)
     with prompt_errors(model):
         tokens = prompt.encode(model)
         granted = check_context([len(tokens)], asked.max_tokens, model, param="messages", default=1)
     _check_size(len(tokens), granted, asked, options)
     reasoning = reasoning_of(model, options)
+    opened = prompt_opens_reasoning(reasoning, tokens, model)
+    sampling = _sampling(asked, model)
+    tools.constrain(sampling)
+    follow_reasoning(sampling, reasoning, opened)
     return MessageRequest(
         request_id=f"msg_{uuid.uuid4().hex}",
         model=model,
         prompts=[EncodedPrompt(new_tokens(tokens))],
         max_tokens=granted,
-        sampling=_sampling(asked, model),
+        sampling=sampling,
         text=TextOptions(
             stop=StopStrings(asked.stop_sequences),
             reasoning_parser=reasoning,
-            reasoning_opened=prompt_opens_reasoning(reasoning, tokens, model),
-            tools=use,
+            reasoning_opened=opened,
+            tools=tools.use,
         ),
         stream=asked.stream,
         include_usage=True,
@@ -87,15 +91,14 @@ def parse_messages(body: Any, model: ServedModel, options: RouterOptions) -> Mes
     )
 
 
-def _tool_use(
+def _tools(
     prompt: MessagePrompt, model: ServedModel, options: RouterOptions, ignored: set[str]
-) -> ToolUse | None:
-    """How calls are found in the output; ``None`` if there are none."""
+) -> ToolRequest:
     if not prompt.tools or prompt.choice.type == "none":
-        return None
+        return NO_TOOLS
     parallel = not prompt.choice.disable_parallel_tool_use
     choice = prompt.choice.as_openai()
-    return read_tools(prompt.tools, choice, parallel, model, options, ignored).use
+    return read_tools(prompt.tools, choice, parallel, model, options, ignored)
 
 
 def _check_size(

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from ...proto import tandem_pb2 as pb
 from ...shared.text.reasoning import NO_PARSER
 from ..errors import invalid
 from ..generation import EncodedPrompt, GenerationRequest, TextOptions, new_tokens
@@ -33,7 +34,7 @@ from .request_fields import (
     read_text_options,
 )
 from .structured_outputs import follow_reasoning
-from .tools import ToolChoice, Tools, read_tools
+from .tools import ToolChoice, ToolRequest, Tools, read_tools
 
 MAX_DOCUMENTS = 1024
 CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = COMMON_UNSUPPORTED | {
@@ -126,7 +127,7 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
     size.check(granted, options)
     check_min_tokens(text.min_tokens, granted)
     text = _behind_prompt(text, tokens, model)
-    follow_reasoning(shared["sampling"], text.reasoning_parser, text.reasoning_opened)
+    _constrain(shared["sampling"], tools, text)
     return GenerationRequest(
         request_id=f"chatcmpl-{uuid.uuid4().hex}",
         prompts=[EncodedPrompt(new_tokens(tokens))],
@@ -139,6 +140,11 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
         include_reasoning=_include_reasoning(chat, text),
         **shared,
     )
+
+
+def _constrain(sampling: pb.Sampling, tools: ToolRequest, text: TextOptions) -> None:
+    tools.constrain(sampling)
+    follow_reasoning(sampling, text.reasoning_parser, text.reasoning_opened)
 
 
 def _behind_prompt(text: TextOptions, tokens: Sequence[int], model: ServedModel) -> TextOptions:

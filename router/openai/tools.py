@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ...proto import tandem_pb2 as pb
 from ...shared.text.detection import tool_parser
 from ...shared.text.tool_parsers.tool_use import ToolUse
 from ..errors import invalid
@@ -16,6 +17,7 @@ from ..options import RouterOptions
 from ..requests.body_errors import wrong_type
 from ..requests.body_model import BodyModel, DocumentedAs
 from ..served_model import ServedModel
+from .forced_calls import named_call, required_calls
 
 MAX_TOOLS = 1024
 _NAME = re.compile(r"[\w.:/@$-]{1,256}")
@@ -56,10 +58,17 @@ ToolChoice = Annotated[Any, DocumentedAs(Literal[CHOICES] | NamedTool)]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRequest:
     """What a request wants of tools: ``shown`` are those that the template gets, ``use`` is
-    ``None`` if the output has no calls."""
+    ``None`` if the output has no calls, ``forced`` constrains it to calls."""
 
     shown: list[dict[str, Any]] | None = None
     use: ToolUse | None = None
+    forced: pb.StructuredOutputs | None = None
+
+    def constrain(self, sampling: pb.Sampling) -> None:
+        """Let the output be calls, if they are forced. A format of the answer's text no longer
+        matters then."""
+        if self.forced is not None:
+            sampling.structured_outputs.CopyFrom(self.forced)
 
 
 NO_TOOLS = ToolRequest()
@@ -86,14 +95,22 @@ def read_tools(
     if choice == "none":
         hidden = options.exclude_tools_when_tool_choice_none
         return NO_TOOLS if hidden else ToolRequest(shown=known.shown)
-    _check_capable(choice or "auto", model, options)
+    if choice in (None, "auto"):
+        _check_automatic(model, options)
     use = ToolUse(
         parser=tool_parser(options.tool_call_parser, _template(model)),
         schemas=known.schemas,
         parallel=parallel,
+        required=choice == "required",
         named=named,
     )
-    return ToolRequest(shown=known.shown, use=use)
+    return ToolRequest(shown=known.shown, use=use, forced=_forced(use))
+
+
+def _forced(use: ToolUse) -> pb.StructuredOutputs | None:
+    if use.named:
+        return named_call(use.schemas[use.named])
+    return required_calls(use.schemas, parallel=use.parallel) if use.required else None
 
 
 def shown_tools(
@@ -162,10 +179,7 @@ def _named(choice: Any, known: _Functions) -> str:
     return name
 
 
-def _check_capable(choice: Any, model: ServedModel, options: RouterOptions) -> None:
-    if choice != "auto":
-        message = "'tool_choice' 'required' and of a named function are not supported yet."
-        raise invalid(message, "tool_choice", "unsupported_value")
+def _check_automatic(model: ServedModel, options: RouterOptions) -> None:
     if not options.enable_auto_tool_choice:
         message = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser.'
         raise invalid(message, "tool_choice", "unsupported_value")

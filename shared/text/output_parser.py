@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from .output import Deltas, OutputParser, TextDelta
 from .reasoning import HARMONY, reasoning_markers, reasoning_parser
-from .tool_parsers.formats import FORMATS
+from .tool_parsers.formats import format_of
 from .tool_parsers.tool_text import ToolText
 from .tool_parsers.tool_use import ToolUse
 
@@ -32,7 +32,7 @@ def kept_tokens(reasoning: str, tools: ToolUse | None) -> tuple[str, ...]:
     """The special tokens that the parser needs as text."""
     if reasoning == HARMONY and tools is None:
         tools = _WITHOUT_TOOLS
-    kept = () if tools is None else FORMATS[tools.parser].kept
+    kept = () if tools is None else format_of(tools).kept
     return (*kept, *reasoning_markers(reasoning))
 
 

@@ -64,3 +64,13 @@ FORMATS: dict[str, ToolFormat] = {
     "qwen3_coder": _QWEN_XML,
     "qwen3_xml": _QWEN_XML,
 }
+
+_NAMED = ToolFormat(json_list.named_call)
+_REQUIRED = ToolFormat(json_list.required_calls)
+
+
+def format_of(tools: ToolUse) -> ToolFormat:
+    """The format of a request's calls: the model's own, unless a grammar sets it."""
+    if tools.named:
+        return _NAMED
+    return _REQUIRED if tools.required else FORMATS[tools.parser]

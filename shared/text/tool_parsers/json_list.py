@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from .json_call import json_call
+from .json_call import json_call, streamed_arguments
 from .reader import Reader, Steps
 from .tool_use import ToolUse
 
@@ -59,6 +59,19 @@ def json_calls(reader: Reader, known: Collection[str] | None = None) -> Steps:
         yield from json_call(reader, known)
         yield from reader.skip_space()
     yield from reader.accept("]")
+
+
+def required_calls(reader: Reader, tools: ToolUse) -> Steps:
+    """An output that a grammar constrains to an array of calls."""
+    yield from reader.skip_space()
+    yield from reader.attempt(json_calls(reader, tools.schemas))
+
+
+def named_call(reader: Reader, tools: ToolUse) -> Steps:
+    """An output that a grammar constrains to the arguments of one function."""
+    yield from reader.skip_space()
+    reader.begin_call(tools.named)
+    yield from streamed_arguments(reader)
 
 
 def _after_marker(reader: Reader, end: str) -> Steps:

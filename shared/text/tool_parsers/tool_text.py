@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..output import Deltas
-from .formats import FORMATS
+from .formats import format_of
 from .reader import Reader
 from .tool_use import ToolUse
 
@@ -13,7 +13,7 @@ class ToolText:
 
     def __init__(self, tools: ToolUse) -> None:
         self._reader = Reader(parallel=tools.parallel)
-        self._steps = FORMATS[tools.parser].parse(self._reader, tools)
+        self._steps = format_of(tools).parse(self._reader, tools)
 
     @property
     def reasoning(self) -> bool:

@@ -15,4 +15,5 @@ class ToolUse:
     parser: str
     schemas: Mapping[str, Mapping[str, Any]]
     parallel: bool = True
-    named: str = ""  # the function that tool_choice names
+    required: bool = False  # by tool_choice, so that the output is calls and nothing else
+    named: str = ""  # the function that tool_choice names, whose arguments are the output

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
 
@@ -127,6 +128,72 @@ async def test_a_call_that_is_cut_off_ends_with_length_and_what_there_is(c: Clus
     assert choice["finish_reason"] == "length" and choice["message"]["content"] is None
     [call] = choice["message"]["tool_calls"]
     assert call["function"]["arguments"].startswith('{"city"')
+
+
+REQUIRED = '[{"name":"weather","parameters":{"city":"Öl"}}, {"name":"now","parameters":{}}]'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_required_calls_are_the_output(c: Cluster, stream: bool) -> None:
+    c.node.reply, c.node.chunk = c.encode(REQUIRED), 3
+    answer = await c.chat(tools=[WEATHER, NOW], tool_choice="required", stream=stream)
+    calls, reason = streamed_calls(answer.text) if stream else unary_calls(answer.json())
+    assert calls == [("weather", '{"city":"Öl"}'), ("now", "{}")] and reason == "tool_calls"
+    schema = json.loads(c.node.requests[-1].sampling.structured_outputs.json)
+    jsonschema.validate(json.loads(REQUIRED), schema)
+    for wrong in ([], [{"name": "weather", "parameters": {"city": 5}}], [{"name": "then"}]):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, schema)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_named_function_is_called(c: Cluster, stream: bool) -> None:
+    c.node.reply, c.node.chunk = c.encode('{"city":"Ys"}'), 3
+    named = {"type": "function", "function": {"name": "weather"}}
+    answer = await c.chat(
+        tools=[NOW, WEATHER], tool_choice=named, stream=stream, response_format={"type": "text"}
+    )
+    calls, reason = streamed_calls(answer.text) if stream else unary_calls(answer.json())
+    assert calls == [("weather", '{"city":"Ys"}')] and reason == "stop"
+    assert json.loads(c.node.requests[-1].sampling.structured_outputs.json) == PARAMETERS
+
+
+def unary_calls(body: dict[str, Any]) -> tuple[list[tuple[str, str]], str]:
+    [choice] = body["choices"]
+    assert not choice["message"]["content"]
+    functions = [call["function"] for call in choice["message"]["tool_calls"]]
+    return [(one["name"], one["arguments"]) for one in functions], choice["finish_reason"]
+
+
+def streamed_calls(text: str) -> tuple[list[tuple[str, str]], str]:
+    calls: list[tuple[str, str]] = []
+    choices = [chunk["choices"][0] for chunk in events(text)[:-1]]
+    for delta in (call for one in choices for call in one["delta"].get("tool_calls", ())):
+        if "id" in delta:
+            calls.append((delta["function"]["name"], ""))
+        name, arguments = calls[delta["index"]]
+        calls[delta["index"]] = name, arguments + delta["function"]["arguments"]
+    [reason] = [one["finish_reason"] for one in choices if one["finish_reason"]]
+    return calls, reason
+
+
+async def test_required_calls_share_definitions(c: Cluster) -> None:
+    def tool(name: str, kind: str) -> dict[str, Any]:
+        parameters = {
+            "type": "object",
+            "properties": {"at": {"$ref": "#/$defs/Place"}},
+            "$defs": {"Place": {"type": kind}},
+        }
+        return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+    c.node.reply = c.encode('[{"name":"g","parameters":{"at":"x"}}]')
+    both = [tool("f", "string"), tool("g", "string")]
+    answer = await c.chat(tools=both, tool_choice="required", parallel_tool_calls=False)
+    assert unary_calls(answer.json())[0] == [("g", '{"at":"x"}')]
+    schema = json.loads(c.node.requests[-1].sampling.structured_outputs.json)
+    assert schema["$defs"] == {"Place": {"type": "string"}} and schema["maxItems"] == 1
+    answer = await c.chat(tools=[tool("f", "string"), tool("g", "number")], tool_choice="required")
+    assert answer.status_code == 400 and "'Place' differently" in answer.text
 
 
 INVALID: dict[str, tuple[dict[str, Any], str]] = {

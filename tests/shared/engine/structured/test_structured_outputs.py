@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 from tandem import Completion, Engine, EngineConfig, SamplingParams, StructuredOutputs
+from tandem.router.openai.forced_calls import required_calls
 from tandem.shared.engine.structured.constraint import Constraint
 from tandem.shared.errors import RequestError
 from tandem.tests.shared.engine.structured.schemas import schemas
@@ -48,6 +49,16 @@ def test_random_schemas_give_valid_json_beside_rows_without_one(engine: Engine) 
         assert answer.finish_reason == "stop", answer.text
         jsonschema.validate(json.loads(answer.text), schema)
     assert answers[0][0].tokens == answers[-1][0].tokens == alone.tokens
+
+
+def test_any_model_makes_required_calls(engine: Engine) -> None:
+    city = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 9}}}
+    tools: dict[str, dict[str, Any]] = {"weather": city | {"required": ["city"]}, "now": {}}
+    forced = required_calls(tools, parallel=False)
+    for answer in follow(engine, StructuredOutputs(json=forced.json, whitespace=False), n=4):
+        if answer.finish_reason == "stop":
+            [call] = json.loads(answer.text)
+            assert call["name"] in tools and isinstance(call["parameters"], dict)
 
 
 def test_each_kind_of_constraint(engine: Engine) -> None:
