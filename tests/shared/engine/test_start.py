@@ -12,7 +12,7 @@ from tandem import EngineConfig
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.config import HandoffConfig
 from tandem.shared.engine import start as engine
-from tandem.shared.engine.messages import LoadFormats, RankEndpoints, RankSettings
+from tandem.shared.engine.messages import LoadFormats, RankEndpoints, RankSettings, TokenMasks
 from tandem.shared.engine.start import DataPlaneOptions, NodeIdentity, _with_every_end, start_engine
 from tandem.shared.errors import ModelError
 from tandem.shared.kv.planning import CPU, CUDA, RankDevice, RankMemory
@@ -61,6 +61,9 @@ class FakeRanks:
 
     async def allocate(self, num_blocks: int) -> list[RankEndpoints]:
         return []
+
+    def send_masks(self, masks: TokenMasks) -> None:
+        raise AssertionError("nothing is computed here")
 
     async def stop(self) -> None:
         pass
