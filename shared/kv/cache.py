@@ -19,7 +19,7 @@ from ...kernels.operators import LayerKV, Operators
 from ...kernels.reference.operators import ReferenceOperators
 from ...kernels.scaled import ScaledKV
 from ..models.spec import DecoderSpec
-from .host_copies import HostCopies
+from .host_copies import HostCopies, TokenSpan
 from .layout import KVComponent, LayerLayout, kv_layout
 
 # With more runs than this, one indexed copy is cheaper than a copy per run.
@@ -108,7 +108,8 @@ class KVCache:
         if as_is and self._host is not None and not isinstance(out, torch.Tensor):
             buffer = np.frombuffer(out, dtype=np.uint8)
             self._check_size(len(buffer), layer, into, len(local), tokens)
-            self._host.pack(layer, local, block_table, first_token, end_token, buffer)
+            span = TokenSpan(layer, local, block_table, first_token, end_token)
+            self._host.pack(span, buffer)
             return
         # An index copy inside would allocate with autograd's bookkeeping otherwise.
         with torch.inference_mode():
@@ -138,7 +139,8 @@ class KVCache:
         if self._host is not None and not isinstance(data, torch.Tensor):
             buffer = np.frombuffer(data, dtype=np.uint8)
             self._check_size(len(buffer), layer, self.layout[layer], len(local), tokens)
-            self._host.scatter(layer, local, block_table, first_token, end_token, buffer)
+            span = TokenSpan(layer, local, block_table, first_token, end_token)
+            self._host.scatter(span, buffer)
             return
         with torch.inference_mode():
             packed = self._packed(layer, self.layout[layer], len(local), tokens, data)

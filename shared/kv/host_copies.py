@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ...kernels.operators import BlockCopies
 
-# Blocks [heads, blocks, bytes of a block], which of them, and their copy.
-_Copy = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
+
+@dataclass(frozen=True, slots=True)
+class TokenSpan:
+    """Tokens first to end of a sequence, in some of a cache's heads of one layer."""
+
+    layer: int
+    heads: range
+    table: Sequence[int]
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """A span of one component, in the cache and in the buffer: whole blocks of ``held``, by their
+    indices, and the cells of blocks of which it has some tokens."""
+
+    held: np.ndarray
+    indices: np.ndarray | None
+    whole: np.ndarray
+    edges: list[tuple[np.ndarray, np.ndarray]]
 
 
 class HostCopies:
@@ -22,66 +42,44 @@ class HostCopies:
         self._block_size = block_size
         self._copies = copies
 
-    def pack(
-        self,
-        layer: int,
-        heads: range,
-        table: Sequence[int],
-        first: int,
-        end: int,
-        out: np.ndarray,
-    ) -> None:
-        """Copy tokens first to end of these of the cache's heads to ``out``, all of it."""
+    def pack(self, span: TokenSpan, out: np.ndarray) -> None:
+        """Copy a span to ``out``, all of it. Raises ``IndexError``."""
+        for parts in self._parts(span, out):
+            if parts.indices is not None:
+                self._copies.gather(parts.held, parts.indices, parts.whole)
+            for cached, tokens in parts.edges:
+                tokens[:] = cached
 
-        def edge(held: np.ndarray, buffer: np.ndarray) -> None:
-            buffer[:] = held
-
-        self._copy(self._copies.gather, edge, layer, heads, table, first, end, out)
-
-    def scatter(
-        self,
-        layer: int,
-        heads: range,
-        table: Sequence[int],
-        first: int,
-        end: int,
-        data: np.ndarray,
-    ) -> None:
+    def scatter(self, span: TokenSpan, data: np.ndarray) -> None:
         """The inverse of ``pack``."""
+        for parts in self._parts(span, data):
+            if parts.indices is not None:
+                self._copies.scatter(parts.held, parts.indices, parts.whole)
+            for cached, tokens in parts.edges:
+                cached[:] = tokens
 
-        def edge(held: np.ndarray, buffer: np.ndarray) -> None:
-            held[:] = buffer
-
-        self._copy(self._copies.scatter, edge, layer, heads, table, first, end, data)
-
-    def _copy(
-        self,
-        whole_blocks: _Copy,
-        edge: Callable[[np.ndarray, np.ndarray], None],
-        layer: int,
-        heads: range,
-        table: Sequence[int],
-        first: int,
-        end: int,
-        buffer: np.ndarray,
-    ) -> None:
-        size = self._block_size
-        start, stop = -(-first // size), end // size
-        blocks = self._checked(table[start:stop], layer) if start < stop else None
-        edges = list(self._edges(table, first, end))
+    def _parts(self, span: TokenSpan, buffer: np.ndarray) -> Iterator[_Parts]:
+        size, heads, count = self._block_size, len(span.heads), span.end - span.first
+        start, stop = -(-span.first // size), span.end // size
+        indices = self._checked(span.table[start:stop], span.layer) if start < stop else None
+        edges = list(self._edges(span.table, span.first, span.end))
         at = 0
-        for component in self._layers[layer]:
-            held = component[heads.start : heads.stop]
-            token_bytes = held.shape[2] // size
-            length = len(heads) * (end - first) * token_bytes
-            tokens = buffer[at : at + length].reshape(len(heads), end - first, token_bytes)
+        for component in self._layers[span.layer]:
+            held = component[span.heads.start : span.heads.stop]
+            block_bytes = held.shape[2]
+            length = heads * count * (block_bytes // size)
+            tokens = buffer[at : at + length].reshape(heads, count, block_bytes // size)
             at += length
-            if blocks is not None:
-                whole = tokens[:, start * size - first : stop * size - first]
-                whole_blocks(held, blocks, whole.reshape(len(heads), len(blocks), held.shape[2]))
-            for block, inside, outside in edges:
-                cells = held[:, block].reshape(len(heads), size, token_bytes)
-                edge(cells[:, inside], tokens[:, outside])
+            whole = tokens[:, start * size - span.first : max(start, stop) * size - span.first]
+            yield _Parts(
+                held,
+                indices,
+                whole.reshape(heads, max(0, stop - start), block_bytes),
+                [
+                    (held[:, block].reshape(heads, size, -1)[:, inside], tokens[:, outside])
+                    for block, inside, outside in edges
+                ],
+            )
 
     def _checked(self, table: Sequence[int], layer: int) -> np.ndarray:
         """Raises ``IndexError``: copies go to addresses."""
