@@ -52,13 +52,14 @@ def test_random_schemas_give_valid_json_beside_rows_without_one(engine: Engine) 
 
 
 def test_any_model_makes_required_calls(engine: Engine) -> None:
-    city = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 9}}}
-    tools: dict[str, dict[str, Any]] = {"weather": city | {"required": ["city"]}, "now": {}}
+    nothing = {"type": "object", "additionalProperties": False}
+    city = nothing | {"properties": {"city": {"type": "string", "maxLength": 9}}}
+    tools: dict[str, dict[str, Any]] = {"weather": city | {"required": ["city"]}, "now": nothing}
     forced = required_calls(tools, parallel=False)
     for answer in follow(engine, StructuredOutputs(json=forced.json, whitespace=False), n=4):
-        if answer.finish_reason == "stop":
-            [call] = json.loads(answer.text)
-            assert call["name"] in tools and isinstance(call["parameters"], dict)
+        assert answer.finish_reason == "stop", answer.text
+        [call] = json.loads(answer.text)
+        jsonschema.validate(call["parameters"], tools[call["name"]])
 
 
 def test_each_kind_of_constraint(engine: Engine) -> None:
