@@ -80,6 +80,8 @@ FIELDS: dict[str, dict[str, str]] = {
     | {"resume_at": WINDOWS},
 }
 
+_OF_TRANSFERS = frozenset(FIELDS["OpenRequest"].values())
+
 
 def needed(request: Message) -> frozenset[str]:
     """The capabilities that a ``GenerateRequest`` or an ``OpenRequest`` needs of its receiver."""
@@ -89,8 +91,8 @@ def needed(request: Message) -> frozenset[str]:
 def has(capabilities: Set[str], needs: Set[str], *, prefill: bool) -> bool:
     """True if a node with these capabilities may serve a ``GenerateRequest`` with these needs; a
     ``prefill`` node is concerned only by what an ``OpenRequest`` carries too."""
-    if prefill:
-        needs = needs & set(FIELDS["OpenRequest"].values())
+    if prefill and needs:
+        needs = needs & _OF_TRANSFERS
     return needs <= capabilities
 
 

@@ -22,8 +22,8 @@ from .errors import CapabilityError, DeadlineError, DrainingError, NodeError
 from .node_call import LATE, GenerationError, node_call
 from .options import RouterOptions
 from .placement.node_prefixes import PromptKeys
-from .placement.place import Placement, place
-from .placement.policies import POLICIES, round_robin
+from .placement.place import Placement
+from .placement.policies import POLICIES
 
 log = logger("router")
 
@@ -108,17 +108,8 @@ class Dispatcher:
         request.deaths = self._deaths
         needs = needed(request)
         with step("placement") as span:
-            turn = self._nodes.take_turn()
             policy = POLICIES[self._options.placement_policy]
-            placement = place(
-                self._nodes.views(prompt, turn, self._failed, needs, every=policy is round_robin),
-                prompt.tokens,
-                policy,
-                turn=turn,
-                salt=prompt.salt,
-                exclude=self._failed,
-                needs=needs,
-            )
+            placement = self._nodes.place(prompt, policy, self._failed, needs)
             if placement is None:
                 self._unplaced = self._unsupported(request.request_id, needs)
                 return None

@@ -21,6 +21,9 @@ class Ejection:
     """The unanswered calls to one start of a node, and the backoff after failed ones."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
+        # False if the node is certainly not ejected. Placement looks at many nodes, and this is
+        # quick to read.
+        self.doubtful = False
         self._clock = clock
         self._unanswered: dict[Any, float] = {}
         self._backoff = PeerBackoff(clock)
@@ -38,18 +41,22 @@ class Ejection:
     def asked(self, call: Any) -> None:
         """Record that a call was sent."""
         self._unanswered[call] = self._clock()
+        self.doubtful = True
 
     def answered(self, call: Any) -> None:
         """Record an answer: the node can be reached."""
         self._unanswered.pop(call, None)
         self._backoff.end()
+        self.doubtful = bool(self._unanswered)
 
     def failed(self, call: Any) -> float:
         """Record that the node was not reached, or did not answer. Returns the pause that begins,
         or 0 during a pause."""
         self._unanswered.pop(call, None)
+        self.doubtful = True
         return self._backoff.begin()
 
     def ended(self, call: Any) -> None:
         """Forget a call, which proves nothing if it was not answered."""
         self._unanswered.pop(call, None)
+        self.doubtful = bool(self._unanswered) or self._backoff.suspected

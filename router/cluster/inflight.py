@@ -30,16 +30,13 @@ class InflightLoad:
     """This router's prompts on one node. Each is begun once and ended once."""
 
     def __init__(self) -> None:
-        self._compute_tokens = 0
-        self._others_tokens = 0
-        self.room_tokens = 0  # taken since the last report
+        self.queued_tokens = 0  # that the node has yet to compute, other routers' included
+        self._compute_tokens = 0  # of this router's prompts
+        # Tokens that fit into the node's free blocks, less those placed there since its last
+        # report; None if it has reported no blocks.
+        self.room_tokens: int | None = None
         self._settling: list[InflightPrompt] = []
         self._expected: Counter[int] = Counter()
-
-    @property
-    def queued_tokens(self) -> int:
-        """Tokens that the node has yet to compute."""
-        return self._compute_tokens + self._others_tokens
 
     def expects(self, key: int) -> bool:
         """True if the node will hold this key."""
@@ -47,21 +44,24 @@ class InflightLoad:
 
     def begin(self, prompt: InflightPrompt) -> None:
         self._compute_tokens += prompt.compute_tokens
-        self.room_tokens += prompt.room_tokens
+        self.queued_tokens += prompt.compute_tokens
+        if self.room_tokens is not None:
+            self.room_tokens -= prompt.room_tokens
         self._expected.update(prompt.keys)
 
     def end(self, prompt: InflightPrompt, *, computed: bool) -> None:
         """Count the prompt no longer: it is computed there, or never will be."""
         self._compute_tokens -= prompt.compute_tokens
+        self.queued_tokens -= prompt.compute_tokens
         if computed:
             self._settling.append(prompt)
         else:
             self._forget(prompt)
 
-    def reported(self, queued_tokens: int) -> None:
-        """Take over the node's own count of queued tokens, which includes other routers'."""
-        self._others_tokens = max(0, queued_tokens - self._compute_tokens)
-        self.room_tokens = 0
+    def reported(self, queued_tokens: int, room_tokens: int | None) -> None:
+        """Take over the node's own counts, which include other routers' prompts."""
+        self.queued_tokens = max(queued_tokens, self._compute_tokens)
+        self.room_tokens = room_tokens
         for prompt in self._settling:
             prompt.reports -= 1
             if not prompt.reports:

@@ -58,7 +58,7 @@ class Node:
         self.capabilities = CAPABILITIES.intersection(request.capabilities)
         self.load = pb.Load()
         self.rate = 0.0  # of prefill, in tokens a second; 0 until measured
-        self._room: int | None = None  # tokens that fit into its free blocks, once reported
+        self.sequences = 0  # running or waiting on the node, as far as is known now
         self._other_sequences = 0  # of other routers' calls, by the last report
         self._link_rates: dict[str, float] = {}
         self.prefixes = NodePrefixes()
@@ -80,25 +80,19 @@ class Node:
         """This router's calls that run on the node."""
         return self._connection.calls
 
-    @property
-    def sequences(self) -> int:
-        """Running or waiting on the node, as far as is known now."""
-        return self._connection.sequences + self._other_sequences
-
-    @property
-    def room_tokens(self) -> int | None:
-        """Tokens that fit into its free blocks, less those placed there since its last report;
-        ``None`` if it has reported no blocks."""
-        return None if self._room is None else self._room - self.inflight_load.room_tokens
-
     def has_room(self, tokens: int) -> bool:
         """True if that many tokens fit, or if it is unknown."""
-        room = self.room_tokens
+        room = self.inflight_load.room_tokens
         return room is None or room >= tokens
+
+    def holds(self, key: int) -> bool:
+        """True if it holds, or will hold, the prefix with this key."""
+        known = key in self.prefixes.keys or self.inflight_load.expects(key)
+        return known and not self.lost
 
     def supports(self, needs: frozenset[str]) -> bool:
         """True if a request that needs these capabilities may be placed here."""
-        return has(self.capabilities, needs, prefill=self.is_prefill)
+        return not needs or has(self.capabilities, needs, prefill=self.is_prefill)
 
     @property
     def taken_out(self) -> bool:
@@ -130,12 +124,12 @@ class Node:
             prefill=self.is_prefill,
             group=self.group,
             draining=self.draining,
-            ejected=self.ejection.ejected,
+            ejected=self.ejection.doubtful and self.ejection.ejected,
             sequences=self.sequences,
             queued_prefill_tokens=self.inflight_load.queued_tokens,
             prefill_tokens_per_second=self.rate,
             held_tokens=self.prefixes.matched(prompt, self.inflight_load.expects),
-            room_tokens=self.room_tokens,
+            room_tokens=self.inflight_load.room_tokens,
             link_rates=self._link_rates,
             capabilities=self.capabilities,
         )
@@ -156,12 +150,16 @@ class Node:
         self.load = _copied(load)
         self.rate = load.prefill_tokens_per_second
         known = load.total_blocks and load.block_size
-        self._room = load.free_blocks * load.block_size if known else None
+        room = load.free_blocks * load.block_size if known else None
         # The report was written a little before it arrived, perhaps with calls that have ended.
         peak = self._connection.take_peak()
         self._other_sequences = max(0, load.running + load.waiting - peak)
-        self.inflight_load.reported(load.queued_prefill_tokens)
+        self._count_sequences()
+        self.inflight_load.reported(load.queued_prefill_tokens, room)
         self.prefixes.update(prefixes)
+
+    def _count_sequences(self) -> None:
+        self.sequences = self._connection.sequences + self._other_sequences
 
     def _learn_links(self, load: pb.Load) -> None:
         """Move the rates that have changed out of a report; 0 removes a link."""
@@ -195,12 +193,14 @@ class Node:
     def generate(self, request: pb.GenerateRequest, timeout: float, metadata: Metadata) -> Any:
         """Start a call; ``end`` must follow."""
         call = self._connection.generate(request, timeout, metadata)
+        self._count_sequences()
         self.ejection.asked(call)
         return call
 
     def end(self, call: Any) -> None:
         """End a call, whether it has finished or not."""
         self._connection.end(call)
+        self._count_sequences()
         self.ejection.ended(call)
 
     def end_choice(self, call_id: int, index: int) -> None:

@@ -15,11 +15,13 @@ from ...proto.roles import role_name
 from ...shared.security.credentials import INSECURE, Credentials
 from ...shared.telemetry.logs import logger
 from ..placement.node_prefixes import PromptKeys
-from ..placement.place import NodeView
+from ..placement.place import NodeView, Placement, Policy, place
+from ..placement.policies import round_robin
 from ..placement.prefix_table import PrefixTable
 from .absent_nodes import AbsentNodes
 from .node import Node
 from .retained_prefixes import RetainedPrefixes
+from .roster import Roster
 from .shortlist import FEW, Excluded, shortlist
 
 log = logger("router")
@@ -45,7 +47,7 @@ class NodeTable:
         self._clock = clock
         self._credentials = credentials
         self._nodes: dict[str, Node] = {}
-        self._kinds: dict[tuple[bool, str], list[Node]] = {}
+        self._roster = Roster()
         self._prefix_table: PrefixTable[Node] = PrefixTable()
         self._retained = RetainedPrefixes(clock)
         self._lost: list[Node] = []
@@ -90,7 +92,7 @@ class NodeTable:
 
     def serves(self, group: str) -> bool:
         """True if a prefill or decode node of this group is present."""
-        return any((prefill, group) in self._kinds for prefill in (False, True))
+        return self._roster.serves(group)
 
     def decode_ready(self) -> bool:
         """True if a decode node takes work."""
@@ -112,25 +114,43 @@ class NodeTable:
 
     # -- placement ---------------------------------------------------------------------------
 
+    def place(
+        self,
+        prompt: PromptKeys,
+        policy: Policy,
+        exclude: Excluded = frozenset(),
+        needs: frozenset[str] = frozenset(),
+    ) -> Placement | None:
+        """The next placement of a prompt; ``None`` if no decode node can take it. ``exclude`` has
+        the nodes that have failed it, ``needs`` the capabilities that its request needs."""
+        turn, self._turns = self._turns, self._turns + 1
+        if policy is round_robin:
+            views = [node.view(prompt) for node in self._roster.in_turn(turn, exclude, needs)]
+            return Placement(views[0], tuple(views[1:])) if views else None
+        views = self.views(prompt, turn, exclude, needs)
+        return place(
+            views,
+            prompt.tokens,
+            policy,
+            turn=turn,
+            salt=prompt.salt,
+            exclude=exclude,
+            needs=needs,
+        )
+
     def views(
         self,
         prompt: PromptKeys,
         turn: int = 0,
         exclude: Excluded = frozenset(),
         needs: frozenset[str] = frozenset(),
-        *,
-        every: bool = False,
     ) -> list[NodeView]:
-        """The candidates for a prompt: ``every`` node, or a shortlist if there are very many."""
-        if every or len(self._nodes) <= FEW:
+        """The candidates for a prompt: every node, or a shortlist if there are very many."""
+        if len(self._nodes) <= FEW:
             return [node.view(prompt) for node in self._nodes.values()]
-        few = shortlist(self._kinds.values(), self._prefix_table, prompt, turn, exclude, needs)
+        kinds = self._roster.kinds(needs)
+        few = shortlist(kinds, self._prefix_table, prompt, turn, exclude, needs)
         return [node.view(prompt) for node in few]
-
-    def take_turn(self) -> int:
-        """The number of placements before this one."""
-        self._turns += 1
-        return self._turns - 1
 
     def unreachable(self, node: Node, call: Any, reason: str) -> None:
         """Back off from a node after a call to it failed on the way or got no answer."""
@@ -172,7 +192,7 @@ class NodeTable:
             retained.hand_to(node)
         else:
             node.prefixes.show_in(self._prefix_table.column(node))
-        self._kinds.setdefault((node.is_prefill, node.group), []).append(node)
+        self._roster.add(node)
         node.report(request.load, request.prefixes)
         log.info("%s node %s joined from %s", role_name(node.role), node.node_id, address)
         self.absent.returned(node.node_id)
@@ -251,10 +271,7 @@ class NodeTable:
         log.log(level, "%s node %s %s", role_name(node.role), node_id, reason)
         node.lose()
         self._lost.append(node)
-        kind = self._kinds[node.is_prefill, node.group]
-        kind.remove(node)
-        if not kind:
-            del self._kinds[node.is_prefill, node.group]
+        self._roster.remove(node)
         if keep:
             self._retained.retain(node.key, node.prefixes)
         else:

@@ -33,21 +33,26 @@ def shortlist(
     exclude: Excluded,
     needs: frozenset[str] = frozenset(),
 ) -> list[Node]:
-    """The nodes to compare. ``kinds`` has all nodes, those of one role and version together.
-    ``needs``: the capabilities that the request needs."""
+    """The nodes to compare. ``kinds`` has the nodes that support ``needs``, the capabilities that
+    the request needs: those of one role and version together."""
 
-    def holds(node: Node, key: int) -> bool:
-        return (
-            not node.lost
-            and node.supports(needs)
-            and (key in node.prefixes or node.inflight_load.expects(key))
-        )
+    def able_holds(node: Node, key: int) -> bool:
+        return node.holds(key) and node.supports(needs)
 
+    holds = able_holds if needs else Node.holds
     chosen = dict.fromkeys(prefix_table.find(prompt.sample, holds, HOLDING, turn))
     for nodes in kinds:
-        able = [node for node in nodes if node.supports(needs)] if needs else nodes
-        chosen |= dict.fromkeys(_lightest(able, len(prompt.tokens), turn, exclude))
+        chosen |= dict.fromkeys(_lightest(nodes, len(prompt.tokens), turn, exclude))
     return list(chosen)
+
+
+def usable(nodes: Iterable[Node], exclude: Excluded) -> list[Node]:
+    """The nodes that may be chosen. An unreachable one has little to do, and must not be the only
+    candidate unless all are."""
+    able = [node for node in nodes if not node.draining]
+    if exclude:
+        able = [node for node in able if node.key not in exclude]
+    return [n for n in able if not (n.ejection.doubtful and n.ejection.ejected)] or able
 
 
 def _lightest(nodes: Sequence[Node], tokens: int, turn: int, exclude: Excluded) -> list[Node]:
@@ -55,27 +60,23 @@ def _lightest(nodes: Sequence[Node], tokens: int, turn: int, exclude: Excluded) 
     because policies differ in what they compare."""
     few: list[Node] = []
     for part in _parts(nodes, turn):
-        usable = [node for node in part if not node.draining and node.key not in exclude]
-        # An unreachable node has little to do, and must not be the only candidate.
-        usable = [node for node in usable if not node.ejection.ejected] or usable
-        rates = [node.rate for node in usable if node.rate]
+        able = usable(part, exclude)
+        rates = [node.rate for node in able if node.rate]
         pace = sum(rates) / len(rates) if rates else ASSUMED_TOKENS_PER_SECOND
-
-        def wait(node: Node, pace: float = pace) -> tuple[bool, float]:
-            queued = node.inflight_load.queued_tokens
+        waits, sequences = [], []
+        for number, node in enumerate(able):  # numbered: of equals the first are taken
+            load = node.inflight_load
+            work = load.queued_tokens + tokens
             if not node.is_prefill:
-                queued += node.sequences * SEQUENCE_TOKENS
-            return not node.has_room(tokens), (queued + tokens) / (node.rate or pace)
-
-        few = heapq.nsmallest(LIGHTEST, usable, key=wait)
-        few += heapq.nsmallest(LIGHTEST // 2, usable, key=_by_sequences)
+                work += node.sequences * SEQUENCE_TOKENS
+            full = load.room_tokens is not None and load.room_tokens < tokens
+            waits.append((full, work / (node.rate or pace), number))
+            sequences.append((node.sequences, number))
+        few = [able[number] for *_, number in heapq.nsmallest(LIGHTEST, waits)]
+        few += [able[number] for _, number in heapq.nsmallest(LIGHTEST // 2, sequences)]
         if any(node.has_room(tokens) for node in few):
             break
     return few
-
-
-def _by_sequences(node: Node) -> int:
-    return node.sequences
 
 
 def _parts(nodes: Sequence[Node], turn: int) -> Iterator[Sequence[Node]]:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 # Changes held beside the sorted keys; more are merged into them, which takes one or two
 # milliseconds for 16,384 keys.
 MAX_CHANGES = 1024
+# Three times the standard deviation of where a key is among 16,384 evenly distributed ones.
+NEAR = 192
 
 
 class KeySet:
@@ -29,8 +31,17 @@ class KeySet:
         changed = self._changes.get(key)
         if changed is not None:
             return changed
-        place = bisect_left(self._sorted, key)
-        return place < len(self._sorted) and self._sorted[place] == key
+        keys = self._sorted
+        count = len(keys)
+        # Keys are hashes, so this one is near its share of the way. A search of all would read
+        # ten times as many pages of memory, none of which is in the processor's caches.
+        guess = (key >> 48) * count >> 16
+        low = guess - NEAR if guess > NEAR else 0
+        high = guess + NEAR if guess + NEAR < count else count
+        place = bisect_left(keys, key, low, high)
+        if place in (low, high):
+            place = bisect_left(keys, key)
+        return place < count and keys[place] == key
 
     def all(self) -> array[int]:
         """The keys in order. Do not modify the result."""

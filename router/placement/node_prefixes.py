@@ -63,10 +63,10 @@ class NodePrefixes:
         self._stride = 1
         self._column: Column[Any] | None = None
         self._count = 0  # of keys, at most
-        self._keys = KeySet()
+        self.keys = KeySet()
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self.keys)
 
     def update(self, report: pb.Prefixes) -> None:
         """Apply a report of changes. One that is based on a version other than ours is ignored:
@@ -75,33 +75,30 @@ class NodePrefixes:
             return
         added, removed = unpack_keys(report.added), unpack_keys(report.removed)
         if report.base:
-            self._keys.update(added, removed)
+            self.keys.update(added, removed)
             self._count += len(added)
             if self._column is not None:
                 self._column.add(added)
-                self._column.outdated(len(removed), self._keys.all)
+                self._column.outdated(len(removed), self.keys.all)
         else:
             self._count = len(added)
-            self._keys = KeySet(added if self._count <= MAX_KEYS else ())
+            self.keys = KeySet(added if self._count <= MAX_KEYS else ())
         if self._count > MAX_KEYS:
-            self._count = len(self._keys)
+            self._count = len(self.keys)
         self._stride = max(1, report.stride)
         self.block_size = report.block_size if self._count <= MAX_KEYS else 0
         if not self.block_size:
-            self._keys, self._count = KeySet(), 0
+            self.keys, self._count = KeySet(), 0
         if self._column is not None:
             if not report.base or not self.block_size:
-                self._column.replace(self._keys.all())
+                self._column.replace(self.keys.all())
             self._column.shape(self.block_size, self._stride)
         self.version = report.version
-
-    def __contains__(self, key: int) -> bool:
-        return key in self._keys
 
     def show_in(self, column: Column[Any]) -> None:
         """Enter the held keys into a column of the prefix table."""
         self._column = column
-        column.replace(self._keys.all())
+        column.replace(self.keys.all())
         column.shape(self.block_size, self._stride)
 
     def hand_to(self, owner: object) -> None:
@@ -118,7 +115,7 @@ class NodePrefixes:
     def expect(self, keys: Sequence[int]) -> None:
         """Enter keys that the node has not reported yet, and may never report."""
         if self._column is not None:
-            self._column.outdated(len(keys), self._keys.all)
+            self._column.outdated(len(keys), self.keys.all)
             self._column.add(array("Q", keys))
 
     def sample(self, prompt: PromptKeys) -> list[tuple[int, int]]:
@@ -138,9 +135,13 @@ class NodePrefixes:
         sample = self.sample(prompt)
 
         def lacks(item: tuple[int, int]) -> bool:
-            return item[1] not in self._keys and not expected(item[1])
+            return item[1] not in self.keys and not expected(item[1])
 
-        if not sample or lacks(sample[0]):
+        if not sample:
+            return 0
+        first = sample[0][1]
+        surely_not = self._column is not None and not self._column.may_hold(first)
+        if (surely_not or first not in self.keys) and not expected(first):
             return 0
         count = bisect_left(sample, True, lo=1, key=lacks)
         return min(sample[count - 1][0], len(prompt.tokens) - 1) if count else 0

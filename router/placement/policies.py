@@ -28,15 +28,19 @@ def prefix_aware(
     """The lowest estimated time to first token: a held prefix need not be computed or moved, and
     queued work comes first."""
     costs = _Costs([*decode, *prefill], prompt)
-    near = heapq.nsmallest(CONTENDERS, decode, key=costs.alone)
-    of_each_group = {node.group: node for node in near}
+    near = heapq.nsmallest(CONTENDERS, map(costs.of, decode), key=_Cost.alone)
     helpers = {
-        group: heapq.nsmallest(CONTENDERS, partners(node, prefill), key=costs.helping)
-        for group, node in of_each_group.items()
+        group: heapq.nsmallest(
+            CONTENDERS, (costs.of(n) for n in prefill if n.group == group), key=_Cost.helping
+        )
+        for group in {cost.node.group for cost in near}
     }
-    pairs = {node.node_id: costs.best_first(node, helpers[node.group]) for node in near}
-    chosen = min(near, key=lambda node: costs.with_help(node, pairs[node.node_id]))
-    return chosen, pairs[chosen.node_id]
+    best = near[0].with_help(helpers[near[0].node.group])
+    for cost in near[1:]:
+        if cost.at_best() <= best[:2]:
+            best = min(best, cost.with_help(helpers[cost.node.group]))
+    chosen = best[3]
+    return chosen.node, [cost.node for cost in chosen.best_first(helpers[chosen.node.group])]
 
 
 def least_loaded(
@@ -79,48 +83,63 @@ class _Costs:
         self._pace = fmean(rates) if rates else ASSUMED_TOKENS_PER_SECOND
         self._prompt = prompt
 
+    def of(self, node: NodeView) -> _Cost:
+        return _Cost(node, self._prompt, self._pace)
+
     def queue(self, node: NodeView) -> float:
-        return node.queued_prefill_tokens / self._rate(node)
+        return node.queued_prefill_tokens / (node.prefill_tokens_per_second or self._pace)
 
-    def alone(self, node: NodeView) -> tuple[bool, float, int, bytes]:
-        """The cost of a decode node that prefills the prompt itself."""
-        return self._total(node, self._compute(node))
 
-    def helping(self, node: NodeView) -> tuple[bool, float, int, bytes]:
-        """The cost of a prefill node, for any decode node."""
-        return self._ranked(node, self.queue(node) + self._compute(node))
+class _Cost:
+    """What one node would take for one prompt, in seconds. The nearer home is less."""
 
-    def with_help(
-        self, node: NodeView, helpers: Sequence[NodeView]
-    ) -> tuple[bool, float, int, bytes]:
-        """The cost of a decode node that may also receive the prompt from ``helpers[0]``."""
-        ways = [self._compute(node), *(self._remote(node, helper) for helper in helpers[:1])]
-        return self._total(node, min(ways))
+    __slots__ = ("_compute", "_full", "_link", "_load", "_missing", "_prompt", "_queue", "node")
 
-    def best_first(self, node: NodeView, helpers: Sequence[NodeView]) -> list[NodeView]:
+    def __init__(self, node: NodeView, prompt: PromptView, pace: float) -> None:
+        rate = node.prefill_tokens_per_second or pace
+        self.node = node
+        self._prompt = prompt
+        self._link = LINK_PACES * pace
+        self._missing = missing = prompt.tokens - node.held_tokens
+        # A node without room comes last: when it will have room is unknown.
+        self._full = node.room_tokens is not None and node.room_tokens < missing
+        self._compute = missing / rate
+        self._queue = node.queued_prefill_tokens / rate
+        self._load = self._queue + node.sequences * SEQUENCE_TOKENS / rate
+
+    def __lt__(self, other: _Cost) -> bool:
+        return self._prompt.affinity(self.node) < self._prompt.affinity(other.node)
+
+    def alone(self) -> Rank:
+        """A decode node that prefills the prompt itself."""
+        return self._ranked(self._load + self._compute)
+
+    def helping(self) -> Rank:
+        """A prefill node, for any decode node."""
+        return self._ranked(self._queue + self._compute)
+
+    def at_best(self) -> tuple[bool, float]:
+        """A decode node that need not compute anything."""
+        return self._full, self._load
+
+    def with_help(self, helpers: Sequence[_Cost]) -> Rank:
+        """A decode node that may also receive the prompt from the best of ``helpers``."""
+        seconds = self._compute
+        if helpers:
+            seconds = min(seconds, min(map(self._received_from, helpers))[1])
+        return self._ranked(self._load + seconds)
+
+    def best_first(self, helpers: Sequence[_Cost]) -> list[_Cost]:
         """Prefill nodes by how soon a decode node would have received the prompt from them."""
-        return sorted(helpers, key=lambda p: self._ranked(p, self._remote(node, p)))
+        return sorted(helpers, key=self._received_from)
 
-    def _total(self, node: NodeView, prefill_seconds: float) -> tuple[bool, float, int, bytes]:
-        load = self.queue(node) + node.sequences * SEQUENCE_TOKENS / self._rate(node)
-        return self._ranked(node, load + prefill_seconds)
+    def _received_from(self, helper: _Cost) -> Rank:
+        link = self.node.link_rates.get(helper.node.node_id) or self._link
+        return helper._ranked(helper._queue + max(helper._compute, self._missing / link))
 
-    def _ranked(self, node: NodeView, seconds: float) -> tuple[bool, float, int, bytes]:
-        """A sort key in which a node without room comes last: when it will have room is unknown."""
-        missing = self._missing(node)
-        full = node.room_tokens is not None and node.room_tokens < missing
-        return full, seconds, missing, self._prompt.affinity(node)
+    def _ranked(self, seconds: float) -> Rank:
+        return self._full, seconds, self._missing, self
 
-    def _remote(self, decode: NodeView, prefill: NodeView) -> float:
-        link = decode.link_rates.get(prefill.node_id) or LINK_PACES * self._pace
-        moving = self._missing(decode) / link
-        return self.queue(prefill) + max(self._compute(prefill), moving)
 
-    def _compute(self, node: NodeView) -> float:
-        return self._missing(node) / self._rate(node)
-
-    def _missing(self, node: NodeView) -> int:
-        return self._prompt.tokens - node.held_tokens
-
-    def _rate(self, node: NodeView) -> float:
-        return node.prefill_tokens_per_second or self._pace
+# A sort key. Equal ones are told apart by the prompt's affinity, which takes long to compute.
+Rank = tuple[bool, float, int, _Cost]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 # A key's row is its upper 16 bits, which a strided view of many keys gives without shifting each.
 ROWS = 1 << 16
@@ -24,6 +24,9 @@ FEW = 512
 MAX_STALE = 4096
 # Candidates that are checked at each depth of a prompt.
 MAX_LOOKS = 32
+# False positives after which the search ends: they are most of the beginning of a prompt that no
+# owner holds.
+MAX_MISSES = 8
 
 Owner = TypeVar("Owner")
 Sample = list[tuple[int, int]]
@@ -55,34 +58,57 @@ class PrefixTable(Generic[Owner]):
         limit: int,
         turn: int,
     ) -> list[Owner]:
-        """Up to ``limit`` owners, those that hold the most of a prompt first.
+        """Up to ``limit`` owners, those that hold the most of a prompt.
 
         ``sample_of`` gives the prompt's keys for a block size and a stride; ``holds`` checks one of
         them. ``turn`` varies the result where many owners hold the same.
         """
         found: dict[int, Owner] = {}
+        misses = 0
         for (block_size, stride), slots in self._shapes.items():
-            sample = sample_of(block_size, stride)
-            if sample:  # any owner of a prefix of the prompt holds its beginning
-                slots &= self._row(sample[0][1])
-            for depth in self._depths(sample, slots):
-                slots_there = self._at(sample, depth, slots)
-                for slot in _some(slots_there, turn, MAX_LOOKS):
+            search = _Search(self, sample_of(block_size, stride), slots)
+            for depth in search.depths(limit):
+                for slot in _some(search.slots_at(depth), turn, MAX_LOOKS):
                     column = self._columns[slot]
                     if slot in found or column is None:
                         continue
-                    if holds(column.owner, sample[depth][1]):
+                    if holds(column.owner, search.key(depth)):
                         found[slot] = column.owner
-                    if len(found) >= limit:
+                    else:
+                        misses += 1
+                    if len(found) >= limit or misses >= MAX_MISSES:
                         return list(found.values())
         return list(found.values())
 
-    def _depths(self, sample: Sample, slots: int) -> Iterator[int]:
-        """Indices into a sample: the deepest that an owner may hold, half of it, and so on."""
-        low, high = 0, len(sample)
-        while low < high:  # the ends of prefixes are evicted before their beginnings
+    def _row(self, key: int) -> int:
+        start = (key >> SHIFT) * WIDTH
+        row = b"".join([part[start : start + WIDTH] for part in self._parts])
+        return int.from_bytes(row, "little")
+
+
+class _Search:
+    """One prompt in the table, among the columns of one shape."""
+
+    def __init__(self, table: PrefixTable[Any], sample: Sample, slots: int) -> None:
+        self._table = table
+        self._sample = sample
+        self._slots = slots
+        self._rows: dict[int, int] = {}  # those read, by depth
+
+    def key(self, depth: int) -> int:
+        return self._sample[depth][1]
+
+    def depths(self, limit: int) -> Iterator[int]:
+        """Indices into the sample: the deepest that an owner may hold, half of it, and so on. The
+        first is only about the deepest if no more than ``limit`` may hold as much."""
+        low, high = 0, min(1, len(self._sample))
+        # The ends of prefixes are evicted before their beginnings, and most prompts are held by
+        # none: so first ever deeper, then between the last two.
+        while low < high and self.slots_at(high - 1):
+            low, high = high, min(2 * high, len(self._sample))
+        while low < high and self.slots_at(max(0, low - 1)).bit_count() > limit:
             middle = (low + high) // 2
-            if self._at(sample, middle, slots):
+            if self.slots_at(middle):
                 low = middle + 1
             else:
                 high = middle
@@ -90,17 +116,16 @@ class PrefixTable(Generic[Owner]):
             yield low - 1
             low //= 2
 
-    def _at(self, sample: Sample, depth: int, slots: int) -> int:
-        """The subset of ``slots`` that may hold the prompt to this depth: three keys and the first
-        are rarely all false positives."""
-        for place in {depth // 2, max(0, depth - 1), depth}:
-            slots &= self._row(sample[place][1])
+    def slots_at(self, depth: int) -> int:
+        """The slots that may hold the prompt to this depth, by all rows read so far: several are
+        rarely all false positives."""
+        if depth not in self._rows:
+            self._rows[depth] = self._table._row(self.key(depth))
+        slots = self._slots
+        for place, row in self._rows.items():
+            if place <= depth:
+                slots &= row
         return slots
-
-    def _row(self, key: int) -> int:
-        start = (key >> SHIFT) * WIDTH
-        row = b"".join([part[start : start + WIDTH] for part in self._parts])
-        return int.from_bytes(row, "little")
 
 
 class Column(Generic[Owner]):
@@ -137,6 +162,9 @@ class Column(Generic[Owner]):
             return
         for key in keys:
             self._part[(key >> SHIFT) * WIDTH + self._place] |= self._bit
+
+    def may_hold(self, key: int) -> bool:
+        return bool(self._part[(key >> SHIFT) * WIDTH + self._place] & self._bit)
 
     def outdated(self, count: int, keys: Callable[[], array[int]]) -> None:
         """Count bits whose keys are no longer held; ``keys()`` gives those that are."""

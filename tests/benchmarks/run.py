@@ -14,6 +14,7 @@ from .report import RESULTS
 
 BENCHMARKS = (
     "startup",
+    "placement",
     "handoff_tcp",
     "handoff_shared_memory",
     "handoff_blocks",

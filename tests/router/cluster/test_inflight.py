@@ -7,10 +7,11 @@ from tandem.router.cluster.inflight import REPORTS, InflightLoad, InflightPlacem
 
 def test_own_prompts_count_from_their_placement_to_their_end() -> None:
     load = InflightLoad()
+    load.reported(0, 500)
     first, second = InflightPrompt(100, 120, (1,)), InflightPrompt(50, 60, (1, 2))
     load.begin(first)
     load.begin(second)
-    assert load.queued_tokens == 150 and load.room_tokens == 180
+    assert load.queued_tokens == 150 and load.room_tokens == 320
     load.end(first, computed=True)
     assert load.queued_tokens == 50
     load.end(second, computed=False)
@@ -20,13 +21,14 @@ def test_own_prompts_count_from_their_placement_to_their_end() -> None:
 def test_a_report_adds_what_others_have_queued_and_counts_nothing_twice() -> None:
     load, ours = InflightLoad(), InflightPrompt(100, 100, ())
     load.begin(ours)
-    load.reported(100)
-    assert load.queued_tokens == 100 and load.room_tokens == 0
-    load.reported(130)
+    assert load.room_tokens is None
+    load.reported(100, 700)
+    assert load.queued_tokens == 100 and load.room_tokens == 700
+    load.reported(130, None)
     assert load.queued_tokens == 130
     load.end(ours, computed=True)
     assert load.queued_tokens == 30
-    load.reported(0)
+    load.reported(0, None)
     assert load.queued_tokens == 0
 
 
@@ -34,12 +36,12 @@ def test_a_prefix_is_expected_until_the_node_has_had_the_time_to_tell() -> None:
     load, prompt = InflightLoad(), InflightPrompt(10, 10, (7,))
     load.begin(prompt)
     for _ in range(5):  # it takes long to compute
-        load.reported(10)
+        load.reported(10, None)
     assert load.expects(7)
     load.end(prompt, computed=True)
     for _ in range(REPORTS):
         assert load.expects(7)
-        load.reported(0)
+        load.reported(0, None)
     assert not load.expects(7)
 
 

@@ -5,14 +5,28 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections import Counter
+from statistics import fmean
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.router.placement.place import MAX_PREFILL_CANDIDATES, NodeView, Placement, place
-from tandem.router.placement.policies import POLICIES, SEQUENCE_TOKENS
+from tandem.router.placement.place import (
+    MAX_PREFILL_CANDIDATES,
+    NodeView,
+    Placement,
+    PromptView,
+    _start,
+    place,
+)
+from tandem.router.placement.policies import (
+    ASSUMED_TOKENS_PER_SECOND,
+    CONTENDERS,
+    LINK_PACES,
+    POLICIES,
+    SEQUENCE_TOKENS,
+)
 from tandem.shared.config import RouterConfig
 
 LONG = list(range(1000))
@@ -175,6 +189,50 @@ def test_more_hits_never_make_a_node_less_preferred(nodes: list[NodeView], more:
     richer = [dataclasses.replace(n, held_tokens=better) if n is alone else n for n in others]
     if better >= alone.held_tokens:
         assert placed(richer).prefill[0].node_id == alone.node_id
+
+
+def plain(nodes: list[NodeView]) -> tuple[str, list[str]]:
+    """The decision of ``prefix-aware`` in a small cluster, without shortcuts."""
+    rates = [n.prefill_tokens_per_second for n in nodes if n.prefill_tokens_per_second]
+    pace = fmean(rates) if rates else ASSUMED_TOKENS_PER_SECOND
+    prompt = PromptView(len(LONG), _start(LONG, ""), 0)
+
+    def rate(node: NodeView) -> float:
+        return node.prefill_tokens_per_second or pace
+
+    def missing(node: NodeView) -> int:
+        return len(LONG) - node.held_tokens
+
+    def rank(node: NodeView, seconds: float) -> tuple[bool, float, int, bytes]:
+        full = node.room_tokens is not None and node.room_tokens < missing(node)
+        return full, seconds, missing(node), prompt.affinity(node)
+
+    def received(node: NodeView, helper: NodeView) -> float:
+        link = node.link_rates.get(helper.node_id) or LINK_PACES * pace
+        compute = missing(helper) / rate(helper)
+        return helper.queued_prefill_tokens / rate(helper) + max(compute, missing(node) / link)
+
+    def helpers(node: NodeView) -> list[NodeView]:
+        able = [n for n in nodes if n.prefill and n.group == node.group]
+        return sorted(able, key=lambda helper: rank(helper, received(node, helper)))
+
+    def cost(node: NodeView) -> tuple[bool, float, int, bytes]:
+        ways = [missing(node) / rate(node), *(received(node, n) for n in helpers(node)[:1])]
+        queue = node.queued_prefill_tokens / rate(node)
+        return rank(node, queue + node.sequences * SEQUENCE_TOKENS / rate(node) + min(ways))
+
+    chosen = min((node for node in nodes if not node.prefill), key=cost)
+    return chosen.node_id, names(helpers(chosen))[:MAX_PREFILL_CANDIDATES]
+
+
+@given(nodes=VIEWS)
+def test_shortcuts_change_no_decision(nodes: list[NodeView]) -> None:
+    nodes = [node for node in nodes if not node.draining]
+    few = [n for n in nodes if not n.prefill][:CONTENDERS]
+    few += [n for n in nodes if n.prefill][:CONTENDERS]
+    if any(not node.prefill for node in few):
+        made = placed(few)
+        assert (made.decode.node_id, names(made.prefill)) == plain(few)
 
 
 @pytest.mark.parametrize(
