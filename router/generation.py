@@ -81,6 +81,7 @@ class GenerationRequest:
     priority: int = 0
     cache_salt: str = ""
     ignored: Set[str] = frozenset()  # unknown fields of the request
+    function_calls: bool = False  # the answer has calls in the shape of OpenAI's functions
     embed: VectorOptions | None = None  # generate nothing: return a vector of each prompt
 
     @property

@@ -28,7 +28,6 @@ MAX_MESSAGES = 16_384
 # Claude Code's first system block: its hash differs in each request, which would make every prefix
 # a new one.
 BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
-_TOOL_ROLE = re.compile(r"""['"]tool['"]""")
 
 Turn = dict[str, Any]
 TextOrBlocks = Annotated[Any, DocumentedAs(str | list[TextBlock])]
@@ -133,8 +132,6 @@ class _TurnReader:
                 _append(self.turns, {"role": "user", "content": block.text})
 
     def _tool_result(self, block: ToolResultBlock, param: str) -> Turn:
-        if not _TOOL_ROLE.search(self._template):
-            raise _no_place(param, "results of tools")
         text = _text(read_blocks(block.content, TEXT_BLOCKS, f"{param}.content", self._ignored))
         if block.is_error and not text.lower().startswith("error"):
             text = f"Error: {text}"
@@ -150,8 +147,6 @@ class _TurnReader:
             turn["reasoning_content"] = "\n".join(thinking)
         calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
         if calls:
-            if "tool_calls" not in self._template:
-                raise _no_place(param, "calls of tools")
             self._tools |= {call.id: call.name for call in calls}
             turn["tool_calls"] = [_tool_call(call) for call in calls]
         _append(self.turns, turn, roles=("assistant",))
@@ -182,8 +177,3 @@ def _text(blocks: list[Block]) -> str:
 
 def _without_billing(block: Block) -> str:
     return BILLING.sub("", block.text, count=1) if isinstance(block, TextBlock) else ""
-
-
-def _no_place(param: str, what: str) -> Exception:
-    message = f"'{param}': this model's chat template has no place for {what}."
-    return invalid(message, param, "unsupported_value")

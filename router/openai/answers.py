@@ -83,7 +83,7 @@ class AnsweredCall(AnswerModel):
     function: AnsweredFunction
 
 
-FinishReason = Literal["stop", "length", "tool_calls"]
+FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class AnswerMessage(AnswerModel):
@@ -91,6 +91,7 @@ class AnswerMessage(AnswerModel):
     content: str | None
     refusal: None
     tool_calls: list[AnsweredCall] | None = None
+    function_call: AnsweredFunction | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
 
@@ -136,6 +137,7 @@ class MessageDelta(AnswerModel):
     role: str | None = None
     content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
+    function_call: FunctionDelta | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
 

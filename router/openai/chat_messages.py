@@ -18,7 +18,7 @@ from ..served_model import ServedModel
 MAX_MESSAGES = 16_384
 MAX_TOOL_CALLS = 1024
 MAX_NAME = 1 << 20
-_TOOL_ROLE = re.compile(r"""['"]tool['"]""")
+_FUNCTION_ROLE = re.compile(r"""==\s*['"]function['"]""")
 
 
 class TextPart(BodyModel):
@@ -51,10 +51,11 @@ class ToolCall(BodyModel):
 
 
 class ChatMessage(BodyModel):
-    """One message of a chat. ``reasoning`` is vLLM's newer name of ``reasoning_content``;
-    ``refusal`` and ``annotations`` come in responses that are sent back as part of the history."""
+    """One message of a chat. ``reasoning`` is vLLM's newer name of ``reasoning_content``,
+    ``function_call`` the former way to write one of ``tool_calls``; ``refusal`` and ``annotations``
+    come in responses that are sent back as part of the history."""
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"function_call": (), "audio": ()}
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"audio": ()}
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: Annotated[Any, DocumentedAs(str | list[str | TextPart | RefusalPart])] = None
@@ -65,6 +66,7 @@ class ChatMessage(BodyModel):
     tool_calls: Annotated[
         list[Any], Field(max_length=MAX_TOOL_CALLS), DocumentedAs(list[ToolCall])
     ] = Field(default_factory=list)
+    function_call: Annotated[Any, DocumentedAs(CalledFunction)] = None
     refusal: Any = None
     annotations: Any = None
 
@@ -122,13 +124,17 @@ class _MessageReader:
         # Templates use the older name.
         if message.reasoning is not None:
             made.setdefault("reasoning_content", message.reasoning)
-        if message.tool_calls:
-            made["tool_calls"] = self._tool_calls(message.tool_calls, role)
+        calls = message.tool_calls
+        if message.function_call is not None:
+            calls = [*calls, {"function": message.function_call}]
+        if calls:
+            made["tool_calls"] = self._tool_calls(calls, role)
         return made
 
     def _role(self, role: str) -> str:
-        if role == "tool" and not _TOOL_ROLE.search(self._template):
-            raise self._unsupported("role", "messages of role 'tool'")
+        # The result of a ``function_call``.
+        if role == "function" and not _FUNCTION_ROLE.search(self._template):
+            return "tool"
         # OpenAI's newer name of the system role, for templates without it.
         if role == "developer" and self._template and "developer" not in self._template:
             return "system"
@@ -142,9 +148,11 @@ class _MessageReader:
         return flatten_content(content, param=f"{self._param}.content")
 
     def _tool_calls(self, calls: list[Any], role: str) -> list[dict[str, Any]]:
-        """The assistant's earlier tool calls, for templates that render them."""
-        if role != "assistant" or "tool_calls" not in self._template:
-            raise self._unsupported("tool_calls", "tool calls in messages")
+        """The assistant's earlier tool calls."""
+        if role != "assistant":
+            param = f"{self._param}.tool_calls"
+            message = f"'{param}': only messages of the role 'assistant' have tool calls."
+            raise invalid(message, param, "unsupported_value")
         return [
             self._tool_call(call, f"{self._param}.tool_calls[{i}]") for i, call in enumerate(calls)
         ]
@@ -158,11 +166,6 @@ class _MessageReader:
             arguments = _arguments(arguments, param)
         made = {"name": function["name"], "arguments": arguments or {}}
         return {"id": call.get("id"), "type": "function", "function": made}
-
-    def _unsupported(self, name: str, what: str) -> Exception:
-        param = f"{self._param}.{name}"
-        message = f"'{param}': this model's chat template has no place for {what}."
-        return invalid(message, param, "unsupported_value")
 
 
 def _arguments(text: str, param: str) -> Any:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from ...proto import tandem_pb2 as pb
+from ...shared.text.chat_template import ChatTemplate
 from ...shared.text.reasoning import NO_PARSER
 from ..errors import invalid
 from ..generation import EncodedPrompt, GenerationRequest, TextOptions, new_tokens
@@ -22,6 +23,12 @@ from ..requests.template_variables import TemplateVariables, check_template_vari
 from ..requests.truncation import most_prompt_tokens, read_truncation
 from ..served_model import ServedModel
 from .chat_messages import Messages, read_messages
+from .function_calls import (
+    as_tool_choice,
+    as_tools,
+    asks_for_functions,
+    functions_in_errors,
+)
 from .prompt_template import MAX_TEMPLATE, adds_generation_prompt, read_template
 from .request_fields import (
     COMMON_UNSUPPORTED,
@@ -34,12 +41,10 @@ from .request_fields import (
     read_text_options,
 )
 from .structured_outputs import follow_reasoning
-from .tools import ToolChoice, ToolRequest, Tools, read_tools
+from .tools import FunctionChoice, Functions, ToolChoice, ToolRequest, Tools, read_tools
 
 MAX_DOCUMENTS = 1024
 CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = COMMON_UNSUPPORTED | {
-    "functions": ([],),
-    "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
     "web_search_options": (),
@@ -74,6 +79,8 @@ class ChatCompletionRequest(GenerationBody):
     tools: Tools = Field(default_factory=list)
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool = True
+    functions: Functions = Field(default_factory=list)
+    function_call: FunctionChoice = None
     # No effect without predictions and storage.
     prediction: Any = None
     store: Any = None
@@ -85,13 +92,12 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
     ignored: set[str] = set()
     chat = ChatCompletionRequest.read(body, ignored)
     shared = read_shared(chat, ignored, model, options)
-    tools = read_tools(
-        chat.tools, chat.tool_choice, chat.parallel_tool_calls, model, options, ignored
-    )
+    template = read_template(chat.chat_template, model, options)
+    former = asks_for_functions(chat)
+    tools = _tools(chat, model, options, ignored, template, former=former)
     text = read_text_options(chat, reasoning_parser=reasoning_of(model, options), tools=tools.use)
     logprobs = _logprobs(chat)
     wanted = _max_tokens(chat)
-    template = read_template(chat.chat_template, model, options)
     messages = read_messages(chat.messages, model, ignored, template)
     adds_prompt = adds_generation_prompt(chat)
     truncation = read_truncation(chat, most_prompt_tokens(model, wanted or 1))
@@ -138,8 +144,26 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
         role=role,
         opening_text=opening,
         include_reasoning=_include_reasoning(chat, text),
+        function_calls=former,
         **shared,
     )
+
+
+def _tools(
+    chat: ChatCompletionRequest,
+    model: ServedModel,
+    options: RouterOptions,
+    ignored: set[str],
+    template: ChatTemplate | None,
+    *,
+    former: bool,
+) -> ToolRequest:
+    """The tools; those by their former names make one call at a time."""
+    tools, choice, parallel = chat.tools, chat.tool_choice, chat.parallel_tool_calls
+    if former:
+        tools, choice = as_tools(chat.functions), as_tool_choice(chat.function_call)
+    with functions_in_errors(former=former):
+        return read_tools(tools, choice, parallel and not former, model, options, ignored, template)
 
 
 def _constrain(sampling: pb.Sampling, tools: ToolRequest, text: TextOptions) -> None:

@@ -100,7 +100,7 @@ class ChatResponse:
                 choice["token_ids"] = list(delta.tokens)
             events += data_event(self._chunk([choice]))
         for call in delta.calls:
-            choice = _choice(delta.index, {"tool_calls": [_call_delta(call)]})
+            choice = _choice(delta.index, self._call_delta(call))
             events += data_event(self._chunk([choice]))
         if delta.finish_reason is not None:
             choice = _choice(delta.index, {}, self._finish_reason(delta.finish_reason))
@@ -158,7 +158,9 @@ class ChatResponse:
             "content": self._content(choice),
             "refusal": None,
         }
-        if choice.calls:
+        if choice.calls and self._request.function_calls:
+            message["function_call"] = _call(choice.calls[0])["function"]
+        elif choice.calls:
             message["tool_calls"] = [_call(call) for call in choice.calls]
         said = choice.text.tell() or self._request.opening_text
         if not said and (choice.calls or self._parsed):
@@ -171,7 +173,19 @@ class ChatResponse:
     def _finish_reason(self, reason: str | None) -> str | None:
         """As in OpenAI's API, a call that the client has named ends with "stop"."""
         tools = self._request.text.tools
-        return "stop" if reason == "tool_calls" and tools and tools.named else reason
+        if reason != "tool_calls":
+            return reason
+        if tools and tools.named:
+            return "stop"
+        return "function_call" if self._request.function_calls else reason
+
+    def _call_delta(self, call: CallDelta) -> dict[str, Any]:
+        made = _call_delta(call)
+        return (
+            {"function_call": made["function"]}
+            if self._request.function_calls
+            else {"tool_calls": [made]}
+        )
 
     def _content(self, choice: ChoiceResult) -> str | StringIO:
         opening = self._request.opening_text

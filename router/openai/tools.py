@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from ...proto import tandem_pb2 as pb
+from ...shared.text.chat_template import ChatTemplate
 from ...shared.text.detection import tool_parser
 from ...shared.text.tool_parsers.tool_use import ToolUse
 from ..errors import invalid
 from ..options import RouterOptions
 from ..requests.body_errors import wrong_type
 from ..requests.body_model import BodyModel, DocumentedAs
+from ..requests.written_tools import WRITTEN_FORMAT, shows_tools
 from ..served_model import ServedModel
+from .allowed_tools import AllowedToolsChoice, allowed_tools
 from .forced_calls import named_call, required_calls
 
 MAX_TOOLS = 1024
@@ -52,7 +55,11 @@ class NamedTool(BodyModel):
 
 
 Tools = Annotated[list[Any], Field(max_length=MAX_TOOLS), DocumentedAs(list[Tool])]
-ToolChoice = Annotated[Any, DocumentedAs(Literal[CHOICES] | NamedTool)]
+ToolChoice = Annotated[Any, DocumentedAs(Literal[CHOICES] | NamedTool | AllowedToolsChoice)]
+Functions = Annotated[
+    list[Any], Field(max_length=MAX_TOOLS), DocumentedAs(list[FunctionDefinition])
+]
+FunctionChoice = Annotated[Any, DocumentedAs(Literal["none", "auto"] | NamedFunction)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +88,10 @@ def read_tools(
     model: ServedModel,
     options: RouterOptions,
     ignored: set[str],
+    template: ChatTemplate | None = None,
 ) -> ToolRequest:
-    """Check ``tools`` and ``tool_choice``. Raises ``RequestError``."""
+    """Check ``tools`` and ``tool_choice``, for ``template`` or the model's. Raises
+    ``RequestError``."""
     if not tools:
         if choice not in (None, "none", "auto"):
             message = "When using 'tool_choice', 'tools' must be set."
@@ -91,14 +100,17 @@ def read_tools(
     known = _Functions()
     for i, tool in enumerate(tools):
         known.add(tool, f"tools[{i}]", ignored)
+    allowed = allowed_tools(choice, known.schemas, ignored)
+    if allowed is not None:
+        known, choice = known.only(allowed.names), allowed.mode
     named = _named(choice, known)
     if choice == "none":
         hidden = options.exclude_tools_when_tool_choice_none
         return NO_TOOLS if hidden else ToolRequest(shown=known.shown)
     if choice in (None, "auto"):
-        _check_automatic(model, options)
+        _check_automatic(options)
     use = ToolUse(
-        parser=tool_parser(options.tool_call_parser, _template(model)),
+        parser=_parser(template or model.tokenizer.template, options),
         schemas=known.schemas,
         parallel=parallel,
         required=choice == "required",
@@ -107,22 +119,26 @@ def read_tools(
     return ToolRequest(shown=known.shown, use=use, forced=_forced(use))
 
 
+def _parser(template: ChatTemplate | None, options: RouterOptions) -> str:
+    source = "" if template is None else template.source
+    if not shows_tools(source):
+        return WRITTEN_FORMAT
+    return tool_parser(options.tool_call_parser, source)
+
+
 def _forced(use: ToolUse) -> pb.StructuredOutputs | None:
     if use.named:
         return named_call(use.schemas[use.named])
     return required_calls(use.schemas, parallel=use.parallel) if use.required else None
 
 
-def shown_tools(
-    tools: list[Any], model: ServedModel, ignored: set[str]
-) -> list[dict[str, Any]] | None:
-    """Check tools that are only shown to the template. Raises ``RequestError``."""
+def shown_tools(tools: list[Any], ignored: set[str]) -> list[dict[str, Any]] | None:
+    """Check tools that are only shown to the model. Raises ``RequestError``."""
     if not tools:
         return None
     known = _Functions()
     for i, tool in enumerate(tools):
         known.add(tool, f"tools[{i}]", ignored)
-    _check_template(model)
     return known.shown
 
 
@@ -159,6 +175,11 @@ class _Functions:
                 shown[name] = value
         self.shown.append({"type": "function", "function": shown})
 
+    def only(self, names: Collection[str]) -> _Functions:
+        """Some of the functions; a model never calls one that it does not see."""
+        shown = [tool for tool in self.shown if tool["function"]["name"] in names]
+        return _Functions(shown, {name: self.schemas[name] for name in names})
+
 
 def _named(choice: Any, known: _Functions) -> str:
     """The function that ``tool_choice`` names, if it names one."""
@@ -179,19 +200,7 @@ def _named(choice: Any, known: _Functions) -> str:
     return name
 
 
-def _check_automatic(model: ServedModel, options: RouterOptions) -> None:
+def _check_automatic(options: RouterOptions) -> None:
     if not options.enable_auto_tool_choice:
         message = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser.'
         raise invalid(message, "tool_choice", "unsupported_value")
-    _check_template(model)
-
-
-def _check_template(model: ServedModel) -> None:
-    if "tools" not in _template(model):
-        message = "'tools': this model's chat template has no place for tools."
-        raise invalid(message, "tools", "unsupported_value")
-
-
-def _template(model: ServedModel) -> str:
-    template = model.tokenizer.template
-    return "" if template is None else template.source

@@ -10,6 +10,7 @@ from ...shared.text.chat_template import ChatTemplate
 from ...shared.text.tokenizer import TooManyTokensError
 from ..errors import invalid
 from ..served_model import ServedModel
+from .written_tools import with_written_tools
 
 # A text that is truncated, or only counted, may be longer than the context, but not at any price.
 MAX_CONTEXTS = 4
@@ -109,6 +110,8 @@ def encode_chat(
     """The tokens of messages and tools in the form that templates expect, and of ``variables``. A
     prompt that is ``truncated`` later, or only counted, may be longer than the context."""
     variables = variables or {}
+    shown = template or model.tokenizer.template
+    messages, tools = with_written_tools(messages, tools, "" if shown is None else shown.source)
     characters = _characters_of([messages, variables])
     check_length(characters, model, param="messages", truncated=truncated)
     try:

@@ -14,6 +14,7 @@ from ..openai.prompt_template import adds_generation_prompt
 from ..openai.tools import Tools, shown_tools
 from ..requests.body_model import AnswerModel, BodyModel
 from ..requests.template_variables import TemplateVariables, check_template_variables
+from ..requests.written_tools import with_written_tools
 from ..served_model import ServedModel
 
 # Texts may be longer than the context: clients ask how much too long they are.
@@ -83,12 +84,18 @@ def tokenize(body: Any, model: ServedModel) -> dict[str, Any]:
 
 
 def _chat_tokens(chat: TokenizeChatRequest, model: ServedModel) -> list[int]:
-    return model.tokenizer.encode_chat(
+    template = model.tokenizer.template
+    messages, tools = with_written_tools(
         read_messages(chat.messages, model, set()),
+        shown_tools(chat.tools, set()),
+        "" if template is None else template.source,
+    )
+    return model.tokenizer.encode_chat(
+        messages,
         add_generation_prompt=adds_generation_prompt(chat),
         continue_final_message=chat.continue_final_message,
         add_special_tokens=chat.add_special_tokens,
-        tools=shown_tools(chat.tools, model, set()),
+        tools=tools,
         template_kwargs=check_template_variables(chat.chat_template_kwargs),
         most=MAX_CONTEXTS * model.max_model_len,
     )

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from tandem.router.handler import MAX_NAMED_FIELDS
-from tandem.tests.router.support import TEMPLATE, Cluster, cluster, make_model
+from tandem.tests.router.support import Cluster, cluster, make_model
 
 # A template that shows tool calls and thinking, as those of Qwen3 and others do.
 TOOLS = (
@@ -142,12 +142,6 @@ async def test_tool_calls_of_the_history_go_to_a_template_that_shows_them(tmp_pa
         function["arguments"] = "{"
         refused = await c.client.post("/v1/chat/completions", json={"messages": messages})
         assert "arguments' is not valid JSON" in refused.json()["error"]["message"]
-    make_model(tmp_path / "plain" / "model", TEMPLATE)
-    async with cluster(tmp_path / "plain") as c:
-        for history in (messages[1:2], messages[2:]):
-            refused = await c.client.post("/v1/chat/completions", json={"messages": history})
-            assert refused.status_code == 400
-            assert "chat template has no place for" in refused.json()["error"]["message"]
 
 
 async def test_the_openai_client_finds_vllms_fields(c: Cluster) -> None:

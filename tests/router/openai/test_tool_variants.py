@@ -1,0 +1,126 @@
+"""Tools by their former names, a part of them, and tools of a model whose template shows none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tandem.router.requests.written_tools import with_written_tools
+from tandem.tests.router.openai.test_tools import (
+    ANSWER,
+    CALL,
+    NOW,
+    TEMPLATE,
+    WEATHER,
+    prompt,
+    streamed_calls,
+    unary_calls,
+)
+from tandem.tests.router.support import cluster, events, make_model
+
+ALLOWED = {"type": "allowed_tools"}
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return ALLOWED | {"allowed_tools": {"mode": mode, "tools": tools}}
+
+
+async def test_functions_are_answered_by_their_former_names(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", TEMPLATE)
+    async with cluster(tmp_path) as c:
+        c.node.reply = c.encode(ANSWER)
+        functions = [WEATHER["function"], NOW["function"]]
+        [choice] = (await c.chat(functions=functions)).json()["choices"]
+        assert choice["finish_reason"] == "function_call"
+        call = {"name": "weather", "arguments": '{"city": "Öl"}'}
+        message = choice["message"]
+        assert message["function_call"] == call and "tool_calls" not in message
+        streamed = events((await c.chat(functions=functions, stream=True)).text)[:-1]
+        deltas = [chunk["choices"][0]["delta"].get("function_call") for chunk in streamed]
+        first, *others = [delta for delta in deltas if delta]
+        assert first["name"] == "weather" and all("name" not in other for other in others)
+        assert "".join(d["arguments"] for d in (first, *others)) == call["arguments"]
+        c.node.reply = c.encode('{"city":"Ys"}')
+        answer = await c.chat(functions=functions, function_call={"name": "weather"})
+        assert (
+            answer.json()["choices"][0]["message"]["function_call"]["arguments"] == '{"city":"Ys"}'
+        )
+        result = {"role": "function", "name": "weather", "content": "warm"}
+        history = [{"role": "user", "content": "hi"}, message, result]
+        answer = await c.client.post("/v1/chat/completions", json={"messages": history})
+        assert answer.status_code == 200, answer.text
+        assert "[weather]" in prompt(c) and "tool\nwarm" in prompt(c)
+
+
+INVALID: list[tuple[dict[str, Any], str]] = [
+    ({"functions": [5]}, "functions[0]"),
+    ({"functions": [{"name": 5}]}, "functions[0].name"),
+    ({"functions": [NOW["function"]], "tools": [NOW]}, "functions"),
+    ({"function_call": {"name": "now"}}, "function_call"),
+    ({"functions": [NOW["function"]], "function_call": {"name": "x"}}, "function_call"),
+    ({"functions": [NOW["function"]], "function_call": "required"}, "function_call"),
+    ({"tools": [NOW], "tool_choice": ALLOWED}, "tool_choice.allowed_tools"),
+    ({"tools": [NOW], "tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
+    (
+        {"tools": [NOW], "tool_choice": allowed("auto", "x")},
+        "tool_choice.allowed_tools.tools[0]",
+    ),
+    ({"tools": [NOW], "tool_choice": allowed("any", "now")}, "tool_choice.allowed_tools.mode"),
+]
+
+
+async def test_wrong_ones_are_named(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        for fields, param in INVALID:
+            answer = await c.chat(**fields)
+            assert answer.status_code == 400, answer.text
+            error = answer.json()["error"]
+            assert error["param"] == param and f"'{param}'" in error["message"]
+
+
+async def test_only_allowed_tools_are_shown_and_called(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", TEMPLATE)
+    async with cluster(tmp_path) as c:
+        c.node.reply = c.encode(CALL)
+        both = [WEATHER, NOW]
+        answer = await c.chat(tools=both, tool_choice=allowed("auto", "weather"))
+        assert unary_calls(answer.json())[0] == [("weather", '{"city": "Öl"}')]
+        assert '"weather"' in prompt(c) and '"now"' not in prompt(c)
+        c.node.reply = c.encode('[{"name":"now","parameters":{}}]')
+        answer = await c.chat(tools=both, tool_choice=allowed("required", "now"))
+        assert unary_calls(answer.json())[0] == [("now", "{}")]
+        assert "weather" not in c.node.requests[-1].sampling.structured_outputs.json
+
+
+async def test_a_template_without_tools_gets_them_as_text(tmp_path: Path) -> None:
+    async with cluster(tmp_path, tool_call_parser="mistral") as c:
+        c.node.reply = c.encode(CALL)
+        answer = await c.chat(tools=[WEATHER], stream=True)
+        assert streamed_calls(answer.text)[0] == [("weather", '{"city": "Öl"}')]
+        assert '{"name": "weather", "description": "d"' in prompt(c)
+        body = {"messages": [{"role": "user", "content": "hi"}], "tools": [WEATHER]}
+        counted = (await c.client.post("/tokenize", json=body)).json()["tokens"]
+        assert counted == list(c.node.requests[-1].prompt)
+
+
+def test_calls_and_results_become_messages_of_any_template() -> None:
+    call = {"id": "1", "function": {"name": "f", "arguments": {"x": 1}}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": [call, call]},
+        {"role": "tool", "content": "r", "tool_call_id": "1"},
+        {"role": "tool", "content": "s"},
+        {"role": "user", "content": "b"},
+    ]
+    tool: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
+    made, tools = with_written_tools(messages, [tool], "")
+    assert tools is None and [message["role"] for message in made] == ["user", "assistant", "user"]
+    assert made[0]["content"].endswith("\n\na") and '{"name": "f"}' in made[0]["content"]
+    assert made[1]["content"].count('{"name": "f", "arguments": {"x": 1}}\n</tool_call>') == 2
+    assert made[2]["content"] == (
+        "<tool_response>\nr\n</tool_response>\n<tool_response>\ns\n</tool_response>\nb"
+    )
+    told, _ = with_written_tools([{"role": "system", "content": "s"}, *messages], [tool], "")
+    assert told[0]["content"].startswith("s\n\n") and told[1]["content"] == "a"
+    assert with_written_tools(messages, [tool], "tools tool_calls 'tool'") == (messages, [tool])
