@@ -33,6 +33,7 @@ from .metrics import Metrics
 from .ollama.ollama_errors import OllamaErrors
 from .openai.error_body import OpenAIErrors
 from .options import RouterOptions
+from .responses.background import BackgroundRuns
 from .responses.response_store import ResponseStore
 from .responses.response_surface import ResponseErrors
 from .routes import (
@@ -129,6 +130,7 @@ class App:
             handler=self.handler,
             usage=self._usage,
             responses=ResponseStore(options.max_stored_responses, options.response_lifetime),
+            runs=BackgroundRuns(self._usage),
             batches=self._batches(),
         )
         self._door = with_cross_origin(self._serve, options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -13,9 +13,10 @@ from ..shared.config.limits import BACKGROUND_PRIORITY
 from ..shared.errors import OverloadedError
 from ..shared.telemetry.logs import logger
 from ..shared.telemetry.tracing import Tracer, Value, serving
-from .access.rate_limits import RateLimits
+from .access.rate_limits import LimitedRequest, RateLimits
 from .cluster.node_table import NodeTable
 from .cluster.registry_service import Registry
+from .detached import DetachedRequest, run_detached
 from .errors import DeadlineError, DrainingError, invalid
 from .generation import ChoiceDelta, GenerationRequest, Output, Usage
 from .http.access_log import AccessRecord
@@ -29,10 +30,10 @@ from .http.slices import TimeSlices
 from .metrics import Metrics, RequestMetrics
 from .node_call import LATE
 from .options import RouterOptions
-from .result import ResultCollector
+from .result import GenerationResult, ResultCollector
 from .serve_request import serve
 from .served_model import ServedModel
-from .surface import Response, Surface
+from .surface import BackgroundWork, HeldResponse, Response, StreamSink, Surface
 
 log = logger("router")
 
@@ -98,9 +99,11 @@ class GenerateHandler:
             self._note_ignored(request)
             span.set(**_attributes(request))
             response = surface.response(request, int(time.time()))
-            reserved = self._limits.reserved(
-                exchange, request.prompt_tokens, request.most_output_tokens
-            )
+            if isinstance(response, HeldResponse) and response.background is not None:
+                self._detach(exchange, request, response, response.background, deadline)
+                await self._answer_early(exchange, response, response.background)
+                return
+            reserved = self._reserved(exchange, request)
             with reserved, self.prompts.share() as prompts, self.answers.share() as memory:
                 prompts.take(request.prompt_tokens)
                 work = self._answer(exchange, request, response, memory, deadline)
@@ -136,6 +139,82 @@ class GenerateHandler:
             prompts.take(request.prompt_tokens)
             work = self._whole(request, response, access, memory, deadline)
             return await _by(deadline, work), access.usage
+
+    def _reserved(
+        self, exchange: LimitedRequest, request: GenerationRequest
+    ) -> AbstractContextManager[None]:
+        tokens = request.prompt_tokens, request.most_output_tokens
+        return self._limits.reserved(exchange, *tokens)
+
+    def _detach(
+        self,
+        exchange: HttpExchange,
+        request: GenerationRequest,
+        response: HeldResponse,
+        work: BackgroundWork,
+        deadline: float,
+    ) -> None:
+        """Serve a request whose client does not wait, within the same limits as any other."""
+        work.access.key = exchange.access.key
+        detached = DetachedRequest(exchange.owner, work.access, exchange.headers)
+        with ExitStack() as limits:
+            limits.enter_context(self._slot())
+            limits.enter_context(self._reserved(detached, request))
+            limits.enter_context(self.prompts.share()).take(request.prompt_tokens)
+            response.hold(limits.enter_context(self.answers.share()))
+            if work.log is not None:
+                work.log.hold(limits.enter_context(self.answers.share()))
+            held = limits.pop_all()
+        computed = _by(deadline, self._compute_detached(request, response, work, deadline))
+        run = run_detached(held, work, response, computed, self._options)
+        task = asyncio.create_task(run)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        work.begun(task)
+
+    async def _compute_detached(
+        self,
+        request: GenerationRequest,
+        response: HeldResponse,
+        work: BackgroundWork,
+        deadline: float,
+    ) -> None:
+        usage = work.access.usage
+        with RequestMetrics(self._metrics, request, work.access) as metrics:
+            served = serve(request, self._nodes, self._options, usage, deadline)
+            async with aclosing(served) as outputs:
+                if work.log is not None:
+                    await _stream(work.log, outputs, metrics, response)
+                else:
+                    await _collect(outputs, metrics, response.add)
+                    metrics.finish(usage)
+                    response.whole(GenerationResult([], usage=usage))
+
+    async def _answer_early(
+        self, exchange: HttpExchange, response: HeldResponse, work: BackgroundWork
+    ) -> None:
+        if work.log is not None:
+            await self.follow(exchange, work.log.after(-1))
+        else:
+            await exchange.respond_in_pieces(200, await encode(response.so_far()), JSON_TYPE)
+
+    async def follow(self, exchange: HttpExchange, events: AsyncGenerator[bytes, None]) -> None:
+        """Write the events of a log to a client, until the last one."""
+
+        async def write() -> None:
+            await exchange.start_stream()
+            async with aclosing(events) as bursts:
+                async for burst in bursts:
+                    await exchange.write(burst)
+            await exchange.end_stream()
+
+        deadline = asyncio.get_running_loop().time() + self._options.request_timeout
+        await self._unless_gone(exchange, write(), deadline)
+
+    async def ended(self) -> None:
+        """Wait for what is computed in the background."""
+        while self._tasks:
+            await asyncio.wait(tuple(self._tasks))
 
     @contextmanager
     def _slot(self) -> Iterator[None]:
@@ -209,6 +288,8 @@ class GenerateHandler:
             body = await self._whole(request, response, access, memory, deadline)
             await exchange.respond_in_pieces(200, body, JSON_TYPE)
             return
+        if isinstance(response, HeldResponse):
+            response.hold(memory)
         with RequestMetrics(self._metrics, request, access) as metrics:
             served = serve(request, self._nodes, self._options, access.usage, deadline)
             async with aclosing(served) as outputs:
@@ -224,15 +305,32 @@ class GenerateHandler:
     ) -> list[bytes]:
         """The JSON of an answer that is not streamed."""
         usage = access.usage
-        collector = ResultCollector(
-            request, response.choice_logprobs, response.prompt_logprobs, memory
-        )
+        collector = _collector(request, response, memory)
         with RequestMetrics(self._metrics, request, access) as metrics:
             served = serve(request, self._nodes, self._options, usage, deadline)
             async with aclosing(served) as outputs:
-                await _collect(outputs, metrics, collector)
+                await _collect(outputs, metrics, collector.add)
             metrics.finish(usage)
         return await encode(response.whole(collector.result(usage)))
+
+
+class _Held:
+    """The collector of a response that keeps its output itself."""
+
+    def __init__(self, response: HeldResponse, memory: MemoryShare) -> None:
+        response.hold(memory)
+        self.add = response.add
+
+    def result(self, usage: Usage) -> GenerationResult:
+        return GenerationResult([], usage=usage)
+
+
+def _collector(
+    request: GenerationRequest, response: Response, memory: MemoryShare
+) -> ResultCollector | _Held:
+    if isinstance(response, HeldResponse):
+        return _Held(response, memory)
+    return ResultCollector(request, response.choice_logprobs, response.prompt_logprobs, memory)
 
 
 async def _by(deadline: float, work: Coroutine[Any, Any, T]) -> T:
@@ -245,7 +343,7 @@ async def _by(deadline: float, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _stream(
-    exchange: HttpExchange, outputs: Outputs, metrics: RequestMetrics, response: Response
+    exchange: StreamSink, outputs: Outputs, metrics: RequestMetrics, response: Response
 ) -> None:
     """Write outputs as they arrive. The head is sent with the first, when a node has admitted the
     request, so that an error before that has its own status."""
@@ -263,12 +361,14 @@ async def _stream(
     await exchange.end_stream(response.end_of_stream())
 
 
-async def _collect(outputs: Outputs, metrics: RequestMetrics, collector: ResultCollector) -> None:
+async def _collect(
+    outputs: Outputs, metrics: RequestMetrics, add: Callable[[Output], None]
+) -> None:
     """Collect all outputs. Many that arrive at once do not hold the event loop."""
     slices = TimeSlices()
     async for output in outputs:
         metrics.count(output)
-        collector.add(output)
+        add(output)
         await slices.checkpoint()
 
 

@@ -144,6 +144,7 @@ class Router:
             deadline = loop.call_later(self.options.drain_timeout, self.app.handler.abort)
             self._http.should_exit = True
             await asyncio.gather(self._serving, return_exceptions=True)
+            await self.app.handler.ended()
             deadline.cancel()
         for task in self._loops:
             task.cancel()

@@ -6,10 +6,14 @@ an ``ErrorShape`` writes its errors. Everything in between is the same for all s
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any, Protocol, runtime_checkable
 
 from .errors import ApiError
-from .generation import ChoiceDelta, GenerationRequest, Usage
+from .generation import ChoiceDelta, GenerationRequest, Output, Usage
+from .http.access_log import AccessRecord
+from .http.memory_budget import MemoryShare
 from .options import RouterOptions
 from .result import ChoiceLogprobs, GenerationResult, PromptLogprobs
 from .served_model import ServedModel
@@ -64,3 +68,66 @@ class Response(Protocol):
 
     def whole(self, result: GenerationResult) -> Any:
         """The body of a response that is not streamed, for ``http.encoding.encode``."""
+
+
+@runtime_checkable
+class HeldResponse(Response, Protocol):
+    """A response that keeps all of its output itself, whether it is streamed or not."""
+
+    def hold(self, memory: MemoryShare) -> None:
+        """Count what is kept from now on in ``memory``."""
+
+    def add(self, output: Output) -> None:
+        """Take the next output of an answer that is not streamed; ``whole`` then needs only the
+        usage."""
+
+    @property
+    def background(self) -> BackgroundWork | None:
+        """Set if the client does not wait for the response."""
+
+    def so_far(self) -> Any:
+        """The response in progress."""
+
+    def abandoned(self, error: ApiError | None) -> bytes:
+        """The last events of a response in the background that failed, or was cancelled."""
+
+
+class StreamSink(Protocol):
+    """Takes the events of a stream: a client's connection, or a log."""
+
+    access: AccessRecord
+
+    @property
+    def started(self) -> bool:
+        """True once the stream has begun."""
+
+    async def start_stream(self) -> None: ...
+
+    async def write(self, events: bytes) -> None: ...
+
+    async def end_stream(self, events: bytes = b"") -> None: ...
+
+
+class EventSource(StreamSink, Protocol):
+    """A log of events, which clients read while it is written."""
+
+    def hold(self, memory: MemoryShare) -> None:
+        """Count events from now on in ``memory``."""
+
+    def after(self, number: int) -> AsyncGenerator[bytes, None]:
+        """The events behind that of ``number``, until the last one."""
+
+
+class BackgroundWork(Protocol):
+    """The work on a response that no client waits for. ``log`` takes its events, if it is
+    streamed."""
+
+    @property
+    def access(self) -> AccessRecord: ...
+
+    @property
+    def log(self) -> EventSource | None: ...
+
+    def begun(self, task: asyncio.Task[None]) -> None: ...
+
+    def ended(self) -> None: ...

@@ -42,6 +42,11 @@ class KeyUsage(Collector):
         counts = self.of(access.key)
         counts.requests += 1
         counts.errors += bool(access.error)
+        self.count_tokens(access)
+
+    def count_tokens(self, access: AccessRecord) -> None:
+        """Count the tokens of a request that has been counted before."""
+        counts = self.of(access.key)
         counts.prompt_tokens += access.prompt_tokens if access.tokens else 0
         counts.cached_tokens += access.cached_tokens
         counts.completion_tokens += access.output_tokens

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ..errors import ApiError
-from ..http.exchange import HttpExchange
+from ..http.access_log import AccessRecord
+from ..http.key_owner import KeyOwner
 from ..options import RouterOptions
 from .api_keys import MAX_KEYS
 from .key_usage import KeyUsage
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
 
 REQUESTS, TOKENS = "requests", "tokens"
 SHORT = {REQUESTS: "RPM", TOKENS: "TPM"}
+
+
+class LimitedRequest(Protocol):
+    """A request, with the headers of its response."""
+
+    owner: KeyOwner
+    access: AccessRecord
+    headers: list[tuple[bytes, bytes]]
 
 
 class RateLimits:
@@ -30,7 +39,7 @@ class RateLimits:
         if options.requests_per_minute or options.tokens_per_minute:
             self._minute()  # not with the first request
 
-    def count_request(self, exchange: HttpExchange) -> None:
+    def count_request(self, exchange: LimitedRequest) -> None:
         """Count a request. Raises ``ApiError`` 429 if its key has none left."""
         limit = self._limit(exchange, REQUESTS)
         if limit is not None:
@@ -40,7 +49,7 @@ class RateLimits:
             self._show(exchange, REQUESTS, self._minute().level(name, limit))
 
     @contextmanager
-    def reserved(self, exchange: HttpExchange, prompt: int, output: int) -> Iterator[None]:
+    def reserved(self, exchange: LimitedRequest, prompt: int, output: int) -> Iterator[None]:
         """Reserve the tokens of a prompt and of the longest output while the block runs; then only
         those count that were used. Raises ``ApiError`` 429 if the key has too few left."""
         limit = self._limit(exchange, TOKENS)
@@ -61,7 +70,7 @@ class RateLimits:
         finally:
             self._minute().settle(reservation, exchange.access.tokens)
 
-    def _limit(self, exchange: HttpExchange, unit: str) -> int | None:
+    def _limit(self, exchange: LimitedRequest, unit: str) -> int | None:
         owner, options = exchange.owner, self._options
         if owner.admin or not owner.name:
             return None
@@ -77,7 +86,7 @@ class RateLimits:
             self._limits = MinuteLimits(4 * MAX_KEYS)
         return self._limits
 
-    def _refusal(self, exchange: HttpExchange, unit: str, limit: int, amount: int) -> ApiError:
+    def _refusal(self, exchange: LimitedRequest, unit: str, limit: int, amount: int) -> ApiError:
         name = exchange.owner.name
         level = self._minute().level(f"{unit}/{name}", limit, amount)
         self._show(exchange, unit, level)
@@ -93,7 +102,7 @@ class RateLimits:
             headers=((b"retry-after", str(seconds).encode()),),
         )
 
-    def _too_long(self, exchange: HttpExchange, prompt: int, limit: int) -> ApiError:
+    def _too_long(self, exchange: LimitedRequest, prompt: int, limit: int) -> ApiError:
         self._usage.limited(exchange.owner.name, TOKENS)
         return ApiError(
             429,
@@ -103,7 +112,7 @@ class RateLimits:
             code="rate_limit_exceeded",
         )
 
-    def _show(self, exchange: HttpExchange, unit: str, level: Level) -> None:
+    def _show(self, exchange: LimitedRequest, unit: str, level: Level) -> None:
         """Set the headers of the response."""
         for name, value in (
             ("limit", str(level.limit)),

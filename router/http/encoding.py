@@ -25,6 +25,11 @@ def dump(value: Any) -> bytes:
     return _encode(value).encode()
 
 
+def dump_pieces(value: Any) -> bytes:
+    """The JSON of a value whose long parts are ``EncodedArray``."""
+    return b"".join(_pieces(value))
+
+
 class EncodedArray:
     """A JSON array whose items are encoded as they arrive; it holds little more than the JSON."""
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from .encoding import dump
+from .encoding import dump, dump_pieces
 
 
 def named_event(name: str, value: Any) -> bytes:
     """An event with a name, and the JSON of ``value`` as its data."""
     return b"event: " + name.encode() + b"\ndata: " + dump(value) + b"\n\n"
+
+
+def long_event(name: str, value: Any) -> bytes:
+    """An event with a name, and a value that may contain ``EncodedArray``."""
+    return b"event: " + name.encode() + b"\ndata: " + dump_pieces(value) + b"\n\n"
 
 
 def data_event(value: Any) -> bytes:

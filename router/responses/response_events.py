@@ -1,23 +1,41 @@
-"""A response in OpenAI's shape, whole and as the events of a stream."""
+"""A response in OpenAI's shape, whole and as the events of a stream: items in the order in which
+the model writes them."""
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from ..generation import ChoiceDelta, GenerationRequest, Usage
-from ..http.sse import named_event
+from ...shared.text.output import CallDelta
+from ..errors import ApiError
+from ..generation import (
+    ChoiceDelta,
+    GenerationRequest,
+    Output,
+    PromptRestarted,
+    RequestAdmitted,
+    ScoredToken,
+    Usage,
+)
+from ..http.memory_budget import MemoryShare
+from ..http.sse import long_event, named_event
+from ..openai.chat_response import TokenEntries
+from ..openai.response_fields import token_names
 from ..result import GenerationResult
-from .response_request import CreateResponseRequest
+from .output_item import EVENTS, OutputItem
+from .response_body import response_body
+from .response_request import ENCRYPTED_REASONING, CreateResponseRequest
 
-# Called with the body of a response that has ended, and its text.
-Store = Callable[[dict[str, Any], str], None]
+if TYPE_CHECKING:
+    from .background import BackgroundRun
+
+# Called with the body of a response that has ended, and the bytes that its output takes.
+Store = Callable[[dict[str, Any], int], None]
 
 
 class ResponseEvents:
-    """Formats one response: a reasoning item if there is reasoning, then a message."""
+    """Formats one response. Its output is kept, whether it is streamed or not: the last event has
+    all of it. Without a stream no events are written."""
 
     def __init__(
         self,
@@ -25,93 +43,57 @@ class ResponseEvents:
         created: int,
         asked: CreateResponseRequest,
         store: Store,
+        run: BackgroundRun | None = None,
     ) -> None:
         self._request = request
         self._created = created
         self._asked = asked
         self._store = store
+        self.background = run
+        self._begun_status = "queued"
+        self._entries = TokenEntries(request.model.tokenizer, token_names(request))
+        self._memory: MemoryShare | None = None
         self._number = 0
-        self._kind = ""  # of the item that is being written
-        self._id = ""
-        self._text: list[str] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._open: OutputItem | None = None  # what is being written
         self._output: list[dict[str, Any]] = []
         self._finish: str | None = None
+        self._held: list[ScoredToken] = []  # tokens without text so far
+        self._bytes = 0
 
-    # ---- the events of a stream --------------------------------------------------------------
+    # ---- of any response ---------------------------------------------------------------------
 
-    def opening(self) -> bytes:
-        body = self._body("in_progress", [], None)
-        return self._event("response.created", response=body) + self._event(
-            "response.in_progress", response=body
-        )
+    def hold(self, memory: MemoryShare) -> None:
+        self._memory = memory
 
-    def chunk(self, delta: ChoiceDelta) -> bytes:
-        events = b""
-        if delta.reasoning and self._request.include_reasoning:
-            events += self._added("reasoning", delta.reasoning)
-        if delta.text:
-            events += self._added("message", delta.text)
-        self._finish = delta.finish_reason or self._finish
-        return events
+    def add(self, output: Output) -> None:
+        match output:
+            case RequestAdmitted():
+                self._begun_status = "in_progress"
+            case ChoiceDelta():
+                self.chunk(output)
+            case PromptRestarted():
+                self._begin()
 
-    def closing(self, usage: Usage) -> bytes:
-        events = b"" if self._output or self._kind == "message" else self._begun("message")
-        events += self._ended()
-        status = _status(self._finish)
-        body = self._body(status, self._output, usage)
-        self._store(body, self._message_text())
-        return events + self._event(f"response.{status}", response=body)
+    @property
+    def id(self) -> str:
+        return self._request.request_id
 
-    def end_of_stream(self) -> bytes:
-        return b""
+    def so_far(self) -> dict[str, Any]:
+        """The response in progress, with the items that are complete."""
+        return self._body(self._begun_status, self._output)
 
-    def _added(self, kind: str, text: str) -> bytes:
-        """New text of an item, which begins and ends others where necessary."""
-        events = b""
-        if self._kind != kind:
-            events = self._ended() + self._begun(kind)
-        self._text.append(text)
-        name = "reasoning_text" if kind == "reasoning" else "output_text"
-        fields: dict[str, Any] = {"delta": text} | ({"logprobs": []} if kind == "message" else {})
-        return events + self._event(f"response.{name}.delta", **self._place(), **fields)
-
-    def _begun(self, kind: str) -> bytes:
-        self._kind, self._text = kind, []
-        self._id = _item_id(kind)
-        item = _item(kind, self._id, "", "in_progress") | {"content": []}
-        added = self._event("response.output_item.added", output_index=len(self._output), item=item)
-        part = _part(kind, "")
-        return added + self._event("response.content_part.added", **self._place(), part=part)
-
-    def _ended(self) -> bytes:
-        """The end of the item that is being written, if there is one."""
-        if not self._kind:
-            return b""
-        kind, text, place = self._kind, "".join(self._text), self._place()
-        name = "reasoning_text" if kind == "reasoning" else "output_text"
-        fields: dict[str, Any] = {"text": text} | ({"logprobs": []} if kind == "message" else {})
-        item = _item(kind, self._id, text, _item_status(self._finish))
-        events = self._event(f"response.{name}.done", **place, **fields)
-        events += self._event("response.content_part.done", **place, part=_part(kind, text))
-        events += self._event(
-            "response.output_item.done", output_index=len(self._output), item=item
-        )
-        self._output.append(item)
-        self._kind = ""
-        return events
-
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self._id, "output_index": len(self._output), "content_index": 0}
-
-    def _event(self, kind: str, **fields: Any) -> bytes:
-        self._number += 1
-        return named_event(kind, {"type": kind, "sequence_number": self._number - 1, **fields})
-
-    def _message_text(self) -> str:
-        texts = [item["content"][0]["text"] for item in self._output if item["type"] == "message"]
-        return "".join(texts)
-
-    # ---- the whole ---------------------------------------------------------------------------
+    def abandoned(self, error: ApiError | None) -> bytes:
+        """The end of a response in the background: with an error, or because it is cancelled."""
+        self._finish = "length"  # no item is complete
+        events = self._ended()
+        body = self._body("cancelled" if error is None else "failed", self._output, error=error)
+        self._store(body, self._bytes)
+        if error is None:
+            return events
+        return events + self._event("response.failed", long=True, response=body)
 
     def choice_logprobs(self) -> None:
         return None
@@ -120,92 +102,140 @@ class ResponseEvents:
         return None
 
     def whole(self, result: GenerationResult) -> dict[str, Any]:
-        (choice,) = result.choices
-        reasoning, text = choice.reasoning.getvalue(), choice.text.getvalue()
-        status = _item_status(choice.finish_reason)
-        if reasoning and self._request.include_reasoning:
-            self._output.append(_item("reasoning", _item_id("reasoning"), reasoning, status))
-        self._output.append(_item("message", _item_id("message"), text, status))
-        body = self._body(_status(choice.finish_reason), self._output, result.usage)
-        self._store(body, text)
-        return body
+        return self._end(result.usage)[1]
+
+    # ---- the events of a stream --------------------------------------------------------------
+
+    def opening(self) -> bytes:
+        events = b""
+        if self.background is not None:
+            queued = self._body("queued", [])
+            events = self._event("response.created", response=queued)
+            events += self._event("response.queued", response=queued)
+        self._begun_status = "in_progress"
+        body = self._body("in_progress", [])
+        if self.background is None:
+            events = self._event("response.created", response=body)
+        return events + self._event("response.in_progress", response=body)
+
+    def chunk(self, delta: ChoiceDelta) -> bytes:
+        events = b""
+        if delta.reasoning:
+            self._held.clear()
+            events += self._written("reasoning", delta.reasoning)
+        if self._request.logprobs is not None and not delta.reasoning and not delta.calls:
+            self._held += delta.scored
+        if delta.text:
+            events += self._written("message", delta.text, self._scored())
+        for call in delta.calls:
+            self._held.clear()
+            events += self._called(call)
+        self._finish = delta.finish_reason or self._finish
+        return events
+
+    def closing(self, usage: Usage) -> bytes:
+        events, body = self._end(usage)
+        return events + self._event(f"response.{body['status']}", long=True, response=body)
+
+    def end_of_stream(self) -> bytes:
+        return b""
+
+    def _end(self, usage: Usage) -> tuple[bytes, dict[str, Any]]:
+        events = b"" if self._output or self._open else self._begun("message")
+        events += self._ended()
+        status = _status(self._finish)
+        body = self._body(status, self._output, usage)
+        self._store(body, self._bytes)
+        return events, body
+
+    def _written(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> bytes:
+        """New text of an item, which begins and ends others where necessary."""
+        events = b""
+        if self._open is None or self._open.kind != kind:
+            events = self._begun(kind)
+        item = self._open
+        assert item is not None
+        before = len(item.logprobs)
+        item.logprobs.extend(logprobs)
+        self._take(len(text) + len(item.logprobs) - before)
+        item.written.write(text)
+        fields: dict[str, Any] = {"delta": text}
+        if kind == "message":
+            fields["logprobs"] = list(logprobs)
+        return events + self._event(f"response.{EVENTS[kind]}.delta", **item.place, **fields)
+
+    def _called(self, call: CallDelta) -> bytes:
+        """New arguments of a call, the first with its name."""
+        events = b""
+        if call.name:
+            events = self._begun("function_call", {"call_id": call.id, "name": call.name})
+        item = self._open
+        assert item is not None
+        self._take(len(call.arguments))
+        item.written.write(call.arguments)
+        if call.arguments:
+            name = f"response.{EVENTS[item.kind]}.delta"
+            events += self._event(name, **item.place, delta=call.arguments)
+        return events
+
+    def _begun(self, kind: str, about: dict[str, Any] | None = None) -> bytes:
+        events = self._ended()
+        encrypts = ENCRYPTED_REASONING in self._asked.include
+        item = OutputItem(kind=kind, index=len(self._output), about=about or {}, encrypts=encrypts)
+        self._open = item
+        body = item.body("in_progress")
+        events += self._event("response.output_item.added", output_index=item.index, item=body)
+        if item.is_call:
+            return events
+        return events + self._event(
+            "response.content_part.added", long=True, **item.place, part=item.part()
+        )
+
+    def _ended(self) -> bytes:
+        """The end of the item that is being written, if there is one."""
+        item, self._open = self._open, None
+        if item is None:
+            return b""
+        name, text = f"response.{EVENTS[item.kind]}.done", item.written.getvalue()
+        if item.is_call:
+            events = self._event(name, **item.place, arguments=text, name=item.about["name"])
+        else:
+            scored = {"logprobs": item.logprobs} if item.kind == "message" else {}
+            events = self._event(name, long=True, **item.place, text=text, **scored)
+            name = "response.content_part.done"
+            events += self._event(name, long=True, **item.place, part=item.part())
+        body = item.body(_status(self._finish))
+        self._output.append(body)
+        name = "response.output_item.done"
+        return events + self._event(name, long=True, output_index=item.index, item=body)
+
+    def _scored(self) -> list[dict[str, Any]]:
+        held, self._held = self._held, []
+        return [self._entries.scored(token) for token in held]
+
+    def _take(self, size: int) -> None:
+        self._bytes += size
+        if self._memory is not None:
+            self._memory.take(size)
 
     def _body(
-        self, status: str, output: list[dict[str, Any]], usage: Usage | None
+        self,
+        status: str,
+        output: Sequence[dict[str, Any]],
+        usage: Usage | None = None,
+        error: ApiError | None = None,
     ) -> dict[str, Any]:
-        asked, sampling = self._asked, self._request.sampling
-        ended = status == "completed"
-        cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        return {
-            "id": self._request.request_id,
-            "object": "response",
-            "created_at": self._created,
-            "completed_at": int(time.time()) if ended else None,
-            "status": status,
-            "background": False,
-            "error": None,
-            "incomplete_details": cut,
-            "instructions": asked.instructions,
-            "max_output_tokens": asked.max_output_tokens,
-            "max_tool_calls": None,
-            "metadata": asked.metadata,
-            "model": self._request.model.name,
-            "output": list(output),
-            "parallel_tool_calls": True,
-            "previous_response_id": asked.previous_response_id,
-            "reasoning": {
-                "effort": asked.reasoning.get("effort"),
-                "summary": asked.reasoning.get("summary"),
-            },
-            "service_tier": "default",
-            "store": asked.store,
-            "temperature": round(sampling.temperature, 6),
-            "text": {"format": asked.text.get("format") or {"type": "text"}},
-            "tool_choice": "auto",
-            "tools": [],
-            "top_logprobs": 0,
-            "top_p": round(sampling.top_p, 6),
-            "truncation": "disabled",
-            "usage": None if usage is None else _usage(usage),
-            "user": asked.user if isinstance(asked.user, str) else None,
-        }
+        return response_body(
+            self._request, self._asked, self._created, status, output, usage, error
+        )
 
-
-def _item_id(kind: str) -> str:
-    return f"{'rs' if kind == 'reasoning' else 'msg'}_{uuid.uuid4().hex}"
-
-
-def _item(kind: str, item_id: str, text: str, status: str) -> dict[str, Any]:
-    item: dict[str, Any] = {
-        "id": item_id,
-        "type": kind,
-        "status": status,
-        "content": [_part(kind, text)],
-    }
-    if kind == "reasoning":
-        return item | {"summary": []}
-    return item | {"role": "assistant"}
-
-
-def _part(kind: str, text: str) -> dict[str, Any]:
-    if kind == "reasoning":
-        return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    def _event(self, kind: str, *, long: bool = False, **fields: Any) -> bytes:
+        if not self._request.stream:
+            return b""
+        value = {"type": kind, "sequence_number": self._number, **fields}
+        self._number += 1
+        return long_event(kind, value) if long else named_event(kind, value)
 
 
 def _status(finish_reason: str | None) -> str:
     return "incomplete" if finish_reason == "length" else "completed"
-
-
-def _item_status(finish_reason: str | None) -> str:
-    return _status(finish_reason)
-
-
-def _usage(usage: Usage) -> dict[str, Any]:
-    return {
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-    }

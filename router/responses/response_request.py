@@ -1,24 +1,24 @@
-"""POST /v1/responses: from the body to the request of a chat."""
+"""POST /v1/responses: the body, and the chat completion that computes a response."""
 
 from __future__ import annotations
 
-import uuid
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from ..errors import invalid
-from ..requests.body_errors import wrong_type
+from ..openai.request_fields import MAX_LOGPROBS
 from ..requests.body_model import WHOLE, BodyModel, DocumentedAs
+from .response_tools import ResponseTool, ResponseToolChoice, chat_tool_choice, chat_tools
 
 INT32 = 2**31
 MAX_METADATA = 16
+MAX_TOOLS = 1024
 # Fields that chat completions check, under the same names.
 SAME = (
     "model",
-    "stream",
     "temperature",
     "top_p",
     "top_k",
@@ -32,37 +32,88 @@ SAME = (
     "priority",
     "cache_salt",
     "chat_template_kwargs",
+    "parallel_tool_calls",
 )
-TEXT_PARTS = ("input_text", "output_text", "text")
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+INCLUDABLE = (LOGPROBS, ENCRYPTED_REASONING)
+# The fields of chat completions, by the names that they have here.
+FIELD_NAMES = (
+    (re.compile(r"^tools(\[\d+\])\.function\b"), r"tools\1"),
+    (re.compile(r"^tool_choice\.allowed_tools\b"), "tool_choice"),
+    (re.compile(r"^response_format(\.json_schema)?\b"), "text.format"),
+    (re.compile(r"^messages\b.*"), "input"),
+    (re.compile(r"^max_(completion_)?tokens\b"), "max_output_tokens"),
+    (re.compile(r"^reasoning_effort\b"), "reasoning.effort"),
+)
+
+
+class ReasoningOptions(BodyModel):
+    """Summaries are not made; ``auto`` asks for the best that there is."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"generate_summary": ("auto",)}
+
+    effort: Annotated[str, Field(max_length=64)] | None = None
+    summary: Literal["auto"] | None = None
+
+
+class TextFormat(BodyModel):
+    """The format of the text: ``schema`` and its name with the type ``json_schema``."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class TextConfig(BodyModel):
+    """Options of the text."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
+
+    format: Annotated[dict[str, Any], DocumentedAs(TextFormat)] | None = None
 
 
 class CreateResponseRequest(BodyModel):
     """The body of POST /v1/responses. Sampling parameters are those of chat completions."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "background": (False,),
+        "background_options": ({},),
+        "context_management": ([],),
         "conversation": (),
-        "include": ([],),
-        "max_tool_calls": (),
+        "image": (),
+        "moderation": (),
         "prompt": (),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
-        "top_logprobs": (0,),
-        "truncation": ("disabled",),
     }
 
     model: Any = None
     input: Annotated[Any, DocumentedAs(str | list[dict[str, Any]])]
+    background: bool = False
+    include: Annotated[list[Any], Field(max_length=16), DocumentedAs(list[Literal[INCLUDABLE]])] = (
+        Field(default_factory=list)
+    )
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=INT32 - 1), WHOLE] | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA)] = Field(
+    max_tool_calls: Annotated[int, Field(ge=1, le=INT32 - 1), WHOLE] | None = None
+    metadata: Annotated[
+        dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+        Field(max_length=MAX_METADATA),
+    ] = Field(default_factory=dict)
+    previous_response_id: Annotated[str, Field(max_length=128)] | None = None
+    reasoning: Annotated[dict[str, Any], DocumentedAs(ReasoningOptions)] = Field(
         default_factory=dict
     )
-    previous_response_id: Annotated[str, Field(max_length=128)] | None = None
-    reasoning: dict[str, Any] = Field(default_factory=dict)
     store: bool = True
-    stream: Any = None
-    text: dict[str, Any] = Field(default_factory=dict)
+    stream: bool = False
+    text: Annotated[dict[str, Any], DocumentedAs(TextConfig)] = Field(default_factory=dict)
+    tools: Annotated[list[Any], Field(max_length=MAX_TOOLS), DocumentedAs(list[ResponseTool])] = (
+        Field(default_factory=list)
+    )
+    tool_choice: Annotated[Any, DocumentedAs(ResponseToolChoice)] = None
+    parallel_tool_calls: bool = True
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] = 0
+    truncation: Literal["auto", "disabled"] = "disabled"
     temperature: Any = None
     top_p: Any = None
     top_k: Any = None
@@ -76,69 +127,34 @@ class CreateResponseRequest(BodyModel):
     priority: Any = None
     cache_salt: Any = None
     chat_template_kwargs: Any = None
-    # No effect without tools, or for OpenAI's accounting.
-    parallel_tool_calls: Any = None
+    # No effect: obfuscation, and fields of OpenAI's accounting.
     stream_options: Any = None
     service_tier: Any = None
     user: Any = None
     safety_identifier: Any = None
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class InputItems:
-    """The input: as items with ids, as clients see it, and as messages of a chat."""
-
-    items: list[dict[str, Any]]
-    messages: list[dict[str, Any]]
-
-
-def read_input(given: Any) -> InputItems:
-    """Raises ``RequestError`` for items other than messages with text."""
-    if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
-    if not isinstance(given, list):
-        raise wrong_type("input", "a string or an array", given)
-    if not given:
-        raise invalid("Invalid 'input': empty array.", "input", "empty_array")
-    read = [_item(item, f"input[{i}]") for i, item in enumerate(given)]
-    found = [pair for pair in read if pair is not None]
-    return InputItems([item for item, _ in found], [message for _, message in found])
-
-
-def _item(item: Any, param: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    if not isinstance(item, dict):
-        raise wrong_type(param, "an object", item)
-    kind = item.get("type", "message")
-    if kind == "reasoning":
-        return None  # of earlier answers, which templates leave out
-    if kind != "message":
-        message = f"Invalid '{param}': items of the type '{str(kind)[:64]}' are not supported."
-        raise invalid(message, "input", "unsupported_value")
-    role, text = item.get("role"), _text(item.get("content"), param)
-    if role not in ("user", "assistant", "system", "developer"):
-        message = f"Invalid '{param}.role': 'user', 'assistant', 'system' or 'developer'."
-        raise invalid(message, "input", "invalid_value")
-    part = {"type": "output_text", "text": text, "annotations": []}
-    content = part if role == "assistant" else {"type": "input_text", "text": text}
-    shown = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "status": "completed"}
-    return shown | {"role": role, "content": [content]}, {"role": role, "content": text}
-
-
-def _text(content: Any, param: str) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise wrong_type(f"{param}.content", "a string or an array", content)
-    texts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in TEXT_PARTS or not isinstance(part.get("text"), str):
-            message = f"Invalid '{param}.content': this model takes parts with text only."
-            raise invalid(message, "input", "unsupported_value")
-        texts.append(part["text"])
-    return "".join(texts)
+def check_response(asked: CreateResponseRequest, ignored: set[str]) -> None:
+    """Check what chat completions do not. Raises ``RequestError``."""
+    for i, name in enumerate(asked.include):
+        if name not in INCLUDABLE:
+            raise invalid(
+                f"Invalid 'include[{i}]': {name!r:.64} is not supported by this server; it takes "
+                f"{' and '.join(INCLUDABLE)}.",
+                f"include[{i}]",
+                "unsupported_value",
+            )
+    if asked.top_logprobs and LOGPROBS not in asked.include:
+        message = f"'top_logprobs' needs '{LOGPROBS}' in 'include'."
+        raise invalid(message, "top_logprobs", "invalid_value")
+    if asked.background and not asked.store:
+        message = "'background' needs 'store': the response is read later."
+        raise invalid(message, "background", "invalid_value")
+    ReasoningOptions.read(asked.reasoning, ignored, "reasoning.", at="reasoning")
+    TextConfig.read(asked.text, ignored, "text.", at="text")
 
 
 def chat_body(asked: CreateResponseRequest, messages: list[dict[str, Any]]) -> dict[str, Any]:
@@ -147,10 +163,16 @@ def chat_body(asked: CreateResponseRequest, messages: list[dict[str, Any]]) -> d
     body["messages"] = messages
     body["max_completion_tokens"] = asked.max_output_tokens
     body["reasoning_effort"] = asked.reasoning.get("effort")
-    layout = asked.text.get("format")
-    if isinstance(layout, dict) and layout.get("type") == "json_schema":
-        schema = {name: value for name, value in layout.items() if name != "type"}
-        body["response_format"] = {"type": "json_schema", "json_schema": schema}
-    elif layout is not None:
-        body["response_format"] = layout
+    body["response_format"] = _response_format(asked.text.get("format"))
+    body["tools"] = chat_tools(asked.tools)
+    body["tool_choice"] = chat_tool_choice(asked.tool_choice)
+    if LOGPROBS in asked.include:
+        body |= {"logprobs": True, "top_logprobs": asked.top_logprobs}
     return body
+
+
+def _response_format(layout: Any) -> Any:
+    if not isinstance(layout, dict) or layout.get("type") != "json_schema":
+        return layout
+    schema = {name: value for name, value in layout.items() if name != "type"}
+    return {"type": "json_schema", "json_schema": schema}

@@ -9,22 +9,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ApiError
+from .event_log import EventLog
 
-# Of all stored texts, in characters.
-MAX_CHARACTERS = 128 << 20
+# Of all stored texts and events.
+MAX_BYTES = 128 << 20
+# Of a response without its text.
+RESPONSE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse:
-    """A response that has ended. ``conversation`` has the messages that a following response
-    continues, ``items`` those of this response's own input."""
+    """A response that has ended. ``conversation`` has the items that a following response
+    continues, ``items`` those of this response's own input; ``size`` is in bytes. ``log`` has the
+    events of a response in the background."""
 
     owner: str
     body: dict[str, Any]
     items: list[dict[str, Any]]
     conversation: list[dict[str, Any]]
-    characters: int
-    expires: float
+    size: int
+    log: EventLog | None = None
 
 
 class ResponseStore:
@@ -37,34 +41,20 @@ class ResponseStore:
         self._most = most
         self._lifetime = lifetime
         self._clock = clock
-        self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
-        self._characters = 0
+        self._stored: OrderedDict[str, tuple[StoredResponse, float]] = OrderedDict()
+        self._bytes = 0
 
-    def add(
-        self,
-        owner: str,
-        body: dict[str, Any],
-        items: list[dict[str, Any]],
-        conversation: list[dict[str, Any]],
-        characters: int,
-    ) -> None:
+    def add(self, response: StoredResponse) -> None:
         """Store a response; the oldest make room."""
-        self._stored[body["id"]] = StoredResponse(
-            owner=owner,
-            body=body,
-            items=items,
-            conversation=conversation,
-            characters=characters,
-            expires=self._clock() + self._lifetime,
-        )
-        self._characters += characters
+        self._stored[response.body["id"]] = response, self._clock() + self._lifetime
+        self._bytes += response.size + RESPONSE_BYTES
         while self._stored and self._is_oldest_in_the_way():
             self._remove(next(iter(self._stored)))
 
     def get(self, response_id: str, owner: str, param: str | None = None) -> StoredResponse:
         """Raises ``ApiError`` 404."""
-        found = self._stored.get(response_id)
-        if found is None or found.owner != owner or found.expires <= self._clock():
+        found, expires = self._stored.get(response_id, (None, 0.0))
+        if found is None or found.owner != owner or expires <= self._clock():
             message = f"Response with id '{response_id[:64]}' not found."
             raise ApiError(404, message, param=param, code="response_not_found")
         return found
@@ -75,9 +65,9 @@ class ResponseStore:
         self._remove(response_id)
 
     def _is_oldest_in_the_way(self) -> bool:
-        oldest = next(iter(self._stored.values()))
-        full = len(self._stored) > self._most or self._characters > MAX_CHARACTERS
-        return full or oldest.expires <= self._clock()
+        _, expires = next(iter(self._stored.values()))
+        full = len(self._stored) > self._most or self._bytes > MAX_BYTES
+        return full or expires <= self._clock()
 
     def _remove(self, response_id: str) -> None:
-        self._characters -= self._stored.pop(response_id).characters
+        self._bytes -= self._stored.pop(response_id)[0].size + RESPONSE_BYTES

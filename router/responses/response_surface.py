@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from dataclasses import replace
 from typing import Any
@@ -12,10 +13,17 @@ from ..http.sse import named_event
 from ..openai.chat_request import parse_chat
 from ..openai.error_body import OpenAIErrors
 from ..options import RouterOptions
+from ..requests.renamed_errors import fields_renamed
 from ..served_model import ServedModel
+from .background import BackgroundRun, BackgroundRuns
+from .chat_turns import as_messages
+from .input_items import Item, read_input
 from .response_events import ResponseEvents
-from .response_request import CreateResponseRequest, InputItems, chat_body, read_input
-from .response_store import ResponseStore
+from .response_request import FIELD_NAMES, CreateResponseRequest, chat_body, check_response
+from .response_store import ResponseStore, StoredResponse
+from .truncation import parse_fitting
+
+RESPONSE_FORMAT, TEXT_FORMAT = "response_format", "text.format"
 
 
 class Responses:
@@ -23,37 +31,77 @@ class Responses:
 
     path = "/v1/responses"
 
-    def __init__(self, store: ResponseStore, owner: str) -> None:
+    def __init__(self, store: ResponseStore, runs: BackgroundRuns, owner: str) -> None:
         self._stored = store
+        self._runs = runs
         self._owner = owner
         self._asked: CreateResponseRequest
-        self._input: InputItems
-        self._conversation: list[dict[str, Any]]
+        self._items: list[Item]
+        self._conversation: list[Item]
+        self._size = 0
+        self._run: BackgroundRun | None = None
 
     def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
         ignored: set[str] = set()
         self._asked = asked = CreateResponseRequest.read(body, ignored)
-        self._input = read_input(asked.input)
-        earlier: list[dict[str, Any]] = []
-        if asked.previous_response_id is not None:
-            name = "previous_response_id"
-            earlier = self._stored.get(asked.previous_response_id, self._owner, name).conversation
-        self._conversation = [*earlier, *self._input.messages]
-        told = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
-        request = parse_chat(chat_body(asked, [*told, *self._conversation]), model, options)
+        check_response(asked, ignored)
+        self._items = read_input(asked.input, ignored)
+        self._conversation = [*self._earlier(asked.previous_response_id), *self._items]
+        self._size += len(json.dumps(self._items))
+        if asked.background:
+            self._run = BackgroundRun(self._runs, self._owner, self.path, logged=asked.stream)
+        with fields_renamed(FIELD_NAMES):
+            request = self._parsed(asked, model, options)
+        if request.sampling.structured_outputs.param == RESPONSE_FORMAT:
+            request.sampling.structured_outputs.param = TEXT_FORMAT
         return replace(
-            request, request_id=f"resp_{uuid.uuid4().hex}", ignored={*ignored, *request.ignored}
+            request,
+            request_id=f"resp_{uuid.uuid4().hex}",
+            stream=asked.stream,
+            ignored={*ignored, *request.ignored},
         )
 
     def response(self, request: GenerationRequest, created: int) -> ResponseEvents:
-        return ResponseEvents(request, created, self._asked, self._store)
+        run = self._run
+        events = ResponseEvents(request, created, self._asked, self._store, run)
+        if run is not None:
+            run.formatted_by(events)
+        return events
 
-    def _store(self, body: dict[str, Any], text: str) -> None:
+    def _parsed(
+        self, asked: CreateResponseRequest, model: ServedModel, options: RouterOptions
+    ) -> GenerationRequest:
+        """Streams have the limits of whole answers: their last event is one."""
+        told = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
+
+        def parse(messages: list[dict[str, Any]]) -> GenerationRequest:
+            return parse_chat(chat_body(asked, [*told, *messages]), model, options)
+
+        messages = as_messages(self._conversation)
+        return parse_fitting(messages, parse) if asked.truncation == "auto" else parse(messages)
+
+    def _earlier(self, response_id: str | None) -> list[Item]:
+        if response_id is None:
+            return []
+        name = "previous_response_id"
+        self._runs.check_ended(response_id, self._owner, name)
+        stored = self._stored.get(response_id, self._owner, name)
+        self._size += stored.size
+        return stored.conversation
+
+    def _store(self, body: dict[str, Any], size: int) -> None:
         """Keep a response that has ended, unless the client wants none of it kept."""
         if self._asked.store:
-            conversation = [*self._conversation, {"role": "assistant", "content": text}]
-            characters = sum(len(str(message["content"])) for message in conversation)
-            self._stored.add(self._owner, body, self._input.items, conversation, characters)
+            log = None if self._run is None else self._run.log
+            stored = StoredResponse(
+                owner=self._owner,
+                body=body,
+                items=self._items,
+                conversation=[*self._conversation, *body["output"]],
+                size=self._size + 2 * size + (0 if log is None else log.bytes),
+                log=log,
+            )
+            self._stored.add(stored)
 
 
 class ResponseErrors(OpenAIErrors):

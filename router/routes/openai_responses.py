@@ -6,16 +6,22 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
+from starlette.types import Receive, Scope, Send
 
 from ..errors import ApiError, invalid
+from ..http.encoding import encode
+from ..http.exchange import JSON_TYPE, HttpExchange
 from ..openai.answers import OpenAIError
+from ..requests.body_errors import check_integer
+from ..responses.event_log import EventLog
+from ..responses.response_body import ENDED
 from ..responses.response_request import CreateResponseRequest
 from ..responses.response_surface import Responses
 from .documentation import documented, documented_errors
 from .guards import KEY_CHECKED
 from .responses import GenerationResponse
-from .services import Exchange, RouterServices
-from .stored import Owner, page_of, page_parameters
+from .services import Exchange, RouterServices, Services
+from .stored import Owner, page_of, page_parameters, query_parameter
 
 MAX_LISTED, LISTED = 100, 20
 
@@ -27,13 +33,13 @@ class ResponseObject(BaseModel):
     object: Literal["response"]
     created_at: int
     completed_at: int | None
-    status: Literal["in_progress", "completed", "incomplete"]
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
     background: bool
-    error: None
+    error: dict[str, Any] | None
     incomplete_details: dict[str, str] | None
     instructions: str | None
     max_output_tokens: int | None
-    max_tool_calls: None
+    max_tool_calls: int | None
     metadata: dict[str, str]
     model: str
     output: list[dict[str, Any]]
@@ -44,7 +50,7 @@ class ResponseObject(BaseModel):
     store: bool
     temperature: float
     text: dict[str, Any]
-    tool_choice: str
+    tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
     top_logprobs: int
     top_p: float
@@ -76,44 +82,108 @@ class InputItemList(BaseModel):
 
 MODELS = (CreateResponseRequest, ResponseObject, ResponseEvent)
 LIST_PARAMETERS = {"parameters": page_parameters(MAX_LISTED, LISTED)}
+STREAM_PARAMETERS = {
+    "parameters": [
+        query_parameter("stream", {"type": "boolean"}, "Events instead of the response."),
+        query_parameter(
+            "starting_after",
+            {"type": "integer", "minimum": 0},
+            "The number of the last event that the client has.",
+        ),
+    ]
+}
 
 router = APIRouter(
     tags=["openai"], dependencies=KEY_CHECKED, responses=documented_errors(OpenAIError)
 )
 
 
+class EncodedResponse(Response):
+    """A response that was stored: its logprobs are encoded already."""
+
+    def __init__(self, exchange: HttpExchange, body: dict[str, Any]) -> None:
+        super().__init__()
+        self._exchange = exchange
+        self._value = body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._exchange.respond_in_pieces(200, await encode(self._value), JSON_TYPE)
+
+
+class EventsResponse(Response):
+    """The events of a response, from one of them on."""
+
+    def __init__(
+        self, exchange: HttpExchange, services: Services, log: EventLog, after: int
+    ) -> None:
+        super().__init__()
+        self._exchange = exchange
+        self._handler = services.handler
+        self._events = log.after(after)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._handler.follow(self._exchange, self._events)
+
+
 @router.post(Responses.path, **documented(CreateResponseRequest, ResponseObject, ResponseEvent))
 async def create_response(exchange: Exchange, services: RouterServices, owner: Owner) -> Response:
     """Generate the next turn of a conversation, which the router may keep."""
-    return GenerationResponse(exchange, services.handler, Responses(services.responses, owner))
+    surface = Responses(services.responses, services.runs, owner)
+    return GenerationResponse(exchange, services.handler, surface)
 
 
-@router.get("/v1/responses/{response_id}")
+@router.get(
+    "/v1/responses/{response_id}", response_model=ResponseObject, openapi_extra=STREAM_PARAMETERS
+)
 async def show_response(
-    response_id: str, request: Request, services: RouterServices, owner: Owner
-) -> ResponseObject:
-    """A response that was stored."""
-    if request.query_params.get("stream", "false") != "false":
-        raise invalid("A stored response is not streamed; leave out 'stream'.", "stream")
-    return ResponseObject.model_validate(services.responses.get(response_id, owner).body)
+    response_id: str, request: Request, exchange: Exchange, services: RouterServices, owner: Owner
+) -> Response:
+    """A response that was stored, or is computed in the background."""
+    run = services.runs.find(response_id, owner)
+    found = services.responses.get(response_id, owner) if run is None else run
+    if request.query_params.get("stream", "false") == "false":
+        return EncodedResponse(exchange, found.body)
+    if found.log is None:
+        message = "Only a response created with 'background' and 'stream' can be streamed again."
+        raise invalid(message, "stream")
+    return EventsResponse(exchange, services, found.log, _starting_after(request))
+
+
+def _starting_after(request: Request) -> int:
+    text = request.query_params.get("starting_after", "")
+    if not text:
+        return -1
+    valid = text.isascii() and text.isdigit() and len(text) < 10
+    number: Any = int(text) if valid else text[:32]
+    check_integer("starting_after", number, 0, 10**9)
+    return int(number)
 
 
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(
     response_id: str, services: RouterServices, owner: Owner
 ) -> ResponseDeletion:
-    """Forget a response."""
+    """Forget a response; one in progress ends."""
+    run = services.runs.find(response_id, owner)
+    if run is not None:
+        await run.cancel()
     services.responses.delete(response_id, owner)
     return ResponseDeletion(id=response_id)
 
 
-@router.post("/v1/responses/{response_id}/cancel")
+@router.post("/v1/responses/{response_id}/cancel", response_model=ResponseObject)
 async def cancel_response(
-    response_id: str, services: RouterServices, owner: Owner
-) -> ResponseObject:
-    """Rejected: only a response in the background could be cancelled, and there are none."""
-    services.responses.get(response_id, owner)
-    raise ApiError(400, "Cannot cancel a synchronous response.")
+    response_id: str, exchange: Exchange, services: RouterServices, owner: Owner
+) -> Response:
+    """End a response in the background; one that has ended stays as it is."""
+    run = services.runs.find(response_id, owner)
+    if run is not None:
+        await run.cancel()
+    body = services.responses.get(response_id, owner).body
+    if not body["background"]:
+        raise ApiError(400, "Cannot cancel a synchronous response.")
+    assert body["status"] in ENDED
+    return EncodedResponse(exchange, body)
 
 
 @router.get("/v1/responses/{response_id}/input_items", openapi_extra=LIST_PARAMETERS)

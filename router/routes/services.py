@@ -18,6 +18,7 @@ from ..handler import GenerateHandler
 from ..http.exchange import HttpExchange
 from ..metrics import Metrics
 from ..options import RouterOptions
+from ..responses.background import BackgroundRuns
 from ..responses.response_store import ResponseStore
 
 
@@ -34,6 +35,7 @@ class Services:
     handler: GenerateHandler
     usage: KeyUsage
     responses: ResponseStore
+    runs: BackgroundRuns
     batches: Batches | None = None
     draining: bool = False
     shut_down: Callable[[], None] = lambda: None

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from tandem.router.errors import ApiError
-from tandem.router.responses.response_store import ResponseStore
+from tandem.router.responses.response_store import ResponseStore, StoredResponse
 from tandem.tests.router.support import Cluster, cluster
 
 
@@ -93,7 +93,14 @@ async def test_others_and_unsupported_fields_are_rejected(tmp_path: Path) -> Non
             with pytest.raises(openai.NotFoundError):
                 await other.responses.retrieve(made.id)
         wrong: tuple[dict[str, Any], ...] = (
-            {"background": True},
+            {"background": True, "store": False},
+            {"include": ["file_search_call.results"]},
+            {"top_logprobs": 2},
+            {"truncation": "sometimes"},
+            {"text": {"verbosity": "low"}},
+            {"reasoning": {"summary": "detailed"}},
+            {"metadata": {"a" * 65: "x"}},
+            {"max_tool_calls": 0},
             {"tools": [{"type": "web_search"}]},
             {"input": []},
             {"input": [{"type": "item_reference", "id": "x"}]},
@@ -110,7 +117,7 @@ def test_the_store_is_bounded_and_forgets() -> None:
     now = [0.0]
     store = ResponseStore(2, 10.0, lambda: now[0])
     for name in "abc":
-        store.add("", {"id": name}, [], [], 1)
+        store.add(StoredResponse(owner="", body={"id": name}, items=[], conversation=[], size=1))
     store.get("c", "")
     for name, owner in (("a", ""), ("c", "other")):
         with pytest.raises(ApiError):

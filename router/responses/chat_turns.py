@@ -1,0 +1,101 @@
+"""The items of a conversation as messages of a chat."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ..mcp.tool_names import model_name
+
+Item = dict[str, Any]
+
+
+def as_messages(items: list[Item]) -> list[dict[str, Any]]:
+    """Reasoning, text and calls of one turn of the model are one message."""
+    turns = _Turns()
+    for item in items:
+        turns.add(item)
+    turns.end()
+    return turns.messages
+
+
+class _Turns:
+    """Collects messages. The last may be an open turn of the model, whose results of calls that the
+    router has run follow it."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._turn: dict[str, Any] | None = None
+        self._results: list[dict[str, Any]] = []
+
+    def add(self, item: Item) -> None:
+        match item["type"]:
+            case "reasoning":
+                self._think(item["content"][0]["text"] if item["content"] else "")
+            case "message" if item["role"] == "assistant":
+                self._say(_text(item))
+            case "message":
+                self._append({"role": item["role"], "content": _text(item)})
+            case "function_call":
+                self._call(item["call_id"], item["name"], item["arguments"])
+            case "function_call_output":
+                self._append(_result(item["call_id"], item["output"]))
+            case "mcp_call":
+                name = model_name(item["server_label"], item["name"])
+                self._call(item["id"], name, item["arguments"])
+                self._results.append(_result(item["id"], _outcome(item)))
+
+    def end(self) -> None:
+        """End the turn of the model, if one is open."""
+        self._turn = None
+        self.messages += self._results
+        self._results = []
+
+    def _append(self, message: dict[str, Any]) -> None:
+        self.end()
+        self.messages.append(message)
+
+    def _open(self) -> dict[str, Any]:
+        if self._turn is None:
+            self._append({"role": "assistant", "content": ""})
+            self._turn = self.messages[-1]
+        return self._turn
+
+    def _think(self, text: str) -> None:
+        if self._turn is not None and (self._results or self._turn["content"]):
+            self.end()
+        turn = self._open()
+        turn["reasoning_content"] = "\n".join(filter(None, (turn.get("reasoning_content"), text)))
+
+    def _say(self, text: str) -> None:
+        if self._turn is not None and (self._results or self._turn["content"]):
+            self.end()
+        self._open()["content"] = text
+
+    def _call(self, call_id: str, name: str, arguments: str) -> None:
+        function = {"name": name, "arguments": _arguments(arguments)}
+        call = {"id": call_id, "type": "function", "function": function}
+        self._open().setdefault("tool_calls", []).append(call)
+
+
+def _text(item: Item) -> str:
+    return "".join(part["text"] for part in item["content"])
+
+
+def _result(call_id: str, text: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+
+def _outcome(item: Item) -> str:
+    if item["output"] is not None:
+        return str(item["output"])
+    return f"Error: {json.dumps(item['error'], ensure_ascii=False)}"
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """Models write invalid JSON too, which must not make a conversation unusable."""
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        value = text
+    return value if isinstance(value, dict) else {"arguments": value}

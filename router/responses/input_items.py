@@ -1,0 +1,214 @@
+"""The items of a response's input: checked, and completed as clients see them again."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ..errors import invalid
+from ..requests.body_errors import wrong_type
+from ..requests.body_model import BodyModel
+
+ROLES = ("user", "assistant", "system", "developer")
+TEXT_PARTS = ("input_text", "output_text", "text")
+MAX_ID = 256
+
+Item = dict[str, Any]
+Id = Annotated[str, Field(max_length=MAX_ID)]
+
+
+class FunctionCallItem(BodyModel):
+    """A call that the model has made."""
+
+    type: Any
+    id: Id | None = None
+    call_id: Id
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    arguments: str
+    status: Any = None
+
+
+class FunctionOutputItem(BodyModel):
+    """The result of a call."""
+
+    type: Any
+    id: Id | None = None
+    call_id: Id
+    output: Any
+    status: Any = None
+
+
+class McpCallItem(BodyModel):
+    """A call that the router has run."""
+
+    type: Any
+    id: Id
+    server_label: Annotated[str, Field(max_length=64)]
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    arguments: str
+    output: str | None = None
+    error: Any = None
+    status: Any = None
+    approval_request_id: Any = None
+
+
+class ReasoningItem(BodyModel):
+    """Reasoning of an earlier answer, as text or in ``encrypted_content``."""
+
+    type: Any
+    id: Id | None = None
+    summary: Any = None
+    content: list[dict[str, Any]] = Field(default_factory=list)
+    encrypted_content: str | None = None
+    status: Any = None
+
+
+def read_input(given: Any, ignored: set[str]) -> list[Item]:
+    """Raises ``RequestError`` for items that this server cannot use."""
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    if not isinstance(given, list):
+        raise wrong_type("input", "a string or an array", given)
+    if not given:
+        raise invalid("Invalid 'input': empty array.", "input", "empty_array")
+    return [_item(item, f"input[{i}]", ignored) for i, item in enumerate(given)]
+
+
+def _item(item: Any, param: str, ignored: set[str]) -> Item:
+    if not isinstance(item, dict):
+        raise wrong_type(param, "an object", item)
+    kind = item.get("type", "message" if "role" in item else "item_reference")
+    read = _KINDS.get(kind) if isinstance(kind, str) else None
+    if read is None:
+        message = f"Invalid '{param}': items of the type '{str(kind)[:64]}' are not supported."
+        raise invalid(message, "input", "unsupported_value")
+    return read(item, param, ignored)
+
+
+def _message(item: Item, param: str, ignored: set[str]) -> Item:
+    role, text = item.get("role"), _text(item.get("content"), f"{param}.content")
+    if role not in ROLES:
+        message = f"Invalid '{param}.role': 'user', 'assistant', 'system' or 'developer'."
+        raise invalid(message, "input", "invalid_value")
+    part: Item = {"type": "input_text", "text": text}
+    if role == "assistant":
+        part = {"type": "output_text", "text": text, "annotations": []}
+    shown = {"id": _id(item, "msg"), "type": "message", "status": "completed"}
+    return shown | {"role": role, "content": [part]}
+
+
+def _text(content: Any, param: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise wrong_type(param, "a string or an array", content)
+    return "".join(_part(part, param) for part in content)
+
+
+def _part(part: Any, param: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "refusal" and isinstance(part.get("refusal"), str):
+        return str(part["refusal"])
+    if kind not in TEXT_PARTS or not isinstance(part.get("text"), str):
+        message = f"Invalid '{param}': this model takes parts with text only."
+        raise invalid(message, "input", "unsupported_value")
+    return str(part["text"])
+
+
+def _function_call(item: Item, param: str, ignored: set[str]) -> Item:
+    read = FunctionCallItem.read(item, ignored, "input[].", at=param)
+    _check_arguments(read.arguments, param)
+    return {
+        "id": _id(item, "fc"),
+        "type": "function_call",
+        "status": "completed",
+        "call_id": read.call_id,
+        "name": read.name,
+        "arguments": read.arguments,
+    }
+
+
+def _function_output(item: Item, param: str, ignored: set[str]) -> Item:
+    read = FunctionOutputItem.read(item, ignored, "input[].", at=param)
+    output = _text(read.output, f"{param}.output")
+    return {
+        "id": _id(item, "fco"),
+        "type": "function_call_output",
+        "status": "completed",
+        "call_id": read.call_id,
+        "output": output,
+    }
+
+
+def _mcp_call(item: Item, param: str, ignored: set[str]) -> Item:
+    read = McpCallItem.read(item, ignored, "input[].", at=param)
+    _check_arguments(read.arguments, param)
+    return {
+        "id": read.id,
+        "type": "mcp_call",
+        "status": "completed",
+        "server_label": read.server_label,
+        "name": read.name,
+        "arguments": read.arguments,
+        "output": read.output,
+        "error": read.error,
+    }
+
+
+def _listing(item: Item, param: str, ignored: set[str]) -> Item:
+    """Definitions of tools are those of each request."""
+    return {"id": _id(item, "mcpl"), "type": "mcp_list_tools", "tools": []}
+
+
+def _reasoning(item: Item, param: str, ignored: set[str]) -> Item:
+    read = ReasoningItem.read(item, ignored, "input[].", at=param)
+    texts = [part["text"] for part in read.content if isinstance(part.get("text"), str)]
+    text = "".join(texts) or _decoded(read.encrypted_content or "", param)
+    return {
+        "id": _id(item, "rs"),
+        "type": "reasoning",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": text}],
+    }
+
+
+def encoded(text: str) -> str:
+    """Reasoning as ``encrypted_content``: opaque to clients, but no secret."""
+    return base64.b64encode(text.encode()).decode()
+
+
+def _decoded(content: str, param: str) -> str:
+    try:
+        return base64.b64decode(content, validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError, ValueError):
+        message = f"Invalid '{param}.encrypted_content': it is not from this server."
+        raise invalid(message, "input", "invalid_value") from None
+
+
+def _check_arguments(text: str, param: str) -> None:
+    try:
+        json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        message = f"Invalid '{param}.arguments': it is not valid JSON."
+        raise invalid(message, "input", "invalid_value") from None
+
+
+def _id(item: Item, kind: str) -> str:
+    given = item.get("id")
+    return given[:MAX_ID] if isinstance(given, str) and given else f"{kind}_{uuid.uuid4().hex}"
+
+
+_KINDS: Mapping[str, Callable[[Item, str, set[str]], Item]] = {
+    "message": _message,
+    "function_call": _function_call,
+    "function_call_output": _function_output,
+    "mcp_call": _mcp_call,
+    "mcp_list_tools": _listing,
+    "reasoning": _reasoning,
+}
