@@ -46,6 +46,7 @@ from .routes import (
     openai_responses,
     operations,
     operator_commands,
+    page,
     sagemaker,
     tokenization,
 )
@@ -53,6 +54,7 @@ from .routes.documentation import components
 from .routes.operations import METRICS
 from .routes.services import Services
 from .surface import ErrorShape
+from .web.overview import Overview
 
 log = logger("router")
 
@@ -81,6 +83,7 @@ APIS = (
     Api(tokenization.router, OPENAI_ERRORS, tokenization.MODELS),
     Api(sagemaker.router, OPENAI_ERRORS),
     Api(operations.router, OPENAI_ERRORS),
+    Api(page.router, OPENAI_ERRORS),
     Api(operator_commands.router, OPENAI_ERRORS, operator_commands.MODELS),
 )
 
@@ -131,6 +134,9 @@ class App:
             usage=self._usage,
             responses=ResponseStore(options.max_stored_responses, options.response_lifetime),
             runs=BackgroundRuns(self._usage),
+            overview=Overview(
+                nodes, options.heartbeat_period, metrics.work, lambda: self.handler.active
+            ),
             batches=self._batches(),
         )
         self._door = with_cross_origin(self._serve, options)

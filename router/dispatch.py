@@ -18,6 +18,7 @@ from ..shared.telemetry.tracing import step
 from .cluster.inflight import InflightPlacement
 from .cluster.node import Node
 from .cluster.node_table import NodeTable
+from .cluster.recent_prefills import Prefill
 from .errors import CapabilityError, DeadlineError, DrainingError, NodeError
 from .node_call import LATE, GenerationError, node_call
 from .options import RouterOptions
@@ -63,6 +64,7 @@ class Dispatcher:
         await self._compute_keys(prompt)
         while (placement := self._next(request, prompt)) is not None:
             node, inflight = self._begin(placement, prompt)
+            prefill = self._begin_prefill(placement, prompt)
             started = seen = False
             try:
                 with node_call(self._nodes, node, request, self._options.admission_timeout) as call:
@@ -73,6 +75,7 @@ class Dispatcher:
                             continue
                         if kind == "usage":
                             inflight.end(node.node_id, event.usage.prefill_node)
+                            self._nodes.prefills.finish(prefill, event.usage)
                         started = True
                         seen = seen or (streamed and kind in OUTPUT)
                         if kind != "admitted" or not admitted:
@@ -91,6 +94,7 @@ class Dispatcher:
                 self._deaths += started
             finally:
                 inflight.end()
+                self._nodes.prefills.end(prefill)
         raise failure or self._unplaced or UnavailableError(NO_NODE)
 
     async def _compute_keys(self, prompt: PromptKeys) -> None:
@@ -166,6 +170,11 @@ class Dispatcher:
         compute = 0 if placement.prefill else len(prompt.tokens) - held
         inflight.begin(node.node_id, node.inflight_load, node.inflight_prompt(prompt, compute))
         return node, inflight
+
+    def _begin_prefill(self, placement: Placement, prompt: PromptKeys) -> Prefill:
+        """The prompt among those that the cluster page shows."""
+        asked = placement.prefill[0].node_id if placement.prefill else ""
+        return self._nodes.prefills.begin(asked, placement.decode.node_id, len(prompt.tokens))
 
     def _seconds_left(self) -> float:
         left = self._deadline - asyncio.get_running_loop().time()

@@ -151,7 +151,7 @@ ROUTER = {
         "web",
     ),
     "tokenization": ("generation", "http", "openai", "requests", "served_model"),
-    "web": (),
+    "web": ("cluster",),
 }
 WEB = ("fastapi", "uvicorn", "starlette", "grpc", "prometheus_client")
 

@@ -11,8 +11,8 @@ from ..options import RouterOptions
 from .api_keys import ApiKeys
 from .hosts import AllowedHosts
 
-# Pages that people open in a browser, which asks for a password.
-PAGES = ("/", "/docs")
+# Data that people open in a browser, which asks for a password.
+PAGES = ("/docs",)
 
 
 class Access:

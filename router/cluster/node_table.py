@@ -20,6 +20,7 @@ from ..placement.policies import round_robin
 from ..placement.prefix_table import PrefixTable
 from .absent_nodes import AbsentNodes
 from .node import Node
+from .recent_prefills import RecentPrefills
 from .retained_prefixes import RetainedPrefixes
 from .roster import Roster
 from .shortlist import FEW, Excluded, shortlist
@@ -54,6 +55,7 @@ class NodeTable:
         self._many_silent = False
         self._turns = 0
         self.absent = AbsentNodes(clock)
+        self.prefills = RecentPrefills(clock)
         self.ejections = Counter(
             "tandem_decode_nodes_ejected",
             "Times that a decode node was left alone because it could not be reached, by reason.",

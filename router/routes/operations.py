@@ -1,11 +1,10 @@
-"""The chat page, the documentation, probes, usage, version and metrics."""
+"""The documentation, probes, usage, version and metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter
-from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
@@ -24,11 +23,10 @@ from .guards import HOST_CHECKED, KEY_CHECKED
 from .services import Exchange, RouterServices, Services
 
 METRICS = "/metrics"
-PAGE = Path(__file__).parent.parent / "web" / "chat.html"
-PAGE_HEADERS = {
+DOCUMENTATION_HEADERS = {
     "content-security-policy": (
-        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
 }
@@ -83,12 +81,6 @@ class UsageReport(BaseModel):
 
 class Version(BaseModel):
     version: str
-
-
-@router.get("/", response_class=HTMLResponse, dependencies=KEY_CHECKED)
-async def chat_page() -> Response:
-    """A page to chat with the model."""
-    return HTMLResponse(PAGE.read_bytes(), headers=PAGE_HEADERS)
 
 
 @router.get("/live")
@@ -165,7 +157,7 @@ async def show_openapi(request: Request) -> Response:
 async def show_documentation(request: Request) -> Response:
     """The same document as a page to read."""
     page = await asyncio.to_thread(lambda: documentation_page(request.app.openapi()))
-    return HTMLResponse(page, headers=PAGE_HEADERS)
+    return HTMLResponse(page, headers=DOCUMENTATION_HEADERS)
 
 
 @router.get(METRICS, dependencies=HOST_CHECKED, response_class=PlainTextResponse)

@@ -20,6 +20,7 @@ from ..metrics import Metrics
 from ..options import RouterOptions
 from ..responses.background import BackgroundRuns
 from ..responses.response_store import ResponseStore
+from ..web.overview import Overview
 
 
 @dataclass(kw_only=True)
@@ -36,6 +37,7 @@ class Services:
     usage: KeyUsage
     responses: ResponseStore
     runs: BackgroundRuns
+    overview: Overview
     batches: Batches | None = None
     draining: bool = False
     shut_down: Callable[[], None] = lambda: None

@@ -1,0 +1,279 @@
+"""The cluster at a glance, for the page that shows it: a bounded part of the nodes, chosen by how
+much there is to see, the sums of all others, and the prompts whose KV moves."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable
+from itertools import islice
+
+from pydantic import BaseModel
+
+from ...proto.roles import role_name
+from ...shared.telemetry.stats_line import Work
+from ..cluster.node import Node
+from ..cluster.node_table import NodeTable
+from ..cluster.recent_prefills import Prefill
+
+# Of each role; more cannot be read at once.
+MAX_SHOWN = 24
+MAX_ABSENT_SHOWN = 16
+MAX_PREFILLS = 64
+# Any number of pages share one overview for so long.
+REUSE_SECONDS = 0.2
+# A node is late when it has missed this many heartbeats.
+MISSED_BEATS = 2.5
+
+
+class NodeState(BaseModel):
+    """A node by its last heartbeat. ``kv_used`` is the part of its KV blocks that requests hold,
+    ``kv_cached`` the part that only its prefix index holds."""
+
+    node_id: str
+    role: str
+    state: str
+    running: int
+    waiting: int
+    queued_prefill_tokens: int
+    prefill_tokens_per_second: float
+    kv_tokens: int
+    kv_used: float
+    kv_cached: float
+    transfers: int
+    leases: int
+    requests: int
+    heartbeat_age_seconds: float
+    version: str
+
+
+class OtherNodes(BaseModel):
+    """The nodes of a role that are not listed, together."""
+
+    role: str
+    nodes: int
+    states: dict[str, int]
+    running: int
+    waiting: int
+    queued_prefill_tokens: int
+    kv_used: float
+
+
+class MissingNode(BaseModel):
+    """A node that should be there: lost, or refused."""
+
+    node_id: str
+    role: str
+    state: str
+    reason: str
+    seconds_ago: float
+
+
+class PrefillEntry(BaseModel):
+    """One prompt that a prefill node computes, or has computed, for a decode node. ``seconds`` is
+    how long that has taken, and ``ended_seconds_ago`` is null while it goes on."""
+
+    number: int
+    prefill_node: str
+    decode_node: str
+    tokens: int
+    moved_tokens: int
+    seconds: float
+    ended_seconds_ago: float | None
+    failed: bool
+    phases: dict[str, float]
+
+
+class PrefillTotals(BaseModel):
+    """Prompts since the router started, by where they were computed."""
+
+    moved: int
+    moved_tokens: int
+    local: int
+
+
+class ClusterOverview(BaseModel):
+    """The state of the cluster as this router sees it."""
+
+    nodes: list[NodeState]
+    others: list[OtherNodes]
+    missing: list[MissingNode]
+    missing_left_out: int
+    prefills: list[PrefillEntry]
+    prefills_left_out: int
+    totals: PrefillTotals
+    requests: int
+    prompt_tokens: int
+    generated_tokens: int
+
+
+class Overview:
+    """The maker of ``ClusterOverview``s. ``beat`` is the period of heartbeats; ``work`` and
+    ``requests`` are the router's own sums."""
+
+    def __init__(
+        self,
+        nodes: NodeTable,
+        beat: float,
+        work: Callable[[], Work],
+        requests: Callable[[], int],
+    ) -> None:
+        self._nodes = nodes
+        self._beat = beat
+        self._work = work
+        self._requests = requests
+        self._last: ClusterOverview | None = None
+        self._made = 0.0
+
+    def now(self) -> ClusterOverview:
+        """The present state, at most ``REUSE_SECONDS`` old."""
+        now = self._nodes.now()
+        if self._last is None or now - self._made >= REUSE_SECONDS:
+            self._last, self._made = self._new(), now
+        return self._last
+
+    def _new(self) -> ClusterOverview:
+        shown, others = node_states(self._nodes, self._beat)
+        missing, missing_left_out = missing_nodes(self._nodes)
+        prefills, prefills_left_out = prefill_states(self._nodes)
+        of_prefills, work = self._nodes.prefills, self._work()
+        return ClusterOverview(
+            nodes=shown,
+            others=others,
+            missing=missing,
+            missing_left_out=missing_left_out,
+            prefills=prefills,
+            prefills_left_out=prefills_left_out,
+            totals=PrefillTotals(
+                moved=of_prefills.prompts_moved,
+                moved_tokens=of_prefills.tokens_moved,
+                local=of_prefills.prompts_local,
+            ),
+            requests=self._requests(),
+            prompt_tokens=int(work.prompt_tokens),
+            generated_tokens=int(work.generated_tokens),
+        )
+
+
+def node_states(nodes: NodeTable, beat: float) -> tuple[list[NodeState], list[OtherNodes]]:
+    """The nodes to show, prefill nodes first, and the sums of the others by role. Heartbeats come
+    every ``beat`` seconds."""
+    now, busy = nodes.now(), _busy(nodes)
+    shown: list[NodeState] = []
+    others: list[OtherNodes] = []
+    for prefill in (True, False):
+        kind = [node for node in nodes if node.is_prefill is prefill]
+        best = kind
+        if len(kind) > MAX_SHOWN:
+            best = heapq.nlargest(MAX_SHOWN, kind, key=lambda node: _interest(node, busy))
+            left = set(kind).difference(best)
+            others.append(_sum(left, now, beat))
+        shown += [_node_state(node, now, beat) for node in sorted(best, key=_by_name)]
+    return shown, others
+
+
+def missing_nodes(nodes: NodeTable) -> tuple[list[MissingNode], int]:
+    """The latest nodes that are absent, and the number of the others."""
+    absent = nodes.absent.all()
+    shown = [
+        MissingNode(
+            node_id=node.node_id,
+            role=role_name(node.role),
+            state="refused" if node.refused else "lost",
+            reason=node.reason,
+            seconds_ago=round(node.seconds_ago, 1),
+        )
+        for node in reversed(absent[-MAX_ABSENT_SHOWN:])
+    ]
+    return shown, len(absent) - len(shown)
+
+
+def prefill_states(nodes: NodeTable) -> tuple[list[PrefillEntry], int]:
+    """The prompts that prefill nodes compute, then those computed lately, and the number of the
+    running ones that are left out."""
+    now = nodes.prefills.now()
+    running = list(nodes.prefills.running())
+    shown = running[:MAX_PREFILLS]
+    room = MAX_PREFILLS - len(shown)
+    recent = list(islice(reversed(nodes.prefills.recent()), room))
+    return [_prefill_state(each, now) for each in (*shown, *recent)], len(running) - len(shown)
+
+
+def _busy(nodes: NodeTable) -> Counter[str]:
+    """How many prompts move from or to each node."""
+    return Counter(
+        name for each in nodes.prefills.running() for name in (each.prefill_node, each.decode_node)
+    )
+
+
+def _interest(node: Node, busy: Counter[str]) -> tuple[int, bool, int]:
+    load = node.load
+    return busy[node.node_id], node.ejection.ejected or node.draining, load.running + load.waiting
+
+
+def _by_name(node: Node) -> tuple[int, str]:
+    """decode-2 comes before decode-10."""
+    return len(node.node_id), node.node_id
+
+
+def _state(node: Node, now: float, beat: float) -> str:
+    if node.draining:
+        return "draining"
+    if node.ejection.ejected:
+        return "unreachable"
+    return "late" if now - node.last_seen > MISSED_BEATS * beat else "ready"
+
+
+def _used(node: Node) -> float:
+    load = node.load
+    taken = load.owned_blocks + load.reserved_blocks
+    return min(1.0, taken / load.total_blocks) if load.total_blocks else 0.0
+
+
+def _node_state(node: Node, now: float, beat: float) -> NodeState:
+    load = node.load
+    return NodeState(
+        node_id=node.node_id,
+        role=role_name(node.role),
+        state=_state(node, now, beat),
+        running=load.running,
+        waiting=load.waiting,
+        queued_prefill_tokens=max(load.queued_prefill_tokens, node.inflight_load.queued_tokens),
+        prefill_tokens_per_second=round(node.rate, 1),
+        kv_tokens=load.total_blocks * load.block_size,
+        kv_used=round(_used(node), 4),
+        kv_cached=round(load.cached_blocks / load.total_blocks, 4) if load.total_blocks else 0.0,
+        transfers=load.transfers,
+        leases=load.leases,
+        requests=node.inflight_calls,
+        heartbeat_age_seconds=round(now - node.last_seen, 2),
+        version=node.version,
+    )
+
+
+def _sum(nodes: Iterable[Node], now: float, beat: float) -> OtherNodes:
+    others = list(nodes)
+    return OtherNodes(
+        role=role_name(others[0].role),
+        nodes=len(others),
+        states=dict(Counter(_state(node, now, beat) for node in others)),
+        running=sum(node.load.running for node in others),
+        waiting=sum(node.load.waiting for node in others),
+        queued_prefill_tokens=sum(node.load.queued_prefill_tokens for node in others),
+        kv_used=round(sum(map(_used, others)) / len(others), 4),
+    )
+
+
+def _prefill_state(each: Prefill, now: float) -> PrefillEntry:
+    spent = each.spent.ListFields() if each.spent is not None else ()
+    return PrefillEntry(
+        number=each.number,
+        prefill_node=each.prefill_node,
+        decode_node=each.decode_node,
+        tokens=each.tokens,
+        moved_tokens=each.moved_tokens,
+        seconds=round((now if each.ended is None else each.ended) - each.begun, 3),
+        ended_seconds_ago=None if each.ended is None else round(now - each.ended, 3),
+        failed=each.failed,
+        phases={field.name.removesuffix("_seconds"): round(value, 4) for field, value in spent},
+    )

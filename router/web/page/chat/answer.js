@@ -1,0 +1,121 @@
+// One answer while it is streamed: its text, reasoning and calls, and how fast they came.
+
+import { ServerError, eventsOf, request } from "../server.js";
+import { FIELDS } from "./sampling.js";
+
+// Seconds over which a rate means something.
+const SHORTEST = 0.05;
+
+/** Fill `message` from the stream of a request, and call `changed` with each piece. Raises
+ * `ServerError`, or `AbortError` when `signal` stops it; what has arrived stays. */
+export async function stream(message, body, signal, changed) {
+  const clock = new Clock();
+  const answer = await request("v1/chat/completions", { body, signal });
+  try {
+    for await (const event of eventsOf(answer)) {
+      take(message, event, clock);
+      changed();
+    }
+  } finally {
+    message.stats = clock.stats();
+  }
+}
+
+function take(message, event, clock) {
+  const [choice] = event.choices;
+  if (choice) {
+    const { content, tool_calls } = choice.delta;
+    const reasoning = choice.delta.reasoning ?? choice.delta.reasoning_content;
+    if (reasoning || content || tool_calls) clock.tick();
+    if (reasoning) message.reasoning = (message.reasoning ?? "") + reasoning;
+    if (content) {
+      if (message.reasoning && !message.text) message.thought = clock.sinceFirst();
+      message.text += content;
+    }
+    for (const call of tool_calls ?? []) takeCall(message, call);
+    if (choice.finish_reason) message.ended = choice.finish_reason;
+  }
+  if (event.usage) clock.counted(event);
+}
+
+function takeCall(message, { index, id, function: called }) {
+  message.calls ??= [];
+  const call = (message.calls[index] ??= { id: "", name: "", text: "" });
+  if (id) call.id = id;
+  if (called?.name) call.name = called.name;
+  call.text += called?.arguments ?? "";
+}
+
+/** Times of one answer, by this browser's clock. */
+class Clock {
+  constructor() {
+    this.begun = performance.now();
+    this.firstAt = 0;
+    this.lastAt = 0;
+    this.pieces = 0;
+    this.usage = null;
+    this.placement = null;
+  }
+
+  tick() {
+    this.lastAt = performance.now();
+    this.firstAt ||= this.lastAt;
+    this.pieces++;
+  }
+
+  counted({ usage, tandem }) {
+    this.usage = usage;
+    this.placement = tandem ?? this.placement;
+  }
+
+  sinceFirst() {
+    return (performance.now() - this.firstAt) / 1000;
+  }
+
+  stats() {
+    if (!this.firstAt) return null;
+    const { usage, placement } = this;
+    // Without usage (the answer was stopped), there is about a token in each event.
+    const tokens = usage?.completion_tokens ?? this.pieces;
+    const seconds = (this.lastAt - this.firstAt) / 1000;
+    return {
+      first: (this.firstAt - this.begun) / 1000,
+      total: (performance.now() - this.begun) / 1000,
+      rate: tokens > 1 && seconds > SHORTEST ? (tokens - 1) / seconds : 0,
+      tokens,
+      prompt: usage?.prompt_tokens ?? 0,
+      cached: usage?.prompt_tokens_details?.cached_tokens ?? 0,
+      remote: placement?.remote_tokens ?? 0,
+      prefill: placement?.prefill_nodes?.join(", ") ?? "",
+      decode: placement?.decode_nodes?.join(", ") ?? "",
+    };
+  }
+}
+
+/** The body of a request; raises `ServerError` for further fields that are not JSON. */
+export function bodyOf(messages, model, sampling) {
+  const body = { messages, stream: true, stream_options: { include_usage: true } };
+  if (model) body.model = model;
+  for (const { name } of FIELDS) {
+    const value = sampling[name];
+    if (value !== undefined && value !== null && value !== "") body[name] = value;
+  }
+  return Object.assign(body, furtherFields(sampling.more));
+}
+
+const OURS = ["messages", "stream", "stream_options", "model", "n"];
+
+function furtherFields(text) {
+  let fields;
+  try {
+    fields = JSON.parse(text || "{}");
+  } catch (error) {
+    throw new ServerError(`The further fields in the settings are not JSON: ${error.message}`, 400);
+  }
+  const taken = OURS.find(name => Object.hasOwn(fields ?? {}, name));
+  if (taken || !fields || typeof fields !== "object" || Array.isArray(fields)) {
+    const why = taken ? `may not have '${taken}'` : "must be an object";
+    throw new ServerError(`The further fields in the settings ${why}.`, 400);
+  }
+  return fields;
+}

@@ -1,0 +1,177 @@
+// One message of the log: its text, what led to it, its actions and its figures.
+
+import { copyButton, el, framed, iconButton } from "../dom.js";
+import { highlighted } from "../markdown/highlight.js";
+import { MarkdownView } from "../markdown/render.js";
+
+/** `actions` has the functions edit, again, choose, retry and siblings of the chat. */
+export class MessageView {
+  constructor(message, actions) {
+    this.message = message;
+    this.actions = actions;
+    this.running = false;
+    this.markdown = new MarkdownView();
+    this.reasoning = reasoningBox();
+    this.calls = el("div", { class: "calls" });
+    this.notes = el("div", { class: "notes" });
+    this.bar = el("footer");
+    const name = message.role === "user" ? "You" : "Answer";
+    this.node = el("article", { class: message.role, "aria-label": name, tabindex: "-1" });
+    this.node.dataset.id = message.id;
+    this.refresh = framed(() => this.show());
+    this.show();
+  }
+
+  /** `running`: it is being generated. */
+  set state(running) {
+    this.running = running;
+    this.show();
+  }
+
+  show() {
+    const { message } = this;
+    this.node.classList.toggle("running", this.running);
+    if (message.role === "user") {
+      const text = el("div", { class: "bubble" }, message.text);
+      this.node.replaceChildren(text, this.showBar());
+      return;
+    }
+    if (!this.node.firstChild) {
+      const { reasoning, markdown, calls, notes, bar } = this;
+      this.node.append(reasoning.node, markdown.node, calls, notes, bar);
+    }
+    this.reasoning.show(message, this.running);
+    this.markdown.show(message.text);
+    this.showCalls();
+    this.showNotes();
+    this.showBar();
+  }
+
+  showCalls() {
+    const calls = (this.message.calls ?? []).filter(Boolean);
+    const key = JSON.stringify(calls);
+    if (this.calls.dataset.key === key) return;
+    this.calls.dataset.key = key;
+    this.calls.replaceChildren(...calls.map(callBox));
+  }
+
+  showNotes() {
+    const { error, ended } = this.message;
+    const notes = [];
+    if (this.running && !this.message.text && !this.message.reasoning) {
+      notes.push(el("p", { class: "waiting", "aria-label": "Waiting for the first token" },
+                    el("i"), el("i"), el("i")));
+    }
+    if (ended === "stopped") notes.push(el("p", { class: "note" }, "Stopped."));
+    if (ended === "length") {
+      notes.push(el("p", { class: "note" }, "Ended at the limit of tokens."));
+    }
+    if (error && !this.running) notes.push(this.errorBox(error));
+    this.notes.replaceChildren(...notes);
+  }
+
+  errorBox({ message, status, until }) {
+    const retry = el("button", { type: "button", onclick: () => this.actions.retry(this.message) },
+                     "Try again");
+    const box = el("div", { class: "error", role: "alert" },
+                   el("p", {}, el("strong", {}, headOf(status)), " ", message), retry);
+    countDown(retry, until);
+    return box;
+  }
+
+  showBar() {
+    const { message, actions, bar } = this;
+    if (this.running) {
+      bar.replaceChildren();
+      return bar;
+    }
+    const isUser = message.role === "user";
+    const more = isUser ? iconButton("edit", "Edit", () => actions.edit(message)) :
+      iconButton("again", "Answer again", () => actions.again(message));
+    bar.replaceChildren(...this.versions(), copyButton("Copy", () => message.text), more,
+                        ...(isUser ? [] : figures(message)));
+    return bar;
+  }
+
+  versions() {
+    const all = this.actions.siblings(this.message);
+    if (all.length < 2) return [];
+    const at = all.findIndex(other => other.id === this.message.id);
+    const step = (by, name, shape) =>
+      iconButton(shape, name, () => this.actions.choose(all[at + by]), { disabled: !all[at + by] });
+    return [el("span", { class: "versions", role: "group", "aria-label": "Versions" },
+               step(-1, "Version before", "left"), el("span", {}, `${at + 1}/${all.length}`),
+               step(1, "Next version", "right"))];
+  }
+}
+
+function reasoningBox() {
+  const summary = el("summary");
+  const view = new MarkdownView();
+  const node = el("details", { class: "reasoning", hidden: true }, summary, view.node);
+  let text = "";
+  const fill = () => node.open && view.show(text);
+  node.addEventListener("toggle", fill);
+  return {
+    node,
+    show(message, running) {
+      text = message.reasoning ?? "";
+      node.hidden = !text;
+      const thinking = running && !message.text;
+      node.classList.toggle("thinking", thinking);
+      const spent = message.thought ? `Thought for ${seconds(message.thought)}` : "Thoughts";
+      const title = thinking ? "Thinking…" : spent;
+      if (summary.textContent !== title) summary.textContent = title;
+      fill();
+    },
+  };
+}
+
+function callBox({ name, text }) {
+  const shown = pretty(text);
+  const code = el("code", {}, highlighted(shown, "json"));
+  const title = el("summary", {}, "Calls ", el("b", {}, name || "…"));
+  return el("details", { class: "call", open: true }, title,
+            el("pre", { tabindex: "0", role: "region", "aria-label": `Arguments of ${name}` }, code));
+}
+
+function pretty(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
+}
+
+function headOf(status) {
+  switch (status) {
+    case 0: return "Connection lost.";
+    case 401: return "A key is needed.";
+    case 429: return "Too many requests.";
+    case 503: return "The server cannot serve now.";
+    default: return status >= 500 ? "The server failed." : "The server refused this.";
+  }
+}
+
+/** Hold a button back until the time that the server has named. */
+function countDown(button, until) {
+  const left = Math.ceil(((until ?? 0) - Date.now()) / 1000);
+  button.disabled = left > 0;
+  button.textContent = left > 0 ? `Try again in ${left} s` : "Try again";
+  if (left > 0) setTimeout(() => countDown(button, until), 1000);
+}
+
+/** How fast an answer came, and from where. */
+function figures({ stats }) {
+  if (!stats) return [];
+  const { first, rate, tokens, prompt, cached, remote, prefill, decode } = stats;
+  const text = [`first token ${seconds(first)}`, rate ? `${rate.toFixed(1)} tokens/s` : null,
+                `${tokens} tokens`].filter(Boolean).join(" · ");
+  const where = prefill ? `${remote} of them prefilled by ${prefill}` : "prefilled where it was decoded";
+  const details = `${prompt} prompt tokens${cached ? `, ${cached} cached` : ""}; ${where}` +
+    (decode ? `; decoded by ${decode}` : "");
+  return [el("span", { class: "figures", title: prompt ? details : null }, text,
+             prefill ? el("span", { class: "via" }, ` · KV from ${prefill}`) : null)];
+}
+
+const seconds = value => (value < 10 ? `${value.toFixed(2)} s` : `${value.toFixed(0)} s`);

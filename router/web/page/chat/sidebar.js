@@ -1,0 +1,146 @@
+// The list of chats: search, rename, delete, files.
+
+import { announce, download, el, iconButton } from "../dom.js";
+import { asked, confirmed } from "../dialogs.js";
+import { mentions } from "./conversation.js";
+import { fileName, fromJson, toJson, toMarkdown } from "./files.js";
+
+const PAGE = 200;  // entries that are shown at once
+
+/** `open` shows a chat by its id (null: a new one). */
+export class Sidebar {
+  constructor(store, open) {
+    this.store = store;
+    this.open = open;
+    this.current = null;
+    this.shown = PAGE;
+    this.search = el("input", { type: "search", placeholder: "Search chats", "aria-label":
+      "Search chats", oninput: () => this.refresh() });
+    this.list = el("ul", { class: "chats" });
+    this.note = el("p", { class: "note" });
+    const fresh = el("button", { class: "fresh", type: "button", onclick: () => open(null) },
+                     "New chat");
+    const files = el("div", { class: "files" },
+      el("button", { class: "quiet", type: "button", onclick: () => this.choose() }, "Import"),
+      el("button", { class: "quiet", type: "button", onclick: () => this.saveAll() }, "Export all"));
+    this.node = el("nav", { "aria-label": "Chats" }, fresh, this.search, this.list, this.note, files);
+  }
+
+  async refresh(current = this.current) {
+    this.current = current;
+    const words = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const heads = await this.store.heads();
+    const found = words.length ? await this.matching(heads, words) : heads;
+    this.list.replaceChildren(...found.slice(0, this.shown).map(head => this.entry(head)));
+    if (found.length > this.shown) this.list.append(this.more(found.length - this.shown));
+    this.note.textContent = this.about(found, words);
+  }
+
+  about(found, words) {
+    if (!this.store.lasting) return "This browser keeps no chats here: they end with the page.";
+    if (found.length) return "";
+    return words.length ? "No chat has these words." : "Chats stay in this browser.";
+  }
+
+  async matching(heads, words) {
+    const chats = await this.store.chats();
+    const ids = new Set(chats.filter(chat => mentions(chat, words)).map(chat => chat.id));
+    return heads.filter(head => ids.has(head.id));
+  }
+
+  more(left) {
+    const show = () => {
+      this.shown += PAGE;
+      this.refresh();
+    };
+    return el("li", {}, el("button", { class: "quiet", type: "button", onclick: show },
+                           `${left} more`));
+  }
+
+  entry({ id, title }) {
+    const name = el("button", { class: "title", type: "button", onclick: () => this.open(id),
+                                "aria-current": id === this.current ? "true" : null }, title);
+    const menu = iconButton("more", `More about “${title}”`, event => this.menu(event, id, title),
+                            { "aria-haspopup": "menu" });
+    return el("li", {}, name, menu);
+  }
+
+  menu(event, id, title) {
+    const item = (name, action, kind) => el("button", { type: "button", role: "menuitem",
+      class: kind, onclick: () => (menu.hidePopover(), action()) }, name);
+    const menu = el("div", { popover: "auto", role: "menu", class: "menu", "aria-label": title },
+      item("Rename", () => this.rename(id, title)),
+      item("Export as JSON", () => this.save(id, "json")),
+      item("Export as Markdown", () => this.save(id, "md")),
+      item("Delete", () => this.remove(id, title), "danger"));
+    menu.addEventListener("keydown", moveInMenu);
+    menu.addEventListener("toggle", change => change.newState === "closed" && menu.remove());
+    event.currentTarget.parentElement.append(menu);
+    menu.showPopover();
+    place(menu, event.currentTarget);
+    menu.firstChild.focus();
+  }
+
+  async rename(id, title) {
+    const name = await asked("Rename the chat", "Title", title);
+    if (!name) return;
+    const chat = await this.store.get(id);
+    chat.title = name;
+    await this.store.put(chat);
+    if (id === this.current) this.open(id);
+    this.refresh();
+  }
+
+  async remove(id, title) {
+    if (!await confirmed(`“${title}” will be gone.`, "Delete")) return;
+    await this.store.remove(id);
+    announce("Chat deleted");
+    if (id === this.current) this.open(null);
+    this.refresh();
+  }
+
+  async save(id, ending) {
+    const chat = await this.store.get(id);
+    if (ending === "md") download(fileName(chat, ending), "text/markdown", toMarkdown(chat));
+    else download(fileName(chat, ending), "application/json", toJson([chat]));
+  }
+
+  async saveAll() {
+    download("tandem-chats.json", "application/json", toJson(await this.store.chats()));
+  }
+
+  choose() {
+    const input = el("input", { type: "file", accept: ".json,application/json" });
+    input.addEventListener("change", () => input.files[0] && this.load(input.files[0]));
+    input.click();
+  }
+
+  async load(file) {
+    try {
+      const chats = fromJson(await file.text());
+      for (const chat of chats) await this.store.put(chat);
+      announce(`${chats.length} chats imported`);
+      await this.refresh();
+      if (chats.length === 1) this.open(chats[0].id);
+    } catch (error) {
+      this.note.textContent = `Not imported: ${error.message}`;
+      announce(this.note.textContent);
+    }
+  }
+}
+
+function moveInMenu(event) {
+  const items = [...event.currentTarget.children];
+  const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  if (!step) return;
+  event.preventDefault();
+  const at = items.indexOf(document.activeElement);
+  items[(at + step + items.length) % items.length].focus();
+}
+
+function place(menu, button) {
+  const { left, right, bottom } = button.getBoundingClientRect();
+  const { width, height } = menu.getBoundingClientRect();
+  menu.style.left = `${Math.max(8, Math.min(left, innerWidth - width - 8, right - width))}px`;
+  menu.style.top = `${Math.min(bottom + 4, innerHeight - height - 8)}px`;
+}

@@ -1,0 +1,126 @@
+// Elements are only ever made by name and filled with text: nothing here parses HTML, and the
+// policy of the page (require-trusted-types-for) makes the browser hold us to it.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An element. `on…` attributes are listeners, `true` sets an empty attribute, and `null`,
+ * `undefined` and `false` leave one out. */
+export function el(tag, attributes = {}, ...children) {
+  return filled(document.createElement(tag), attributes, children);
+}
+
+export function svg(tag, attributes = {}, ...children) {
+  return filled(document.createElementNS(SVG, tag), attributes, children);
+}
+
+function filled(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value === true) node.setAttribute(name, "");
+    else if (value !== null && value !== undefined && value !== false) {
+      node.setAttribute(name, value);
+    }
+  }
+  node.append(...children.flat().filter(child => child !== null && child !== undefined));
+  return node;
+}
+
+const SHAPES = {
+  menu: "M4 7h16M4 12h16M4 17h16",
+  plus: "M12 5v14M5 12h14",
+  send: "M12 19V5M6 11l6-6 6 6",
+  stop: "M7 7h10v10H7z",
+  copy: "M9 9h10v11H9zM5 15V4h10",
+  check: "M5 13l4 4L19 7",
+  edit: "M5 19l1-4L16 5l3 3L9 18zM14 7l3 3",
+  again: "M19 12a7 7 0 1 1-2-5l2 2M19 4v5h-5",
+  left: "M14 6l-6 6 6 6",
+  right: "M10 6l6 6-6 6",
+  down: "M12 5v14M6 13l6 6 6-6",
+  more: "M6 12h.01M12 12h.01M18 12h.01",
+  close: "M6 6l12 12M18 6L6 18",
+  sliders: "M4 8h9M17 8h3M4 16h3M11 16h9M15 5.5v5M9 13.5v5",
+  key: "M14 10a4 4 0 1 0-3.5 4L13 16h2v2h2v2h3v-3l-6-6",
+  sun: "M12 8a4 4 0 1 0 0 8 4 4 0 0 0 0-8M12 3v1.5M12 19.5V21M3 12h1.5M19.5 12H21M5.6 5.6l1.1 1.1M17.3 17.3l1.1 1.1M5.6 18.4l1.1-1.1M17.3 6.7l1.1-1.1",
+  moon: "M19 14.5A7.5 7.5 0 0 1 9.5 5a7.5 7.5 0 1 0 9.5 9.5z",
+  auto: "M12 4a8 8 0 1 0 0 16 8 8 0 0 0 0-16zM12 4v16M15 5v14M18 8v8",
+};
+
+export function icon(name) {
+  const shape = svg("path", { d: SHAPES[name] });
+  return svg("svg", { viewBox: "0 0 24 24", class: "icon", "aria-hidden": "true" }, shape);
+}
+
+/** A button that shows an icon; `label` is its name, and its tooltip. */
+export function iconButton(name, label, onclick, attributes = {}) {
+  const all = { type: "button", class: "icon-button", "aria-label": label, title: label };
+  return el("button", { ...all, ...attributes, onclick }, icon(name));
+}
+
+/** Put another icon and name on a button of `iconButton`. */
+export function relabel(button, name, label) {
+  button.replaceChildren(icon(name));
+  button.setAttribute("aria-label", label);
+  button.title = label;
+}
+
+/** A button that copies what `text` returns, and says so. */
+export function copyButton(label, text) {
+  const button = iconButton("copy", label, async () => {
+    const done = await copied(text());
+    relabel(button, done ? "check" : "close", done ? "Copied" : "Could not copy");
+    announce(done ? "Copied" : "Could not copy");
+    setTimeout(() => relabel(button, "copy", label), 1500);
+  });
+  return button;
+}
+
+async function copied(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    return copiedBySelection(text);  // over plain HTTP there is no clipboard
+  }
+}
+
+function copiedBySelection(text) {
+  const before = document.activeElement;
+  const field = el("textarea", { class: "unseen", "aria-hidden": "true" });
+  field.value = text;
+  document.body.append(field);
+  field.select();
+  const done = document.execCommand("copy");
+  field.remove();
+  before?.focus();
+  return done;
+}
+
+/** Have screen readers say something. */
+export function announce(text) {
+  const region = document.getElementById("live");
+  region.textContent = "";
+  setTimeout(() => (region.textContent = text), 30);
+}
+
+/** Save a file that the page has made. */
+export function download(name, kind, text) {
+  const url = URL.createObjectURL(new Blob([text], { type: kind }));
+  el("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}
+
+/** `work` once in each frame, however often it is asked for; in a hidden page, by a timer. */
+export function framed(work) {
+  let pending = false;
+  const run = () => {
+    pending = false;
+    work();
+  };
+  return () => {
+    if (pending) return;
+    pending = true;
+    if (document.hidden) setTimeout(run, 200);
+    else requestAnimationFrame(run);
+  };
+}

@@ -1,0 +1,208 @@
+// The page: its two views, the model, the theme, the key and the shortcuts.
+
+import { ChatView } from "./chat/chat_view.js";
+import { Sidebar } from "./chat/sidebar.js";
+import { ChatStore } from "./chat/store.js";
+import { askForKey, showShortcuts } from "./dialogs.js";
+import { announce, el, icon, iconButton, relabel } from "./dom.js";
+import { listModels, storedKey, whenKeyWanted } from "./server.js";
+
+const at = id => document.getElementById(id);
+const NARROW = matchMedia("(max-width: 800px)");
+const THEMES = [["auto", "Theme: as the system's"], ["light", "Theme: light", "sun"],
+                ["dark", "Theme: dark", "moon"]];
+
+class Page {
+  constructor() {
+    this.store = new ChatStore();
+    this.models = [];
+    this.picker = at("model");
+    this.chat = new ChatView(this.store, () => this.picker.value, chat => this.onChat(chat));
+    this.sidebar = new Sidebar(this.store, id => this.openChat(id));
+    this.store.whenChangedElsewhere(() => this.sidebar.refresh());
+    this.cluster = null;
+  }
+
+  async start() {
+    at("chats").append(this.sidebar.node);
+    at("chat-view").append(this.chat.node);
+    this.addButtons();
+    whenKeyWanted(() => askForKey(() => this.onKeySaved()));
+    this.keyButton.hidden = !storedKey();
+    addEventListener("popstate", () => this.showView());
+    document.addEventListener("click", event => this.onLink(event));
+    document.addEventListener("keydown", event => this.onKey(event));
+    at("shade").addEventListener("click", () => this.showSidebar(false));
+    this.showSidebar(!NARROW.matches);
+    this.showView();
+    this.findModels();
+    const last = sessionStorage.getItem("tandem.chat");
+    if (last) await this.chat.open(last);
+    this.sidebar.refresh(this.chat.chat.id);
+  }
+
+  addButtons() {
+    at("menu").append(icon("menu"));
+    at("menu").addEventListener("click", () => this.showSidebar(!this.sidebarShown));
+    this.keyButton = iconButton("key", "API key", () => askForKey(() => this.onKeySaved()));
+    this.themeButton = iconButton("auto", "", () => this.nextTheme());
+    this.showTheme();
+    this.settingsButton = iconButton("sliders", "Settings of this chat", () => this.chat.settings());
+    at("tools").append(this.keyButton, this.settingsButton, this.themeButton);
+    this.picker.addEventListener("change", () =>
+      localStorage.setItem("tandem.model", this.picker.value));
+  }
+
+  // ---- views ---------------------------------------------------------------------------------
+
+  get view() {
+    return location.pathname.endsWith("/cluster") ? "cluster" : "chat";
+  }
+
+  onLink(event) {
+    const link = event.target.closest?.("a[data-view]");
+    if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    history.pushState(null, "", link.href);
+    this.showView();
+  }
+
+  async showView() {
+    const { view } = this;
+    for (const name of ["chat", "cluster"]) at(`${name}-view`).hidden = name !== view;
+    for (const link of document.querySelectorAll(".tabs a")) {
+      const here = link.dataset.view === view;
+      if (here) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
+    }
+    document.title = view === "cluster" ? "Cluster · Tandem" : "Tandem";
+    document.body.dataset.view = view;
+    this.settingsButton.hidden = view !== "chat";
+    if (view === "chat") this.chat.field.focus();
+  }
+
+  showSidebar(shown) {
+    this.sidebarShown = shown;
+    document.body.classList.toggle("with-sidebar", shown);
+    at("chats").inert = !shown;
+    at("menu").setAttribute("aria-expanded", String(shown));
+    at("menu").setAttribute("aria-label", shown ? "Hide the chats" : "Show the chats");
+  }
+
+  // ---- chats ---------------------------------------------------------------------------------
+
+  onChat(chat) {
+    if (!this.sidebar) return;
+    sessionStorage.setItem("tandem.chat", chat.id);
+    this.sidebar.refresh(chat.id);
+  }
+
+  async openChat(id) {
+    if (this.view !== "chat") history.pushState(null, "", "./");
+    this.showView();
+    if (NARROW.matches) this.showSidebar(false);
+    await this.chat.open(id);
+    if (this.models.some(model => model.id === this.chat.chat.model)) {
+      this.picker.value = this.chat.chat.model;
+    }
+  }
+
+  // ---- the server ----------------------------------------------------------------------------
+
+  async findModels() {
+    clearTimeout(this.searching);
+    let again = 30_000;
+    try {
+      this.showModels(await listModels());
+    } catch (error) {
+      again = error.status === 401 ? 60_000 : 2_000;
+      this.showNoModel(error.message);
+    }
+    this.searching = setTimeout(() => this.findModels(), again);
+  }
+
+  showModels(models) {
+    if (JSON.stringify(models) === JSON.stringify(this.models)) return;
+    this.models = models;
+    const wanted = this.picker.value || localStorage.getItem("tandem.model");
+    this.picker.replaceChildren(...models.map(({ id, context }) =>
+      el("option", { value: id, title: `Context of ${context} tokens` }, id)));
+    if (models.some(model => model.id === wanted)) this.picker.value = wanted;
+    this.picker.disabled = false;
+    this.picker.title = `Context of ${models[0]?.context} tokens`;
+  }
+
+  showNoModel(reason) {
+    this.models = [];
+    this.picker.replaceChildren(el("option", { value: "" }, "no model yet"));
+    this.picker.disabled = true;
+    this.picker.title = reason;
+  }
+
+  onKeySaved() {
+    this.keyButton.hidden = false;
+    this.findModels();
+    announce("Key saved");
+  }
+
+  // ---- theme and keys ------------------------------------------------------------------------
+
+  nextTheme() {
+    const now = THEMES.findIndex(([name]) => name === document.documentElement.dataset.theme);
+    const [next] = THEMES[(now + 1) % THEMES.length];
+    document.documentElement.dataset.theme = next;
+    localStorage.setItem("tandem.theme", next);
+    this.showTheme();
+  }
+
+  showTheme() {
+    const { theme } = document.documentElement.dataset;
+    const [, label, shape = "auto"] = THEMES.find(([name]) => name === theme) ?? THEMES[0];
+    relabel(this.themeButton, shape, label);
+  }
+
+  onKey(event) {
+    if (document.querySelector("dialog[open]")) return;
+    const typing = event.target.matches?.("input, textarea, select");
+    const action = (event.ctrlKey || event.metaKey) ? this.withControl(event) :
+      event.altKey ? this.withAlt(event) : this.alone(event, typing);
+    if (action) {
+      event.preventDefault();
+      action();
+    }
+  }
+
+  withControl(event) {
+    const key = event.key.toLowerCase();
+    if (event.shiftKey && key === "o") return () => this.openChat(null);
+    if (event.shiftKey && (event.code === "Semicolon" || key === ";")) return () => this.copyLast();
+    if (event.shiftKey || event.altKey) return null;
+    if (key === "k") return () => this.searchChats();
+    return key === "," ? () => this.chat.settings() : null;
+  }
+
+  withAlt(event) {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    return step && this.view === "chat" ? () => this.chat.step(step) : null;
+  }
+
+  alone(event, typing) {
+    if (event.key === "Escape" && this.chat.running) return () => this.chat.stop();
+    if (typing) return null;
+    if (event.key === "?") return showShortcuts;
+    return event.key === "/" && this.view === "chat" ? () => this.chat.field.focus() : null;
+  }
+
+  searchChats() {
+    this.showSidebar(true);
+    this.sidebar.search.focus();
+    this.sidebar.search.select();
+  }
+
+  async copyLast() {
+    await navigator.clipboard?.writeText(this.chat.lastAnswer());
+    announce("Copied");
+  }
+}
+
+new Page().start();

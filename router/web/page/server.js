@@ -1,0 +1,113 @@
+// Requests to the router: the key, errors with their remedy, and server-sent events.
+
+const KEY = "tandem.key";
+
+/** An answer other than success, or none at all; `status` is 0 without one. */
+export class ServerError extends Error {
+  constructor(message, status = 0, retryAfter = null) {
+    super(message);
+    this.status = status;
+    this.retryAfter = retryAfter;  // seconds
+  }
+
+  /** True if the same request may succeed later. */
+  get isPassing() {
+    return this.status === 0 || this.status === 408 || this.status === 429 || this.status >= 500;
+  }
+}
+
+export const LOST = "The connection to the server was lost.";
+
+let onKeyWanted = () => {};
+
+/** Have `listener` called when the server has asked for a key. */
+export function whenKeyWanted(listener) {
+  onKeyWanted = listener;
+}
+
+export function storedKey() {
+  return sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY) ?? "";
+}
+
+/** Keep the key for this tab, or on this device. */
+export function storeKey(key, lasting) {
+  for (const storage of [sessionStorage, localStorage]) storage.removeItem(KEY);
+  if (key) (lasting ? localStorage : sessionStorage).setItem(KEY, key);
+}
+
+/** A successful answer; raises `ServerError` for any other. */
+export async function request(path, { body, signal } = {}) {
+  const headers = {};
+  if (body !== undefined) headers["content-type"] = "application/json";
+  if (storedKey()) headers.authorization = `Bearer ${storedKey()}`;
+  const options = { method: body === undefined ? "GET" : "POST", headers, signal };
+  if (body !== undefined) options.body = JSON.stringify(body);
+  let answer;
+  try {
+    answer = await fetch(path, { ...options, credentials: "same-origin" });
+  } catch (error) {
+    throw error.name === "AbortError" ? error : new ServerError(LOST);
+  }
+  if (answer.ok) return answer;
+  if (answer.status === 401) onKeyWanted();
+  throw new ServerError(await messageOf(answer), answer.status, secondsOf(answer));
+}
+
+async function messageOf(answer) {
+  try {
+    return (await answer.json()).error.message;
+  } catch {
+    return `The server answered with HTTP ${answer.status}.`;
+  }
+}
+
+function secondsOf(answer) {
+  const seconds = Number(answer.headers.get("retry-after"));
+  return seconds > 0 ? Math.min(seconds, 600) : null;
+}
+
+/** The data of the events of a stream, up to `[DONE]`; raises `ServerError` if that is missing. */
+export async function* eventsOf(answer) {
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await read(reader);
+      if (done) throw new ServerError(LOST);
+      const blocks = (rest + value).split(/\r?\n\r?\n/);
+      rest = blocks.pop();
+      for (const block of blocks) {
+        const data = dataOf(block);
+        if (data === "[DONE]") return;
+        if (data) yield parsed(data);
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+async function read(reader) {
+  try {
+    return await reader.read();
+  } catch (error) {
+    throw error.name === "AbortError" ? error : new ServerError(LOST);
+  }
+}
+
+function dataOf(block) {
+  const lines = block.split(/\r?\n/).filter(line => line.startsWith("data:"));
+  return lines.map(line => line.slice(5).trimStart()).join("\n");
+}
+
+function parsed(data) {
+  const event = JSON.parse(data);
+  if (event.error) throw new ServerError(event.error.message ?? "The request failed.", 500);
+  return event;
+}
+
+/** The served models, each with its context's length. */
+export async function listModels(signal) {
+  const { data } = await (await request("v1/models", { signal })).json();
+  return data.map(card => ({ id: card.id, root: card.root, context: card.max_model_len }));
+}

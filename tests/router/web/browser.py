@@ -1,0 +1,94 @@
+"""A browser with the page of a router over fake nodes. Everything here is skipped on a machine
+without playwright or chromium."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tandem.tests.router.support import Cluster
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
+# What is waited for comes within milliseconds; a busy machine may take longer.
+PATIENCE_MS = 20_000
+
+
+def playwright() -> Any:
+    """playwright's module, or the test is skipped."""
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed")
+    return pytest.importorskip("playwright.async_api", reason="playwright is not installed")
+
+
+@asynccontextmanager
+async def browser() -> AsyncIterator[Any]:
+    """A running chromium."""
+    async with playwright().async_playwright() as started:
+        arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        chromium = await started.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        try:
+            yield chromium
+        finally:
+            await chromium.close()
+
+
+class Tab:
+    """A page of one visitor, who starts without chats, and all that went wrong in it."""
+
+    def __init__(self, page: Any, cluster: Cluster) -> None:
+        self.page = page
+        self.cluster = cluster
+        self.problems: list[str] = []
+        self.foreign: list[str] = []
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("console", self._note)
+        page.on("request", self._check)
+
+    def _note(self, message: Any) -> None:
+        if message.type == "error" and "Failed to load resource" not in message.text:
+            self.problems.append(message.text)
+
+    def _check(self, request: Any) -> None:
+        if not request.url.startswith((self.cluster.url, "blob:")):
+            self.foreign.append(request.url)
+
+    async def load(self, path: str = "/") -> None:
+        await self.page.goto(self.cluster.url + path)
+        await self.page.wait_for_selector("#model:enabled")
+
+    async def send(self, text: str) -> None:
+        await self.page.fill("#message", text)
+        await self.page.press("#message", "Enter")
+
+    async def ask(self, text: str) -> str:
+        """The text of the answer, when it has ended."""
+        await self.send(text)
+        return await self.answer()
+
+    async def answer(self) -> str:
+        await self.page.wait_for_selector("article.assistant:last-child:not(.running) .figures")
+        shown: str = await self.page.inner_text("article.assistant:last-child > .markdown")
+        return shown
+
+    async def has(self, selector: str) -> None:
+        await self.page.wait_for_selector(selector)
+
+    async def click(self, selector: str) -> None:
+        await self.page.click(selector)
+
+
+@asynccontextmanager
+async def tab(chromium: Any, cluster: Cluster, **options: Any) -> AsyncIterator[Tab]:
+    """A new visitor's tab. On leaving, nothing may have failed or gone to another server."""
+    context = await chromium.new_context(**options)
+    try:
+        made = Tab(await context.new_page(), cluster)
+        yield made
+        assert made.problems == [] and made.foreign == []
+    finally:
+        await context.close()

@@ -1,0 +1,275 @@
+"""The page in a real browser: chats, their versions, hostile output, errors, keys and files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tandem.tests.router.support import Cluster, admitted, cluster, tokens_event, until, usage
+from tandem.tests.router.web.browser import Tab, browser, playwright, tab
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+HOSTILE = """<img src=x onerror="window.pwned=1"><script>window.pwned=2</script>
+[click](javascript:window.pwned=3) ![pixel](http://evil.example/pixel.png) <http://evil.example>
+<style>body{display:none}</style><iframe src="http://evil.example"></iframe>
+$\\href{javascript:window.pwned=4}{x}$ [a](data:text/html,<script>window.pwned=5</script>)
+```html
+</code></pre><script>window.pwned=6</script>
+```
+| a<script>window.pwned=7</script> | b |
+|---|---|
+| <svg onload="window.pwned=8"> | [x](vbscript:1) |"""
+SINK = "() => { try { document.body.innerHTML = '<p>' } catch (error) { return error.name } }"
+RICH = """# Title
+
+Some **bold** and *slanted* text with `code` and $x^2$.
+
+```python
+def answer(): return 42
+```
+
+| a | b |
+|---|--:|
+| 1 | 2 |
+
+- one
+  - two
+"""
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def c(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    playwright()
+    async with cluster(tmp_path_factory.mktemp("page"), served_model_name="tiny,other") as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def chromium() -> AsyncIterator[Any]:
+    async with browser() as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def t(chromium: Any, c: Cluster) -> AsyncIterator[Tab]:
+    c.node.script, c.node.reply = None, c.encode("hello world")
+    async with tab(chromium, c) as made:
+        await made.load()
+        yield made
+
+
+def says(c: Cluster, text: str) -> None:
+    c.node.reply = c.encode(text)
+
+
+async def test_a_chat_is_edited_answered_again_and_still_there_after_a_reload(
+    t: Tab, c: Cluster
+) -> None:
+    assert await t.ask("first question") == "hello world"
+    figures = await t.page.inner_text(".figures")
+    assert "first token" in figures and "tokens" in figures
+    says(c, "another answer")
+    await t.click("[aria-label='Answer again']")
+    await t.has(".versions:has-text('2/2')")
+    assert await t.answer() == "another answer"
+    await t.click("[aria-label='Version before']")
+    assert await t.answer() == "hello world"
+    await t.page.press("#message", "ArrowUp")
+    assert await t.page.input_value("#message") == "first question"
+    await t.ask("second question")
+    await t.page.reload()
+    assert await t.answer() == "another answer"
+    assert await t.page.inner_text(".bubble") == "second question"
+    await t.click("article.user [aria-label='Version before']")
+    assert await t.page.inner_text(".bubble") == "first question"
+    assert await t.answer() == "hello world"
+    prompts = [len(request.prompt) for request in c.node.requests]
+    assert prompts[0] == prompts[1], "an answer is no part of the prompt of its sibling"
+
+
+async def test_an_answer_is_stopped_and_what_has_come_stays(t: Tab, c: Cluster) -> None:
+    async def endless(request: Any, context: Any) -> Any:
+        yield admitted()
+        yield usage(request)
+        yield tokens_event(0, c.encode("it goes on"))
+        await asyncio.Event().wait()
+
+    c.node.script = endless
+    await t.send("go on")
+    await t.has("article.running .markdown:has-text('goes on')")
+    await t.page.keyboard.press("Escape")
+    await t.has("article:not(.running) .note:has-text('Stopped')")
+    assert "it goes on" in await t.answer()
+    await until(lambda: c.node.active == 0)
+
+
+async def test_markdown_is_shown(t: Tab, c: Cluster) -> None:
+    says(c, RICH)
+    await t.ask("show me")
+    for selector in ("h2", "strong", "em", "math msup", "figure .hl-keyword", "td.to-right",
+                     "li li", "figcaption button"):  # fmt: skip
+        await t.has(f".markdown {selector}")
+
+
+async def test_hostile_output_stays_text(t: Tab, c: Cluster) -> None:
+    says(c, HOSTILE)
+    shown = await t.ask("attack")
+    assert "<img src=x" in shown and "<iframe" in shown
+    count = "document.querySelectorAll('.log :is(img, script, iframe, style, object, form)').length"
+    assert await t.page.evaluate(count) == 0
+    assert await t.page.evaluate("window.pwned") is None
+    links = "[...document.querySelectorAll('.log a')].map(a => [a.protocol, a.rel, a.target])"
+    for protocol, rel, target in await t.page.evaluate(links):
+        assert protocol == "http:" and "noopener" in rel and target == "_blank"
+    # Nor could a mistake in our own scripts bring it to life.
+    assert await t.page.evaluate(SINK) == "TypeError"
+    t.problems = [problem for problem in t.problems if "TrustedHTML" not in problem]
+
+
+async def test_reasoning_is_folded_and_calls_are_shown(t: Tab) -> None:
+    deltas: list[dict[str, Any]] = [
+        {"role": "assistant", "reasoning": "I should", "reasoning_content": "I should"},
+        {"reasoning": " call.", "reasoning_content": " call."},
+        {"tool_calls": [{"index": 0, "id": "c1", "type": "function",
+                         "function": {"name": "weather", "arguments": '{"city": '}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '"Paris"}'}}]},
+    ]  # fmt: skip
+    events = [
+        {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas
+    ]
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+    await t.page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(content_type="text/event-stream", body=body),
+    )
+    await t.send("weather?")
+    await t.has(".call:has-text('weather') :text('\"Paris\"')")
+    assert not await t.page.is_visible(".reasoning .markdown")
+    await t.click(".reasoning summary")
+    assert await t.page.inner_text(".reasoning .markdown") == "I should call."
+
+
+@pytest.mark.parametrize(
+    ("status", "shown"),
+    [(429, "Too many requests."), (503, "cannot serve"), (0, "Connection lost")],
+)
+async def test_errors_can_be_tried_again(t: Tab, status: int, shown: str) -> None:
+    async def fail(route: Any) -> None:
+        if not status:
+            await route.abort()
+            return
+        error = {"error": {"message": "Come back later."}}
+        await route.fulfill(status=status, json=error, headers={"retry-after": "1"})
+
+    await t.page.route("**/v1/chat/completions", fail)
+    await t.send("hi")
+    await t.has(f".error:has-text('{shown}')")
+    await t.page.unroute("**/v1/chat/completions")
+    await t.click(".error button:enabled")
+    assert await t.answer() == "hello world"
+    assert await t.page.locator("article.assistant").count() == 1
+
+
+async def test_settings_are_sent(t: Tab, c: Cluster) -> None:
+    await t.page.keyboard.press("Control+,")
+    await t.page.fill("dialog textarea >> nth=0", "be brief")
+    values = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 7,
+        "min_p": 0.1,
+        "seed": 5,
+        "max_tokens": 3,
+    }
+    for name, value in values.items():
+        await t.page.fill(f"#setting-{name}", str(value))
+    await t.page.fill("#setting-more", '{"min_tokens": 1}')
+    await t.page.keyboard.press("Escape")
+    await t.page.select_option("#model", "other")
+    before = len(c.encode("be brief"))
+    await t.ask("hi")
+    sampling = c.node.requests[-1].sampling
+    assert (sampling.top_k, sampling.seed, sampling.max_tokens) == (7, 5, 3)
+    assert (round(sampling.temperature, 3), round(sampling.top_p, 3)) == (0.5, 0.9)
+    assert sampling.min_tokens == 1 and len(c.node.requests[-1].prompt) > before
+
+
+async def test_chats_are_found_renamed_exported_deleted_and_imported(
+    t: Tab, tmp_path: Path
+) -> None:
+    await t.ask("about apples")
+    await t.page.keyboard.press("Control+Shift+O")
+    await t.ask("about pears")
+    assert await t.page.locator(".chats .title").count() == 2
+    await t.page.keyboard.press("Control+k")
+    await t.page.keyboard.type("apples")
+    await t.has(".chats:not(:has-text('pears'))")
+    await t.page.hover(".chats li")
+    await t.click(".chats [aria-haspopup]")
+    await t.click("[role=menuitem]:has-text('Rename')")
+    await t.page.fill("dialog input", "Fruit")
+    await t.page.keyboard.press("Enter")
+    await t.has(".chats .title:has-text('Fruit')")
+    async with t.page.expect_download() as downloading:
+        await t.click("button:has-text('Export all')")
+    file = tmp_path / "chats.json"
+    await (await downloading.value).save_as(file)
+    assert {chat["title"] for chat in json.loads(file.read_text())["chats"]} == {"Fruit", ""}
+    await t.page.hover(".chats li")
+    await t.click(".chats [aria-haspopup]")
+    await t.click("[role=menuitem]:has-text('Delete')")
+    await t.click("dialog button.danger")
+    await t.has(".chats:not(:has-text('Fruit'))")
+    async with t.page.expect_file_chooser() as choosing:
+        await t.click("button:has-text('Import')")
+    await (await choosing.value).set_files(file)
+    await t.has(".chats .title:has-text('Fruit')")
+
+
+async def test_a_key_is_asked_for(chromium: Any, tmp_path: Path) -> None:
+    async with cluster(tmp_path, api_key="secret") as c, tab(chromium, c) as t:
+        await t.page.goto(c.url)
+        await t.page.fill("dialog input[type=password]", "wrong")
+        await t.page.keyboard.press("Enter")
+        await t.has("dialog:has-text('does not accept')")
+        await t.page.fill("dialog input[type=password]", "secret")
+        await t.page.keyboard.press("Enter")
+        await t.has("#model:enabled")
+        assert await t.ask("hi") == "hello world"
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    """The script of axe, which finds what is not accessible."""
+    module = pytest.importorskip("axe_playwright_python.base", reason="axe is not installed")
+    return Path(module.AXE_FILE_PATH).read_text()
+
+
+async def test_axe_finds_nothing(chromium: Any, c: Cluster, axe: str) -> None:
+    says(c, RICH)
+    for scheme in ("light", "dark"):
+        async with tab(chromium, c, color_scheme=scheme) as t:
+            await t.load()
+            await t.ask("show me")
+            for path in ("", "Control+,", "?"):
+                await t.page.keyboard.press("Escape")
+                if path:
+                    await t.page.evaluate("document.activeElement.blur()")
+                    await t.page.keyboard.press(path)
+                    await t.has("dialog[open]")
+                assert await violations(t, axe) == {}, (scheme, path)
+
+
+async def violations(t: Tab, source: str) -> dict[str, list[str]]:
+    await t.page.evaluate(source)
+    found = await t.page.evaluate("axe.run()")
+    return {
+        rule["id"]: [node["html"][:200] for node in rule["nodes"]] for rule in found["violations"]
+    }

@@ -1,0 +1,108 @@
+"""The page's files: complete, small, confined, and without a way for text to become more."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tandem.router.web.page_files import FOLDER, HEADERS, INDEX, page_files
+from tandem.tests.router.support import cluster
+
+SCRIPTS = {name: file for name, file in page_files().items() if name.endswith(".js")}
+# Namespaces, which nothing fetches, and what links may begin with.
+NAMES = ("http://www.w3.org/2000/svg", "http://www.w3.org/1998/Math/MathML")
+SINKS = (
+    "innerHTML",
+    "outerHTML",
+    "insertAdjacent",
+    "document.write",
+    "eval(",
+    "Function(",
+    "srcdoc",
+    "DOMParser",
+    "createContextualFragment",
+    '"javascript:',
+)
+IMPORT = re.compile(r'(?:from|import\(?)\s*"(\./[^"]+|\.\./[^"]+)"')
+
+
+def text(name: str) -> str:
+    return page_files()[name].content.decode()
+
+
+def imports(name: str) -> set[str]:
+    here = (FOLDER / name).parent
+    found = {(here / target).resolve() for target in IMPORT.findall(text(name))}
+    return {path.relative_to(FOLDER.resolve()).as_posix() for path in found}
+
+
+def linked() -> set[str]:
+    """The files that the document names."""
+    return set(re.findall(r'(?:src|href)="web/([^"]+)"', text(INDEX)))
+
+
+def test_every_file_is_used_and_every_used_file_is_there() -> None:
+    reached: set[str] = {INDEX}
+    new = linked()
+    while new:
+        reached |= new
+        new = set().union(*(imports(name) for name in new if name.endswith(".js"))) - reached
+    assert reached == set(page_files())
+
+
+def test_a_first_load_is_small() -> None:
+    """All files, though some are only fetched when they are needed."""
+    files = page_files().values()
+    assert sum(len(file.compressed) for file in files) < 70_000
+    assert sum(len(file.content) for file in files) < 250_000
+
+
+def test_scripts_have_no_way_to_parse_text_as_html_or_code() -> None:
+    assert len(SCRIPTS) > 10
+    found = [(name, sink) for name in SCRIPTS for sink in SINKS if sink in text(name)]
+    assert found == []
+
+
+def test_nothing_names_another_server() -> None:
+    for name in page_files():
+        left = text(name)
+        for allowed in NAMES:
+            left = left.replace(allowed, "")
+        assert not re.search(r"https?://\w", left), name
+        assert "@import" not in left and "url(" not in left, name
+
+
+def test_the_document_has_no_script_and_no_style_of_its_own() -> None:
+    assert re.findall(r"<script(?![^>]* src=)", text(INDEX)) == []
+    assert not re.search(r"<style|\son\w+=|\sstyle=", text(INDEX))
+    policy = HEADERS["content-security-policy"]
+    assert "unsafe" not in policy and "default-src 'none'" in policy
+    assert "require-trusted-types-for 'script'" in policy and "frame-ancestors 'none'" in policy
+
+
+async def test_files_are_served_with_their_headers(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=0) as c:
+        for path in ("/", "/cluster", *(f"/web/{name}" for name in page_files())):
+            answer = await c.client.get(path)
+            assert answer.status_code == 200, path
+            assert HEADERS.items() <= dict(answer.headers).items(), path
+            assert answer.headers["content-encoding"] == "gzip"
+            kept = {"if-none-match": answer.headers["etag"]}
+            same = await c.client.get(path, headers=kept)
+            assert (same.status_code, same.content) == (304, b"")
+        plain = await c.client.get("/", headers={"accept-encoding": "identity"})
+        assert plain.content == page_files()[INDEX].content
+        assert (await c.client.head("/")).status_code == 200
+        for path in ("/web/", "/web/none.js", "/web/..%2fpage_files.py", "/web//etc/passwd"):
+            missing = await c.client.get(path)
+            assert missing.status_code == 404, path
+            assert missing.json()["error"]["code"] == "unknown_url"
+
+
+async def test_the_page_needs_no_key_and_its_data_does(tmp_path: Path) -> None:
+    async with cluster(tmp_path, api_key="secret") as c:
+        assert (await c.client.get("/")).status_code == 200
+        data = await c.client.get("/v1/models")
+        assert data.status_code == 401
+        # A browser that was asked for a password by the server would not show the page's own field.
+        assert data.headers["www-authenticate"].startswith("Bearer")
