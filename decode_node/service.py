@@ -169,7 +169,7 @@ class DecodeService(DecodeServicer):
         if output.finish_reason is FinishReason.ERROR:
             self._engine.core.check_ranks()  # the node's failure, not the request's
         if output.finish_reason is not None:
-            yield _finished(sequence)
+            yield _finished(output)
 
     async def _abort(
         self,
@@ -235,6 +235,7 @@ def _usage(sequence: Sequence, source: PrefillSource) -> pb.GenerateEvent:
             prompt_tokens=len(sequence.prompt),
             cached_tokens=sequence.cached,
             remote_tokens=sequence.received,
+            remote_cached_tokens=source.cached if remote else 0,
             prefill_node=source.node if remote else "",
             local_reason="" if remote else source.reason,
             first_token=source.clock.spent,
@@ -247,10 +248,7 @@ def _tokens(output: StepOutput) -> pb.GenerateEvent:
         tokens=pb.Tokens(
             index=output.sequence.index,
             tokens=output.tokens,
-            logprobs=[
-                _position(item, ranked=not output.sequence.params.logprob_token_ids)
-                for item in output.logprobs
-            ],
+            logprobs=[_listed(item, output.sequence) for item in output.logprobs],
         )
     )
 
@@ -265,7 +263,8 @@ def _prompt_logprobs(sequence: Sequence, split: bool) -> Iterator[pb.GenerateEve
         yield pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(positions=positions))
 
 
-def _finished(sequence: Sequence) -> pb.GenerateEvent:
+def _finished(output: StepOutput) -> pb.GenerateEvent:
+    sequence, scored = output.sequence, output.stop_logprobs
     assert sequence.finish_reason is not None
     return pb.GenerateEvent(
         finished=pb.Finished(
@@ -273,8 +272,13 @@ def _finished(sequence: Sequence) -> pb.GenerateEvent:
             reason=_REASONS[sequence.finish_reason],
             stop_token=sequence.stop_token,
             error=sequence.error,
+            stop_logprobs=None if scored is None else _listed(scored, sequence),
         )
     )
+
+
+def _listed(item: PositionLogprobs, sequence: Sequence) -> pb.PositionLogprobs:
+    return _position(item, ranked=not sequence.params.logprob_token_ids)
 
 
 def _position(item: PositionLogprobs, *, ranked: bool = True) -> pb.PositionLogprobs:

@@ -38,10 +38,12 @@ SLOW_SECONDS = 1.0
 @dataclass(frozen=True, slots=True)
 class PrefillSource:
     """The node that computed a prompt's KV. ``node`` is empty for local prefill; ``reason`` is one
-    of ``shared/telemetry/prefill_origin.py`` then."""
+    of ``shared/telemetry/prefill_origin.py`` then. ``cached`` tokens of those that it sent were in
+    its prefix index."""
 
     node: str = ""
     reason: str = ""
+    cached: int = 0
     clock: FirstTokenClock = field(default_factory=FirstTokenClock, compare=False)
 
 
@@ -109,7 +111,8 @@ class Transfers:
                     if result is not None:
                         core.commit_received(sequence, reserved, end, result.whole_from)
                         self._metrics.prompts.count(REMOTE)
-                        return PrefillSource(candidate.node_id, clock=clock)
+                        cached = _cached(result.done, sequence)
+                        return PrefillSource(candidate.node_id, cached=cached, clock=clock)
         except BaseException:
             core.cancel_received(sequence, reserved)
             raise
@@ -255,3 +258,12 @@ class Transfers:
             return True
         broken = error.computing and error.cause is Cause.PEER_LOST
         return broken and await self._peers.has_ended(candidate)
+
+
+def _cached(done: pb.OpenDone | None, sequence: Sequence) -> int:
+    """The received tokens that the prefill node had in its prefix index. It counts from the start
+    of the prompt, and is not trusted."""
+    if done is None:
+        return 0
+    first = len(sequence.prompt) - 1 - sequence.received
+    return min(max(0, done.cached_tokens - first), sequence.received)

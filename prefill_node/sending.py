@@ -117,6 +117,7 @@ class Sending:
                 bytes=self._bytes,
                 compute_seconds=self._compute_seconds,
                 exposed_seconds=self._exposed,
+                cached_tokens=self._sequence.cached,
             )
         )
 

@@ -498,32 +498,36 @@ class PromptLogprobs(_message.Message):
     def __init__(self, positions: _Optional[_Iterable[_Union[PositionLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("index", "reason", "stop_token", "error")
+    __slots__ = ("index", "reason", "stop_token", "error", "stop_logprobs")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    STOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     index: int
     reason: FinishReason
     stop_token: int
     error: str
-    def __init__(self, index: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., stop_token: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+    stop_logprobs: PositionLogprobs
+    def __init__(self, index: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., stop_token: _Optional[int] = ..., error: _Optional[str] = ..., stop_logprobs: _Optional[_Union[PositionLogprobs, _Mapping]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "cached_tokens", "remote_tokens", "prefill_node", "local_reason", "first_token")
+    __slots__ = ("prompt_tokens", "cached_tokens", "remote_tokens", "prefill_node", "local_reason", "first_token", "remote_cached_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REMOTE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_NODE_FIELD_NUMBER: _ClassVar[int]
     LOCAL_REASON_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     cached_tokens: int
     remote_tokens: int
     prefill_node: str
     local_reason: str
     first_token: FirstToken
-    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., remote_tokens: _Optional[int] = ..., prefill_node: _Optional[str] = ..., local_reason: _Optional[str] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ...) -> None: ...
+    remote_cached_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., remote_tokens: _Optional[int] = ..., prefill_node: _Optional[str] = ..., local_reason: _Optional[str] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., remote_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class FirstToken(_message.Message):
     __slots__ = ("queue_seconds", "greet_seconds", "prefill_seconds", "transfer_seconds", "step_seconds", "failed_seconds")
@@ -733,14 +737,16 @@ class OpenProgress(_message.Message):
     def __init__(self, computed_tokens: _Optional[int] = ...) -> None: ...
 
 class OpenDone(_message.Message):
-    __slots__ = ("bytes", "compute_seconds", "exposed_seconds")
+    __slots__ = ("bytes", "compute_seconds", "exposed_seconds", "cached_tokens")
     BYTES_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     EXPOSED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     bytes: int
     compute_seconds: float
     exposed_seconds: float
-    def __init__(self, bytes: _Optional[int] = ..., compute_seconds: _Optional[float] = ..., exposed_seconds: _Optional[float] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, bytes: _Optional[int] = ..., compute_seconds: _Optional[float] = ..., exposed_seconds: _Optional[float] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class OpenFailed(_message.Message):
     __slots__ = ("reason", "cause")

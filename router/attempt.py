@@ -77,6 +77,7 @@ class NodeAttempt:
         usage.reasoning_tokens += sum(choice.reasoning_tokens for choice in self._choices)
         usage.cached_tokens += computed.cached_tokens
         usage.remote_tokens += computed.remote_tokens
+        usage.remote_cached_tokens += computed.remote_cached_tokens
         for name, names in (
             (self.node.node_id, usage.decode_nodes),
             (computed.prefill_node, usage.prefill_nodes),

@@ -76,10 +76,14 @@ class ChoiceStream:
             self.finished = True
             return [ChoiceDelta(self.index, finish_reason="length")]
         ended_by = [finished.stop_token] if finished.HasField("stop_token") else []
+        offset = self._first_offset + self._text.characters
         texts = self._text.finish(*ended_by)
+        scored = []
+        if ended_by and finished.HasField("stop_logprobs"):
+            scored.append(ScoredToken(ended_by[0], offset, finished.stop_logprobs))
         reason = REASONS.get(finished.reason, "stop")
         stop_id = next((token for token in ended_by if token in self._stop_ids), None)
-        return self._deltas(texts, ended_by, [], reason, stop_id)
+        return self._deltas(texts, ended_by, scored, reason, stop_id)
 
     def _deltas(
         self,

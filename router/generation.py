@@ -194,8 +194,14 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0  # of the completion tokens
-    cached_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt tokens, those that decode nodes had
     remote_tokens: int = 0
+    remote_cached_tokens: int = 0  # of the remote ones, those that prefill nodes had
     prefill_nodes: list[str] = field(default_factory=list)
     decode_nodes: list[str] = field(default_factory=list)
     served: dict[int, ServedPrompt] = field(default_factory=dict)
+
+    @property
+    def all_cached_tokens(self) -> int:
+        """The prompt tokens that nobody had to compute for this request."""
+        return self.cached_tokens + self.remote_cached_tokens

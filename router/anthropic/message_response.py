@@ -88,9 +88,9 @@ class MessageResponse:
     def _usage(self, usage: Usage) -> dict[str, Any]:
         """Anthropic counts tokens that were cached apart from the others."""
         body: dict[str, Any] = {
-            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "input_tokens": usage.prompt_tokens - usage.all_cached_tokens,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": usage.cached_tokens,
+            "cache_read_input_tokens": usage.all_cached_tokens,
             "output_tokens": usage.completion_tokens,
         }
         if self._parsed:

@@ -42,7 +42,7 @@ class BackgroundAnswers:
             return BackgroundAnswer(status=failure.status, request_id=request_id, body=failed)
         tokens = (
             usage.prompt_tokens,
-            usage.cached_tokens,
+            usage.all_cached_tokens,
             usage.completion_tokens,
             usage.reasoning_tokens,
         )

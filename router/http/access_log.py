@@ -48,8 +48,9 @@ class AccessRecord:
 
     @property
     def cached_tokens(self) -> int:
-        """Of the prompt tokens, those that the decode node had."""
-        return sum(prompt.computed.cached_tokens for prompt in self.usage.served.values())
+        """Of the prompt tokens, those that nodes had."""
+        computed = [prompt.computed for prompt in self.usage.served.values()]
+        return sum(one.cached_tokens + one.remote_cached_tokens for one in computed)
 
     @property
     def tokens(self) -> int:

@@ -64,7 +64,7 @@ def usage_body(usage: Usage, *, with_reasoning: bool = False) -> dict[str, Any]:
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": usage.all_cached_tokens},
     }
     if with_reasoning:
         body["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}

@@ -159,11 +159,20 @@ class Sequence:
 class StepOutput:
     """New tokens of one sequence from one step, and the finish reason if it ended with them.
 
+    The token that ended it is not among them; ``stop_logprobs`` are its logprobs.
     A later reader must not ask the sequence, which may have moved on since.
     """
 
     sequence: Sequence
     tokens: list[int]
     logprobs: list[PositionLogprobs] = field(default_factory=list)
+    stop_logprobs: PositionLogprobs | None = None
     prompt_done: bool = False  # the prompt is computed; comes before the first token
     finish_reason: FinishReason | None = None
+
+    def add_logprobs(self, logprobs: list[PositionLogprobs]) -> None:
+        """Add those of the drawn tokens, of which the ones after the end do not count."""
+        count = len(self.tokens)
+        self.logprobs.extend(logprobs[:count])
+        if self.sequence.stop_token is not None and len(logprobs) > count:
+            self.stop_logprobs = logprobs[count]

@@ -22,6 +22,7 @@ from tandem.decode_node.transfers import PrefillSource, Transfers
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.causes import Cause
 from tandem.shared.config import HandoffConfig
+from tandem.shared.engine.plan import Sampled, StepResult
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Phase, Sequence
 from tandem.shared.errors import PeerRefusedError, TransferError, UnavailableError
@@ -57,6 +58,7 @@ class World:
         self.prefill_backoff = PrefillBackoff(time.monotonic)
         self.forgotten: list[str] = []
         self.tried: list[tuple[str, int]] = []
+        self.done: pb.OpenDone | None = None  # of each attempt that succeeds
         self.config = HandoffConfig(prefill_threshold=threshold)
         self.sequence = Sequence(1, list(range(100)), SamplingParams())
         node = FakeReceivingNode(
@@ -104,7 +106,7 @@ class World:
             await asyncio.Event().wait()  # for ever
         if error is not None:
             raise error
-        return TransferResult(1000, None)
+        return TransferResult(1000, self.done)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +145,21 @@ async def test_the_first_node_that_can_fills_the_prompt() -> None:
     assert (world.sequence.phase, world.sequence.received) == (Phase.WAITING, 99)
     assert world.node.scheduler.pool.counts().reserved == 0
     assert world.node.metric("tandem_transfer_bytes_total") == 1000
+
+
+@pytest.mark.parametrize(("told", "cached"), [(0, 0), (20, 0), (48, 16), (99, 67), (1 << 31, 67)])
+async def test_received_tokens_that_the_prefill_node_had_count_as_cached(
+    told: int, cached: int
+) -> None:
+    world = World({"a": None})
+    world.done = pb.OpenDone(cached_tokens=told)
+    scheduler = world.node.scheduler
+    scheduler.add(Sequence(0, list(range(33)), SamplingParams(max_tokens=1)))
+    while (plan := scheduler.schedule()) is not None and plan.sequences:
+        scheduler.apply(StepResult(plan.step, [Sampled(0, [5])]))
+    source = await world.run(A)
+    assert (world.sequence.cached, world.sequence.received) == (32, 67)
+    assert source == PrefillSource(node="a", cached=cached)
 
 
 async def test_each_failure_is_another_attempt_with_the_next_node() -> None:

@@ -45,7 +45,7 @@ class SequenceText:
             if self.finish_reason is not None:
                 return
         if output.finish_reason is not None:
-            yield self._end()
+            yield self._end(output)
 
     def completion(self, leader: Sequence) -> Completion:
         """The whole choice, once it has ended."""
@@ -62,7 +62,7 @@ class SequenceText:
             prompt_logprobs=leader.prompt_logprobs,
         )
 
-    def _end(self) -> Delta:
+    def _end(self, output: StepOutput) -> Delta:
         """Release the text that was held back, unless it completes a stop string."""
         sequence = self.sequence
         ended_by = [] if sequence.stop_token is None else [sequence.stop_token]
@@ -71,7 +71,8 @@ class SequenceText:
         self.finish_reason = "length" if length else "stop"
         if sequence.stop_token in sequence.params.stop_token_ids:
             self._stop_reason = sequence.stop_token
-        return self._delta(text, ended_by, [])
+        scored = [] if output.stop_logprobs is None else [output.stop_logprobs]
+        return self._delta(text, ended_by, scored)
 
     def _delta(self, new: Deltas, tokens: list[int], logprobs: list[PositionLogprobs]) -> Delta:
         """A stop string overrides the sequence's own reason."""

@@ -335,7 +335,7 @@ class Scheduler:
                 raise RuntimeError("the step planned on top of this one counts on one token")
             output.prompt_done = not sequence.outputs
             self._append(sequence, drawn.tokens, output)
-            output.logprobs.extend(drawn.logprobs[: len(output.tokens)])
+            output.add_logprobs(drawn.logprobs)
         elif sequence.compute_until is not None and sequence.computed == sequence.target:
             self._finish(sequence, FinishReason.COMPUTED)
         output.finish_reason = sequence.finish_reason

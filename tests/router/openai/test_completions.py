@@ -14,6 +14,7 @@ from tandem.tests.router.support import (
     cluster,
     events,
     finished,
+    logprobs,
     tokens_event,
     until,
 )
@@ -171,12 +172,14 @@ async def test_a_stop_token_is_named(tmp_path: Path) -> None:
 
         async def script(request: Any, context: Any) -> Any:
             yield admitted()
-            yield finished(0, stop_token=7)
+            yield finished(0, stop_token=7, stop_logprobs=logprobs(7, 1))
 
         c.node.script = script
-        body = (await c.complete("x", stop_token_ids=[7])).json()
-        assert body["choices"][0]["stop_reason"] == 7
-        assert body["choices"][0]["finish_reason"] == "stop"
+        body = (await c.complete("x", stop_token_ids=[7], logprobs=1)).json()
+        [choice] = body["choices"]
+        assert (choice["stop_reason"], choice["finish_reason"]) == (7, "stop")
+        assert choice["logprobs"]["token_logprobs"] == [-0.5]
+        assert choice["logprobs"]["text_offset"] == [0]
 
 
 @pytest.mark.parametrize("include", [False, True])

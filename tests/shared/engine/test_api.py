@@ -112,10 +112,12 @@ def test_a_stop_token_is_text_where_stop_strings_are(engine: Engine, include: bo
         max_tokens=24,
         ignore_eos=True,
         stop_token_ids=(stop,),
+        logprobs=0,
         include_stop_str_in_output=include,
     )
     stopped = engine.generate_sync([PROMPT], params)[0][0]
     assert stopped.text == engine.tokenizer.decode([*before, stop] if include else before)
+    assert [scored.token for scored in stopped.logprobs] == stopped.tokens == [*before, stop]
     assert (stopped.tokens, stopped.stop_reason) == ([*before, stop], stop)
 
 
