@@ -28,12 +28,13 @@ from .generate_request import admitted_sequences
 from .prompt_deaths import GivenUpError, PromptDeaths
 from .request_span import RequestSpan
 from .transfers import PrefillSource, Transfers
+from .wide_logprobs import check_logprobs
 
 log = logging.getLogger("tandem.decode")
 
 DEFAULT_DEADLINE_SECONDS = 3600.0
-# Prompt tokens whose logprobs go into one event: with twenty alternatives each, a few milliseconds.
-PIECE_POSITIONS = 64
+# Logprobs of prompt tokens that go into one event, unless one token has more: a few milliseconds.
+PIECE_LOGPROBS = 64 * 21
 
 _REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -139,6 +140,7 @@ class DecodeService(DecodeServicer):
         try:
             if self.draining:
                 raise UnavailableError(NODE_DRAINING)
+            check_logprobs(request, [call.request for call in self._calls])
             return await admitted_sequences(request, self._engine)
         except RequestError as error:
             body = {"message": str(error), "param": error.param, "code": error.code}
@@ -257,7 +259,8 @@ def _prompt_logprobs(sequence: Sequence, split: bool) -> Iterator[pb.GenerateEve
     """At least one event. In pieces, other requests proceed in between, here and in the router;
     older routers take a single event only."""
     found = sequence.prompt_logprobs
-    step = PIECE_POSITIONS if split else max(1, len(found))
+    listed = 1 + (sequence.params.prompt_logprobs or 0)
+    step = max(1, PIECE_LOGPROBS // listed if split else len(found))
     for start in range(0, max(1, len(found)), step):
         positions = [_position(item) for item in found[start : start + step]]
         yield pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(positions=positions))

@@ -13,6 +13,9 @@ from ..shared.text.stop import StopStrings
 from ..shared.text.tool_parsers.tool_use import ToolUse
 from .served_model import ServedModel
 
+# From so many logprobs of one token on, they are formatted in a thread.
+WIDE_ALTERNATIVES = 1024
+
 
 def new_tokens(values: Iterable[int] = ()) -> array[int]:
     """An array of token ids, of four bytes each; a list of them takes forty."""
@@ -74,6 +77,7 @@ class GenerationRequest:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool = False
+    prompt_text: str | None = None  # to return
     tokens_as_ids: bool = False  # in logprobs
     role: str = "assistant"
     opening_text: str = ""  # at the beginning of each choice, not generated
@@ -106,6 +110,11 @@ class GenerationRequest:
         if self.prompt_logprobs is None and self.text.echo:
             return self.logprobs
         return self.prompt_logprobs
+
+    @property
+    def wide(self) -> bool:
+        """True if formatting the logprobs of a single token takes long."""
+        return max(self.logprobs or 0, self.prompt_alternatives or 0) >= WIDE_ALTERNATIVES
 
     @property
     def prompt_tokens(self) -> int:

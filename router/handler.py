@@ -293,7 +293,7 @@ class GenerateHandler:
         with RequestMetrics(self._metrics, request, access) as metrics:
             served = serve(request, self._nodes, self._options, access.usage, deadline)
             async with aclosing(served) as outputs:
-                await _stream(exchange, outputs, metrics, response)
+                await _stream(exchange, outputs, metrics, response, wide=request.wide)
 
     async def _whole(
         self,
@@ -309,7 +309,10 @@ class GenerateHandler:
         with RequestMetrics(self._metrics, request, access) as metrics:
             served = serve(request, self._nodes, self._options, usage, deadline)
             async with aclosing(served) as outputs:
-                await _collect(outputs, metrics, collector.add)
+                if request.wide:
+                    await _collect_wide(outputs, metrics, collector)
+                else:
+                    await _collect(outputs, metrics, collector.add)
             metrics.finish(usage)
         return await encode(response.whole(collector.result(usage)))
 
@@ -343,10 +346,16 @@ async def _by(deadline: float, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _stream(
-    exchange: StreamSink, outputs: Outputs, metrics: RequestMetrics, response: Response
+    exchange: StreamSink,
+    outputs: Outputs,
+    metrics: RequestMetrics,
+    response: Response,
+    *,
+    wide: bool = False,
 ) -> None:
     """Write outputs as they arrive. The head is sent with the first, when a node has admitted the
-    request, so that an error before that has its own status."""
+    request, so that an error before that has its own status. ``wide`` ones are formatted in a
+    thread."""
     slices = TimeSlices()
     async for output in outputs:
         if not exchange.started:
@@ -354,7 +363,10 @@ async def _stream(
             await exchange.write(response.opening())
         metrics.count(output)
         if isinstance(output, ChoiceDelta):
-            await exchange.write(response.chunk(output))
+            if wide:
+                await exchange.write(await asyncio.to_thread(response.chunk, output))
+            else:
+                await exchange.write(response.chunk(output))
         await slices.checkpoint()
     metrics.finish(exchange.access.usage)
     await exchange.write(response.closing(exchange.access.usage))
@@ -370,6 +382,15 @@ async def _collect(
         metrics.count(output)
         add(output)
         await slices.checkpoint()
+
+
+async def _collect_wide(
+    outputs: Outputs, metrics: RequestMetrics, collector: ResultCollector
+) -> None:
+    """Collect outputs that a thread formats."""
+    async for output in outputs:
+        metrics.count(output)
+        collector.take(await asyncio.to_thread(collector.format, output))
 
 
 def _attributes(request: GenerationRequest) -> dict[str, Value]:

@@ -128,18 +128,28 @@ class ResultCollector:
 
     def add(self, output: Output) -> None:
         """Add the next output of the request."""
+        self.take(self.format(output))
+
+    def take(self, size: int) -> None:
+        """Count so many bytes more."""
+        self._memory.take(size)
+
+    def format(self, output: Output) -> int:
+        """Add an output without counting the bytes by which the result grows, which it returns. May
+        run in a thread."""
         match output:
             case ChoiceDelta():
                 choice = self._result.choices[output.index]
-                self._memory.take(choice.add(output, keep_tokens=self._request.return_token_ids))
+                return choice.add(output, keep_tokens=self._request.return_token_ids)
             case PromptScores():
-                self._add_scores(output)
+                return self._add_scores(output)
             case PromptEmbedded():
-                # With the JSON that it becomes: about 20 bytes for each of four.
-                self._memory.take(6 * len(output.values))
                 self._result.vectors[output.prompt] = output.values
+                # With the JSON that it becomes: about 20 bytes for each of four.
+                return 6 * len(output.values)
             case PromptRestarted():
                 self._restart(output.prompt)
+        return 0
 
     def result(self, usage: Usage) -> GenerationResult:
         """The whole result, after the last output."""
@@ -160,16 +170,16 @@ class ResultCollector:
     def _new_choice(self) -> ChoiceResult:
         return ChoiceResult(self._choice_logprobs())
 
-    def _add_scores(self, scores: PromptScores) -> None:
+    def _add_scores(self, scores: PromptScores) -> int:
         encoder = self._result.prompt_logprobs.get(scores.prompt)
         if encoder is None:
             encoder = self._prompt_logprobs()
             if encoder is None:
-                return  # these are for an echo, which has them in its deltas
+                return 0  # these are for an echo, which has them in its deltas
             self._result.prompt_logprobs[scores.prompt] = encoder
         before = len(encoder)
         encoder.add(scores.positions)
-        self._memory.take(len(encoder) - before)
+        return len(encoder) - before
 
     def _restart(self, prompt: int) -> None:
         self._result.prompt_logprobs.pop(prompt, None)

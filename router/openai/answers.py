@@ -116,6 +116,7 @@ class ChatCompletion(AnswerModel):
     usage: TokenUsage
     tandem: PlacementDetail
     prompt_token_ids: list[int] | None
+    prompt_text: str | None
     prompt_logprobs: PromptLogprobsList | None
 
 
@@ -162,6 +163,7 @@ class ChatCompletionChunk(AnswerModel):
     usage: TokenUsage | None = None
     tandem: PlacementDetail | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_text: str | None = None
 
 
 class TextLogprobs(AnswerModel):

@@ -29,11 +29,11 @@ from .function_calls import (
     asks_for_functions,
     functions_in_errors,
 )
+from .logprob_fields import Alternatives, read_alternatives
 from .prompt_template import MAX_TEMPLATE, adds_generation_prompt, read_template
 from .request_fields import (
     COMMON_UNSUPPORTED,
     INT32,
-    MAX_LOGPROBS,
     GenerationBody,
     check_min_tokens,
     listed_logprobs,
@@ -51,7 +51,6 @@ CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = COMMON_UNSUPPORTED | {
     "verbosity": ("medium",),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
-    "return_prompt_text": (False,),
 }
 
 
@@ -61,7 +60,7 @@ class ChatCompletionRequest(GenerationBody):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = CHAT_UNSUPPORTED
 
     logprobs: Annotated[bool, NAMED_BOOLEAN] = False
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
+    top_logprobs: Alternatives | None = None
     max_tokens: Annotated[int, Field(ge=1, le=INT32 - 1), WHOLE] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=INT32 - 1), WHOLE] | None = None
     messages: Messages
@@ -76,6 +75,7 @@ class ChatCompletionRequest(GenerationBody):
     echo: bool = False
     add_special_tokens: bool = False
     include_reasoning: bool = True
+    return_prompt_text: bool = False
     tools: Tools = Field(default_factory=list)
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool = True
@@ -96,7 +96,7 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
     former = asks_for_functions(chat)
     tools = _tools(chat, model, options, ignored, template, former=former)
     text = read_text_options(chat, reasoning_parser=reasoning_of(model, options), tools=tools.use)
-    logprobs = _logprobs(chat)
+    logprobs = _logprobs(chat, model, options)
     wanted = _max_tokens(chat)
     messages = read_messages(chat.messages, model, ignored, template)
     adds_prompt = adds_generation_prompt(chat)
@@ -115,6 +115,9 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
     if truncation is not None:
         tokens = truncation.cut(tokens)
     role = "assistant" if adds_prompt else messages[-1]["role"]
+    prompt_text = None
+    if chat.return_prompt_text:
+        prompt_text = model.tokenizer.decode(tokens, skip_special_tokens=False)
     opening = messages[-1]["content"] if chat.echo and role == messages[-1]["role"] else ""
     longest = model.max_model_len
     granted = check_context([len(tokens)], wanted, model, param="messages", default=longest)
@@ -122,8 +125,8 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
         prompts=[len(tokens)],
         n=shared["sampling"].n,
         logprobs=listed_logprobs(logprobs, chat),
-        prompt_alternatives=chat.prompt_logprobs,
-        echoed=len(opening),
+        prompt_alternatives=shared["prompt_logprobs"],
+        echoed=len(opening) + len(prompt_text or ""),
         token_ids=chat.return_token_ids,
         stream=chat.stream,
         copies=1 if text.reasoning_parser == NO_PARSER else 2,  # reasoning has two names
@@ -143,6 +146,7 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
         ignored=ignored,
         role=role,
         opening_text=opening,
+        prompt_text=prompt_text,
         include_reasoning=_include_reasoning(chat, text),
         function_calls=former,
         **shared,
@@ -196,14 +200,17 @@ def _include_reasoning(chat: ChatCompletionRequest, text: TextOptions) -> bool:
     return chat.include_reasoning
 
 
-def _logprobs(chat: ChatCompletionRequest) -> int | None:
+def _logprobs(
+    chat: ChatCompletionRequest, model: ServedModel, options: RouterOptions
+) -> int | None:
     if chat.top_logprobs and not chat.logprobs:
         message = "'top_logprobs' is only allowed when 'logprobs' is enabled."
         raise invalid(message, "top_logprobs")
     if chat.logprob_token_ids and not chat.logprobs:
         message = "'logprob_token_ids' is only allowed when 'logprobs' is enabled."
         raise invalid(message, "logprob_token_ids")
-    return (chat.top_logprobs or 0) if chat.logprobs else None
+    top = read_alternatives("top_logprobs", chat.top_logprobs, model, options)
+    return (top or 0) if chat.logprobs else None
 
 
 def _max_tokens(chat: ChatCompletionRequest) -> int | None:

@@ -81,6 +81,8 @@ class ChatResponse:
         chunks = [self._chunk([_choice(i, role)]) for i in range(self._request.choices)]
         if self._request.return_token_ids and chunks:
             chunks[0]["prompt_token_ids"] = self._request.prompts[0].tokens.tolist()
+        if self._request.prompt_text is not None:
+            chunks[0]["prompt_text"] = self._request.prompt_text
         return b"".join(map(data_event, chunks))
 
     def chunk(self, delta: ChoiceDelta) -> bytes:
@@ -131,6 +133,7 @@ class ChatResponse:
             "usage": self._usage(result.usage),
             "tandem": placement_body(result.usage),
             "prompt_token_ids": None,
+            "prompt_text": self._request.prompt_text,
             "prompt_logprobs": None,
         }
         if self._request.return_token_ids:

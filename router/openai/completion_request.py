@@ -17,10 +17,10 @@ from ..requests.context import check_context, encode_text
 from ..requests.response_size import ResponseSize
 from ..requests.truncation import Truncation, most_prompt_tokens, read_truncation
 from ..served_model import ServedModel
+from .logprob_fields import Alternatives, read_alternatives
 from .request_fields import (
     COMMON_UNSUPPORTED,
     INT32,
-    MAX_LOGPROBS,
     GenerationBody,
     check_min_tokens,
     listed_logprobs,
@@ -45,7 +45,7 @@ class CompletionRequest(GenerationBody):
     max_tokens: (
         Annotated[int, Field(le=INT32 - 1, json_schema_extra={"minimum": 0}), WHOLE] | None
     ) = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
+    logprobs: Alternatives | None = None
     prompt: Annotated[Any, DocumentedAs(str | list[str] | list[int] | list[list[int]])]
     add_special_tokens: bool = True
 
@@ -55,7 +55,8 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> G
     ignored: set[str] = set()
     asked = CompletionRequest.read(body, ignored)
     shared = read_shared(asked, ignored, model, options)
-    echo, wanted, logprobs = asked.echo, asked.max_tokens, asked.logprobs
+    echo, wanted = asked.echo, asked.max_tokens
+    logprobs = read_alternatives("logprobs", asked.logprobs, model, options)
     n = shared["sampling"].n
     if asked.logprob_token_ids and (logprobs is None or wanted == 0):
         message = "'logprob_token_ids' is only allowed with 'logprobs' and generated tokens."

@@ -18,9 +18,9 @@ from ..requests.body_errors import check_integer, to_request_error, too_long, wr
 from ..requests.body_model import BOUNDED, WHOLE, BodyModel, DocumentedAs
 from ..served_model import ServedModel
 from .bad_words import bad_word_ids
+from .logprob_fields import Alternatives, read_alternatives
 from .structured_outputs import ConstrainedBody, read_constraint
 
-MAX_LOGPROBS = 20
 MAX_STOPS = 64
 MAX_STOP_LENGTH = 1024
 MAX_STOP_IDS = 256
@@ -115,7 +115,7 @@ class GenerationBody(ConstrainedBody):
     )
     n: Annotated[int, Field(ge=1), WHOLE] = 1
     best_of: Annotated[int, Field(ge=1), WHOLE] | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
+    prompt_logprobs: Alternatives | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32 - 1), WHOLE] | None = None
@@ -171,7 +171,7 @@ def read_shared(
         include_usage=stream.include_usage,
         continuous_usage=stream.include_usage and stream.continuous_usage_stats,
         best=best,
-        prompt_logprobs=body.prompt_logprobs,
+        prompt_logprobs=read_alternatives("prompt_logprobs", body.prompt_logprobs, model, options),
         return_token_ids=body.return_token_ids,
         tokens_as_ids=body.return_tokens_as_token_ids,
         priority=body.priority,

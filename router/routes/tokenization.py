@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
+from ..errors import ApiError
 from ..openai.answers import OpenAIError
 from ..tokenization.to_text import DetokenizeAnswer, DetokenizeRequest, detokenize
 from ..tokenization.to_tokens import (
@@ -12,6 +13,7 @@ from ..tokenization.to_tokens import (
     TokenizeTextRequest,
     tokenize,
 )
+from ..tokenization.tokenizer_info import TokenizerInfo, tokenizer_info
 from .documentation import documented, documented_errors
 from .guards import KEY_CHECKED
 from .responses import ComputedResponse
@@ -23,6 +25,7 @@ MODELS = (
     TokenizeAnswer,
     DetokenizeRequest,
     DetokenizeAnswer,
+    TokenizerInfo,
 )
 
 router = APIRouter(
@@ -40,3 +43,12 @@ async def tokenize_prompt(exchange: Exchange, services: RouterServices) -> Respo
 async def detokenize_prompt(exchange: Exchange, services: RouterServices) -> Response:
     """The text of tokens."""
     return ComputedResponse(exchange, services.handler, detokenize)
+
+
+@router.get("/tokenizer_info")
+async def show_tokenizer(services: RouterServices) -> TokenizerInfo:
+    """The configuration of the tokenizer; 404 unless the server shows it."""
+    if not services.options.enable_tokenizer_info_endpoint:
+        message = "/tokenizer_info is off; --enable-tokenizer-info-endpoint turns it on."
+        raise ApiError(404, message, code="endpoint_disabled")
+    return TokenizerInfo.model_validate(tokenizer_info(services.registry.model().tokenizer))

@@ -71,6 +71,11 @@ class RouterConfig(AccessConfig, BatchConfig):
         "Allow requests to bring their own chat template. It runs in a sandbox, with bounds on "
         "time and memory.",
     )
+    enable_tokenizer_info_endpoint: bool = option(
+        False,
+        "--enable-tokenizer-info-endpoint",
+        "Serve /tokenizer_info: the tokenizer's configuration with the chat template.",
+    )
     strict_parameters: bool = option(
         False,
         "--strict-parameters",
@@ -128,6 +133,13 @@ class RouterConfig(AccessConfig, BatchConfig):
         "Maximum number of logprobs in a response that is not streamed: of generated and prompt "
         "tokens, with their alternatives.",
         minimum=1024,
+    )
+    max_logprobs: int = option(
+        20,
+        "--max-logprobs",
+        "Maximum number of alternatives that a request may list for each token, of generated ones "
+        "and of the prompt's (-1: no limit; thousands for each token slow down all streams).",
+        minimum=-1,
     )
     max_held_answer_bytes: int = option(
         1 << 30,

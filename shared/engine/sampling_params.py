@@ -8,7 +8,7 @@ from ..errors import RequestError
 from .structured.params import StructuredOutputs
 
 MAX_CHOICES = 128
-MAX_LOGPROBS = 64
+MAX_LOGPROBS = 1 << 20
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_TOKENS = 64
@@ -55,7 +55,7 @@ class SamplingParams:
 #
 # These are the engine's own limits, for any caller: values that ranks can compute with. An HTTP
 # surface of the router enforces those of its API besides, which are narrower where both have one
-# (OpenAI: temperature at most 2, 20 logprobs), so that clients get the errors of the API that they
+# (OpenAI: temperature at most 2), so that clients get the errors of the API that they
 # know. Nodes check again because they do not trust routers.
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),

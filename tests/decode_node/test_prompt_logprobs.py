@@ -1,25 +1,43 @@
-"""Logprobs of a prompt on their way to the router."""
+"""Logprobs of a prompt on their way to the router, and the bound on those of all requests."""
 
 from __future__ import annotations
 
 import pytest
 
-from tandem.decode_node.service import PIECE_POSITIONS, _prompt_logprobs
+from tandem.decode_node.service import PIECE_LOGPROBS, _prompt_logprobs
+from tandem.decode_node.wide_logprobs import MOST_LOGPROBS, check_logprobs
+from tandem.proto import tandem_pb2 as pb
 from tandem.shared.engine.plan import PositionLogprobs
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Sequence
+from tandem.shared.errors import OverloadedError, RequestError
 
 
-@pytest.mark.parametrize("count", [0, 1, PIECE_POSITIONS, 3 * PIECE_POSITIONS + 1])
+@pytest.mark.parametrize("count", [0, 1, 64, 200])
+@pytest.mark.parametrize("alternatives", [20, 5000])
 @pytest.mark.parametrize("split", [False, True])
 def test_prompt_logprobs_travel_in_order_and_in_pieces_where_the_router_takes_them(
-    split: bool, count: int
+    split: bool, alternatives: int, count: int
 ) -> None:
-    sequence = Sequence(1, [5] * (count + 1), SamplingParams())
+    params = SamplingParams(prompt_logprobs=alternatives)
+    sequence = Sequence(1, [5] * (count + 1), params)
     sequence.prompt_logprobs = [PositionLogprobs(i, -1.0, 1, [(i, -1.0)]) for i in range(count)]
     events = list(_prompt_logprobs(sequence, split))
-    sizes = [len(event.prompt_logprobs.positions) for event in events]
     tokens = [p.chosen.token for event in events for p in event.prompt_logprobs.positions]
     assert tokens == list(range(count))
-    assert len(events) == (max(1, -(-count // PIECE_POSITIONS)) if split else 1)
-    assert not split or max(sizes) <= PIECE_POSITIONS
+    piece = 1 if alternatives > PIECE_LOGPROBS else 64
+    assert len(events) == (max(1, -(-count // piece)) if split else 1)
+
+
+def test_requests_with_many_alternatives_share_a_bound() -> None:
+    def asking(**sampling: int) -> pb.GenerateRequest:
+        return pb.GenerateRequest(prompt=[1] * 10, sampling=pb.Sampling(**sampling))
+
+    third = asking(logprobs=MOST_LOGPROBS // 6, n=2)
+    narrow = asking(logprobs=20, prompt_logprobs=20, n=128)
+    check_logprobs(third, [third, narrow, narrow])
+    check_logprobs(narrow, [third] * 4)
+    with pytest.raises(OverloadedError):
+        check_logprobs(third, [third] * 3)
+    with pytest.raises(RequestError, match="asks for 2300000 logprobs at once"):
+        check_logprobs(asking(prompt_logprobs=230_000), [])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
+from tandem.router import generation
 from tandem.tests.router.support import (
     CONTEXT,
     Cluster,
@@ -21,6 +22,7 @@ from tandem.tests.router.support import (
 )
 
 ASKED = {"role": "user", "content": "hi"}
+VOCABULARY = 320  # of the fake nodes' model
 BEGUN = {"role": "assistant", "content": "one two "}
 
 
@@ -186,6 +188,46 @@ async def test_logprobs_of_given_tokens_need_logprobs(c: Cluster) -> None:
     for fields in ({}, {"logprobs": 1, "echo": True, "max_tokens": 0}):
         assert (await c.complete(logprob_token_ids=[5], **fields)).status_code == 400
     assert (await c.complete(logprob_token_ids=[320], logprobs=1)).status_code == 400
+
+
+@pytest.mark.parametrize("wide", [False, True])
+async def test_minus_one_stands_for_the_whole_vocabulary(
+    tmp_path: Path, wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "WIDE_ALTERNATIVES", 300 if wide else 1024)
+    async with cluster(tmp_path, max_logprobs=-1) as c:
+        [choice] = (await c.complete(logprobs=-1, prompt_logprobs=-1)).json()["choices"]
+        assert c.node.requests[-1].sampling.logprobs == VOCABULARY
+        assert c.node.requests[-1].sampling.prompt_logprobs == VOCABULARY
+        assert len(choice["prompt_logprobs"]) == len(c.encode("hi"))
+        fields = {"logprobs": True, "top_logprobs": -1}
+        [choice] = (await c.chat(**fields)).json()["choices"]
+        content = choice["logprobs"]["content"]
+        assert [len(token["top_logprobs"]) for token in content] == [VOCABULARY] * len(c.node.reply)
+        deltas = events((await c.chat(**fields, stream=True)).text)[:-1]
+        streamed = [delta["choices"][0]["logprobs"] for delta in deltas]
+        assert [token for part in streamed if part for token in part["content"]] == content
+        over = await c.complete(logprobs=VOCABULARY + 1)
+        assert f"above the maximum of {VOCABULARY}." in over.json()["error"]["message"]
+        over = await c.complete(logprobs=-1, max_tokens=500, n=100)
+        assert over.json()["error"]["code"] == "answer_too_large"
+
+
+async def test_more_logprobs_than_the_server_lists_are_rejected(tmp_path: Path) -> None:
+    async with cluster(tmp_path, max_logprobs=3) as c:
+        for name, value in (("logprobs", 4), ("logprobs", -1), ("prompt_logprobs", -1)):
+            error = (await c.complete(**{name: value})).json()["error"]
+            assert (error["param"], error["code"]) == (name, "integer_above_max_value")
+        assert (await c.complete(logprobs=3, prompt_logprobs=3)).status_code == 200
+        assert (await c.chat(logprobs=True, top_logprobs=4)).status_code == 400
+
+
+async def test_the_text_of_a_prompt_is_returned_on_demand(c: Cluster) -> None:
+    text = "<|start|>user\nhi<|end|>\n<|start|>assistant\n"
+    assert (await c.chat(return_prompt_text=True)).json()["prompt_text"] == text
+    assert (await c.chat()).json()["prompt_text"] is None
+    chunks = events((await c.chat(return_prompt_text=True, stream=True, n=2)).text)[:-1]
+    assert [chunk.get("prompt_text") for chunk in chunks] == [text] + [None] * (len(chunks) - 1)
 
 
 async def test_unknown_fields_are_rejected_on_demand(tmp_path: Path) -> None:

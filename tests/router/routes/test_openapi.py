@@ -26,7 +26,13 @@ EDITS = {
     "thinking": {"type": "adaptive"},
     "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
 }
-ALL_TOKENS = {"logprobs": True, "top_logprobs": 2, "return_token_ids": True, "n": 2}
+ALL_TOKENS = {
+    "logprobs": True,
+    "top_logprobs": 2,
+    "n": 2,
+    "return_token_ids": True,
+    "return_prompt_text": True,
+}
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -102,7 +108,7 @@ async def test_routes_that_need_a_key_say_so(tmp_path: Path) -> None:
 
 GETS = (
     *("/live", "/health", "/ready", "/health/live", "/health/ready", "/health/details", "/ping"),
-    *("/version", "/load", "/v1/usage", "/v1/models", "/v1/models/tiny"),
+    *("/version", "/load", "/v1/usage", "/v1/models", "/v1/models/tiny", "/tokenizer_info"),
 )
 POSTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/chat/completions", CHAT),
@@ -130,7 +136,8 @@ POSTS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 @pytest.mark.parametrize("reasoning_parser", ["none", "qwen3"])
 async def test_answers_are_as_documented(tmp_path: Path, reasoning_parser: str) -> None:
-    async with cluster(tmp_path, reasoning_parser=reasoning_parser) as c:
+    options = {"reasoning_parser": reasoning_parser, "enable_tokenizer_info_endpoint": True}
+    async with cluster(tmp_path, **options) as c:
         document = await document_of(c)
         for path in GETS:
             schema = answer_schema(document, path.replace("tiny", "{model}"), "get")

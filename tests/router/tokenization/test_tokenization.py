@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tandem.tests.router.support import CONTEXT, cluster, longest_hold
+from tandem.tests.router.support import CONTEXT, TEMPLATE, cluster, longest_hold
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -56,6 +56,17 @@ async def test_a_text_longer_than_the_context_is_counted(tmp_path: Path) -> None
         assert answer.json()["count"] > answer.json()["max_model_len"]
         far = await c.client.post("/tokenize", json={"prompt": " world" * (5 * CONTEXT)})
         assert (far.status_code, far.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def test_the_tokenizer_is_shown_on_demand(tmp_path: Path) -> None:
+    async with cluster(tmp_path, enable_tokenizer_info_endpoint=True) as c:
+        info = (await c.client.get("/tokenizer_info")).json()
+        assert info["eos_token"] == "<|end|>" and info["chat_template"] == TEMPLATE
+        assert info["tokenizer_class"] == "PreTrainedTokenizerFast"
+    async with cluster(tmp_path) as c:
+        answer = await c.client.get("/tokenizer_info")
+        assert answer.status_code == 404
+        assert "--enable-tokenizer-info-endpoint" in answer.json()["error"]["message"]
 
 
 WRONG: list[tuple[str, dict[str, Any], int, str | None]] = [
