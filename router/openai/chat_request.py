@@ -100,24 +100,11 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
     wanted = _max_tokens(chat)
     messages = read_messages(chat.messages, model, ignored, template)
     adds_prompt = adds_generation_prompt(chat)
-    truncation = read_truncation(chat, most_prompt_tokens(model, wanted or 1))
-    tokens = encode_chat(
-        messages,
-        model,
-        variables=_template_variables(chat),
-        tools=tools.shown,
-        add_generation_prompt=adds_prompt,
-        add_special_tokens=chat.add_special_tokens,
-        continue_final_message=chat.continue_final_message,
-        template=template,
-        truncated=truncation is not None,
-    )
-    if truncation is not None:
-        tokens = truncation.cut(tokens)
-    role = "assistant" if adds_prompt else messages[-1]["role"]
+    tokens = _prompt(chat, messages, model, tools, template, most_prompt_tokens(model, wanted or 1))
     prompt_text = None
     if chat.return_prompt_text:
         prompt_text = model.tokenizer.decode(tokens, skip_special_tokens=False)
+    role = "assistant" if adds_prompt else messages[-1]["role"]
     opening = messages[-1]["content"] if chat.echo and role == messages[-1]["role"] else ""
     longest = model.max_model_len
     granted = check_context([len(tokens)], wanted, model, param="messages", default=longest)
@@ -168,6 +155,30 @@ def _tools(
         tools, choice = as_tools(chat.functions), as_tool_choice(chat.function_call)
     with functions_in_errors(former=former):
         return read_tools(tools, choice, parallel and not former, model, options, ignored, template)
+
+
+def _prompt(
+    chat: ChatCompletionRequest,
+    messages: list[dict[str, Any]],
+    model: ServedModel,
+    tools: ToolRequest,
+    template: ChatTemplate | None,
+    most: int,
+) -> list[int]:
+    """The tokens of the prompt; at most ``most`` if the request has it truncated."""
+    truncation = read_truncation(chat, most)
+    tokens = encode_chat(
+        messages,
+        model,
+        variables=_template_variables(chat),
+        tools=tools.shown,
+        add_generation_prompt=adds_generation_prompt(chat),
+        add_special_tokens=chat.add_special_tokens,
+        continue_final_message=chat.continue_final_message,
+        template=template,
+        truncated=truncation is not None,
+    )
+    return tokens if truncation is None else truncation.cut(tokens)
 
 
 def _constrain(sampling: pb.Sampling, tools: ToolRequest, text: TextOptions) -> None:

@@ -13,7 +13,7 @@ from ..generation import EncodedPrompt, GenerationRequest, new_tokens
 from ..options import RouterOptions
 from ..requests.body_errors import check_integer, wrong_type
 from ..requests.body_model import WHOLE, DocumentedAs
-from ..requests.context import check_context, encode_text
+from ..requests.context import check_context, encode_around_gap, encode_text
 from ..requests.response_size import ResponseSize
 from ..requests.truncation import Truncation, most_prompt_tokens, read_truncation
 from ..served_model import ServedModel
@@ -30,7 +30,6 @@ from .request_fields import (
 
 DEFAULT_MAX_TOKENS = 16
 COMPLETION_UNSUPPORTED: dict[str, tuple[Any, ...]] = COMMON_UNSUPPORTED | {
-    "suffix": ("",),
     "prompt_embeds": (),
 }
 
@@ -48,6 +47,7 @@ class CompletionRequest(GenerationBody):
     logprobs: Alternatives | None = None
     prompt: Annotated[Any, DocumentedAs(str | list[str] | list[int] | list[list[int]])]
     add_special_tokens: bool = True
+    suffix: str = ""
 
 
 def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
@@ -58,6 +58,9 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> G
     echo, wanted = asked.echo, asked.max_tokens
     logprobs = read_alternatives("logprobs", asked.logprobs, model, options)
     n = shared["sampling"].n
+    if asked.suffix:
+        _check_suffix(asked)
+        shared["sampling"].stop_token_ids.extend(_ends(asked, model))
     if asked.logprob_token_ids and (logprobs is None or wanted == 0):
         message = "'logprob_token_ids' is only allowed with 'logprobs' and generated tokens."
         raise invalid(message, "logprob_token_ids")
@@ -98,6 +101,21 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> G
         ignored=ignored,
         **shared,
     )
+
+
+def _check_suffix(asked: CompletionRequest) -> None:
+    for name, given in (
+        ("echo", asked.echo),
+        ("truncate_prompt_tokens", asked.truncate_prompt_tokens is not None),
+    ):
+        if given:
+            raise invalid(f"'{name}' is not available with 'suffix'.", name)
+
+
+def _ends(asked: CompletionRequest, model: ServedModel) -> tuple[int, ...]:
+    """The tokens that end the missing text."""
+    known = model.tokenizer.fill_in_middle
+    return () if known is None or asked.ignore_eos else known.ends
 
 
 class _PromptReader:
@@ -143,24 +161,34 @@ class _PromptReader:
         )
 
     def _from_text(self, text: str, param: str) -> EncodedPrompt:
-        if not text:
+        if not text and not self._asked.suffix:
             raise invalid(f"Invalid '{param}': the prompt is empty.", "prompt", "empty_string")
-        tokens = encode_text(
-            text,
-            self._model,
-            param="prompt",
-            add_special_tokens=self._asked.add_special_tokens,
-            truncated=self._truncation is not None,
-        )
+        tokens = self._encode(text)
         if not tokens:
             raise invalid(f"Invalid '{param}': the prompt has no tokens.", "prompt", "empty_string")
         kept = self._kept(tokens)
         whole = len(kept) == len(tokens)
         return EncodedPrompt(new_tokens(kept), text if self._asked.echo and whole else None)
 
+    def _encode(self, text: str) -> list[int]:
+        special = self._asked.add_special_tokens
+        if self._asked.suffix:
+            return encode_around_gap(
+                text, self._asked.suffix, self._model, add_special_tokens=special
+            )
+        return encode_text(
+            text,
+            self._model,
+            param="prompt",
+            add_special_tokens=special,
+            truncated=self._truncation is not None,
+        )
+
     def _from_tokens(self, tokens: list[Any], param: str) -> EncodedPrompt:
         if not tokens:
             raise invalid(f"Invalid '{param}': the prompt is empty.", "prompt", "empty_array")
+        if self._asked.suffix:
+            raise invalid("With 'suffix', prompts must be texts, not token ids.", "prompt")
         tokens = self._kept(tokens)
         # Before the loop: a list of millions must cost nothing.
         check_context([len(tokens)], None, self._model, param="prompt", default=1)

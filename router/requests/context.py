@@ -95,6 +95,19 @@ def encode_text(
         raise over_context(error.tokens, 1, model, param=param) from None
 
 
+def encode_around_gap(
+    before: str, after: str, model: ServedModel, *, add_special_tokens: bool = True
+) -> list[int]:
+    """The tokens of a prompt for what is missing between two texts."""
+    check_length(len(before) + len(after), model, param="prompt")
+    try:
+        return model.tokenizer.encode_around_gap(
+            before, after, add_special_tokens=add_special_tokens, most=model.max_model_len
+        )
+    except TooManyTokensError as error:
+        raise over_context(error.tokens, 1, model, param="prompt") from None
+
+
 def encode_chat(
     messages: list[dict[str, Any]],
     model: ServedModel,

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from ..errors import ModelError, RequestError
 from .chat_template import ChatTemplate
 from .detokenize import Detokenizer, TokenTexts, detokenize
+from .fill_in_middle import fill_in_middle
 from .special_tokens import SpecialTokens, special_tokens
 from .tokenizer_files import TokenizerFiles
 
@@ -61,6 +62,7 @@ class Tokenizer:
         self._longest = max(map(len, vocabulary), default=1)
         self.special_tokens = special_tokens(self.config)
         self._special = SpecialTokens(raw)
+        self.fill_in_middle = fill_in_middle(vocabulary.get)
 
     @classmethod
     def load(cls, files: TokenizerFiles) -> Tokenizer:
@@ -92,6 +94,24 @@ class Tokenizer:
         """
         raw = self._literally() if self._special.within(text) else self._raw
         return _encode(raw, text, add_special_tokens, most)
+
+    def encode_around_gap(
+        self, before: str, after: str, *, add_special_tokens: bool = True, most: int | None = None
+    ) -> list[int]:
+        """Encode a prompt for what is missing between two texts.
+
+        Raises ``RequestError`` if the model has no tokens for it, and ``TooManyTokensError`` if
+        either text has more than ``most``.
+        """
+        if self.fill_in_middle is None:
+            message = "This model has no fill-in-the-middle tokens; leave 'suffix' out."
+            raise RequestError(message, param="suffix", code="unsupported_parameter")
+
+        def encode(text: str) -> list[int]:
+            return self.encode(text, add_special_tokens=False, most=most)
+
+        opening = self.encode("", add_special_tokens=True) if add_special_tokens else []
+        return self.fill_in_middle.prompt(before, after, encode, opening)
 
     def fewest_tokens(self, characters: int) -> int:
         """A lower bound for any text of this length, to reject a prompt without encoding it."""

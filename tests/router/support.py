@@ -36,15 +36,20 @@ TEMPLATE = (
 CORPUS = ["hello world, the quick brown fox jumps over the lazy dog", "one two three stop here"]
 
 
-def make_model(folder: Path, template: str | None = TEMPLATE, **generation_config: Any) -> Path:
-    """A byte-level tokenizer of a few hundred tokens."""
+def make_model(
+    folder: Path,
+    template: str | None = TEMPLATE,
+    special: Sequence[str] = (),
+    **generation_config: Any,
+) -> Path:
+    """A byte-level tokenizer of a few hundred tokens, with ``special`` ones besides its own."""
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=320,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=["<|end|>", "<|start|>"],
+        special_tokens=["<|end|>", "<|start|>", *special],
         show_progress=False,
     )
     raw.train_from_iterator(CORPUS * 8, trainer)

@@ -155,6 +155,7 @@ BAD_COMPLETION: list[dict[str, Any]] = [
     {"prompt": ["x"] * 100_000},
     {"prompt": ["x"] * 1000, "n": 100},
     {"suffix": "x"},
+    {"suffix": 5},
     {"best_of": 129},
     {"logprobs": True},
     {"logprobs": 21},
