@@ -72,18 +72,9 @@ class NodeAttempt:
 
     def account(self, usage: Usage) -> None:
         """Add this prompt's tokens and nodes to the request's."""
-        computed = self.served.computed
         usage.completion_tokens += sum(choice.tokens for choice in self._choices)
         usage.reasoning_tokens += sum(choice.reasoning_tokens for choice in self._choices)
-        usage.cached_tokens += computed.cached_tokens
-        usage.remote_tokens += computed.remote_tokens
-        usage.remote_cached_tokens += computed.remote_cached_tokens
-        for name, names in (
-            (self.node.node_id, usage.decode_nodes),
-            (computed.prefill_node, usage.prefill_nodes),
-        ):
-            if name and name not in names:
-                names.append(name)
+        usage.add(self.served)
 
     def _with_echo(self, deltas: list[ChoiceDelta]) -> Iterator[Output]:
         for delta in deltas:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ..proto import tandem_pb2 as pb
 from ..shared.text.output import CallDelta
@@ -13,6 +14,7 @@ from ..shared.text.stop import StopStrings
 from ..shared.text.tool_parsers.tool_use import ToolUse
 from .served_model import ServedModel
 
+EarlyStopping = Literal[False, True, "never"]
 # From so many logprobs of one token on, they are formatted in a thread.
 WIDE_ALTERNATIVES = 1024
 
@@ -60,6 +62,28 @@ class VectorOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BeamOptions:
+    """``ends`` are the tokens that end a beam. With ``early_stopping`` the search ends as soon as
+    ``width`` beams have; without, once the running ones are unlikely to be better; with "never",
+    once they cannot be."""
+
+    width: int
+    length_penalty: float
+    early_stopping: EarlyStopping
+    ends: frozenset[int]
+
+    @property
+    def ranked(self) -> int:
+        """Continuations that are ranked in each step: enough for ``width`` that do not end."""
+        return max(2, 1 + len(self.ends)) * self.width
+
+    @property
+    def alternatives(self) -> int:
+        """Continuations of one beam that have to be known."""
+        return self.ranked + len(self.ends)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """A checked and tokenized request. ``max_tokens`` has a value for each prompt, since the room
     left in the context differs."""
@@ -84,6 +108,7 @@ class GenerationRequest:
     include_reasoning: bool = True
     priority: int = 0
     cache_salt: str = ""
+    beams: BeamOptions | None = None  # search, instead of drawing
     ignored: Set[str] = frozenset()  # unknown fields of the request
     function_calls: bool = False  # the answer has calls in the shape of OpenAI's functions
     embed: VectorOptions | None = None  # generate nothing: return a vector of each prompt
@@ -209,6 +234,19 @@ class Usage:
     prefill_nodes: list[str] = field(default_factory=list)
     decode_nodes: list[str] = field(default_factory=list)
     served: dict[int, ServedPrompt] = field(default_factory=dict)
+
+    def add(self, served: ServedPrompt) -> None:
+        """Add a prompt's tokens that were not computed here, and its nodes."""
+        computed = served.computed
+        self.cached_tokens += computed.cached_tokens
+        self.remote_tokens += computed.remote_tokens
+        self.remote_cached_tokens += computed.remote_cached_tokens
+        for name, names in (
+            (served.node, self.decode_nodes),
+            (computed.prefill_node, self.prefill_nodes),
+        ):
+            if name and name not in names:
+                names.append(name)
 
     @property
     def all_cached_tokens(self) -> int:

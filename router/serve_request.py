@@ -13,9 +13,11 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 from ..proto import tandem_pb2 as pb
 from .attempt import NodeAttempt
+from .beams.serve_beams import serve_beams
 from .cluster.node_table import NodeTable
 from .dispatch import Dispatcher
 from .errors import NodeError
@@ -45,8 +47,14 @@ def serve(
 
     ``usage`` is filled on the way. ``deadline`` is by the loop's clock.
     """
+
+    def new_dispatcher() -> Dispatcher:
+        return Dispatcher(nodes, options, deadline)
+
     runs = [
-        _serve_prompt(request, number, Dispatcher(nodes, options, deadline), usage)
+        _serve_prompt(request, number, new_dispatcher(), usage)
+        if request.beams is None
+        else serve_beams(request, number, partial(_message, request, number), new_dispatcher, usage)
         for number in range(len(request.prompts))
     ]
     return runs[0] if len(runs) == 1 else _merged(runs)

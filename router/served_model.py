@@ -40,6 +40,7 @@ class ServedModel:
     created: int
     tokenizer: Tokenizer
     defaults: dict[str, float] = field(default_factory=dict)
+    eos_token_ids: frozenset[int] = frozenset()
 
     def card(self, name: str = "") -> ModelCard:
         """The entry in /v1/models of the model under one of its names."""

@@ -128,6 +128,7 @@ ROUTER = {
         "result",
         "served_model",
     ),
+    "beams": ("choice", "cluster", "dispatch", "echo", "errors", "generation"),
     # The routes are above everything but the application.
     "routes": (
         "access",

@@ -267,6 +267,7 @@ class Registry(RegistryServicer):
             created=self._model.created if self._model else int(time.time()),
             tokenizer=self._tokenizer,
             defaults=sampling_defaults(self._tokenizer.generation_config),
+            eos_token_ids=frozenset(card.eos_token_ids),
         )
 
 

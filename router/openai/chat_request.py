@@ -123,6 +123,9 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
     size.check(granted, options)
     check_min_tokens(text.min_tokens, granted)
     text = _behind_prompt(text, tokens, model)
+    if shared["beams"] and tools.forced is not None:
+        message = "Calls cannot be forced in a beam search; use 'tool_choice' 'auto' or 'none'."
+        raise invalid(message, "tool_choice", "unsupported_value")
     _constrain(shared["sampling"], tools, text)
     return GenerationRequest(
         request_id=f"chatcmpl-{uuid.uuid4().hex}",

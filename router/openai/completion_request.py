@@ -65,7 +65,10 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> G
         message = "'logprob_token_ids' is only allowed with 'logprobs' and generated tokens."
         raise invalid(message, "logprob_token_ids")
     if wanted is not None:
-        check_integer("max_tokens", wanted, 0 if echo else 1, INT32 - 1)
+        check_integer("max_tokens", wanted, 0 if echo and not shared["beams"] else 1, INT32 - 1)
+    if shared["beams"] and echo and logprobs is not None:
+        message = "'logprobs' of an 'echo' are not available with 'use_beam_search'."
+        raise invalid(message, "logprobs", "unsupported_value")
     text = read_text_options(asked, echo=echo, discard_output=wanted == 0)
     most = most_prompt_tokens(model, wanted or 1)
     prompts = _PromptReader(asked, model, options, read_truncation(asked, most)).read()

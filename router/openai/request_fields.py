@@ -12,12 +12,13 @@ from ...shared.text.reasoning import NO_PARSER
 from ...shared.text.stop import StopStrings
 from ...shared.text.tool_parsers.tool_use import ToolUse
 from ..errors import invalid
-from ..generation import TextOptions
+from ..generation import BeamOptions, EarlyStopping, TextOptions
 from ..options import RouterOptions
 from ..requests.body_errors import check_integer, to_request_error, too_long, wrong_type
 from ..requests.body_model import BOUNDED, WHOLE, BodyModel, DocumentedAs
 from ..served_model import ServedModel
 from .bad_words import bad_word_ids
+from .beam_fields import read_beams
 from .logprob_fields import Alternatives, read_alternatives
 from .structured_outputs import ConstrainedBody, read_constraint
 
@@ -34,8 +35,6 @@ INT32, INT64 = 2**31, 2**63
 
 # Known parameters that are not implemented, with the values that have no effect.
 COMMON_UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "use_beam_search": (False,),
-    "length_penalty": (1, 1.0),
     "logits_processors": ([],),
     "guided_whitespace_pattern": (),
     "guided_decoding_backend": ("auto", "guidance", "llguidance"),
@@ -115,6 +114,9 @@ class GenerationBody(ConstrainedBody):
     )
     n: Annotated[int, Field(ge=1), WHOLE] = 1
     best_of: Annotated[int, Field(ge=1), WHOLE] | None = None
+    use_beam_search: bool = False
+    length_penalty: Annotated[float, Field(ge=-10, le=10), BOUNDED] = 1.0
+    early_stopping: EarlyStopping = False
     prompt_logprobs: Alternatives | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
@@ -144,6 +146,7 @@ class SharedFields(TypedDict):
     include_usage: bool
     continuous_usage: bool
     best: int | None
+    beams: BeamOptions | None
     prompt_logprobs: int | None
     return_token_ids: bool
     tokens_as_ids: bool
@@ -157,7 +160,10 @@ def read_shared(
     """Read the fields that can be checked before a text is encoded."""
     model.check_name(body.model)
     stream = _stream_options(body, ignored)
-    best = _best(body, options)
+    sampling = _sampling(body, ignored, model, options)
+    constrained = sampling.HasField("structured_outputs")
+    if (beams := read_beams(body, model, constrained=constrained)) is not None:
+        sampling.n = body.n
     if body.prompt_logprobs is not None and body.stream:
         raise invalid("'prompt_logprobs' is not available with 'stream'.", "prompt_logprobs")
     # The decoders of nearly all models write no spaces between special tokens in any case.
@@ -166,11 +172,12 @@ def read_shared(
         raise invalid(message, "spaces_between_special_tokens", "unsupported_value")
     return SharedFields(
         model=model,
-        sampling=_sampling(body, ignored, model, options),
+        sampling=sampling,
         stream=body.stream,
         include_usage=stream.include_usage,
         continuous_usage=stream.include_usage and stream.continuous_usage_stats,
-        best=best,
+        best=_best(body, options) if beams is None else None,
+        beams=beams,
         prompt_logprobs=read_alternatives("prompt_logprobs", body.prompt_logprobs, model, options),
         return_token_ids=body.return_token_ids,
         tokens_as_ids=body.return_tokens_as_token_ids,

@@ -1,0 +1,58 @@
+"""``use_beam_search`` and the fields that belong to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import invalid
+from ..generation import BeamOptions
+from ..requests.body_errors import check_integer
+from ..served_model import ServedModel
+
+if TYPE_CHECKING:
+    from .request_fields import GenerationBody
+
+# Each step is a call for each beam.
+MAX_BEAMS = 32
+# They change the probabilities of tokens, or need those of the prompt.
+INCOMPATIBLE = (
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "logprob_token_ids",
+    "prompt_logprobs",
+)
+
+
+def read_beams(
+    body: GenerationBody, model: ServedModel, *, constrained: bool
+) -> BeamOptions | None:
+    """The beam search that a body asks for. Temperature, seed and the filters of sampling have no
+    effect on it, because nothing is drawn. Raises ``RequestError``."""
+    if not body.use_beam_search:
+        for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
+            if getattr(body, name) != default:
+                raise invalid(f"'{name}' is only allowed with 'use_beam_search'.", name)
+        return None
+    for name in INCOMPATIBLE:
+        default = type(body).model_fields[name].get_default(call_default_factory=True)
+        if getattr(body, name) != default:
+            raise _unavailable(name)
+    if body.repetition_penalty not in (None, 1.0):
+        raise _unavailable("repetition_penalty")
+    if constrained:
+        raise _unavailable("structured_outputs")
+    width, name = (body.n, "n") if body.best_of is None else (body.best_of, "best_of")
+    check_integer(name, width, body.n, MAX_BEAMS)
+    return BeamOptions(
+        width=width,
+        length_penalty=body.length_penalty,
+        early_stopping=body.early_stopping,
+        ends=frozenset(body.stop_token_ids) | (set() if body.ignore_eos else model.eos_token_ids),
+    )
+
+
+def _unavailable(name: str) -> Exception:
+    return invalid(f"'{name}' is not available with 'use_beam_search'.", name, "unsupported_value")
