@@ -138,7 +138,7 @@ class _Steps:
         raise NodeError("The node ended a step of the beam search without a token.")
 
 
-def _told(choice: ChoiceStream, beam: Beam, *, ended: bool) -> Iterator[Output]:
+def _told(choice: ChoiceStream, beam: Beam, *, ended: bool) -> Iterator[ChoiceDelta]:
     """A beam as the output of a choice."""
     chain = beam.chain()
     tokens = [each.token for each in chain]

@@ -160,10 +160,9 @@ def read_shared(
     """Read the fields that can be checked before a text is encoded."""
     model.check_name(body.model)
     stream = _stream_options(body, ignored)
+    best = None if body.use_beam_search else _best(body, options)
     sampling = _sampling(body, ignored, model, options)
     constrained = sampling.HasField("structured_outputs")
-    if (beams := read_beams(body, model, constrained=constrained)) is not None:
-        sampling.n = body.n
     if body.prompt_logprobs is not None and body.stream:
         raise invalid("'prompt_logprobs' is not available with 'stream'.", "prompt_logprobs")
     # The decoders of nearly all models write no spaces between special tokens in any case.
@@ -176,8 +175,8 @@ def read_shared(
         stream=body.stream,
         include_usage=stream.include_usage,
         continuous_usage=stream.include_usage and stream.continuous_usage_stats,
-        best=_best(body, options) if beams is None else None,
-        beams=beams,
+        best=best,
+        beams=read_beams(body, model, constrained=constrained),
         prompt_logprobs=read_alternatives("prompt_logprobs", body.prompt_logprobs, model, options),
         return_token_ids=body.return_token_ids,
         tokens_as_ids=body.return_tokens_as_token_ids,
@@ -209,7 +208,7 @@ def _sampling(
         bad_words=[pb.TokenIds(ids=ids) for ids in bad_word_ids(body.bad_words, model)],
         logprob_token_ids=body.logprob_token_ids,
         stop_token_ids=body.stop_token_ids,
-        n=body.best_of or body.n,
+        n=body.n if body.use_beam_search else body.best_of or body.n,
         structured_outputs=read_constraint(body, ignored),
     )
 

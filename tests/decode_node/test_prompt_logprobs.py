@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tandem.decode_node.service import PIECE_LOGPROBS, _prompt_logprobs
@@ -30,7 +32,7 @@ def test_prompt_logprobs_travel_in_order_and_in_pieces_where_the_router_takes_th
 
 
 def test_requests_with_many_alternatives_share_a_bound() -> None:
-    def asking(**sampling: int) -> pb.GenerateRequest:
+    def asking(**sampling: Any) -> pb.GenerateRequest:
         return pb.GenerateRequest(prompt=[1] * 10, sampling=pb.Sampling(**sampling))
 
     third = asking(logprobs=MOST_LOGPROBS // 6, n=2)

@@ -136,7 +136,10 @@ POSTS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 @pytest.mark.parametrize("reasoning_parser", ["none", "qwen3"])
 async def test_answers_are_as_documented(tmp_path: Path, reasoning_parser: str) -> None:
-    options = {"reasoning_parser": reasoning_parser, "enable_tokenizer_info_endpoint": True}
+    options: dict[str, Any] = {
+        "reasoning_parser": reasoning_parser,
+        "enable_tokenizer_info_endpoint": True,
+    }
     async with cluster(tmp_path, **options) as c:
         document = await document_of(c)
         for path in GETS:
@@ -196,6 +199,7 @@ TAKEN: dict[str, Any] = {
     "stream_options": {},
     "reasoning_effort": "low",
     "system": "x",
+    "suffix": "",
     "tool_choice": "none",
     "response_format": {"type": "text"},
     "structured_outputs": {"regex": "a"},
