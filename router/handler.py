@@ -309,7 +309,7 @@ class GenerateHandler:
         with RequestMetrics(self._metrics, request, access) as metrics:
             served = serve(request, self._nodes, self._options, usage, deadline)
             async with aclosing(served) as outputs:
-                if request.wide:
+                if request.wide and isinstance(collector, ResultCollector):
                     await _collect_wide(outputs, metrics, collector)
                 else:
                     await _collect(outputs, metrics, collector.add)

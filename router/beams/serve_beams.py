@@ -22,6 +22,7 @@ from ..echo import Echo
 from ..errors import NodeError
 from ..generation import (
     BeamOptions,
+    ChoiceDelta,
     GenerationRequest,
     Output,
     RequestAdmitted,

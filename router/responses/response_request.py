@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from ..errors import invalid
-from ..openai.request_fields import MAX_LOGPROBS
+from ..openai.logprob_fields import Alternatives
 from ..requests.body_model import WHOLE, BodyModel, DocumentedAs
 from .response_tools import ResponseTool, ResponseToolChoice, chat_tool_choice, chat_tools
 
@@ -112,7 +112,7 @@ class CreateResponseRequest(BodyModel):
     )
     tool_choice: Annotated[Any, DocumentedAs(ResponseToolChoice)] = None
     parallel_tool_calls: bool = True
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] = 0
+    top_logprobs: Alternatives = 0
     truncation: Literal["auto", "disabled"] = "disabled"
     temperature: Any = None
     top_p: Any = None
