@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import __version__
+from .bench.command_group import bench
 from .shared.config import (
     EngineConfig,
     HandoffConfig,
@@ -340,6 +341,9 @@ def doctor(url: str, registry: str | None, as_json: bool, **values: Any) -> None
     click.echo(report.as_json(seen, found) if as_json else report.as_text(seen, found))
     if any(finding.wrong for finding in found):
         sys.exit(1)
+
+
+cli.add_command(bench)
 
 
 def main() -> None:

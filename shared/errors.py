@@ -9,6 +9,7 @@
     ├── RequestError           the request is invalid                            HTTP 400
     ├── OverloadedError        no room now; retry later                          HTTP 503
     ├── UnavailableError       no node can serve it                              HTTP 503
+    ├── BenchmarkError         a benchmark got nothing to measure                exit code 1
     └── TransferError          one attempt at a transfer failed
         └── PeerRefusedError   the two sides must never hand over (other model)
 
@@ -58,6 +59,10 @@ class OverloadedError(TandemError):
 
 class UnavailableError(TandemError):
     """No node can serve the request at present."""
+
+
+class BenchmarkError(TandemError):
+    """A benchmark got nothing that it could measure: the server is unreachable, or refuses."""
 
 
 class TransferError(TandemError):

@@ -15,12 +15,13 @@ from tandem.tests import tiny_models
 from tandem.tests.support.gguf_files import write_gguf
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("router", "prefill_node", "decode_node", "shared", "kernels", "proto")
+FOLDERS = ("bench", "router", "prefill_node", "decode_node", "shared", "kernels", "proto")
 MODULES = sorted(
     path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")
 )
 
 ALLOWED = {
+    "bench": ("shared",),
     "proto": (),
     "kernels": (),
     "shared": ("kernels", "proto", "shared"),

@@ -1,0 +1,210 @@
+"""An OpenAI-compatible server: requests in its format, and what it says about itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...shared.errors import BenchmarkError, UsageError
+from .http_client import HttpClient, Target
+from .http_connection import ExchangeFailed
+from .measured_answer import MeasuredAnswer, StreamError
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+
+SHORT_SECONDS = 60.0
+# As in vLLM. Servers that answer later are not measured.
+REQUEST_SECONDS = 6 * 3600.0
+READY_INTERVAL = 1.0
+# Of an error's body: kept, and shown where it is not JSON.
+KEPT_BYTES = 8192
+SHOWN_CHARACTERS = 500
+CHAT = "openai-chat"
+# The names that vLLM has for servers of OpenAI's completions.
+COMPLETIONS = ("openai", "vllm", "sglang", "llama.cpp")
+ENDPOINTS = {CHAT: "/v1/chat/completions"} | dict.fromkeys(COMPLETIONS, "/v1/completions")
+
+
+@dataclass(slots=True)
+class ApiServer:
+    """``extra_body`` is added to each request, over the fields that are set here."""
+
+    client: HttpClient
+    backend: str = "openai"
+    endpoint: str = "/v1/completions"
+    model: str | None = None
+    ignore_eos: bool = False
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    request_seconds: float = REQUEST_SECONDS
+
+    @property
+    def is_chat(self) -> bool:
+        return self.backend == CHAT
+
+    def body(self, prompt: Prompt, max_tokens: int, **more: Any) -> bytes:
+        """A streamed request; ``more`` are fields of its own."""
+        fields: dict[str, Any] = {"model": self.model} if self.model else {}
+        if self.is_chat:
+            fields |= {"messages": as_messages(prompt), "max_completion_tokens": max_tokens}
+        else:
+            fields |= {"prompt": prompt, "max_tokens": max_tokens}
+        fields |= {"stream": True, "stream_options": {"include_usage": True}}
+        if self.ignore_eos:
+            fields["ignore_eos"] = True
+        return json.dumps({**fields, **self.extra_body, **more}, separators=(",", ":")).encode()
+
+    async def ask(
+        self, body: bytes, answer: MeasuredAnswer | None = None, request_id: str = ""
+    ) -> MeasuredAnswer:
+        """Send a request and measure the answer, which grows meanwhile. Failures are in it."""
+        answer = answer or MeasuredAnswer()
+        headers = {"x-request-id": request_id} if request_id else {}
+        request = self.client.request("POST", self.endpoint, body, headers)
+        raw = bytearray()
+
+        def received(data: bytes, now: float) -> None:
+            # Events are not kept; an error, which is short and has none, is.
+            if len(raw) < KEPT_BYTES:
+                raw.extend(data[:KEPT_BYTES])
+            answer.feed(data, now)
+
+        answer.sent = time.perf_counter()
+        try:
+            async with asyncio.timeout(self.request_seconds):
+                connection = await self.client.send(request, received)
+        except (OSError, ExchangeFailed, StreamError) as error:  # a timeout is an OSError
+            answer.error = str(error) or f"no end within {self.request_seconds:g} s"
+            return answer
+        answer.finished = True
+        if connection.status != 200:
+            answer.error = _refusal(connection.status, bytes(raw), connection.location)
+        elif not answer.arrivals:
+            answer.error = f"no event with output came: {_shown(bytes(raw))}"
+        return answer
+
+    async def first_model(self) -> str:
+        """The name of the first model of the server. Raises ``BenchmarkError``."""
+        content = await self._json("GET", "/v1/models")
+        try:
+            return str(content["data"][0]["id"])
+        except (KeyError, IndexError, TypeError):
+            raise BenchmarkError(
+                f"{self.client.target.authority}/v1/models lists no model; give --model"
+            ) from None
+
+    async def tokenize(self, text: str) -> list[int] | None:
+        """The tokens of a text by the server's own tokenizer; ``None`` if it has no endpoint for
+        that. vLLM's and Tandem's servers read ``prompt``, that of llama.cpp ``content``."""
+        body = {"prompt": text, "content": text, "add_special_tokens": False}
+        content = await self._json("POST", "/tokenize", self._named(body), missing={})
+        return _tokens(content)
+
+    async def render(self, prompt: str) -> list[int]:
+        """The tokens of a chat with one message. Raises ``BenchmarkError``."""
+        body = {"messages": as_messages(prompt), "add_generation_prompt": True}
+        tokens = _tokens(await self._json("POST", "/tokenize", self._named(body), missing={}))
+        if tokens is None:
+            raise BenchmarkError(
+                "the server does not apply chat templates at /tokenize; give --tokenizer, "
+                "--skip-chat-template or --backend openai-chat"
+            )
+        return tokens
+
+    async def wait_ready(self, body: bytes, seconds: float) -> None:
+        """Repeat a request until it is answered. Raises ``BenchmarkError``."""
+        deadline = time.monotonic() + seconds
+        while True:
+            answer = await self.ask(body)
+            if answer.success:
+                return
+            if time.monotonic() + READY_INTERVAL > deadline:
+                raise BenchmarkError(
+                    f"{self.client.target.authority} answered no request within {seconds:g} s: "
+                    f"{answer.error}"
+                )
+            await asyncio.sleep(READY_INTERVAL)
+
+    def _named(self, body: dict[str, Any]) -> dict[str, Any]:
+        return body | ({"model": self.model} if self.model else {})
+
+    async def _json(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, missing: Any = None
+    ) -> Any:
+        """The JSON of an answer; ``missing``, unless ``None``, if it is not a success."""
+        where = f"{self.client.target.authority}{self.client.target.path}{path}"
+        try:
+            status, content = await self.client.whole(method, path, body, seconds=SHORT_SECONDS)
+            if status != 200:
+                if missing is not None:
+                    return missing
+                raise BenchmarkError(f"{where}: {_refusal(status, content, '')}")
+            return json.loads(content)
+        except ValueError:
+            raise BenchmarkError(f"{where} is not JSON") from None
+        except (OSError, ExchangeFailed) as error:
+            reason = str(error) or f"no answer within {SHORT_SECONDS:g} s"
+            raise BenchmarkError(f"cannot reach {where}: {reason}") from None
+
+
+def as_messages(prompt: Prompt) -> Sequence[Mapping[str, Any]]:
+    """The messages of a chat; those of a text are one."""
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    if prompt and all(isinstance(item, Mapping) for item in prompt):
+        return prompt  # type: ignore[return-value]
+    raise UsageError("a chat cannot be sent as token ids; use --backend openai")
+
+
+def api_server(
+    *,
+    url: str,
+    backend: str,
+    endpoint: str | None,
+    header: Sequence[str],
+    insecure: bool,
+    **more: Any,
+) -> ApiServer:
+    """The server at a URL. ``header`` has KEY=VALUE; OPENAI_API_KEY is sent if it is set."""
+    headers = key_values("--header", header)
+    key = os.environ.get("OPENAI_API_KEY")
+    if key and "authorization" not in map(str.lower, headers):
+        headers["authorization"] = f"Bearer {key}"
+    client = HttpClient(Target.of_url(url, insecure=insecure), headers)
+    client.request("GET", "/", b"", {})  # the headers are checked before anything is sent
+    return ApiServer(client, backend, endpoint or ENDPOINTS[backend], **more)
+
+
+def key_values(flag: str, items: Sequence[str]) -> dict[str, str]:
+    """KEY=VALUE pairs. Raises ``UsageError``."""
+    wrong = [item for item in items if not item.partition("=")[0].strip() or "=" not in item]
+    if wrong:
+        raise UsageError(f"{flag} {wrong[0]!r} is not KEY=VALUE")
+    pairs = (item.partition("=") for item in items)
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _tokens(content: Any) -> list[int] | None:
+    tokens = content.get("tokens") if isinstance(content, dict) else None
+    valid = isinstance(tokens, list) and all(type(token) is int for token in tokens)
+    return tokens if valid else None
+
+
+def _refusal(status: int, body: bytes, location: str) -> str:
+    """A status and the message of the error, in one line."""
+    if 300 <= status < 400:
+        return f"HTTP {status}, a redirection to {location}; use that URL"
+    try:
+        error = json.loads(body)["error"]
+        message = error["message"] if isinstance(error, dict) else str(error)
+    except (ValueError, KeyError, TypeError):
+        message = _shown(body)
+    return f"HTTP {status}: {message}"
+
+
+def _shown(body: bytes) -> str:
+    return " ".join(body[:SHOWN_CHARACTERS].decode(errors="replace").split()) or "an empty response"

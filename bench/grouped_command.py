@@ -1,0 +1,119 @@
+"""Commands whose help shows options in groups, and whose options may take several words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import isnan
+from typing import Any
+
+import click
+
+Groups = Mapping[str, Sequence[click.Parameter]]
+
+
+class GroupedCommand(click.Command):
+    """A command with a heading for each group of options."""
+
+    def __init__(
+        self, name: str, groups: Groups, callback: Callable[..., Any], *arguments: click.Parameter
+    ) -> None:
+        params = [*arguments, *(option for group in groups.values() for option in group)]
+        super().__init__(name, params=params, callback=callback, help=callback.__doc__)
+        self._groups = groups
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        several = {
+            name
+            for parameter in self.params
+            if isinstance(parameter, click.Option) and parameter.multiple
+            for name in parameter.opts
+        }
+        return super().parse_args(ctx, repeat_flags(args, several))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, options in self._groups.items():
+            records = [record for one in options if (record := one.get_help_record(ctx))]
+            with formatter.section(title):
+                formatter.write_dl(records)
+        with formatter.section("Other"):
+            record = (own := self.get_help_option(ctx)) and own.get_help_record(ctx)
+            formatter.write_dl([record] if record else [])
+
+
+def repeat_flags(args: Sequence[str], several: set[str]) -> list[str]:
+    """``--header A=1 B=2`` as ``--header A=1 --header B=2``, for the flags of ``several``."""
+    result: list[str] = []
+    flag, values = "", 0
+    for arg in args:
+        if arg.startswith("-"):
+            flag, values = (arg if arg in several else ""), 0
+        elif flag:
+            values += 1
+            if values > 1:
+                result.append(flag)
+        result.append(arg)
+    return result
+
+
+def reject_nan(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """A callback for numbers, which click's ranges do not check for this."""
+    if isinstance(value, float) and isnan(value):
+        raise click.BadParameter("nan is not a number.", ctx, parameter)
+    return value
+
+
+class _Number(click.Option):
+    """An option whose range stands in its error alone, so that help stays short."""
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        extra = super().get_help_extra(ctx)
+        extra.pop("range", None)
+        return extra
+
+
+def whole(*names: str, default: int | None, low: int, help: str) -> click.Option:
+    """An option that is a whole number."""
+    kind = click.IntRange(min=low)
+    return _Number(names, type=kind, default=default, help=help, show_default=True, metavar="N")
+
+
+def number(
+    *names: str,
+    default: float | None,
+    help: str,
+    low: float | None = None,
+    high: float | None = None,
+    positive: bool = False,
+    below_high: bool = False,
+) -> click.Option:
+    """An option that is a number, infinity among them."""
+    kind = click.FloatRange(low, high, min_open=positive, max_open=below_high)
+    return _Number(
+        names,
+        type=kind,
+        default=default,
+        callback=reject_nan,
+        help=help,
+        show_default=True,
+        metavar="X",
+    )
+
+
+def text(*names: str, default: str | None = None, metavar: str, help: str) -> click.Option:
+    """An option that is a text."""
+    return click.Option(names, default=default, metavar=metavar, help=help, show_default=True)
+
+
+def choice(*names: str, of: Sequence[str], default: str | None, help: str) -> click.Option:
+    """An option that is one of a few words."""
+    return click.Option(names, type=click.Choice(of), default=default, help=help, show_default=True)
+
+
+def several(*names: str, metavar: str, help: str) -> click.Option:
+    """An option that takes words up to the next option, as vLLM's do."""
+    return click.Option(names, multiple=True, metavar=metavar, help=help)
+
+
+def flag(*names: str, help: str) -> click.Option:
+    """An option without a value."""
+    return click.Option(names, is_flag=True, help=help)

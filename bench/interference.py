@@ -1,0 +1,201 @@
+"""The effect of one long prompt on the streams that run meanwhile.
+
+Victims stream greedy tokens; once they run at their own speed, an attacker sends one fresh long
+prompt. From that moment to the attacker's first token, each victim keeps a share of the speed that
+it had before. Measured are the share that the worst victim keeps, its longest gap between two
+tokens, and the attacker's first token over the one that it gets when nobody streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+from ..shared.errors import BenchmarkError
+from .client.api_server import ApiServer
+from .client.measured_answer import MeasuredAnswer
+from .datasets.random_prompts import PromptMaker
+
+# Of each victim, before its own speed is measured.
+WARM_TOKENS = 40
+START_SECONDS = 120.0
+FINISH_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """The victims and the attacker; lengths in tokens."""
+
+    victims: int = 1
+    prompt_tokens: int = 4000  # of the attacker
+    attacker_tokens: int = 2
+    victim_prompt_tokens: int = 16
+    victim_tokens: int = 4000
+    alone_seconds: float = 3.0  # in which the victims' own speed is measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attack:
+    """One round: what the victims had before and during it. Seconds, and tokens a second."""
+
+    prompt_tokens: int  # of the attacker, as the server counts them
+    alone_first_token: float
+    first_token: float
+    shares: tuple[float, ...]  # of its own speed that each victim kept
+    longest_gap: float  # of any victim
+    longest_gap_before: float  # the same before the attack
+    step: float  # median time between two tokens of a victim before the attack
+    speed: float  # of the slowest victim before the attack
+
+    @property
+    def worst_share(self) -> float:
+        return min(self.shares)
+
+    @property
+    def lateness(self) -> float:
+        return self.first_token / self.alone_first_token
+
+    @property
+    def gap_allowed(self) -> float:
+        """Two decode steps and 20 ms."""
+        return 2 * self.step + 0.02
+
+
+async def attack(
+    server: ApiServer,
+    prompts: PromptMaker,
+    name: str,
+    scene: Scene,
+    *,
+    begun: Callable[[], object] = lambda: None,
+) -> Attack:
+    """One round, and the attacker's first token without victims. ``name`` makes its prompts fresh;
+    ``begun`` is called when the victims' own speed begins to be measured."""
+    alone = await _attacker(server, prompts, f"{name}/alone", scene)
+    async with _victims(server, prompts, name, scene) as streams:
+        begun()
+        before = time.perf_counter()
+        await asyncio.sleep(scene.alone_seconds)
+        begin = time.perf_counter()
+        if not all(_rate(one, before, begin) for one in streams):
+            raise BenchmarkError(f"a victim got no token in {scene.alone_seconds:g} s by itself")
+        attacker = await _attacker(server, prompts, f"{name}/attack", scene)
+        end = attacker.times[0]
+        await _until_all_go_on(streams, end)
+    return Attack(
+        prompt_tokens=attacker.prompt_tokens or scene.prompt_tokens,
+        alone_first_token=alone.ttft,
+        first_token=attacker.ttft,
+        shares=tuple(_rate(one, begin, end) / _rate(one, before, begin) for one in streams),
+        longest_gap=max(_longest_gap(one, begin, end) for one in streams),
+        longest_gap_before=max(_longest_gap(one, before, begin) for one in streams),
+        step=statistics.median(
+            later - earlier
+            for one in streams
+            for earlier, later in pairwise(t for t in one.times if before <= t < begin)
+        ),
+        speed=min(_rate(one, before, begin) for one in streams),
+    )
+
+
+async def _attacker(
+    server: ApiServer, prompts: PromptMaker, seed: str, scene: Scene
+) -> MeasuredAnswer:
+    prompt = prompts.make(Random(seed), scene.prompt_tokens)
+    answer = await server.ask(_body(server, prompt, scene.attacker_tokens))
+    if not answer.success:
+        raise BenchmarkError(f"the long prompt got no answer: {answer.error}")
+    return answer
+
+
+def _body(server: ApiServer, prompt: Any, max_tokens: int) -> bytes:
+    """Greedy, of full length; with ids where the server knows that field, so that tokens without
+    text are counted too."""
+    return server.body(prompt, max_tokens, temperature=0, ignore_eos=True, return_token_ids=True)
+
+
+@asynccontextmanager
+async def _victims(
+    server: ApiServer, prompts: PromptMaker, name: str, scene: Scene
+) -> AsyncIterator[list[MeasuredAnswer]]:
+    """Streams that run at their own speed, and are cut at the end. One begins after the other, so
+    that a router sees how busy each replica is."""
+    streams: list[MeasuredAnswer] = []
+    tasks: list[asyncio.Task[MeasuredAnswer]] = []
+    try:
+        for index in range(scene.victims):
+            prompt = prompts.make(Random(f"{name}/victim {index}"), scene.victim_prompt_tokens)
+            body, stream = _body(server, prompt, scene.victim_tokens), MeasuredAnswer()
+            streams.append(stream)
+            tasks.append(asyncio.create_task(server.ask(body, stream)))
+            await _until(lambda one=stream: len(one.times) >= WARM_TOKENS, tasks, START_SECONDS)  # type: ignore[misc]
+        yield streams
+        _check_running(tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _until_all_go_on(streams: Sequence[MeasuredAnswer], end: float) -> None:
+    """Wait until each victim has a token after ``end``."""
+    await _until(lambda: all(one.times[-1] > end for one in streams), (), FINISH_SECONDS)
+
+
+async def _until(
+    holds: Callable[[], bool], tasks: Sequence[asyncio.Task[MeasuredAnswer]], seconds: float
+) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        _check_running(tasks)
+        if time.monotonic() > deadline:
+            raise BenchmarkError(f"a victim got too few tokens within {seconds:g} s")
+        await asyncio.sleep(0.01)
+
+
+def _check_running(tasks: Sequence[asyncio.Task[MeasuredAnswer]]) -> None:
+    for task in tasks:
+        if task.done():
+            answer = task.result()
+            reason = answer.error or f"after {len(answer.times)} tokens; raise --victim-tokens"
+            raise BenchmarkError(f"a victim's stream ended within the round: {reason}")
+
+
+def _rate(stream: MeasuredAnswer, begin: float, end: float) -> float:
+    """Tokens a second within the window."""
+    return sum(begin <= at < end for at in stream.times) / (end - begin)
+
+
+def _longest_gap(stream: MeasuredAnswer, begin: float, end: float) -> float:
+    """Between any two tokens of which at least one wait fell into the window."""
+    return max(
+        later - earlier
+        for earlier, later in pairwise(stream.times)
+        if later > begin and earlier < end
+    )
+
+
+def summary(attacks: Sequence[Attack]) -> dict[str, Any]:
+    """Medians over the rounds, and the rounds."""
+
+    def middle(figure: Callable[[Attack], float]) -> float:
+        return statistics.median(map(figure, attacks))
+
+    return {
+        "victim_speed": middle(lambda a: a.speed),
+        "share_kept": middle(lambda a: a.worst_share),
+        "longest_gap_before_ms": 1000 * middle(lambda a: a.longest_gap_before),
+        "longest_gap_ms": 1000 * middle(lambda a: a.longest_gap),
+        "longest_gap_over_allowed": middle(lambda a: a.longest_gap / a.gap_allowed),
+        "attacker_ttft_alone_ms": 1000 * middle(lambda a: a.alone_first_token),
+        "attacker_ttft_ms": 1000 * middle(lambda a: a.first_token),
+        "attacker_ttft_over_alone": middle(lambda a: a.lateness),
+        "rounds": [asdict(one) | {"worst_share": one.worst_share} for one in attacks],
+    }

@@ -1,0 +1,98 @@
+"""One HTML page about one or two results: figures, timeline and distributions.
+
+The page is whole by itself: its script and styles are in ``plot.html``, and it loads nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ...shared.errors import UsageError
+from .figures import percentile
+
+TEMPLATE = Path(__file__).with_name("plot.html")
+PLACEHOLDER = "/*RESULTS*/[]"
+# Requests in the timeline, and points of a distribution: more cannot be told apart on a screen.
+MOST_REQUESTS = 2000
+POINTS = 400
+# A gap is drawn as a stall from so many times the median gap on, and from so many seconds.
+STALL_TIMES, STALL_SECONDS = 4.0, 0.03
+NAMES = ("label", "model_id", "backend", "date", "duration", "completed", "failed")
+
+
+def write_plot(path: Path, results: Sequence[Mapping[str, Any]]) -> None:
+    """Write the page. Raises ``UsageError`` for broken results or an unwritable file."""
+    try:
+        data = json.dumps([_plotted(result) for result in results], separators=(",", ":"))
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise UsageError(f"a result has no valid details: {error!r}") from None
+    # No text of a result may end the script that it stands in.
+    page = TEMPLATE.read_text(encoding="utf-8").replace(PLACEHOLDER, data.replace("<", "\\u003c"))
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _plotted(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a result that the page shows."""
+    gaps = [gap for itl in result["itls"] for gap in itl]
+    stall = max(STALL_TIMES * median(gaps), STALL_SECONDS) if gaps else 0.0
+    done = [
+        ttft for ttft, error in zip(result["ttfts"], result["errors"], strict=True) if not error
+    ]
+    return {
+        **{name: result.get(name) for name in NAMES},
+        "figures": {
+            name: value
+            for name, value in result.items()
+            if isinstance(value, float) and name.endswith(("_ms", "_throughput"))
+        },
+        "total": len(result["ttfts"]),
+        "stall_ms": round(1000 * stall, 1),
+        "requests": _requests(result, stall),
+        "ttft": _distribution(done),
+        "itl": _distribution(gaps),
+    }
+
+
+def _distribution(values: Sequence[float]) -> list[float]:
+    """Values in milliseconds at even steps from 0% to 100%."""
+    ordered = sorted(values)
+    if not ordered:
+        return []
+    points = min(POINTS, max(len(ordered), 2))
+    percents = (100 * index / (points - 1) for index in range(points))
+    return [round(1000 * percentile(ordered, percent), 3) for percent in percents]
+
+
+def _requests(result: Mapping[str, Any], stall: float) -> list[dict[str, Any]]:
+    """The first requests by the time at which they were sent, in seconds from the first."""
+    names = ("start_times", "ttfts", "itls", "input_lens", "output_lens", "errors")
+    rows = sorted(zip(*(result[name] for name in names), strict=True), key=lambda row: row[0])
+    begin = rows[0][0] if rows else 0.0
+    return [
+        {
+            "at": round(start - begin, 4),
+            "ttft": round(ttft, 4),
+            "end": round(ttft + sum(itl), 4),
+            "in": tokens_in,
+            "out": tokens_out,
+            "stalls": _stalls(ttft, itl, stall),
+            "error": error[:200],
+        }
+        for start, ttft, itl, tokens_in, tokens_out, error in rows[:MOST_REQUESTS]
+    ]
+
+
+def _stalls(ttft: float, itl: Sequence[float], stall: float) -> list[list[float]]:
+    """Begin, from sending on, and length of each long gap."""
+    begins = accumulate(itl, initial=ttft)
+    return [
+        [round(t, 4), round(gap, 4)] for t, gap in zip(begins, itl, strict=False) if gap > stall
+    ]

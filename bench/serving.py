@@ -1,0 +1,222 @@
+"""`tandem bench serve`: requests to a URL, and the figures of their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..shared.errors import BenchmarkError, UsageError
+from .arrivals import Traffic, arrival_times
+from .chosen_requests import requests_for_server
+from .client.api_server import ApiServer, api_server, key_values
+from .client.measured_answer import MeasuredAnswer
+from .datasets.text_tokens import LocalTokens
+from .open_loop import send_all
+from .progress_bar import progress_bar
+from .report.plot import write_plot
+from .report.result_file import DETAILS, default_name, read_detailed, write_result
+from .report.result_table import result_table
+from .report.serving_result import GOODPUT_METRICS, METRICS, Evaluation, serving_result
+from .serving_options import SAMPLING, TRACES, goals, json_object, numbers, url_of, words
+
+Values = Mapping[str, Any]
+
+# All requests are made before the first is sent, so that making them delays none.
+MAX_BYTES = 2 << 30
+SHOWN_ERRORS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyRequest:
+    """A request as bytes, and the lengths that it should have."""
+
+    body: bytes
+    prompt_tokens: int
+    output_tokens: int
+    at: float | None
+
+
+def run_serving(values: Values) -> None:
+    """The whole command. Raises ``UsageError`` and ``BenchmarkError``."""
+    wanted, other = _evaluation(values), None
+    if values["compare_with"]:
+        if not values["plot"]:
+            raise UsageError("--compare-with is for plots; give --plot FILE.html too")
+        other = read_detailed(Path(values["compare_with"]))
+    metadata = key_values("--metadata", values["metadata"])
+    server = server_of(values, ignore_eos=_ignores_eos(values))
+    model, result = asyncio.run(_measure(values, server, wanted))
+    click.echo(result_table(result, wanted, values["request_rate"], values["max_concurrency"]))
+    now = datetime.now().strftime("%Y%m%d-%H%M%S")
+    full = _settings(values, model, now) | metadata | result
+    if values["save_result"] or values["append_result"]:
+        name = values["result_filename"] or default_name(values, model, now)
+        kept = full if values["save_detailed"] else _without_details(full)
+        write_result(Path(values["result_dir"] or ".", name), kept, append=values["append_result"])
+    if values["plot"]:
+        write_plot(Path(values["plot"]), [full, other] if other else [full])
+    if not result["completed"]:
+        raise BenchmarkError(f"no request of {result['failed']} was answered")
+
+
+def server_of(values: Values, **more: Any) -> ApiServer:
+    """The server that the options name."""
+    sampling = {name: values[name] for name in SAMPLING if values.get(name) is not None}
+    return api_server(
+        url=url_of(values),
+        backend=values["backend"],
+        endpoint=values["endpoint"],
+        header=values["header"],
+        insecure=values["insecure"],
+        model=values["served_model_name"] or values["model"],
+        extra_body={
+            **sampling,
+            **_logprobs(values),
+            **json_object("--extra-body", values["extra_body"]),
+        },
+        **more,
+    )
+
+
+def _logprobs(values: Values) -> dict[str, Any]:
+    count = values.get("logprobs")
+    if count is None:
+        return {}
+    is_chat = values["backend"] == "openai-chat"
+    return {"logprobs": True, "top_logprobs": count} if is_chat else {"logprobs": count}
+
+
+def _ignores_eos(values: Values) -> bool:
+    """Random requests and traces have the lengths that they ask for."""
+    return bool(values["ignore_eos"]) or values["dataset_name"] in ("random", *TRACES)
+
+
+def _traffic(values: Values) -> Traffic:
+    return Traffic(
+        request_rate=values["request_rate"],
+        burstiness=values["burstiness"],
+        ramp_up=values["ramp_up_strategy"],
+        first_rate=values["ramp_up_start_rps"],
+        last_rate=values["ramp_up_end_rps"],
+    )
+
+
+def _self_timed(values: Values) -> bool:
+    return values["dataset_name"] in TRACES and values["self_timed"]
+
+
+def _evaluation(values: Values) -> Evaluation:
+    traffic = _traffic(values)
+    return Evaluation(
+        metrics=words("--percentile-metrics", values["percentile_metrics"], tuple(METRICS)),
+        percents=numbers("--metric-percentiles", values["metric_percentiles"], 0, 100),
+        goodput=goals(values["goodput"], GOODPUT_METRICS),
+        paced=traffic.paced or _self_timed(values),
+    )
+
+
+async def _measure(
+    values: Values, server: ApiServer, wanted: Evaluation
+) -> tuple[str, dict[str, Any]]:
+    """The name of the model, and the result."""
+    server.model = server.model or await server.first_model()
+    local = LocalTokens.load(values["tokenizer"]) if values["tokenizer"] else None
+    requests = ready(server, await requests_for_server(values, server, local))
+    if _self_timed(values):
+        times: Sequence[float] = [request.at or 0.0 for request in requests]
+    else:
+        times = arrival_times(_traffic(values), len(requests), values["seed"])
+    if seconds := values["ready_check_timeout_sec"]:
+        await server.wait_ready(requests[0].body, seconds)
+    await _warm_up(values, server, requests[0].body)
+    prefix = values["request_id_prefix"] or f"bench-{secrets.token_hex(4)}-"
+
+    async def send(index: int, answer: MeasuredAnswer) -> None:
+        await server.ask(requests[index].body, answer, f"{prefix}{index}")
+
+    gc.collect()
+    gc.freeze()  # the requests need not be looked through while answers are measured
+    with progress_bar("Requests", len(requests), hidden=values["disable_tqdm"]) as advance:
+        begin = time.perf_counter()
+        answers = await send_all(
+            times, send, lambda _: advance(), max_concurrency=values["max_concurrency"]
+        )
+        duration = time.perf_counter() - begin
+    server.client.close()
+    show_errors(answers)
+    lengths = [request.prompt_tokens for request in requests]
+    return server.model, serving_result(answers, lengths, duration, wanted)
+
+
+def ready(server: ApiServer, planned: Any) -> list[ReadyRequest]:
+    """All requests as bytes. Raises ``UsageError`` if they take too much memory."""
+    made, size = [], 0
+    for one in planned:
+        body = server.body(one.prompt, one.output_tokens)
+        size += len(body)
+        if size > MAX_BYTES:
+            raise UsageError(
+                f"the first {len(made)} requests have {MAX_BYTES >> 30} GiB; lower --num-prompts"
+            )
+        made.append(ReadyRequest(body, one.prompt_tokens, one.output_tokens, one.at))
+    return made
+
+
+async def _warm_up(values: Values, server: ApiServer, body: bytes) -> None:
+    count = values["num_warmups"]
+    if not count:
+        return
+    with progress_bar("Warm-up", count, hidden=values["disable_tqdm"]) as advance:
+        answers = await send_all(
+            [0.0] * count,
+            lambda _, answer: server.ask(body, answer),
+            lambda _: advance(),
+            max_concurrency=values["max_concurrency"],
+        )
+    if not any(answer.success for answer in answers):
+        raise BenchmarkError(f"no warm-up request was answered: {answers[0].error}")
+
+
+def show_errors(answers: Sequence[MeasuredAnswer]) -> None:
+    """The first errors, and how often each occurred, on stderr."""
+    counts: dict[str, int] = {}
+    for answer in answers:
+        if not answer.success:
+            counts[answer.error] = counts.get(answer.error, 0) + 1
+    for error, count in list(counts.items())[:SHOWN_ERRORS]:
+        click.echo(f"tandem: {count} of {len(answers)} requests failed: {error}", err=True)
+
+
+def _settings(values: Values, model: str, now: str) -> dict[str, Any]:
+    """The fields that vLLM's files have in front of the result."""
+    rate, burstiness = values["request_rate"], values["burstiness"]
+    settings = {
+        "date": now,
+        "endpoint_type": values["backend"],
+        "backend": values["backend"],
+        "label": values["label"],
+        "model_id": values["model"] or model,
+        "tokenizer_id": values["tokenizer"] or values["model"] or model,
+        "num_prompts": values["num_prompts"],
+        "request_rate": "inf" if rate == inf else rate,
+        "burstiness": "inf" if burstiness == inf else burstiness,
+        "max_concurrency": values["max_concurrency"],
+    }
+    if values["ramp_up_strategy"]:
+        names = ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps")
+        settings |= {name: values[name] for name in names}
+    return settings
+
+
+def _without_details(result: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in result.items() if name not in DETAILS}
