@@ -138,6 +138,9 @@ async def _victims(
             await _until(lambda one=stream: len(one.times) >= WARM_TOKENS, tasks, START_SECONDS)  # type: ignore[misc]
         yield streams
         _check_running(tasks)
+    except BenchmarkError:
+        _check_running(tasks)  # a stream that has ended is the cause of whatever else failed
+        raise
     finally:
         for task in tasks:
             task.cancel()

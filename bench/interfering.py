@@ -6,12 +6,14 @@ import asyncio
 import json
 import secrets
 from collections.abc import Mapping
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
+from .client.api_server import ApiServer
 from .datasets.random_prompts import find_prompt_maker
 from .datasets.text_tokens import LocalTokens
 from .interference import Attack, Scene, attack, summary
@@ -46,6 +48,13 @@ def run_interference(values: Mapping[str, Any]) -> None:
 
 async def _rounds(values: Mapping[str, Any], scene: Scene) -> tuple[str, list[Attack]]:
     server = server_of(values)
+    with closing(server.client):
+        return await _rounds_on(server, values, scene)
+
+
+async def _rounds_on(
+    server: ApiServer, values: Mapping[str, Any], scene: Scene
+) -> tuple[str, list[Attack]]:
     server.model = server.model or await server.first_model()
     local = LocalTokens.load(values["tokenizer"]) if values["tokenizer"] else None
     prompts = await find_prompt_maker(server, local)
@@ -56,7 +65,6 @@ async def _rounds(values: Mapping[str, Any], scene: Scene) -> tuple[str, list[At
         for number in range(total):
             attacks.append(await attack(server, prompts, f"{seed}/round {number}", scene))
             advance()
-    server.client.close()
     return server.model, attacks[warm_ups:]
 
 

@@ -7,6 +7,7 @@ import gc
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from math import inf
@@ -129,6 +130,13 @@ async def _measure(
     values: Values, server: ApiServer, wanted: Evaluation
 ) -> tuple[str, dict[str, Any]]:
     """The name of the model, and the result."""
+    with closing(server.client):
+        return await _measure_open(values, server, wanted)
+
+
+async def _measure_open(
+    values: Values, server: ApiServer, wanted: Evaluation
+) -> tuple[str, dict[str, Any]]:
     server.model = server.model or await server.first_model()
     local = LocalTokens.load(values["tokenizer"]) if values["tokenizer"] else None
     requests = ready(server, await requests_for_server(values, server, local))
@@ -152,7 +160,6 @@ async def _measure(
             times, send, lambda _: advance(), max_concurrency=values["max_concurrency"]
         )
         duration = time.perf_counter() - begin
-    server.client.close()
     show_errors(answers)
     lengths = [request.prompt_tokens for request in requests]
     return server.model, serving_result(answers, lengths, duration, wanted)

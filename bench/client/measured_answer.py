@@ -99,8 +99,11 @@ class MeasuredAnswer:
         ids = choice.get("token_ids")
         if ids is not None:
             return len(ids)
-        return 1 if text or _other_output(delta) else 0
+        return 1 if text or _has_output(delta) else 0
 
 
-def _other_output(delta: dict[str, Any]) -> bool:
+def _has_output(delta: dict[str, Any]) -> bool:
+    """True for reasoning, tool calls, and a token of a text completion whose text comes later."""
+    if "text" in delta:
+        return not delta.get("finish_reason")
     return any(delta.get(name) for name in ("reasoning", "reasoning_content", "tool_calls"))

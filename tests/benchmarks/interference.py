@@ -1,14 +1,10 @@
-"""The effect of one long prompt on the streams that run meanwhile.
+"""The effect of one long prompt on the streams that run meanwhile, by ways to use two cores.
 
     python -m tandem.tests.benchmarks.interference
     python -m tandem.tests.benchmarks.interference --model DIR --llama-server PATH --gguf FILE
 
-Victims stream greedy tokens; once they run at their own speed, an attacker sends one fresh long
-prompt. From that moment to the attacker's first token, each victim keeps a share of the speed that
-it had before. Reported are the share that the worst victim keeps, its longest gap between two
-tokens, and the attacker's first token over the one that it gets there when nobody streams.
-
-Every side has the same two cores and the same weights:
+What is measured, and how, is in ``tandem.bench.interference``: `tandem bench interference` does the
+same to any URL. Every side has the same two cores and the same weights:
 
 - disaggregated: a prefill node on one core and a decode node on the other, one thread each;
 - aggregated: one node on both cores, two threads, with the default ``--itl-target``;
@@ -25,18 +21,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import random
 import socket
 import statistics
 import subprocess
 import tempfile
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tandem.bench.datasets.random_prompts import IdPrompts
+from tandem.bench.interference import Attack, Scene, attack
 
 from ..end_to_end.cluster import get, until
 from .cores import two_cores
@@ -44,60 +40,26 @@ from .neighbours import Neighbours
 from .random_model import LLAMA_135M, write_random_model
 from .report import write
 from .sides import APART, REPLICAS, START_SECONDS, TOGETHER, pinned, serving
-from .streaming import Received, complete, events_of
+from .streaming import server_at
 
-VICTIM_PROMPT, VICTIM_TOKENS = 16, 4000
-ATTACKER_TOKENS = 2
-WARM_TOKENS = 40  # of each victim, before its own speed is measured
-ALONE_SECONDS = 3.0
-FINISH_SECONDS = 120.0
 # Token ids that every model here has and that are ordinary text.
-FIRST_ID, LAST_ID = 1_000, 30_000
-
-Request = Callable[[int, list[int], int, Received | None], Awaitable[Received]]
+PROMPTS = IdPrompts(range(1_000, 30_000))
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
-    """A running side: where it listens, and how it is asked."""
+class Side:
+    """A running side: where it listens, and fields that its requests need besides."""
 
     name: str
     port: int
-    ask: Request = complete
-
-
-@dataclass(frozen=True, slots=True)
-class Attack:
-    """One round: what the victims had before and during it. Seconds, and tokens a second."""
-
-    alone_first_token: float
-    first_token: float
-    shares: tuple[float, ...]  # of its own speed that each victim kept
-    longest_gap: float  # of any victim
-    longest_gap_before: float  # the same before the attack
-    step: float  # median time between two tokens of a victim before the attack
-    speed: float  # of the slowest victim before the attack
-    others: float  # share of the cores that other processes took
-
-    @property
-    def worst_share(self) -> float:
-        return min(self.shares)
-
-    @property
-    def lateness(self) -> float:
-        return self.first_token / self.alone_first_token
-
-    @property
-    def gap_allowed(self) -> float:
-        """Two decode steps and 20 ms."""
-        return 2 * self.step + 0.02
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 # ---- the peer ----------------------------------------------------------------------------------
 
 
 @contextmanager
-def llama_server(binary: Path, gguf: Path, cores: Sequence[int], logs: Path) -> Iterator[Server]:
+def llama_server(binary: Path, gguf: Path, cores: Sequence[int], logs: Path) -> Iterator[Side]:
     """llama.cpp's server on the same cores, with its default batch sizes."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -110,114 +72,38 @@ def llama_server(binary: Path, gguf: Path, cores: Sequence[int], logs: Path) -> 
     try:
         health = f"http://127.0.0.1:{port}/health"
         until(lambda: '"ok"' in get(health), "llama.cpp's server", seconds=START_SECONDS)
-        yield Server("llama.cpp", port, complete_llama)
+        # It would compare each prompt with the last one.
+        yield Side("llama.cpp", port, {"cache_prompt": False})
     finally:
         process.terminate()
         process.wait(10)
 
 
-async def complete_llama(
-    port: int, prompt: list[int], max_tokens: int, received: Received | None = None
-) -> Received:
-    """As ``complete``, in the words of llama.cpp's server."""
-    body = {
-        "prompt": prompt,
-        "n_predict": max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "cache_prompt": False,
-        "return_tokens": True,
-    }
-    received = received or Received(time.monotonic())
-    async with aclosing(events_of(port, "/completion", body)) as events:
-        async for event in events:
-            if not event.get("stop"):
-                received.times += [time.monotonic()] * max(1, len(event.get("tokens", ())))
-    return received
-
-
 # ---- one round ---------------------------------------------------------------------------------
 
 
-def prompt(seed: str, tokens: int) -> list[int]:
-    """Fresh for each seed, the same on all sides."""
-    return random.Random(seed).choices(range(FIRST_ID, LAST_ID), k=tokens)
+@dataclass(frozen=True, slots=True)
+class MeasuredAttack:
+    """An attack, and the share of the cores that other processes took meanwhile."""
+
+    attack: Attack
+    others: float
 
 
-async def attack(server: Server, name: str, victims: int, prompt_tokens: int) -> Attack:
-    """One round on one side, and the attacker's first token without victims."""
-    alone = await server.ask(server.port, prompt(f"{name}/alone", prompt_tokens), 2, None)
-    async with _victims(server, name, victims) as streams:
-        neighbours = Neighbours(sorted(os.sched_getaffinity(0)))
-        before = time.monotonic()
-        await asyncio.sleep(ALONE_SECONDS)
-        begun = time.monotonic()
-        attacker = await server.ask(
-            server.port, prompt(f"{name}/attack", prompt_tokens), ATTACKER_TOKENS, None
-        )
-        end = attacker.times[0]
-        others = neighbours.share()
-        until_next = max(stream.times[-1] for stream in streams)
-        while not all(stream.times[-1] > end for stream in streams):
-            await asyncio.sleep(0.01)
-            if time.monotonic() > until_next + FINISH_SECONDS:
-                raise RuntimeError(f"{server.name}: a victim got no token after the attack")
-    return Attack(
-        alone_first_token=alone.first_token_seconds,
-        first_token=attacker.first_token_seconds,
-        shares=tuple(
-            _rate(stream, begun, end) / _rate(stream, before, begun) for stream in streams
-        ),
-        longest_gap=max(_longest_gap(stream, begun, end) for stream in streams),
-        longest_gap_before=max(_longest_gap(stream, before, begun) for stream in streams),
-        step=statistics.median(
-            later - earlier
-            for stream in streams
-            for earlier, later in pairwise(t for t in stream.times if before <= t < begun)
-        ),
-        speed=min(_rate(stream, before, begun) for stream in streams),
-        others=others,
+async def measure(side: Side, name: str, victims: int, prompt_tokens: int) -> MeasuredAttack:
+    """One round on one side."""
+    watched: list[Neighbours] = []
+    server = server_at(side.port)
+    server.extra_body = side.fields
+    done = await attack(
+        server,
+        PROMPTS,
+        name,
+        Scene(victims=victims, prompt_tokens=prompt_tokens),
+        begun=lambda: watched.append(Neighbours(sorted(os.sched_getaffinity(0)))),
     )
-
-
-@asynccontextmanager
-async def _victims(server: Server, name: str, count: int) -> AsyncIterator[list[Received]]:
-    """Streams that run at their own speed, and are cut at the end. One begins after the other, so
-    that the router sees how busy each replica is."""
-    streams = [Received(time.monotonic()) for _ in range(count)]
-    async with asyncio.TaskGroup() as group:
-        tasks = []
-        for index, stream in enumerate(streams):
-            tokens = prompt(f"{name}/victim {index}", VICTIM_PROMPT)
-            ask = server.ask(server.port, tokens, VICTIM_TOKENS, stream)
-            tasks.append(group.create_task(_awaited(ask)))
-            async with asyncio.timeout(START_SECONDS):
-                while len(stream.times) < WARM_TOKENS:  # noqa: ASYNC110 - one waiter
-                    await asyncio.sleep(0.02)
-        yield streams
-        for task in tasks:
-            if task.done():
-                raise RuntimeError(f"a stream of {VICTIM_TOKENS} tokens ended within the round")
-            task.cancel()
-
-
-async def _awaited(work: Awaitable[Received]) -> Received:
-    return await work
-
-
-def _rate(stream: Received, begin: float, end: float) -> float:
-    """Tokens a second within the window."""
-    return sum(begin <= at < end for at in stream.times) / (end - begin)
-
-
-def _longest_gap(stream: Received, begin: float, end: float) -> float:
-    """Between any two tokens of which at least one wait fell into the window."""
-    return max(
-        later - earlier
-        for earlier, later in pairwise(stream.times)
-        if later > begin and earlier < end
-    )
+    server.client.close()
+    return MeasuredAttack(done, watched[0].share())
 
 
 # ---- the comparison ----------------------------------------------------------------------------
@@ -232,34 +118,37 @@ SCENES: tuple[tuple[str, int, tuple[str, str, str]], ...] = (
 )
 
 
-def compare(servers: dict[str, Server], prompt_tokens: int, rounds: int) -> dict[Any, list[Attack]]:
+def compare(
+    servers: dict[str, Side], prompt_tokens: int, rounds: int
+) -> dict[Any, list[MeasuredAttack]]:
     """Every scene whose side runs, in turn, ``rounds`` times."""
     scenes = [(name, victims) for name, victims, _ in SCENES if name in servers]
-    results: dict[Any, list[Attack]] = {scene: [] for scene in scenes}
+    results: dict[Any, list[MeasuredAttack]] = {scene: [] for scene in scenes}
     for number in range(-1, rounds):
         for name, victims in scenes:
             done = asyncio.run(
-                attack(servers[name], f"round {number}/{victims}", victims, prompt_tokens)
+                measure(servers[name], f"round {number}/{victims}", victims, prompt_tokens)
             )
             if number < 0:
                 continue  # the first makes memory and kernels ready
             results[name, victims].append(done)
+            one = done.attack
             print(
-                f"round {number}, {name}, {victims} victims: keeps {done.worst_share:.2f} of "
-                f"{done.speed:.1f} tok/s, gap {done.longest_gap_before:.3f}, then "
-                f"{done.longest_gap:.3f} s, first token alone "
-                f"{done.alone_first_token:.2f}, now {done.first_token:.2f} s, "
+                f"round {number}, {name}, {victims} victims: keeps {one.worst_share:.2f} of "
+                f"{one.speed:.1f} tok/s, gap {one.longest_gap_before:.3f}, then "
+                f"{one.longest_gap:.3f} s, first token alone "
+                f"{one.alone_first_token:.2f}, now {one.first_token:.2f} s, "
                 f"others {done.others:.2f}",
                 flush=True,
             )
     return results
 
 
-def rows(results: dict[Any, list[Attack]], about: str) -> list[dict[str, Any]]:
+def rows(results: dict[Any, list[MeasuredAttack]], about: str) -> list[dict[str, Any]]:
     """The report's rows: medians over the rounds."""
     made = []
     for name, victims, goals in SCENES:
-        attacks = results.get((name, victims))
+        attacks = [one.attack for one in results.get((name, victims), ())]
         if not attacks:
             continue
 
@@ -298,12 +187,12 @@ def rows(results: dict[Any, list[Attack]], about: str) -> list[dict[str, Any]]:
         made.append(
             {
                 "metric": f"interference ({about}), 2 victims: the attacker's first token apart",
-                "value": 1e3 * statistics.median(one.first_token for one in apart),
+                "value": 1e3 * statistics.median(one.attack.first_token for one in apart),
                 "unit": "ms",
                 "goal": "<=1.1",
                 "against": "two aggregated replicas on the same cores",
                 "ratio": statistics.median(
-                    ours.first_token / theirs.first_token
+                    ours.attack.first_token / theirs.attack.first_token
                     for ours, theirs in zip(apart, others, strict=True)
                 ),
             }
@@ -331,7 +220,7 @@ def main() -> None:
             count = write_random_model(model, LLAMA_135M)
             about = f"{count / 1e6:.0f} M random weights"
         servers = {
-            side.name: Server(
+            side.name: Side(
                 side.name,
                 stack.enter_context(serving(side, cores, model, logs / side.name, *flags)),
             )

@@ -20,7 +20,6 @@ import random
 import re
 import statistics
 import tempfile
-import time
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -31,7 +30,7 @@ from .cores import two_cores
 from .random_model import QWEN3_42M, write_random_model
 from .report import write
 from .sides import APART, pinned, serving
-from .streaming import Received, complete
+from .streaming import MeasuredAnswer, complete
 
 ANSWER_TOKENS = 24
 STREAM_PROMPT, STREAM_TOKENS = 16, 8000
@@ -72,7 +71,7 @@ class Log:
         return [phases for _, phases in LINE.findall(self._path.read_text())]
 
 
-async def ask(port: int, log: Log, seed: str, tokens: int, stream: Received | None) -> Answer:
+async def ask(port: int, log: Log, seed: str, tokens: int, stream: MeasuredAnswer | None) -> Answer:
     """One prompt, and what its first token waited for."""
     prompt = random.Random(seed).choices(range(QWEN3_42M.vocab), k=tokens)
     received = await complete(port, prompt, ANSWER_TOKENS)
@@ -81,7 +80,7 @@ async def ask(port: int, log: Log, seed: str, tokens: int, stream: Received | No
     before = sum(phases.get(name, 0.0) for name in ("queue", "greet", "prefill", "transfer"))
     return Answer(
         step=statistics.median(later - earlier for earlier, later in pairwise(times)),
-        after=received.first_token_seconds - before,
+        after=received.ttft - before,
         overhead=before - phases["prefill"],
     )
 
@@ -91,7 +90,7 @@ async def take_turns(port: int, log: Log, tokens: int, rounds: int) -> dict[str,
     answers: dict[str, list[Answer]] = {IDLE: [], BESIDE: []}
     for number in range(rounds + 1):
         answers[IDLE].append(await ask(port, log, f"idle {number}", tokens, None))
-        stream = Received(time.monotonic())
+        stream = MeasuredAnswer()
         prompt = list(range(number, number + STREAM_PROMPT))
         task = asyncio.create_task(_stream(port, prompt, stream))
         while len(stream.times) < ANSWER_TOKENS and not task.done():  # noqa: ASYNC110 - one waiter
@@ -102,7 +101,7 @@ async def take_turns(port: int, log: Log, tokens: int, rounds: int) -> dict[str,
     return {name: several[1:] for name, several in answers.items()}
 
 
-async def _stream(port: int, prompt: list[int], received: Received) -> None:
+async def _stream(port: int, prompt: list[int], received: MeasuredAnswer) -> None:
     await complete(port, prompt, STREAM_TOKENS, received)
 
 

@@ -49,7 +49,7 @@ from .neighbours import Neighbours
 from .random_model import QWEN3_42M, write_random_model
 from .report import write
 from .sides import APART, START_SECONDS, TOGETHER, WHOLE_CHUNKS, pinned, serving
-from .streaming import Received, complete
+from .streaming import MeasuredAnswer, complete
 
 STREAMS = 8
 STREAM_PROMPT, STREAM_TOKENS = 64, 8000
@@ -146,7 +146,7 @@ async def measure(
 ) -> Window:
     """One round on one side. ``arrivals`` are seconds from the window's begin."""
     async with _streams(port, name) as streams:
-        neighbours, begun = Neighbours(sorted(os.sched_getaffinity(0))), time.monotonic()
+        neighbours, begun = Neighbours(sorted(os.sched_getaffinity(0))), time.perf_counter()
         async with asyncio.timeout(seconds + FINISH_SECONDS), asyncio.TaskGroup() as group:
             answers = [
                 group.create_task(_arrive(port, prompt(f"{name}/{i}", load.prompt), begun + at))
@@ -166,13 +166,13 @@ async def calibrate(port: int, load: Load) -> float:
             await complete(port, prompt(f"calibrate {load.name}/{i}", load.prompt), 1)
             for i in range(CALIBRATIONS)
         ]
-    return statistics.median(received.first_token_seconds for received in alone)
+    return statistics.median(received.ttft for received in alone)
 
 
 @asynccontextmanager
-async def _streams(port: int, name: str) -> AsyncIterator[list[Received]]:
+async def _streams(port: int, name: str) -> AsyncIterator[list[MeasuredAnswer]]:
     """Streams that have all begun, and are cut at the end."""
-    received = [Received(time.monotonic()) for _ in range(STREAMS)]
+    received = [MeasuredAnswer() for _ in range(STREAMS)]
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(
@@ -191,14 +191,14 @@ async def _streams(port: int, name: str) -> AsyncIterator[list[Received]]:
             task.cancel()
 
 
-async def _arrive(port: int, tokens: list[int], at: float) -> Received:
-    await asyncio.sleep(at - time.monotonic())
+async def _arrive(port: int, tokens: list[int], at: float) -> MeasuredAnswer:
+    await asyncio.sleep(at - time.perf_counter())
     return await complete(port, tokens, ANSWER_TOKENS)
 
 
 def _window(
-    streams: list[Received],
-    answers: list[Received],
+    streams: list[MeasuredAnswer],
+    answers: list[MeasuredAnswer],
     prompt_tokens: int,
     begun: float,
     end: float,
@@ -214,7 +214,7 @@ def _window(
     prompts = sum(begun <= one.times[0] < end for one in answers) * prompt_tokens
     return Window(
         gaps=gaps,
-        first_tokens=[one.first_token_seconds for one in answers],
+        first_tokens=[one.ttft for one in answers],
         output_rate=output / (end - begun),
         total_rate=(output + prompts) / (end - begun),
         remote_tokens=sum(one.remote_tokens for one in answers),

@@ -1,0 +1,220 @@
+"""The commands as users type them, against a server without a model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from tandem.__main__ import cli
+from tandem.bench.grouped_command import repeat_flags
+from tandem.bench.in_process.engine_latency import latency_result
+from tandem.bench.in_process.engine_startup import startup_result
+from tandem.bench.in_process.engine_throughput import throughput_result
+from tandem.shared.errors import TandemError
+from tandem.tests.bench.fake_api import FakeApi, fake_api
+
+TRACE = (
+    '{"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [1, 2]}\n'
+    '{"timestamp": 20, "input_length": 520, "output_length": 2, "hash_ids": [1, 3]}\n'
+)
+
+
+@contextmanager
+def running(**settings: Any) -> Iterator[FakeApi]:
+    """The server in a loop of its own, since commands have theirs."""
+    started: list[tuple[FakeApi, asyncio.Event, asyncio.AbstractEventLoop]] = []
+    ready = threading.Event()
+
+    async def serve() -> None:
+        async with fake_api(**settings) as api:
+            stop = asyncio.Event()
+            started.append((api, stop, asyncio.get_running_loop()))
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=[serve()])
+    thread.start()
+    assert ready.wait(10)
+    api, stop, loop = started[0]
+    try:
+        yield api
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(10)
+
+
+def run(*arguments: object) -> str:
+    """What a command printed. Raises its error."""
+    done = CliRunner().invoke(cli, ["bench", *map(str, arguments)], standalone_mode=False)
+    if done.exception:
+        raise done.exception
+    return done.output
+
+
+def test_serve_prints_a_table_and_writes_result_and_plot(tmp_path: Path) -> None:
+    result, page = tmp_path / "out" / "r.json", tmp_path / "p.html"
+    with running() as api:
+        url = f"--base-url=http://127.0.0.1:{api.port}"
+        sizes = ["--num-prompts=7", "--random-input-len=20", "--random-output-len=4"]
+        rate = ["--request-rate=500", "--max-concurrency=3", "--goodput", "ttft:900", "e2el:900"]
+        saved = ["--save-result", "--save-detailed", f"--result-dir={tmp_path / 'out'}"]
+        more = ["--result-filename=r.json", "--metadata", "tp=1", "kind=fake", f"--plot={page}"]
+        sampled = ["--temperature=0", "--extra-body", '{"top_k": 3}', "--header", "x-a=1", "x-b=2"]
+        table = run("serve", url, *sizes, *rate, *saved, *more, *sampled, "--num-warmups=2")
+    assert len(api.bodies) == 9
+    assert api.bodies[-1] | {"prompt": None} == {
+        "model": "fake",
+        "prompt": None,
+        "max_tokens": 4,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+        "temperature": 0.0,
+        "top_k": 3,
+    }
+    assert {len(body["prompt"]) for body in api.bodies} == {20}
+    assert "x-b: 2" in api.heads[-1] and "x-request-id: bench-" in api.heads[-1]
+    found = json.loads(result.read_text())
+    assert (found["completed"], found["total_output_tokens"]) == (7, 28)
+    assert (found["model_id"], found["kind"], found["request_rate"]) == ("fake", "fake", 500)
+    assert found["request_goodput"] > 0 and len(found["queue_times"]) == 7
+    assert "Successful requests:                     7" in table
+    assert "Input tokens prefilled remotely:         133" in table
+    assert "<title>" in page.read_text()
+    assert "two" not in run("plot", tmp_path / "q.html", result, result)
+    assert (tmp_path / "q.html").exists()
+
+
+def test_serve_replays_a_trace_at_its_times(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(TRACE)
+    with running() as api:
+        run(
+            "serve",
+            f"--port={api.port}",
+            "--dataset-name=mooncake",
+            f"--dataset-path={trace}",
+            "--speed=2",
+            "--save-result",
+            f"--result-dir={tmp_path}",
+            "--result-filename=r.json",
+        )
+    first, second = (body["prompt"] for body in api.bodies)
+    assert (len(first), len(second)) == (600, 520) and first[:512] == second[:512]
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert found["duration"] >= 0.01 and "late_requests" in found and "ttfts" not in found
+
+
+def test_serve_chats(tmp_path: Path) -> None:
+    lines = tmp_path / "prompts.jsonl"
+    lines.write_text('{"prompt": "one two"}\n')
+    with running() as api:
+        options = ["--backend=openai-chat", "--dataset-name=custom", f"--dataset-path={lines}"]
+        run("serve", f"--port={api.port}", *options, "--num-prompts=0", "--custom-output-len=2")
+    assert api.bodies[0]["messages"] == [{"role": "user", "content": "one two"}]
+    assert api.bodies[0]["max_completion_tokens"] == 2
+
+
+def test_a_failing_server_is_named_once_and_fails_the_command() -> None:
+    with running(statuses=[(503, "busy")] * 4) as api:
+        options = ["--num-prompts=4", "--random-input-len=2"]
+        with pytest.raises(TandemError, match="no request of 4 was answered"):
+            run("serve", f"--port={api.port}", *options)
+
+
+@pytest.mark.parametrize("backend", ["openai", "openai-chat"])
+def test_interference_measures_victims_and_attacker(tmp_path: Path, backend: str) -> None:
+    with running(delay=0.002, reports_ids=True) as api:
+        scene = ["--rounds=2", "--prompt-tokens=50", "--alone-seconds=0.1", "--num-warmups=0"]
+        output = tmp_path / "i.json"
+        url = [f"--port={api.port}", f"--backend={backend}", "--victims=2"]
+        table = run("interference", *url, *scene, f"--output-json={output}")
+    found = json.loads(output.read_text())
+    assert len(found["rounds"]) == 2 and found["victims"] == 2 and found["prompt_tokens"] == 50
+    assert found["share_kept"] > 0 and found["victim_speed"] > 0
+    assert found["longest_gap_ms"] > 0 and found["attacker_ttft_over_alone"] > 0
+    assert "Share kept meanwhile (%):" in table
+    assert all(body["temperature"] == 0 and body["ignore_eos"] for body in api.bodies[-4:])
+
+
+def test_a_victim_that_ends_too_early_is_an_error_with_the_remedy() -> None:
+    with running() as api, pytest.raises(TandemError, match="raise --victim-tokens"):
+        scene = ["--prompt-tokens=5", "--victim-tokens=100", "--alone-seconds=0.1"]
+        run("interference", f"--port={api.port}", *scene)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--dataset-path=x"], "--dataset-path x is not used with --dataset-name random"),
+        (["--dataset-name=sharegpt"], "--dataset-name sharegpt needs --dataset-path"),
+        (["--num-prompts=0"], "--num-prompts 0"),
+        (["--goodput", "ttft"], "--goodput"),
+        (["--goodput", "itl:3"], "--goodput 'itl:3': the metric must be one of ttft, tpot, e2el"),
+        (["--metric-percentiles=101"], "each number must be from 0 to 100"),
+        (["--metric-percentiles=x"], "not a list of numbers"),
+        (["--percentile-metrics=ttft,x"], "--percentile-metrics 'x' is not one of ttft"),
+        (["--request-rate=nan"], "nan"),
+        (["--request-rate=0"], "0.0 is not in the range"),
+        (["--burstiness=-1"], "not in the range"),
+        (["--ramp-up-strategy=linear"], "--ramp-up-strategy needs"),
+        (["--extra-body=["], "--extra-body is not JSON"),
+        (["--extra-body=[]"], "--extra-body must be a JSON object"),
+        (["--metadata=x"], "--metadata 'x' is not KEY=VALUE"),
+        (["--header", "a=1", "b"], "--header 'b' is not KEY=VALUE"),
+        (["--base-url=ftp://x"], "--base-url 'ftp://x'"),
+        (["--compare-with=x.json"], "give --plot"),
+        (["--compare-with=x.json", "--plot=p.html"], "cannot read x.json"),
+        (["--random-range-ratio=1"], "not in the range"),
+        (["--profile"], "No such option"),
+    ],
+)
+def test_a_wrong_option_is_named(arguments: list[str], words: str) -> None:
+    with running() as api:
+        with pytest.raises((TandemError, click.UsageError)) as raised:
+            run("serve", f"--port={api.port}", *arguments)
+        assert api.bodies == []
+    error = raised.value
+    message = error.format_message() if isinstance(error, click.UsageError) else str(error)
+    assert words in message
+
+
+def test_flags_of_several_words() -> None:
+    args = ["--goodput", "a:1", "b:2", "--port", "3", "--goodput=c:3", "x"]
+    expected = ["--goodput", "a:1", "--goodput", "b:2", "--port", "3", "--goodput=c:3", "x"]
+    assert repeat_flags(args, {"--goodput"}) == expected
+
+
+@pytest.mark.parametrize("name", ["serve", "interference", "latency", "throughput", "startup"])
+def test_help_fits_80_columns_and_names_no_group_twice(name: str) -> None:
+    done = CliRunner().invoke(cli, ["bench", name, "--help"], terminal_width=80)
+    titles = [line for line in done.output.splitlines() if line.endswith(":") and line[0] != " "]
+    assert len(titles) == len(set(titles)) >= 3
+    assert max(map(len, done.output.splitlines())) <= 80
+
+
+def test_results_of_the_engine_have_vllms_names() -> None:
+    latency = latency_result([1.0, 2.0, 3.0])
+    assert list(latency) == ["avg_latency", "std_latency", "latencies", "percentiles"]
+    assert list(latency["percentiles"]) == ["10", "25", "50", "75", "90", "99"]
+    assert list(throughput_result(2.0, prompt_tokens=6, output_tokens=4, requests=2))[:5] == [
+        "elapsed_time",
+        "num_requests",
+        "total_num_tokens",
+        "requests_per_second",
+        "tokens_per_second",
+    ]
+    assert list(startup_result("cold", [1.0])) == [
+        "avg_cold_startup_time",
+        "cold_startup_times",
+        "cold_startup_percentiles",
+    ]
