@@ -35,8 +35,9 @@ class GroupedCommand(click.Command):
             records = [record for one in options if (record := one.get_help_record(ctx))]
             with formatter.section(title):
                 formatter.write_dl(records)
+        own = self.get_help_option(ctx)
+        record = own.get_help_record(ctx) if own else None
         with formatter.section("Other"):
-            record = (own := self.get_help_option(ctx)) and own.get_help_record(ctx)
             formatter.write_dl([record] if record else [])
 
 

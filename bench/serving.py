@@ -167,7 +167,8 @@ async def _measure_open(
 
 def ready(server: ApiServer, planned: Any) -> list[ReadyRequest]:
     """All requests as bytes. Raises ``UsageError`` if they take too much memory."""
-    made, size = [], 0
+    made: list[ReadyRequest] = []
+    size = 0
     for one in planned:
         body = server.body(one.prompt, one.output_tokens)
         size += len(body)

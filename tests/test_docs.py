@@ -42,7 +42,10 @@ def shell_lines(program: str) -> list[str]:
 @pytest.mark.parametrize("line", shell_lines("tandem"))
 def test_documented_commands_parse(line: str) -> None:
     name, *arguments = shlex.split(line)[1:]
-    command = cli.commands[name]
+    command: click.Command = cli.commands[name]
+    if isinstance(command, click.Group) and arguments[:1] and arguments[0] in command.commands:
+        name, *arguments = arguments
+        command = command.commands[name]
     with command.make_context(name, arguments) as context:
         assert isinstance(context, click.Context)
 

@@ -52,7 +52,7 @@ async def read_sharegpt(
 ) -> list[PlannedRequest]:
     """The first prompt of each conversation, and the length of the answer to it. Conversations
     that are very short or long are left out, as in vLLM. Raises ``UsageError``."""
-    turns = [found for place, item in json_list(selection.path) if (found := _turns(place, item))]
+    turns = [pair for place, item in json_list(selection.path) if (pair := _turns(place, item))]
     found: list[PlannedRequest] = []
     for prompt, answer in selection.order(turns):
         if selection.full(found):

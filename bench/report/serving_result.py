@@ -107,7 +107,7 @@ def _is_good(answer: MeasuredAnswer, goals: Mapping[str, float]) -> bool:
 
 
 def _distributions(good: Sequence[MeasuredAnswer], wanted: Evaluation) -> dict[str, float]:
-    result = {}
+    result: dict[str, float] = {}
     for metric in METRICS:
         if metric not in wanted.metrics:
             continue

@@ -24,6 +24,7 @@ BENCHMARKS = (
     "async_scheduling",
     "overload",
     "interference",
+    "measuring_client",
     "mixed_load",
 )
 
