@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from ..shared.config.sampling_config import POSITIVE
 from .errors import ApiError, invalid
+from .sampling_defaults import NO_DEFAULTS, SamplingDefaults
 
 if TYPE_CHECKING:
     from ..shared.text.tokenizer import Tokenizer
-
-POSITIVE = ("top_p", "repetition_penalty")
-OVERRIDES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class ModelCard(BaseModel):
@@ -31,7 +30,8 @@ class ModelCard(BaseModel):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
     """``max_model_len`` is the smallest of all decode nodes, since any may get the request.
-    Requests may use the ``aliases`` too."""
+    Requests may use the ``aliases`` too. Chat templates get the ``template_variables`` that a
+    request does not set."""
 
     name: str
     aliases: tuple[str, ...] = ()
@@ -39,7 +39,8 @@ class ServedModel:
     vocab_size: int
     created: int
     tokenizer: Tokenizer
-    defaults: dict[str, float] = field(default_factory=dict)
+    defaults: SamplingDefaults = NO_DEFAULTS
+    template_variables: dict[str, Any] = field(default_factory=dict)
     eos_token_ids: frozenset[int] = frozenset()
 
     def card(self, name: str = "") -> ModelCard:
@@ -56,7 +57,7 @@ class ServedModel:
         ``RequestError`` for a default that no request may have."""
         if given is not None:
             return given
-        value = self.defaults.get(name, otherwise)
+        value = self.defaults.parameters.get(name, otherwise)
         if name in POSITIVE and value <= 0:
             raise invalid(f"Invalid value for '{name}': must be above 0.", name)
         return value
@@ -71,13 +72,3 @@ class ServedModel:
                 param="model",
                 code="model_not_found",
             )
-
-
-def sampling_defaults(generation_config: dict[str, Any]) -> dict[str, float]:
-    """The sampling defaults of a generation_config.json, which replace OpenAI's, as in vLLM."""
-    return {
-        name: value
-        for name in OVERRIDES
-        if isinstance(value := generation_config.get(name), (int, float))
-        and not isinstance(value, bool)
-    }

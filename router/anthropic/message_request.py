@@ -124,6 +124,8 @@ def _sampling(asked: MessagesRequest, model: ServedModel) -> pb.Sampling:
         top_k=max(0, int(model.default("top_k", asked.top_k, 0))),
         min_p=model.default("min_p", None, 0.0),
         repetition_penalty=model.default("repetition_penalty", None, 1.0),
+        presence_penalty=model.default("presence_penalty", None, 0.0),
+        frequency_penalty=model.default("frequency_penalty", None, 0.0),
         n=1,
     )
 

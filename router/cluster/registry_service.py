@@ -20,7 +20,8 @@ from ...shared.security.addresses import is_host_port
 from ...shared.telemetry.logs import logger
 from ...shared.version import version
 from ..options import RouterOptions
-from ..served_model import ServedModel, sampling_defaults
+from ..sampling_defaults import read_defaults
+from ..served_model import ServedModel
 from .groups import conflict, difference, text_of
 from .node_commands import MAX_NAME, NodeCommands, UnknownNodeError
 from .node_table import NodeTable
@@ -39,6 +40,7 @@ class Registry(RegistryServicer):
 
     def __init__(self, options: RouterOptions, nodes: NodeTable) -> None:
         self._options = options
+        self._defaults = read_defaults(options)
         self._nodes = nodes
         self.commands = NodeCommands(options, nodes)
         self._epoch = secrets.randbits(64)
@@ -266,7 +268,8 @@ class Registry(RegistryServicer):
             vocab_size=card.vocab_size or self._tokenizer.vocab_size,
             created=self._model.created if self._model else int(time.time()),
             tokenizer=self._tokenizer,
-            defaults=sampling_defaults(self._tokenizer.generation_config),
+            defaults=self._defaults.behind(self._tokenizer.generation_config),
+            template_variables=self._options.template_variables,
             eos_token_ids=frozenset(card.eos_token_ids),
         )
 

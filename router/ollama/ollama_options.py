@@ -30,8 +30,8 @@ class OllamaOptions(BodyModel):
     top_k: Annotated[int, Field(ge=-1, le=INT32 - 1), WHOLE] | None = None
     min_p: Annotated[float, Field(ge=0, le=1), BOUNDED] | None = None
     repeat_penalty: Annotated[float, Field(gt=0, le=100), BOUNDED] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2), BOUNDED] = 0.0
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2), BOUNDED] = 0.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2), BOUNDED] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2), BOUNDED] | None = None
     seed: Annotated[int, Field(ge=-INT64, le=INT64 - 1), WHOLE] | None = None
     # -1 and -2: as many as fit.
     num_predict: Annotated[int, Field(ge=-2, le=INT32 - 1), WHOLE] = -1
@@ -64,8 +64,8 @@ class OllamaOptions(BodyModel):
             top_k=max(0, int(model.default("top_k", self.top_k, 0))),
             min_p=model.default("min_p", self.min_p, 0.0),
             repetition_penalty=model.default("repetition_penalty", self.repeat_penalty, 1.0),
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
+            presence_penalty=model.default("presence_penalty", self.presence_penalty, 0.0),
+            frequency_penalty=model.default("frequency_penalty", self.frequency_penalty, 0.0),
             seed=self.seed,
             n=1,
         )

@@ -95,8 +95,8 @@ class GenerationBody(ConstrainedBody):
     top_k: Annotated[int, Field(ge=-1, le=INT32 - 1), WHOLE] | None = None
     min_p: Annotated[float, Field(ge=0, le=1), BOUNDED] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100), BOUNDED] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2), BOUNDED] = 0.0
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2), BOUNDED] = 0.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2), BOUNDED] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2), BOUNDED] | None = None
     seed: Annotated[int, Field(ge=-INT64, le=INT64 - 1), WHOLE] | None = None
     logit_bias: Annotated[
         dict[str, Any], Field(max_length=MAX_BIAS), DocumentedAs(dict[str, Bias])
@@ -199,8 +199,8 @@ def _sampling(
         top_k=max(0, int(model.default("top_k", body.top_k, 0))),
         min_p=model.default("min_p", body.min_p, 0.0),
         repetition_penalty=model.default("repetition_penalty", body.repetition_penalty, 1.0),
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
+        presence_penalty=model.default("presence_penalty", body.presence_penalty, 0.0),
+        frequency_penalty=model.default("frequency_penalty", body.frequency_penalty, 0.0),
         seed=body.seed,
         logit_bias=_logit_bias(body.logit_bias, model.vocab_size),
         ignore_eos=body.ignore_eos,

@@ -28,14 +28,17 @@ class ContextError(RequestError):
 def check_context(
     prompts: Sequence[int], wanted: int | None, model: ServedModel, *, param: str, default: int
 ) -> list[int]:
-    """``max_tokens`` of each prompt: ``wanted``, or up to ``default`` within the context."""
-    limit = model.max_model_len
+    """``max_tokens`` of each prompt: ``wanted``, or up to ``default`` within the context. The
+    operator's own default and limit come before."""
+    limit, defaults = model.max_model_len, model.defaults
+    default = defaults.max_tokens or default
     granted = []
     for length in prompts:
         requested = 1 if wanted is None else wanted
         if length + requested > limit:
             raise over_context(length, requested, model, param=param)
-        granted.append(min(default, limit - length) if wanted is None else wanted)
+        most = min(default, limit - length) if wanted is None else wanted
+        granted.append(min(most, defaults.limit or most))
     return granted
 
 
@@ -122,7 +125,7 @@ def encode_chat(
 ) -> list[int]:
     """The tokens of messages and tools in the form that templates expect, and of ``variables``. A
     prompt that is ``truncated`` later, or only counted, may be longer than the context."""
-    variables = variables or {}
+    variables = model.template_variables | (variables or {})
     shown = template or model.tokenizer.template
     messages, tools = with_written_tools(messages, tools, "" if shown is None else shown.source)
     characters = _characters_of([messages, variables])

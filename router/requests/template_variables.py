@@ -6,10 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from ...shared.config.sampling_config import RESERVED_VARIABLES
 from ..errors import invalid
-
-# Template variables that clients must not set.
-RESERVED = frozenset(("messages", "tools", "add_generation_prompt", "chat_template"))
 
 TemplateVariables = Annotated[dict[str, Any], Field(max_length=64)]
 
@@ -17,7 +15,7 @@ TemplateVariables = Annotated[dict[str, Any], Field(max_length=64)]
 def check_template_variables(given: dict[str, Any]) -> dict[str, Any]:
     """Reject variables of ``chat_template_kwargs`` that would replace the server's own."""
     for name in given:
-        if name in RESERVED or name.startswith("_"):
+        if name in RESERVED_VARIABLES or name.startswith("_"):
             message = f"'chat_template_kwargs' must not set '{name[:64]}'."
             raise invalid(message, "chat_template_kwargs")
     return given

@@ -96,7 +96,8 @@ def _chat_tokens(chat: TokenizeChatRequest, model: ServedModel) -> list[int]:
         continue_final_message=chat.continue_final_message,
         add_special_tokens=chat.add_special_tokens,
         tools=tools,
-        template_kwargs=check_template_variables(chat.chat_template_kwargs),
+        template_kwargs=model.template_variables
+        | check_template_variables(chat.chat_template_kwargs),
         most=MAX_CONTEXTS * model.max_model_len,
     )
 

@@ -10,10 +10,11 @@ from . import fields
 from .access_config import AccessConfig
 from .batch_config import BatchConfig
 from .fields import option, split_addresses
+from .sampling_config import SamplingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouterConfig(AccessConfig, BatchConfig):
+class RouterConfig(AccessConfig, BatchConfig, SamplingConfig):
     """Options of the router."""
 
     model: str | None = option(
@@ -263,6 +264,7 @@ class RouterConfig(AccessConfig, BatchConfig):
         """Reject invalid flags before anything starts. Raises ``UsageError``."""
         prefill_addresses(self.pd_url)
         self._check_access()
+        self._check_sampling()
         if self.metrics_host is not None and self.metrics_port is None:
             raise UsageError("--metrics-host needs --metrics-port")
 

@@ -1,0 +1,90 @@
+"""Sampling parameters of requests that do not set them: the operator's, else the model's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..shared.config.sampling_config import MODELS_OWN, NONE, RANGES
+from ..shared.errors import UsageError
+from .options import RouterOptions
+
+LIMIT = "max_new_tokens"
+PARAMETERS = tuple(name for name in RANGES if name != LIMIT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """``parameters`` by their names in requests; ``max_tokens`` is the operator's default, and
+    ``limit`` the most that any request gets."""
+
+    parameters: Mapping[str, float] = field(default_factory=dict)
+    max_tokens: int | None = None
+    limit: int | None = None
+
+
+NO_DEFAULTS = SamplingDefaults()
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorDefaults:
+    """The command line's own defaults, and the generation config that it names; ``None``
+    stands for the model's."""
+
+    own: SamplingDefaults
+    base: Mapping[str, Any] | None
+
+    def behind(self, generation_config: Mapping[str, Any]) -> SamplingDefaults:
+        """The defaults for a model with this generation_config.json."""
+        numbers = _numbers(generation_config if self.base is None else self.base)
+        limit = numbers.pop(LIMIT, None)
+        return replace(
+            self.own,
+            parameters=numbers | dict(self.own.parameters),
+            limit=self.own.limit or (limit if isinstance(limit, int) and limit > 0 else None),
+        )
+
+
+def read_defaults(options: RouterOptions) -> OperatorDefaults:
+    """Read the options, and the file that they name. Raises ``UsageError``."""
+    overrides = options.overrides
+    flags = {name: getattr(options, name) for name in PARAMETERS}
+    given = {name: value for name, value in flags.items() if value is not None}
+    limit = overrides.pop(LIMIT, None)
+    own = SamplingDefaults(parameters=overrides | given, max_tokens=options.max_tokens, limit=limit)
+    return OperatorDefaults(own, _base(options.generation_config))
+
+
+def _base(source: str) -> Mapping[str, Any] | None:
+    if source == MODELS_OWN:
+        return None
+    return {} if source == NONE else _read(Path(source))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    file = path / "generation_config.json" if path.is_dir() else path
+    try:
+        value = json.loads(file.read_text())
+    except OSError as error:
+        raise UsageError(
+            f"--generation-config {file}: {error.strerror}; use auto, vllm, or a folder with a "
+            "generation_config.json"
+        ) from None
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise UsageError(f"--generation-config {file} is not a JSON object")
+    return value
+
+
+def _numbers(generation_config: Mapping[str, Any]) -> dict[str, float]:
+    """The sampling parameters in a generation_config.json, which replace OpenAI's, as in vLLM."""
+    return {
+        name: value
+        for name in RANGES
+        if isinstance(value := generation_config.get(name), (int, float))
+        and not isinstance(value, bool)
+    }

@@ -1,0 +1,136 @@
+"""Options of a router about what requests leave out: sampling parameters and template variables."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import UsageError
+from .fields import option
+
+# vLLM's words for the model's own generation_config.json, and for none.
+MODELS_OWN, NONE = "auto", "vllm"
+LARGEST_INT = 2**31 - 1
+# The least and largest value of each parameter, as in requests.
+RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "top_k": (-1, LARGEST_INT),
+    "min_p": (0, 1),
+    "repetition_penalty": (0, 100),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "max_new_tokens": (1, LARGEST_INT),
+}
+POSITIVE = ("top_p", "repetition_penalty")
+WHOLE_NUMBERS = ("top_k", "max_new_tokens")
+# Variables of chat templates that only the router sets.
+RESERVED_VARIABLES = frozenset(("messages", "tools", "add_generation_prompt", "chat_template"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """Defaults of sampling parameters. A request's own value always counts."""
+
+    generation_config: str = option(
+        MODELS_OWN,
+        "--generation-config",
+        "Source of the sampling defaults: auto is the model's generation_config.json, vllm is none "
+        "(OpenAI's defaults), anything else a folder with such a file, or the file.",
+    )
+    override_generation_config: str | None = option(
+        None,
+        "--override-generation-config",
+        "JSON object with sampling defaults that replace those of --generation-config, such as "
+        "'{\"temperature\": 0.5}'; max_new_tokens limits every request, as in vLLM.",
+    )
+    temperature: float | None = option(
+        None,
+        "--temperature",
+        "Temperature of requests that name none (default: by --generation-config, else 1).",
+        minimum=0.0,
+        maximum=2.0,
+    )
+    top_p: float | None = option(
+        None, "--top-p", "Default of top_p, above 0.", minimum=0.0, maximum=1.0
+    )
+    top_k: int | None = option(
+        None, "--top-k", "Default of top_k; -1 and 0: all tokens.", minimum=-1, maximum=LARGEST_INT
+    )
+    min_p: float | None = option(None, "--min-p", "Default of min_p.", minimum=0.0, maximum=1.0)
+    repetition_penalty: float | None = option(
+        None,
+        "--repetition-penalty",
+        "Default of repetition_penalty, above 0.",
+        minimum=0.0,
+        maximum=100.0,
+    )
+    presence_penalty: float | None = option(
+        None, "--presence-penalty", "Default of presence_penalty.", minimum=-2.0, maximum=2.0
+    )
+    frequency_penalty: float | None = option(
+        None, "--frequency-penalty", "Default of frequency_penalty.", minimum=-2.0, maximum=2.0
+    )
+    max_tokens: int | None = option(
+        None,
+        "--max-tokens",
+        "Tokens that a request may generate if it does not say (default: what fits in the context; "
+        "16 for text completions, as in OpenAI's API).",
+        minimum=1,
+        maximum=LARGEST_INT,
+    )
+    default_chat_template_kwargs: str | None = option(
+        None,
+        "--default-chat-template-kwargs",
+        "JSON object with variables of the chat template, which those of a request replace, such "
+        "as '{\"enable_thinking\": false}'.",
+    )
+
+    def _check_sampling(self) -> None:
+        """Raise ``UsageError`` for a default that no request may have."""
+        check_defaults("--override-generation-config", self.overrides)
+        for name in POSITIVE:
+            if getattr(self, name) == 0:
+                raise UsageError(f"--{name.replace('_', '-')} 0 is out of range: must be above 0")
+        for name in self.template_variables:
+            if name in RESERVED_VARIABLES or name.startswith("_"):
+                raise UsageError(f"--default-chat-template-kwargs must not set {name!r}")
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """The object of ``--override-generation-config``. Raises ``UsageError``."""
+        return json_object("--override-generation-config", self.override_generation_config)
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """The object of ``--default-chat-template-kwargs``. Raises ``UsageError``."""
+        return json_object("--default-chat-template-kwargs", self.default_chat_template_kwargs)
+
+
+def json_object(flag: str, text: str | None) -> dict[str, Any]:
+    """The JSON object of an option; empty if it is not given. Raises ``UsageError``."""
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise UsageError(f"{flag} {text[:200]!r} is not a JSON object")
+    return value
+
+
+def check_defaults(flag: str, values: dict[str, Any]) -> None:
+    """Raise ``UsageError`` for anything but sampling parameters in their ranges."""
+    for name, value in values.items():
+        if name not in RANGES:
+            known = ", ".join(RANGES)
+            raise UsageError(f"{flag}: {name!r} is not a default that can be set; use {known}")
+        low, high = RANGES[name]
+        kinds = (int,) if name in WHOLE_NUMBERS else (int, float)
+        right = isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high
+        if not right or (name in POSITIVE and value <= 0):
+            kind = "an integer" if name in WHOLE_NUMBERS else "a number"
+            above = "above 0 and at most" if name in POSITIVE else f"from {low:g} to"
+            raise UsageError(f"{flag}: {name} {value!r} must be {kind} {above} {high:g}")

@@ -1,0 +1,113 @@
+"""Sampling defaults of the operator: on every surface, behind a request's own values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.router.options import RouterOptions
+from tandem.router.sampling_defaults import read_defaults
+from tandem.shared.config import RouterConfig
+from tandem.shared.errors import UsageError
+from tandem.tests.router.support import Cluster, cluster, make_model
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+# A request of each API, and the same with temperature 0.75.
+SURFACES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": MESSAGES}, {"temperature": 0.75}),
+    ("/v1/completions", {"prompt": "hi"}, {"temperature": 0.75}),
+    ("/v1/responses", {"input": "hi"}, {"temperature": 0.75}),
+    ("/v1/messages", {"model": "", "messages": MESSAGES, "max_tokens": 9}, {"temperature": 0.75}),
+    (
+        "/api/chat",
+        {"model": "tiny", "messages": MESSAGES, "stream": False},
+        {"options": {"temperature": 0.75}},
+    ),
+    (
+        "/api/generate",
+        {"model": "tiny", "prompt": "hi", "stream": False},
+        {"options": {"temperature": 0.75}},
+    ),
+]
+
+
+async def sampling(c: Cluster, path: str, body: dict[str, Any]) -> Any:
+    answer = await c.client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return c.node.requests[-1].sampling
+
+
+async def test_defaults_act_on_every_surface_and_requests_win(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", temperature=0.1, top_k=3, max_new_tokens=6)
+    options: dict[str, Any] = {
+        "temperature": 0.5,
+        "override_generation_config": '{"top_p": 0.25, "temperature": 0.3}',
+        "presence_penalty": 1.5,
+    }
+    async with cluster(tmp_path, **options) as c:
+        for path, body, own in SURFACES:
+            got = await sampling(c, path, body)
+            assert (got.temperature, got.top_p, got.top_k) == (0.5, 0.25, 3), path
+            assert (got.presence_penalty, got.max_tokens) == (1.5, 6), path
+            assert (await sampling(c, path, body | own)).temperature == 0.75, path
+
+
+async def test_max_tokens_is_a_default_and_max_new_tokens_a_limit(tmp_path: Path) -> None:
+    options = {"max_tokens": 20, "override_generation_config": '{"max_new_tokens": 30}'}
+    async with cluster(tmp_path, **options) as c:
+        for path, body, _ in SURFACES[:2]:
+            for asked, granted in ((None, 20), (25, 25), (40, 30)):
+                got = await sampling(c, path, body | {"max_tokens": asked})
+                assert got.max_tokens == granted
+
+
+async def test_template_variables_have_defaults(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", template="{{ word }} {{ messages[0].content }}")
+    async with cluster(tmp_path, default_chat_template_kwargs='{"word": "stop"}') as c:
+        await c.chat()
+        await c.chat(chat_template_kwargs={"word": "fox"})
+        counted = await c.client.post("/tokenize", json={"messages": MESSAGES})
+        first, second = (list(request.prompt) for request in c.node.requests)
+        assert first == c.encode("stop hi") == counted.json()["tokens"]
+        assert second == c.encode("fox hi")
+
+
+def test_the_source_of_the_defaults(tmp_path: Path) -> None:
+    model = {"temperature": 0.1, "top_k": True, "max_new_tokens": 1e9, "eos_token_id": 0}
+    (tmp_path / "generation_config.json").write_text('{"min_p": 0.2}')
+    for source, found in (
+        ("auto", {"temperature": 0.1}),
+        ("vllm", {}),
+        (str(tmp_path), {"min_p": 0.2}),
+        (str(tmp_path / "generation_config.json"), {"min_p": 0.2}),
+    ):
+        defaults = read_defaults(RouterOptions(generation_config=source)).behind(model)
+        assert (defaults.parameters, defaults.limit) == (found, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"override_generation_config": "{"}, "'{' is not a JSON object"),
+        ({"override_generation_config": '{"do_sample": true}'}, "'do_sample' is not a default"),
+        ({"override_generation_config": '{"top_p": 0}'}, "top_p 0 must be a number above 0"),
+        ({"override_generation_config": '{"top_k": 1.5}'}, "top_k 1.5 must be an integer from"),
+        ({"override_generation_config": '{"temperature": NaN}'}, "temperature nan must be"),
+        ({"top_p": 0.0}, "--top-p 0 is out of range"),
+        ({"default_chat_template_kwargs": '{"tools": []}'}, "must not set 'tools'"),
+        ({"default_chat_template_kwargs": "[]"}, "is not a JSON object"),
+    ],
+)
+def test_a_default_that_no_request_may_have_is_refused(options: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        RouterConfig(**options)
+
+
+def test_a_file_of_defaults_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file or directory; use auto, vllm"):
+        read_defaults(RouterOptions(generation_config=str(tmp_path)))
+    (tmp_path / "x.json").write_text("[]")
+    with pytest.raises(UsageError, match="not a JSON object"):
+        read_defaults(RouterOptions(generation_config=str(tmp_path / "x.json")))
