@@ -15,6 +15,9 @@ import click
 
 from . import __version__
 from .bench.command_group import bench
+from .commands.failures import exit_with
+from .commands.help_page import HelpfulCommand, HelpfulGroup
+from .commands.part_command import Values, part_command
 from .shared.config import (
     EngineConfig,
     HandoffConfig,
@@ -26,18 +29,13 @@ from .shared.config import (
 )
 from .shared.config.command_line import check_unknown, command_options, fill
 from .shared.config.fields import split_addresses
-from .shared.errors import (
-    TandemError,
-    UsageError,
-)
+from .shared.errors import UsageError
 from .shared.process.open_files import allow_many_files
 
 if TYPE_CHECKING:
     from .shared.node.role_switch import NodeRole
     from .shared.security.credentials import Credentials
     from .shared.telemetry.tracing import Tracer
-
-Values = dict[str, Any]
 
 # Options of the router and the launcher that a prefill node has too.
 USED_BY_PD_SERVER = {
@@ -52,7 +50,10 @@ USED_BY_PD_SERVER = {
 }
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=HelpfulGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 90},
+)
 @click.version_option(__version__, prog_name="tandem")
 def cli() -> None:
     """Serve large language models with prefill and decode apart."""
@@ -64,52 +65,11 @@ def cli() -> None:
             check_unknown("environment", name, known)
 
 
-def join_names(args: list[str]) -> list[str]:
-    """As vLLM takes them: ``MODEL --served-model-name A B``. Only after MODEL, since a word behind
-    a name could be the model."""
-    flag = "--served-model-name"
-    if flag not in args or args[0].startswith("-"):
-        return args
-    first = args.index(flag) + 1
-    end = next((i for i in range(first, len(args)) if args[i].startswith("-")), len(args))
-    return [*args[:first], *filter(None, [",".join(args[first:end])]), *args[end:]]
-
-
-class _PartCommand(click.Command):
-    """A command that rejects several models: of ``--model``, ``--m``, ``--w`` and ``--f``, which
-    are one option, click would use the last silently."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        args = join_names(args)
-        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
-        models = [parameter for parameter in order if parameter.name == "model"]
-        if len(models) > 1:
-            names = ", ".join(models[0].opts)
-            raise UsageError(f"the model is given twice: {names} are one option")
-        return super().parse_args(ctx, args)
-
-
 def command(name: str, *configs: type, model: bool = True) -> Callable[[Any], click.Command]:
-    """A subcommand whose options are the fields of ``configs``."""
+    """A subcommand of ``tandem`` whose options are the fields of ``configs``."""
 
     def wrap(function: Callable[[Values], None]) -> click.Command:
-        params: list[click.Parameter] = command_options(*configs)
-        if model:
-            params.insert(0, click.Argument(["positional"], required=False, metavar="[MODEL]"))
-
-        def run(**values: Any) -> None:
-            given = values.pop("positional", None)
-            context = click.get_current_context()
-            if given is not None:
-                source = context.get_parameter_source("model")
-                if source is click.core.ParameterSource.COMMANDLINE:
-                    raise UsageError(
-                        f"the model is given twice: {given!r} and --model {values['model']!r}"
-                    )
-                values["model"] = given
-            function(values)
-
-        made = _PartCommand(name, params=params, callback=run, help=function.__doc__)
+        made = part_command(name, function, *configs, model=model)
         cli.add_command(made)
         return made
 
@@ -305,7 +265,7 @@ def set_role(router: tuple[str, Credentials], node: str, role: str, force: bool)
     )
 
 
-@cli.command("doctor", params=command_options(SecurityConfig))
+@cli.command("doctor", cls=HelpfulCommand, params=command_options(SecurityConfig))
 @click.argument("url")
 @click.option(
     "--router",
@@ -347,25 +307,17 @@ cli.add_command(bench)
 
 
 def main() -> None:
-    """Entry point: errors are one line on stderr, exit code 2 for usage, 1 for failure."""
+    """Entry point. Options alone are those of ``tandem serve``, as in vLLM.rs."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own errors say it, in one line
     allow_many_files()
+    arguments = sys.argv[1:] or ["--help"]
+    own = {"-h", *(name for made in cli.get_params(click.Context(cli)) for name in made.opts)}
+    if arguments[0].startswith("-") and arguments[0] not in own:
+        arguments.insert(0, "serve")
     try:
-        cli.main(sys.argv[1:] or ["--help"], standalone_mode=False)
-    except click.exceptions.Exit as error:
-        sys.exit(error.exit_code)
-    except (click.UsageError, UsageError) as error:
-        message = error.format_message() if isinstance(error, click.UsageError) else str(error)
-        _fail(message, 2)
-    except click.Abort:
-        _fail("interrupted", 130)
-    except TandemError as error:
-        _fail(str(error), 1)
-
-
-def _fail(message: str, status: int) -> None:
-    print("tandem: " + " ".join(message.split()), file=sys.stderr)
-    sys.exit(status)
+        cli.main(arguments, standalone_mode=False)
+    except (Exception, KeyboardInterrupt) as error:
+        exit_with(error, arguments)
 
 
 if __name__ == "__main__":

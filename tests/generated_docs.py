@@ -51,7 +51,7 @@ def _option(item: click.Option) -> str:
     given = item.to_info_dict()["default"]
     default = f"`{given}`" if isinstance(given, (bool, int, float, str)) and given != "" else ""
     variables = [item.envvar] if isinstance(item.envvar, str) else list(item.envvar or ())
-    text = re.sub(r"\s*\[env: [^]]*\]", "", item.help or "").replace("|", "\\|")
+    text = (item.help or "").replace("|", "\\|")
     shown = ", ".join(f"`{variable}`" for variable in variables)
     return f"| {names} | {default} | {shown} | {text} |"
 

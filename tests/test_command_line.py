@@ -23,7 +23,8 @@ import click
 import psutil
 import pytest
 
-from tandem.__main__ import cli, environment_of_parts, join_names
+from tandem.__main__ import cli, environment_of_parts
+from tandem.commands.part_command import join_names
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.config import EngineConfig, NodeConfig, ServeConfig
 from tandem.shared.config.command_line import command_options, fill

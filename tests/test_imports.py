@@ -15,7 +15,17 @@ from tandem.tests import tiny_models
 from tandem.tests.support.gguf_files import write_gguf
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("bench", "router", "prefill_node", "decode_node", "shared", "kernels", "proto")
+FOLDERS = (
+    "bench",
+    "client",
+    "commands",
+    "router",
+    "prefill_node",
+    "decode_node",
+    "shared",
+    "kernels",
+    "proto",
+)
 MODULES = sorted(
     path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")
 )
@@ -25,6 +35,8 @@ ALLOWED = {
     "proto": (),
     "kernels": (),
     "shared": ("kernels", "proto", "shared"),
+    "commands": ("shared.config", "shared.errors"),
+    "client": ("shared.config", "shared.errors", "shared.process"),
     "prefill_node": ("prefill_node", "shared", "proto"),
     "decode_node": ("decode_node", "shared", "proto"),
     "router": (

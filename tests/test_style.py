@@ -10,7 +10,16 @@ from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("bench", "router", "prefill_node", "decode_node", "shared", "kernels")
+FOLDERS = (
+    "bench",
+    "client",
+    "commands",
+    "router",
+    "prefill_node",
+    "decode_node",
+    "shared",
+    "kernels",
+)
 MAX_FILE_LINES = 450
 MAX_FILES_IN_FOLDER = 17
 MAX_LOOSE_IN_SHARED = 4

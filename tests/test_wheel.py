@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("router", "prefill_node", "decode_node", "shared", "kernels", "proto")
+FOLDERS = (
+    "client",
+    "commands",
+    "router",
+    "prefill_node",
+    "decode_node",
+    "shared",
+    "kernels",
+    "proto",
+)
 FILES = ("__init__.py", "__main__.py", "py.typed", "pyproject.toml", "README.md")
 
 

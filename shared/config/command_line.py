@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import os
 import re
 import types
@@ -22,6 +23,22 @@ from ..errors import UsageError
 
 T = TypeVar("T")
 
+# The groups of --help: the options that each class declares.
+GROUPS = {
+    "ServeConfig": ("processes", "which processes a command starts"),
+    "EngineConfig": ("engine", "the model, its devices and memory, and scheduling"),
+    "RouterConfig": ("http", "the HTTP server, its limits, and placement"),
+    "AccessConfig": ("access", "keys, rate limits, and web pages that may call"),
+    "BatchConfig": ("batches", "stored responses, files and batches"),
+    "SamplingConfig": ("sampling", "defaults of what requests leave out"),
+    "NodeConfig": ("node", "where a node listens, and which routers it joins"),
+    "HandoffConfig": ("handoff", "how KV moves between nodes"),
+    "SecurityConfig": ("security", "TLS and tokens between the parts"),
+    "TelemetryConfig": ("logs", "logs and traces"),
+}
+FILE_GROUP = ("file", "all of these in one file")
+NO_GROUP = ("options", "")
+
 # Similarity from which a name is probably another one misspelt.
 CLOSE = 0.87
 SECRET = re.compile("token|key|tls|secret|password", re.IGNORECASE)
@@ -35,7 +52,8 @@ def command_options(*configs: type) -> list[click.Parameter]:
         hints = typing.get_type_hints(config)
         for item in dataclasses.fields(config):
             if item.name not in seen:
-                seen[item.name] = _option(item, hints[item.name])
+                made = seen[item.name] = _option(item, hints[item.name])
+                made.group = _group_of(config, item.name)
     known = {name: _yaml_names(param) for name, param in seen.items()}
 
     def load(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
@@ -43,7 +61,7 @@ def command_options(*configs: type) -> list[click.Parameter]:
             own = {p.name: _yaml_names(p) for p in ctx.command.params if _is_plain_option(p)}
             ctx.default_map = read_yaml(Path(value), own | known, _options_of_all(ctx))
 
-    file = click.Option(
+    file = ConfigOption(
         ["--config"],
         callback=load,
         is_eager=True,
@@ -52,6 +70,7 @@ def command_options(*configs: type) -> list[click.Parameter]:
         metavar="FILE",
         help="YAML file with any of these options, by their names.",
     )
+    file.group = FILE_GROUP
     return [file, *seen.values()]
 
 
@@ -139,7 +158,13 @@ def _options_of_all(context: click.Context) -> set[str]:
     return {name for parameter in parameters for name in _yaml_names(parameter)}
 
 
-class _Secret(click.Option):
+class ConfigOption(click.Option):
+    """An option of a field, with the name and the subject of its group."""
+
+    group: tuple[str, str] = NO_GROUP
+
+
+class _Secret(ConfigOption):
     """An option whose empty variable is kept and rejected later. click treats empty as missing,
     which would leave open what the secret was meant to protect."""
 
@@ -159,29 +184,33 @@ def _yaml_names(parameter: click.Parameter) -> set[str]:
     return names | {name.replace("-", "_") for name in names}
 
 
-def _option(item: dataclasses.Field[Any], hint: Any) -> click.Option:
+def _group_of(config: type, name: str) -> tuple[str, str]:
+    declaring = [c.__name__ for c in config.__mro__ if name in inspect.get_annotations(c)]
+    return GROUPS.get(declaring[0], NO_GROUP)
+
+
+def _option(item: dataclasses.Field[Any], hint: Any) -> ConfigOption:
     meta = item.metadata
     flags = list(meta["flags"])
     kind = _plain(hint)
     own = "TANDEM_" + flags[0].removeprefix("--").upper().replace("-", "_")
     env = [own, *meta["environment"]] if meta["environment"] else own
-    shown = f"  [env: {', '.join([own, *meta['environment']])}]"
     if kind is bool:
         switch = "/".join([flags[0], "--no-" + flags[0].removeprefix("--")])
-        return click.Option(
+        return ConfigOption(
             [switch, item.name],
             default=item.default,
             envvar=env,
-            help=meta["help"] + shown,
+            help=meta["help"],
             show_default=item.default is True,
         )
-    made = _Secret if meta["secret"] else click.Option
+    made = _Secret if meta["secret"] else ConfigOption
     return made(
         [*flags, item.name],
         type=_type(kind, meta),
         default=item.default,
         envvar=env,
-        help=meta["help"] + shown,
+        help=meta["help"],
         show_default=item.default is not None,
     )
 

@@ -276,10 +276,18 @@ class RouterConfig(AccessConfig, BatchConfig, SamplingConfig):
 
 def prefill_addresses(value: str | None) -> tuple[str, ...]:
     """The addresses of ``--pd-url``, as gRPC dials them. Raises ``UsageError``."""
-    parts = () if value is None else [part.strip() for part in value.split(",")]
+    parts = () if value is None else [_without_scheme(part) for part in value.split(",")]
     return tuple(
         socket_address("--pd-url", part)
         if part.startswith(SCHEME)
         else split_addresses("--pd-url", part)[0]
         for part in parts
     )
+
+
+def _without_scheme(address: str) -> str:
+    """As vLLM.rs takes them: ``tcp://host:port`` and ``http://host:port``."""
+    address = address.strip()
+    for scheme in ("tcp://", "http://"):
+        address = address.removeprefix(scheme)
+    return address

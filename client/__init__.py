@@ -1,0 +1,1 @@
+"""Programs that talk to a server with OpenAI's API."""

@@ -1,0 +1,229 @@
+"""Help of commands with many options: in groups, readable at 80 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from ..shared.config.command_line import FILE_GROUP, GROUPS, NO_GROUP
+
+# A command with more options shows its most used ones, and the names of its groups.
+MANY = 40
+ALL = "all"
+INDENT = 6
+# The options of ``tandem serve`` that most people need.
+COMMON = (
+    "model",
+    "served_model_name",
+    "host",
+    "port",
+    "api_key",
+    "max_model_len",
+    "prefill_nodes",
+    "decode_nodes",
+    "devices",
+    "dtype",
+    "kv_cache_dtype",
+    "pd_server",
+    "pd_client",
+    "pd_url",
+    "join",
+    "temperature",
+    "interactive",
+    "prompts",
+    "config",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OptionGroup:
+    """The options that one class of the configuration declares."""
+
+    name: str
+    about: str
+    options: list[click.Option] = field(default_factory=list)
+
+
+class HelpfulCommand(click.Command):
+    """A command whose ``--help`` takes the name of a group or of an option."""
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        names = self.get_help_option_names(ctx)
+        if self._help_option is None:
+            self._help_option = click.Option(
+                names,
+                is_flag=False,
+                flag_value="",
+                is_eager=True,
+                expose_value=False,
+                callback=self._show,
+                metavar="[TOPIC]",
+                help="Show this page; --help=all shows every option, --help=TOPIC one group or "
+                "option.",
+            )
+        return self._help_option
+
+    def _show(self, ctx: click.Context, _: click.Parameter, topic: str | None) -> None:
+        if topic is None or ctx.resilient_parsing:
+            return
+        click.echo(self.get_help(ctx) if not topic else self.help_about(ctx, topic))
+        ctx.exit()
+
+    def help_about(self, ctx: click.Context, topic: str) -> str:
+        """The help of a group or an option. Raises ``click.UsageError`` for another topic."""
+        wanted = topic.lstrip("-").replace("_", "-").lower()
+        groups = option_groups(self.params)
+        formatter = ctx.make_formatter()
+        for group in groups:
+            if wanted in (ALL, group.name.replace(" ", "-")):
+                _write_group(formatter, group)
+        if wanted == ALL:
+            self.format_usage(ctx, head := ctx.make_formatter())
+            return f"{head.getvalue()}\n{formatter.getvalue()}".rstrip("\n")
+        if not formatter.getvalue():
+            options = [option for group in groups for option in group.options]
+            found = _named(options, wanted)
+            if not found:
+                raise click.UsageError(
+                    f"--help={topic}: no such option or group; the groups are "
+                    f"{', '.join(group.name for group in groups)}"
+                )
+            _write_options(formatter, found)
+        return formatter.getvalue().rstrip("\n")
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups = option_groups(self.params)
+        if sum(len(group.options) for group in groups) <= MANY:
+            for group in groups:
+                _write_group(formatter, group, titled=len(groups) > 1)
+            return
+        options = {option.name: option for group in groups for option in group.options}
+        common = [options[name] for name in COMMON if name in options]
+        _write_group(formatter, OptionGroup("common options", "", common))
+        self._write_groups(ctx, formatter, groups)
+
+    def _write_groups(
+        self, ctx: click.Context, formatter: click.HelpFormatter, groups: list[OptionGroup]
+    ) -> None:
+        with formatter.section("Groups of options"):
+            formatter.write_dl([(g.name, f"{len(g.options)}: {g.about}") for g in groups])
+        path = ctx.command_path
+        first = groups[0].name.split()[0]
+        with formatter.section("More"):
+            formatter.write_dl(
+                [
+                    (f"{path} --help=all", "every option"),
+                    (f"{path} --help={first}", "a group of options"),
+                    (f"{path} --help=port", "one option, or those whose names contain the word"),
+                ]
+            )
+        formatter.write_paragraph()
+        formatter.write_text(
+            "Every option can be set by a variable too (--max-model-len by TANDEM_MAX_MODEL_LEN), "
+            "or in the YAML file of --config."
+        )
+
+
+class HelpfulGroup(click.Group):
+    """Commands that are listed with their whole first sentence."""
+
+    command_class = HelpfulCommand
+    group_class = type
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for group in option_groups(self.params):
+            _write_group(formatter, group)
+        self.format_commands(ctx, formatter)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, _first_sentence(made)) for name, made in sorted(self.commands.items())]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def _first_sentence(command: click.Command) -> str:
+    text = " ".join((command.help or "").split())
+    return text.partition(". ")[0].rstrip(".") + "."
+
+
+def option_groups(params: Iterable[click.Parameter]) -> list[OptionGroup]:
+    """The options of a command by the group that they carry, in their order."""
+    groups: dict[str, OptionGroup] = {}
+    for option in params:
+        if isinstance(option, click.Option) and not option.hidden:
+            name, about = getattr(option, "group", NO_GROUP)
+            groups.setdefault(name, OptionGroup(name, about)).options.append(option)
+    order = [name for name, _ in (NO_GROUP, *GROUPS.values(), FILE_GROUP)]
+    return sorted(groups.values(), key=lambda group: order.index(group.name))
+
+
+def _named(options: list[click.Option], wanted: str) -> list[click.Option]:
+    """The option of this name, else those whose names contain it."""
+    names = {id(o): [name.lstrip("-") for name in (*o.opts, *o.secondary_opts)] for o in options}
+    exact = [option for option in options if wanted in names[id(option)]]
+    return exact or [o for o in options if any(wanted in name for name in names[id(o)])]
+
+
+def _write_group(
+    formatter: click.HelpFormatter, group: OptionGroup, *, titled: bool = True
+) -> None:
+    formatter.write_paragraph()
+    title = group.name[:1].upper() + group.name[1:] if titled else "Options"
+    formatter.write(f"{title}:\n")
+    if group.about and titled:
+        _write_text(formatter, group.about, 2)
+    _write_options(formatter, group.options)
+
+
+def _write_options(formatter: click.HelpFormatter, options: Iterable[click.Option]) -> None:
+    for option in options:
+        _write_text(formatter, _heading(option), 2)
+        _write_text(formatter, " ".join(_explanation(option)), INDENT)
+
+
+def _write_text(formatter: click.HelpFormatter, text: str, indent: int) -> None:
+    space = " " * indent
+    lines = textwrap.wrap(
+        text,
+        formatter.width,
+        initial_indent=space,
+        subsequent_indent=space,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    formatter.write("\n".join(lines) + "\n")
+
+
+def _heading(option: click.Option) -> str:
+    names = ", ".join((*option.opts, *option.secondary_opts))
+    return names if option.is_flag else f"{names} {_value(option)}"
+
+
+def _value(option: click.Option) -> str:
+    """The placeholder of an option's value."""
+    if option.metavar:
+        return option.metavar
+    kinds: dict[type[Any], str] = {click.IntRange: "N", click.FloatRange: "X", click.Choice: "NAME"}
+    return kinds.get(type(option.type), "TEXT")
+
+
+def _explanation(option: click.Option) -> Iterator[str]:
+    yield option.help or ""
+    if isinstance(option.type, click.Choice):
+        yield f"One of: {', '.join(option.type.choices)}."
+    default = option.to_info_dict()["default"]
+    if option.show_default and isinstance(default, (bool, int, float, str)):
+        yield f"[default: {_shown(default, option)}]"
+    variables = [] if isinstance(option.envvar, str) else list(option.envvar or ())[1:]
+    if variables:
+        yield f"[also: {', '.join(variables)}]"
+
+
+def _shown(default: Any, option: click.Option) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return f"{default:g}" if isinstance(default, float) else str(default)

@@ -1,0 +1,85 @@
+"""Commands whose options are the fields of configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+
+from ..shared.config.command_line import command_options
+from ..shared.errors import UsageError
+from .help_page import HelpfulCommand
+from .spellings import translate
+
+Values = dict[str, Any]
+SERVED_NAME = "--served-model-name"
+
+
+class PartCommand(HelpfulCommand):
+    """A command that takes the spellings of peers, and rejects several models: of ``--model``,
+    ``--m``, ``--w`` and ``--f``, which are one option, click would use the last silently."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        args = translate(join_names(args), set(self._names()))
+        try:
+            _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        except click.NoSuchOption as error:
+            raise UsageError(f"{error.message} {_advice(ctx, error)}") from None
+        models = [parameter for parameter in order if parameter.name == "model"]
+        if len(models) > 1:
+            names = ", ".join(models[0].opts)
+            raise UsageError(f"the model is given twice: {names} are one option")
+        return super().parse_args(ctx, args)
+
+    def _names(self) -> Iterator[str]:
+        for parameter in self.params:
+            yield from (*parameter.opts, *parameter.secondary_opts)
+
+
+def _advice(ctx: click.Context, error: click.NoSuchOption) -> str:
+    """The nearest option, or the commands that have it."""
+    group = ctx.find_root().command
+    others = group.commands.items() if isinstance(group, click.Group) else ()
+    having = [
+        name for name, made in others if any(error.option_name in p.opts for p in made.params)
+    ]
+    if having:
+        return f"It is one of tandem {', '.join(having)}."
+    if error.possibilities:
+        return f"Did you mean {error.possibilities[0]}?"
+    return f"{ctx.command_path} --help=all lists all."
+
+
+def join_names(args: list[str]) -> list[str]:
+    """As vLLM takes them: ``MODEL --served-model-name A B``. Only after MODEL, since a word behind
+    a name could be the model."""
+    if SERVED_NAME not in args or args[0].startswith("-"):
+        return args
+    first = args.index(SERVED_NAME) + 1
+    end = next((i for i in range(first, len(args)) if args[i].startswith("-")), len(args))
+    return [*args[:first], *filter(None, [",".join(args[first:end])]), *args[end:]]
+
+
+def part_command(
+    name: str, function: Callable[[Values], None], *configs: type, model: bool = True
+) -> PartCommand:
+    """A command whose options are the fields of ``configs``."""
+    params: list[click.Parameter] = command_options(*configs)
+    if model:
+        params.insert(0, click.Argument(["positional"], required=False, metavar="[MODEL]"))
+
+    def run(**values: Any) -> None:
+        given = values.pop("positional", None)
+        if given is not None:
+            values["model"] = _only_model(given, values["model"])
+        function(values)
+
+    return PartCommand(name, params=params, callback=run, help=function.__doc__)
+
+
+def _only_model(given: str, option: str) -> str:
+    source = click.get_current_context().get_parameter_source("model")
+    if source is click.core.ParameterSource.COMMANDLINE:
+        raise UsageError(f"the model is given twice: {given!r} and --model {option!r}")
+    return given

@@ -1,0 +1,116 @@
+"""Help that fits on a terminal, errors of one line, and completion."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from tandem.__main__ import cli, main
+from tandem.commands import failures
+from tandem.commands.failures import debugging
+from tandem.commands.help_page import option_groups
+
+
+def shown(*arguments: str) -> str:
+    result = CliRunner().invoke(cli, arguments, prog_name="tandem", terminal_width=80)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_help_fits_in_80_columns_and_shows_every_option(name: str) -> None:
+    short = shown(name, "--help")
+    every = short if isinstance(cli.commands[name], click.Group) else shown(name, "--help=all")
+    for text in (short, every):
+        assert [line for line in text.splitlines() if len(line) > 80] == []
+    flags = [option.opts[0] for option in cli.commands[name].params if option.opts[0][0] == "-"]
+    assert [flag for flag in flags if flag not in every] == []
+
+
+def test_a_long_help_begins_with_what_most_need() -> None:
+    short = shown("serve", "--help")
+    assert len(short.splitlines()) < 110
+    assert "Common options:" in short and "--window-bytes" not in short
+    groups = {group.name for group in option_groups(cli.commands["serve"].params)}
+    assert {"engine", "http", "sampling"} <= groups and "options" not in groups
+    assert re.search(r"^  engine +\d+: ", short, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("topic", "has", "lacks"),
+    [
+        ("sampling", "--top-k", "--port"),
+        ("Sampling", "--top-k", "--port"),
+        ("port", "HTTP port", "--kv-port"),
+        ("max_model_len", "--max-model-len", "--max-num-seqs"),
+        ("tls", "--tls-cert", "--window-bytes"),
+    ],
+)
+def test_help_about_a_group_or_an_option(topic: str, has: str, lacks: str) -> None:
+    text = shown("serve", f"--help={topic}")
+    assert has in text and lacks not in text
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["tandem", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(str(end.value.code))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["serve", "--max-modle-len", "1"], "Did you mean --max-model-len?"),
+        (["router", "--max-model-len", "1"], "It is one of tandem prefill-node, decode-node,"),
+        (["serv"], "Did you mean 'serve'?"),
+        (["--m", "x", "--isq", "q4k"], "--isq is not supported: weights are not quantised"),
+        (["--max-model-len", "x"], "Invalid value for '--max-model-len'"),
+        (["serve", "--help=nothing"], "the groups are processes, engine, "),
+    ],
+)
+def test_wrong_usage_is_one_line_with_a_remedy(
+    monkeypatch, capsys, arguments: list[str], words: str
+) -> None:
+    assert run(monkeypatch, *arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tandem: ") and words in line
+
+
+@pytest.mark.parametrize(("level", "lines"), [([], 1), (["--log-level", "debug"], 9)])
+def test_a_bug_is_one_line_unless_debugged(
+    monkeypatch, capsys, level: list[str], lines: int
+) -> None:
+    def fail(**values: object) -> None:
+        raise ZeroDivisionError("by nothing")
+
+    monkeypatch.setattr(cli.commands["router"], "callback", fail)
+    assert run(monkeypatch, "router", *level) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert re.match(r"tandem: unexpected ZeroDivisionError at .*\.py:\d+: by nothing", told[-1])
+    assert (len(told) > 5) == (lines > 5)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt(), 130), (click.Abort(), 130), (BrokenPipeError(), 1)]
+)
+def test_an_interrupt_and_a_closed_pipe_are_quiet(monkeypatch, capsys, error, status) -> None:
+    def fail(**values: object) -> None:
+        raise error
+
+    monkeypatch.setattr(failures, "silence_output", lambda: None)
+    monkeypatch.setattr(cli.commands["router"], "callback", fail)
+    assert run(monkeypatch, "router") == status
+    assert capsys.readouterr().err.strip() == ("" if status == 1 else "tandem: interrupted")
+
+
+def test_debugging_is_the_last_level_given(monkeypatch) -> None:
+    assert not debugging(["router"])
+    assert debugging(["router", "--log-level=debug"])
+    assert not debugging(["--log-level", "debug", "--log-level=info"])
+    monkeypatch.setenv("TANDEM_LOG_LEVEL", "debug")
+    assert debugging(["router"])
