@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +17,7 @@ from . import __version__
 from .bench.command_group import bench
 from .commands.failures import exit_with
 from .commands.help_page import HelpfulCommand, HelpfulGroup
-from .commands.part_command import Values, part_command
+from .commands.part_command import Values, is_given, model_is_given, part_command
 from .shared.config import (
     EngineConfig,
     HandoffConfig,
@@ -27,12 +27,19 @@ from .shared.config import (
     ServeConfig,
     TelemetryConfig,
 )
+from .shared.config.client_config import (
+    ChatConfig,
+    CompleteConfig,
+    ConnectionConfig,
+    RequestConfig,
+)
 from .shared.config.command_line import check_unknown, command_options, fill
 from .shared.config.fields import split_addresses
 from .shared.errors import UsageError
 from .shared.process.open_files import allow_many_files
 
 if TYPE_CHECKING:
+    from .client.openai_server import OpenAIServer
     from .shared.node.role_switch import NodeRole
     from .shared.security.credentials import Credentials
     from .shared.telemetry.tracing import Tracer
@@ -171,11 +178,92 @@ def serve(values: Values) -> None:
         _reject_unused()
         serve_prefill(values, lambda values, ready: _run_node("prefill", values, ready))
         return
+    if config.interactive or config.prompts is not None:
+        _talk_to_own(config, values)
+        return
     from .router.cluster import admin
     from .shared.launch.serve import RegistryClient, serve_cluster
 
     registry = RegistryClient(check=admin.list_nodes, refusal_of=admin.refusal_of)
     serve_cluster(config, values, environment_of_parts(), registry)
+
+
+def _talk_to_own(config: ServeConfig, values: Values) -> None:
+    """A chat, or answers to ``--prompts``, with the cluster that is started."""
+    from .client.chat import run_chat
+    from .client.complete import run_complete
+    from .shared.launch.temporary import for_own_use
+
+    values, connection = for_own_use(values, fixed_port=is_given("port"))
+
+    def use(server: OpenAIServer) -> None:
+        if config.prompts is None:
+            run_chat(server, ChatConfig(), RequestConfig())
+        else:
+            run_complete(server, CompleteConfig(prompts=config.prompts, chat=True), RequestConfig())
+
+    _serve_while(values, connection, use)
+
+
+@command("chat", ConnectionConfig, RequestConfig, ChatConfig, EngineConfig)
+def chat(values: Values) -> None:
+    """Chat on the terminal with the server at --url, or with MODEL, which is then served meanwhile
+    by this command."""
+    from .client.chat import run_chat
+
+    config, asked = fill(ChatConfig, values), fill(RequestConfig, values)
+    _with_server(values, lambda server: run_chat(server, config, asked))
+
+
+@command("complete", ConnectionConfig, RequestConfig, CompleteConfig, EngineConfig)
+def complete(values: Values) -> None:
+    """Complete prompts with the server at --url, or with MODEL, which is then served meanwhile by
+    this command."""
+    from .client.complete import run_complete
+
+    config, asked = fill(CompleteConfig, values), fill(RequestConfig, values)
+    _with_server(values, lambda server: run_complete(server, config, asked))
+
+
+def _with_server(values: Values, use: Callable[[OpenAIServer], None]) -> None:
+    """Run ``use`` with the server of the options, which is started here if they have a model."""
+    from .client.openai_server import OpenAIServer
+    from .shared.launch.temporary import log_folder, of_engine
+
+    connection = fill(ConnectionConfig, values)
+    if not model_is_given():
+        with contextlib.closing(OpenAIServer(connection)) as server:
+            use(server)
+        return
+    if is_given("url"):
+        raise UsageError("--url and a model are two servers; give one of them")
+    with log_folder() as folder:
+        _serve_while(of_engine(fill(EngineConfig, values | {"seed": 0}), folder), connection, use)
+
+
+def _serve_while(
+    values: Values, connection: ConnectionConfig, use: Callable[[OpenAIServer], None]
+) -> None:
+    """Run ``use`` with a cluster that is started for it."""
+    from .client.openai_server import OpenAIServer
+    from .router.cluster import admin
+    from .shared.launch.serve import RegistryClient, serve_cluster
+    from .shared.launch.temporary import end_on_sigterm
+
+    done = False
+
+    def talk(address: str) -> None:
+        nonlocal done
+        end_on_sigterm()
+        with contextlib.closing(OpenAIServer(replace(connection, url=address))) as server:
+            use(server)
+        done = True
+
+    click.echo(f"starting {values['model']} ...", err=True)
+    registry = RegistryClient(check=admin.list_nodes, refusal_of=admin.refusal_of)
+    serve_cluster(fill(ServeConfig, values), values, environment_of_parts(), registry, talk)
+    if not done:
+        raise KeyboardInterrupt  # which the launcher takes for the end of its work
 
 
 def _reject_unused() -> None:

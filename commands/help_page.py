@@ -15,6 +15,8 @@ from ..shared.config.command_line import FILE_GROUP, GROUPS, NO_GROUP
 MANY = 40
 ALL = "all"
 INDENT = 6
+# Groups that a command which talks to a server only needs if it starts one.
+OF_MODELS = ("engine",)
 # The options of ``tandem serve`` that most people need.
 COMMON = (
     "model",
@@ -101,15 +103,21 @@ class HelpfulCommand(click.Command):
             for group in groups:
                 _write_group(formatter, group, titled=len(groups) > 1)
             return
-        options = {option.name: option for group in groups for option in group.options}
-        common = [options[name] for name in COMMON if name in options]
-        _write_group(formatter, OptionGroup("common options", "", common))
+        if any(group.name == "server" for group in groups):
+            own = [group for group in groups if group.name not in OF_MODELS]
+            for group in own:
+                _write_group(formatter, group)
+            groups = [group for group in groups if group.name in OF_MODELS]
+        else:
+            options = {option.name: option for group in groups for option in group.options}
+            common = [options[name] for name in COMMON if name in options]
+            _write_group(formatter, OptionGroup("common options", "", common))
         self._write_groups(ctx, formatter, groups)
 
     def _write_groups(
         self, ctx: click.Context, formatter: click.HelpFormatter, groups: list[OptionGroup]
     ) -> None:
-        with formatter.section("Groups of options"):
+        with formatter.section("More groups of options"):
             formatter.write_dl([(g.name, f"{len(g.options)}: {g.about}") for g in groups])
         path = ctx.command_path
         first = groups[0].name.split()[0]

@@ -79,7 +79,17 @@ def part_command(
 
 
 def _only_model(given: str, option: str) -> str:
-    source = click.get_current_context().get_parameter_source("model")
-    if source is click.core.ParameterSource.COMMANDLINE:
+    if is_given("model"):
         raise UsageError(f"the model is given twice: {given!r} and --model {option!r}")
     return given
+
+
+def is_given(name: str) -> bool:
+    """True if the running command has this parameter on its command line."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.COMMANDLINE
+
+
+def model_is_given() -> bool:
+    """True if the command line has a model, with or without the option's name."""
+    return is_given("model") or is_given("positional")

@@ -17,6 +17,7 @@ RENAMED = {
 }
 # Switches, with the option that does the same.
 SWITCHES = {
+    "--i": "--interactive",
     "--cpu": "--device=cpu",
     "--disable-log-stats": "--stats-interval=0",
     "--disable-reasoning": '--default-chat-template-kwargs={"enable_thinking": false}',

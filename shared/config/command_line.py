@@ -25,6 +25,11 @@ T = TypeVar("T")
 
 # The groups of --help: the options that each class declares.
 GROUPS = {
+    "ConnectionConfig": ("server", "the server, and what it is asked for"),
+    "ChatConfig": ("chat", "what is sent and shown"),
+    "CompleteConfig": ("prompts", "where prompts come from, and results go"),
+    "RunBatchConfig": ("batch", "the files with requests and results"),
+    "RequestConfig": ("request", "sampling parameters; those that are left out are the server's"),
     "ServeConfig": ("processes", "which processes a command starts"),
     "EngineConfig": ("engine", "the model, its devices and memory, and scheduling"),
     "RouterConfig": ("http", "the HTTP server, its limits, and placement"),

@@ -19,6 +19,14 @@ class ServeConfig:
         "--pd-client",
         "Start a router and a decode node that use the prefill nodes at --pd-url.",
     )
+    interactive: bool = option(
+        False, "--interactive", "Chat on this terminal while it serves (--i is short for it)."
+    )
+    prompts: str | None = option(
+        None,
+        "--prompts",
+        "Answer these messages, separated by '|', instead of serving until Ctrl-C.",
+    )
     prefill_nodes: int = option(
         0,
         "--prefill-nodes",

@@ -52,9 +52,14 @@ class RegistryClient:
 
 
 def serve_cluster(
-    config: ServeConfig, values: Values, environment: Mapping[str, str], registry: RegistryClient
+    config: ServeConfig,
+    values: Values,
+    environment: Mapping[str, str],
+    registry: RegistryClient,
+    use: Callable[[str], None] | None = None,
 ) -> None:
-    """Start the parts, wait until they are ready, and keep them serving until a signal.
+    """Start the parts, wait until they are ready, and keep them serving until a signal, or while
+    ``use`` runs, which gets the router's URL.
 
     ``values`` are the parsed options of every part. ``environment`` is that of the parts, without
     Tandem's own variables. Raises ``UsageError`` or ``StartupError``.
@@ -97,8 +102,11 @@ def serve_cluster(
             join_deadline = min(deadline, time.monotonic() + JOIN_SECONDS)
             await_ready(cluster, address, join_deadline, refusal)
             _announce_prefill_nodes(front.prefill_addresses, joins_at, credentials)
-            greet(address, joins_at, config, with_key=front.asks_for_keys)
-            cluster.keep(router, lambda: is_ready(address))
+            if use is None:
+                greet(address, joins_at, config, with_key=front.asks_for_keys)
+                cluster.keep(router, lambda: is_ready(address))
+            else:
+                use(address)
         except KeyboardInterrupt:
             click.echo("stopping ...", err=True)
         finally:

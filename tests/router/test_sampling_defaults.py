@@ -55,7 +55,10 @@ async def test_defaults_act_on_every_surface_and_requests_win(tmp_path: Path) ->
 
 
 async def test_max_tokens_is_a_default_and_max_new_tokens_a_limit(tmp_path: Path) -> None:
-    options = {"max_tokens": 20, "override_generation_config": '{"max_new_tokens": 30}'}
+    options: dict[str, Any] = {
+        "max_tokens": 20,
+        "override_generation_config": '{"max_new_tokens": 30}',
+    }
     async with cluster(tmp_path, **options) as c:
         for path, body, _ in SURFACES[:2]:
             for asked, granted in ((None, 20), (25, 25), (40, 30)):

@@ -1,0 +1,143 @@
+"""A streamed answer as pieces of reasoning and text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .openai_server import OpenAIServer
+
+# Servers that do not split reasoning off leave it between these.
+OPENING, CLOSING = "<think>", "</think>"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some text of an answer, or of the reasoning or the tool call before it."""
+
+    text: str
+    aside: bool = False
+
+
+@dataclass(slots=True)
+class AnswerStats:
+    """The times and tokens of one answer, in seconds since the request."""
+
+    first: float | None = None
+    seconds: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    tokens: int = 0
+    finish_reason: str = ""
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second after the first one."""
+        rest = self.seconds - (self.first or 0.0)
+        return (self.tokens - 1) / rest if self.tokens > 1 and rest > 0 else 0.0
+
+
+class AnswerStream:
+    """One request, of a chat if its body has messages; ``stats`` are complete when its pieces
+    end."""
+
+    def __init__(self, server: OpenAIServer, body: dict[str, Any]) -> None:
+        self.stats = AnswerStats()
+        self._server = server
+        self._body = {**body, "stream_options": {"include_usage": True}}
+        self._path = "chat/completions" if "messages" in body else "completions"
+        self._tags = _ThinkTags(possible="messages" in body)
+
+    def pieces(self) -> Generator[Piece, None, None]:
+        """The answer. Raises ``ServerError``."""
+        begun = time.monotonic()
+        try:
+            for event in self._server.stream(self._path, self._body):
+                self._count(event.get("usage"))
+                for choice in event.get("choices") or ():
+                    reason = choice.get("finish_reason")
+                    self.stats.finish_reason = reason or self.stats.finish_reason
+                    for piece in self._of(choice.get("delta") or {"content": choice.get("text")}):
+                        if self.stats.first is None:
+                            self.stats.first = time.monotonic() - begun
+                        yield piece
+            yield from self._tags.rest()
+        finally:
+            self.stats.seconds = time.monotonic() - begun
+
+    def _of(self, delta: dict[str, Any]) -> Iterator[Piece]:
+        reasoning = delta.get("reasoning") or delta.get("reasoning_content")
+        if reasoning:
+            yield Piece(reasoning, aside=True)
+        for call in delta.get("tool_calls") or ():
+            function = call.get("function") or {}
+            name = function.get("name")
+            text = (f"\n{name} " if name else "") + (function.get("arguments") or "")
+            yield Piece(text, aside=True)
+        if delta.get("content"):
+            yield from self._tags.split(delta["content"])
+
+    def _count(self, usage: Any) -> None:
+        if isinstance(usage, dict):
+            stats = self.stats
+            stats.tokens = usage.get("completion_tokens") or 0
+            stats.prompt_tokens = usage.get("prompt_tokens") or 0
+            details = usage.get("prompt_tokens_details") or {}
+            stats.cached_tokens = details.get("cached_tokens") or 0
+
+
+class _ThinkTags:
+    """Splits reasoning off that is between tags at the beginning of the text."""
+
+    def __init__(self, *, possible: bool) -> None:
+        self._held = ""
+        self._tag = OPENING if possible else ""
+        self._after_reasoning = False
+
+    def split(self, text: str) -> Iterator[Piece]:
+        """The pieces that are certain by now."""
+        self._held += text
+        if self._tag == OPENING:
+            self._begin()
+        if self._tag == CLOSING:
+            yield from self._reasoning()
+        if not self._tag:
+            yield from self._text()
+
+    def _begin(self) -> None:
+        start = self._held.lstrip()
+        if start.startswith(OPENING):
+            self._tag, self._held = CLOSING, start.removeprefix(OPENING)
+        elif not OPENING.startswith(start):
+            self._tag = ""
+
+    def _reasoning(self) -> Iterator[Piece]:
+        thought, found, answer = self._held.partition(CLOSING)
+        if found:
+            self._tag, self._held, self._after_reasoning = "", answer, True
+        else:
+            cut = len(self._held) - _overlap(self._held, CLOSING)
+            thought, self._held = self._held[:cut], self._held[cut:]
+        if thought:
+            yield Piece(thought, aside=True)
+
+    def _text(self) -> Iterator[Piece]:
+        text = self._held.lstrip("\n") if self._after_reasoning else self._held
+        self._held = ""
+        if text:
+            self._after_reasoning = False
+            yield Piece(text)
+
+    def rest(self) -> Iterator[Piece]:
+        """What was held back when the answer ends."""
+        if self._held:
+            yield Piece(self._held, aside=self._tag == CLOSING)
+            self._held = ""
+
+
+def _overlap(text: str, tag: str) -> int:
+    """The length of the longest end of ``text`` with which ``tag`` begins."""
+    lengths = range(min(len(text), len(tag) - 1), 0, -1)
+    return next((n for n in lengths if tag.startswith(text[-n:])), 0)

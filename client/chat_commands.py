@@ -1,0 +1,179 @@
+"""The commands of a chat, which begin with a slash."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from ..shared.config.client_config import RequestConfig
+from ..shared.config.fields import check_option
+from ..shared.errors import UsageError
+from .chat import Chat, described
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCommand:
+    """``run`` gets the rest of the line."""
+
+    usage: str
+    about: str
+    run: Callable[[Chat, str], None]
+
+
+def run_command(chat: Chat, line: str) -> None:
+    """Run a line such as ``/set temperature 0``. Raises ``TandemError``."""
+    name, _, rest = line.removeprefix("/").partition(" ")
+    command = COMMANDS.get(ALIASES.get(name, name))
+    if command is None:
+        near = get_close_matches(name, [*COMMANDS, *ALIASES], 1)
+        hint = f"did you mean /{near[0]}?" if near else "/help lists the commands"
+        raise UsageError(f"/{name} is not a command; {hint}")
+    command.run(chat, rest.strip())
+
+
+def _help(chat: Chat, _: str) -> None:
+    width = max(len(command.usage) for command in COMMANDS.values())
+    for command in COMMANDS.values():
+        chat.console.print(f"/{command.usage:{width}}  {command.about}", markup=False)
+    chat.tell(
+        'A line that ends with \\ goes on in the next one; """ begins and ends a message of '
+        "several lines. Ctrl-C stops an answer."
+    )
+
+
+def _clear(chat: Chat, _: str) -> None:
+    chat.conversation.clear()
+    chat.tell("A new conversation.")
+
+
+def _system(chat: Chat, text: str) -> None:
+    if text:
+        chat.conversation.system = None if text == "none" else text
+    chat.tell(f"System prompt: {chat.conversation.system or 'none'}")
+
+
+def _set(chat: Chat, rest: str) -> None:
+    name, _, text = rest.partition(" ")
+    if name:
+        name = name.replace("-", "_")
+        if text.strip() in ("", "none"):
+            check_parameter(name)
+            chat.parameters.pop(name, None)
+        else:
+            chat.parameters[name] = parameter(name, text.strip())
+    given = ", ".join(f"{name} {value}" for name, value in chat.parameters.items())
+    chat.tell(f"Parameters: {given or 'those of the server'}")
+
+
+def _model(chat: Chat, name: str) -> None:
+    known = chat.server.models()
+    if name and name not in known:
+        raise UsageError(f"the server has no model {name!r}, but {', '.join(known)}")
+    if name:
+        chat.server.model = name
+    others = [other for other in known if other != chat.server.model]
+    chat.tell(f"Model: {chat.server.model}" + (f"; also {', '.join(others)}" if others else ""))
+
+
+def _save(chat: Chat, name: str) -> None:
+    path = _path(name, "/save")
+    chat.conversation.save(path, model=chat.server.model, parameters=chat.parameters)
+    chat.tell(f"Saved {len(chat.conversation.turns)} messages in {path}")
+
+
+def _load(chat: Chat, name: str) -> None:
+    path = _path(name, "/load")
+    about = chat.conversation.load(path)
+    saved = about.get("parameters")
+    if isinstance(saved, dict):
+        chat.parameters = {name: parameter(name, str(value)) for name, value in saved.items()}
+    chat.tell(f"Loaded {len(chat.conversation.turns)} messages from {path}")
+
+
+def _show(chat: Chat, _: str) -> None:
+    for message in chat.conversation.messages:
+        chat.tell(f"{message['role']}:")
+        chat.console.print(message["content"], markup=False, soft_wrap=True)
+
+
+def _retry(chat: Chat, _: str) -> None:
+    text = chat.conversation.undo()
+    if text is None:
+        raise UsageError("nothing was asked yet")
+    chat.ask(text)
+
+
+def _undo(chat: Chat, _: str) -> None:
+    text = chat.conversation.undo()
+    chat.tell("Nothing was asked yet." if text is None else f"Taken back: {text[:60]}")
+
+
+def _stats(chat: Chat, rest: str) -> None:
+    if rest in ("on", "off"):
+        chat.show_stats = rest == "on"
+        return
+    if not chat.answers:
+        chat.tell("No answers yet.")
+        return
+    chat.tell(f"The last answer: {described(chat.answers[-1])}")
+    tokens = sum(stats.tokens for stats in chat.answers)
+    chat.tell(f"All {len(chat.answers)} answers: {tokens} tokens")
+
+
+def _exit(chat: Chat, _: str) -> None:
+    chat.ended = True
+
+
+COMMANDS = {
+    "help": ChatCommand("help", "this list", _help),
+    "clear": ChatCommand("clear", "forget the conversation; the system prompt stays", _clear),
+    "system": ChatCommand("system [TEXT|none]", "show or change the system prompt", _system),
+    "set": ChatCommand("set [NAME [VALUE]]", "show or change a sampling parameter", _set),
+    "model": ChatCommand("model [NAME]", "show or change the model", _model),
+    "retry": ChatCommand("retry", "have the last message answered again", _retry),
+    "undo": ChatCommand("undo", "take the last message and its answer back", _undo),
+    "show": ChatCommand("show", "show the conversation", _show),
+    "save": ChatCommand("save FILE", "write the conversation into a JSON file", _save),
+    "load": ChatCommand("load FILE", "go on with such a file", _load),
+    "stats": ChatCommand("stats [on|off]", "tokens and times, or both after each answer", _stats),
+    "exit": ChatCommand("exit", "end", _exit),
+}
+ALIASES = {"?": "help", "bye": "exit", "q": "exit", "quit": "exit", "new": "clear"}
+
+
+def check_parameter(name: str) -> dict[str, Any]:
+    """The description of a sampling parameter. Raises ``UsageError`` for an unknown one."""
+    known = {item.name: dict(item.metadata) for item in fields(RequestConfig)}
+    if name not in known:
+        near = get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]}?" if near else f"use {', '.join(known)}"
+        raise UsageError(f"{name!r} is not a sampling parameter; {hint}")
+    return known[name]
+
+
+def parameter(name: str, text: str) -> Any:
+    """The value of a sampling parameter. Raises ``UsageError``."""
+    about = check_parameter(name)
+    kind = str(get_type_hints(RequestConfig)[name])
+    if kind.startswith("str"):
+        return text
+    try:
+        value = int(text) if kind.startswith("int") else float(text)
+    except ValueError:
+        wanted = "an integer" if kind.startswith("int") else "a number"
+        raise UsageError(f"{name} {text!r} must be {wanted}") from None
+    check_option({**about, "flags": [name]}, value)
+    return value
+
+
+def _path(text: str, command: str) -> Path:
+    """A file, perhaps quoted. Raises ``UsageError``."""
+    try:
+        (name,) = shlex.split(text)
+    except ValueError:
+        raise UsageError(f"{command} needs the name of one file") from None
+    return Path(name).expanduser()

@@ -1,0 +1,82 @@
+"""Lines that a person types, with editing, history and completion by readline."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+MAX_LINES = 1000
+# A message of several lines stands between two of these.
+QUOTES = '"""'
+PROMPT, CONTINUED = "> ", ". "
+
+
+def history_path() -> Path:
+    """The file of the history, where XDG has such files."""
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "tandem" / "chat_history"
+
+
+class LineInput:
+    """Reads messages of one or more lines."""
+
+    def __init__(self, read_line: Callable[[str], str] = input) -> None:
+        self._read_line = read_line
+        self._interactive = sys.stdin.isatty()
+
+    def read(self) -> str:
+        """A message: a line, several that end with a backslash, or a block between triple quotes.
+        Raises ``EOFError`` and ``KeyboardInterrupt``."""
+        line = self._line(PROMPT)
+        if line.lstrip().startswith(QUOTES):
+            return self._block(line.lstrip().removeprefix(QUOTES))
+        lines = [line]
+        while lines[-1].endswith("\\"):
+            lines[-1] = lines[-1][:-1]
+            lines.append(self._line(CONTINUED))
+        return "\n".join(lines)
+
+    def _block(self, first: str) -> str:
+        lines = [first]
+        while not lines[-1].rstrip().endswith(QUOTES):
+            lines.append(self._line(CONTINUED))
+        lines[-1] = lines[-1].rstrip().removesuffix(QUOTES)
+        return "\n".join(lines).strip("\n")
+
+    def _line(self, prompt: str) -> str:
+        return self._read_line(prompt if self._interactive else "")
+
+
+@contextlib.contextmanager
+def line_editing(words: Sequence[str], *, keep: bool) -> Iterator[None]:
+    """Editing of lines while the block runs, with completion of ``words``. ``keep``s the lines in a
+    file that only this user can read."""
+    try:
+        import readline
+    except ImportError:  # Windows has none; lines are read without editing
+        yield
+        return
+
+    def complete(text: str, state: int) -> str | None:
+        found = [word for word in words if word.startswith(text)] if text.startswith("/") else []
+        return found[state] if state < len(found) else None
+
+    readline.set_completer(complete)
+    readline.set_completer_delims(" \t\n")
+    readline.parse_and_bind("tab: complete")
+    path = history_path()
+    if keep:
+        with contextlib.suppress(OSError):
+            readline.read_history_file(path)
+    readline.set_history_length(MAX_LINES)
+    try:
+        yield
+    finally:
+        if keep:
+            with contextlib.suppress(OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+                readline.write_history_file(path)

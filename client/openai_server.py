@@ -1,0 +1,146 @@
+"""A server with OpenAI's API, as a client sees it."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import Any
+
+import httpx
+
+from ..shared.config.client_config import ConnectionConfig
+from ..shared.errors import TandemError, UsageError
+
+CONNECT_SECONDS = 10.0
+MAX_MESSAGE = 500
+
+
+class ServerError(TandemError):
+    """A server cannot be reached, or rejects a request."""
+
+
+class OpenAIServer:
+    """Requests to one server. Threads may share it."""
+
+    def __init__(
+        self, config: ConnectionConfig, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        self.url = _base(config.url)
+        self._name = config.model_name
+        headers = {"authorization": f"Bearer {config.api_key}"} if config.api_key else {}
+        try:
+            self._client = httpx.Client(
+                base_url=self.url,
+                headers=headers,
+                timeout=httpx.Timeout(config.timeout, connect=CONNECT_SECONDS),
+                limits=httpx.Limits(max_connections=None),
+                # A proxy for the internet cannot reach this machine.
+                trust_env=not _is_own(self.url.host),
+                transport=transport,
+            )
+        except ValueError as error:  # a header that is none
+            raise UsageError(f"--api-key cannot be sent: {error}") from None
+
+    def close(self) -> None:
+        self._client.close()
+
+    def models(self) -> list[str]:
+        """The names of the server's models. Raises ``ServerError``."""
+        try:
+            answer = self._client.get("models")
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from None
+        listed = self._checked(answer).get("data")
+        return [str(model.get("id")) for model in listed or () if isinstance(model, dict)]
+
+    @property
+    def model(self) -> str:
+        """The model that requests name: as configured, else the server's first."""
+        if self._name is None:
+            names = self.models()
+            if not names:
+                raise ServerError(f"{self.url} has no model at the moment")
+            self._name = names[0]
+        return self._name
+
+    @model.setter
+    def model(self, name: str) -> None:
+        self._name = name
+
+    def post(self, path: str, body: bytes) -> httpx.Response:
+        """The answer to a JSON body, whatever its status. Raises ``httpx.HTTPError``."""
+        return self._client.post(path, content=body, headers={"content-type": "application/json"})
+
+    def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The events of a streamed answer. Raises ``ServerError``; closing the iterator ends the
+        request."""
+        try:
+            with self._client.stream("POST", path, json={**body, "stream": True}) as answer:
+                if answer.status_code != HTTPStatus.OK:
+                    answer.read()
+                    self._checked(answer)
+                yield from self._events(answer)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from None
+
+    def _events(self, answer: httpx.Response) -> Iterator[dict[str, Any]]:
+        for line in answer.iter_lines():
+            name, _, data = line.partition(":")
+            if name != "data" or data.strip() == "[DONE]":
+                continue
+            try:
+                event = json.loads(data)
+            except ValueError:
+                raise ServerError(f"{self.url} sent an event that is not JSON") from None
+            if "error" in event:
+                raise ServerError(f"the answer broke off: {message_of(event)}")
+            yield event
+
+    def _checked(self, answer: httpx.Response) -> dict[str, Any]:
+        """The JSON of an answer. Raises ``ServerError`` for an error."""
+        try:
+            body = answer.json()
+        except ValueError:
+            body = None
+        if answer.status_code != HTTPStatus.OK:
+            reason = message_of(body) or answer.reason_phrase
+            hint = " (--api-key)" if answer.status_code == HTTPStatus.UNAUTHORIZED else ""
+            raise ServerError(f"{answer.url}: {answer.status_code}: {reason}{hint}")
+        if not isinstance(body, dict):
+            raise ServerError(f"{answer.url} is not OpenAI's API: its answer is not a JSON object")
+        return body
+
+    def _unreachable(self, error: httpx.HTTPError) -> ServerError:
+        if isinstance(error, httpx.ConnectError):
+            return ServerError(
+                f"nothing answers at {self.url} ({error}); start a server (tandem serve), give "
+                "the address of one (--url), or a model (tandem chat MODEL)"
+            )
+        return ServerError(f"{self.url}: {error or type(error).__name__}")
+
+
+def message_of(body: Any) -> str:
+    """The message in an error, as OpenAI and others write it."""
+    error = body.get("error", body) if isinstance(body, dict) else body
+    message = error.get("message", error.get("detail")) if isinstance(error, dict) else error
+    return str(message or "")[:MAX_MESSAGE]
+
+
+def _base(url: str) -> httpx.URL:
+    """The URL of the API; a server without a path has it under /v1. Raises ``UsageError``."""
+    try:
+        parsed = httpx.URL(url if "://" in url else f"http://{url}")
+    except httpx.InvalidURL as error:
+        raise UsageError(f"--url {url!r}: {error}") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise UsageError(f"--url {url!r} is not an address such as http://127.0.0.1:8000/v1")
+    return parsed if parsed.path.strip("/") else parsed.copy_with(path="/v1")
+
+
+def _is_own(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

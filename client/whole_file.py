@@ -1,0 +1,33 @@
+"""Files that appear when they are complete, and not before."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from ..shared.errors import UsageError
+
+
+@contextlib.contextmanager
+def whole_file(flag: str, name: str) -> Iterator[TextIO]:
+    """A text file that replaces ``name`` when the block ends without an error. Raises
+    ``UsageError`` if it cannot be written there."""
+    path = Path(name)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        file = partial.open("x", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{flag} {name}: {error.strerror}") from None
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise

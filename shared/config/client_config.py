@@ -1,0 +1,128 @@
+"""Options of the programs that talk to a server: where it is, and how answers are sampled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from .fields import option
+from .sampling_config import LARGEST_INT
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionConfig:
+    """A server with OpenAI's API."""
+
+    url: str = option(
+        "http://127.0.0.1:8000/v1",
+        "--url",
+        "Server with OpenAI's API, with or without the path /v1.",
+    )
+    api_key: str | None = option(
+        None,
+        "--api-key",
+        "Key that the server asks for. Arguments are visible to other users, so pass it in the "
+        "environment.",
+        environment=("OPENAI_API_KEY",),
+    )
+    model_name: str | None = option(
+        None, "--model-name", "Model that the server is asked for (default: its first one)."
+    )
+    timeout: float = option(
+        600.0, "--timeout", "Seconds without a byte from the server that are too long.", minimum=0.1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestConfig:
+    """Sampling parameters of requests; those that are left out are the server's."""
+
+    max_tokens: int | None = option(
+        None, "--max-tokens", "Tokens of an answer.", minimum=1, maximum=LARGEST_INT
+    )
+    temperature: float | None = option(
+        None, "--temperature", "0 is greedy.", minimum=0.0, maximum=2.0
+    )
+    top_p: float | None = option(
+        None, "--top-p", "Sample from tokens of this probability.", minimum=0.0, maximum=1.0
+    )
+    top_k: int | None = option(
+        None, "--top-k", "Sample from so many tokens.", minimum=-1, maximum=LARGEST_INT
+    )
+    min_p: float | None = option(
+        None,
+        "--min-p",
+        "Sample from tokens with this share of the most likely one's probability.",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    presence_penalty: float | None = option(
+        None, "--presence-penalty", "Penalty of tokens that were used.", minimum=-2.0, maximum=2.0
+    )
+    frequency_penalty: float | None = option(
+        None,
+        "--frequency-penalty",
+        "Penalty of tokens for each time that they were used.",
+        minimum=-2.0,
+        maximum=2.0,
+    )
+    repetition_penalty: float | None = option(
+        None,
+        "--repetition-penalty",
+        "Factor against tokens that were used; vLLM's extension.",
+        minimum=0.0,
+        maximum=100.0,
+    )
+    seed: int | None = option(None, "--seed", "The same seed draws the same tokens.")
+    stop: str | None = option(None, "--stop", "String at which an answer ends.")
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The members of a request that are given."""
+        named = ((item.name, getattr(self, item.name)) for item in fields(RequestConfig))
+        return {name: value for name, value in named if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatConfig:
+    """Options of ``tandem chat``."""
+
+    system_prompt: str | None = option(
+        None, "--system-prompt", "First message, with the role system."
+    )
+    quick: str | None = option(None, "--quick -q", "Send this message, print the answer, and end.")
+    stats: bool = option(False, "--stats", "Show tokens and times after each answer.")
+    markdown: bool = option(True, "--markdown", "Format answers, if the output is a terminal.")
+    history: bool = option(
+        True,
+        "--history",
+        "Keep what you type, for the arrow keys: the last 1,000 lines, in "
+        "~/.local/state/tandem/chat_history.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompleteConfig:
+    """Options of ``tandem complete``."""
+
+    prompts: str | None = option(
+        None, "--prompts", "Prompts, separated by '|', such as 'two and two | 2 + 2'."
+    )
+    quick: str | None = option(None, "--quick -q", "One prompt, in which '|' is a character.")
+    input: str | None = option(
+        None,
+        "--input",
+        "JSONL file with a prompt in each line, - for the standard input: a string, or an object "
+        "with prompt or messages, and any parameters of its request.",
+    )
+    output: str | None = option(
+        None, "--output", "JSONL file of the results, written when all are there."
+    )
+    json: bool = option(False, "--json", "Print results as JSONL.")
+    chat: bool = option(
+        False, "--chat", "Send each prompt as a message of a chat, instead of text to continue."
+    )
+    max_concurrency: int = option(
+        8, "--max-concurrency", "Requests at once.", minimum=1, maximum=4096
+    )
+    stats: bool = option(False, "--stats", "Show tokens and times when all is done.")

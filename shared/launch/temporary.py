@@ -1,0 +1,68 @@
+"""A cluster that one command starts for itself, and ends with itself."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ..config import (
+    EngineConfig,
+    HandoffConfig,
+    RouterConfig,
+    SecurityConfig,
+    ServeConfig,
+    TelemetryConfig,
+)
+from ..config.client_config import ConnectionConfig
+
+Values = dict[str, Any]
+
+TERMINATED = 128 + signal.SIGTERM
+# A part that is not drained at the end: its only client has left.
+NO_DRAIN = {"drain_timeout": 0.0, "shutdown_delay": 0.0}
+
+
+def of_engine(engine: EngineConfig, logs: Path) -> Values:
+    """The options of a cluster for one engine; all others are defaults."""
+    configs = (TelemetryConfig, SecurityConfig, HandoffConfig, RouterConfig, ServeConfig)
+    values = {item.name: item.default for config in configs for item in fields(config)}
+    own = {"port": 0, "log_dir": str(logs), "access_log": False, "reasoning_parser": "auto"}
+    return values | vars(engine) | own | NO_DRAIN
+
+
+def for_own_use(values: Values, *, fixed_port: bool) -> tuple[Values, ConnectionConfig]:
+    """The options of a cluster that this command also talks to: with a key of its own if clients
+    need one, and at any free port unless one is given."""
+    values = values | NO_DRAIN | ({} if fixed_port else {"port": 0})
+    if values["reasoning_parser"] == "none":
+        values["reasoning_parser"] = "auto"
+    key = None
+    if values["api_key"] is not None or values["api_key_file"] is not None:
+        key = secrets.token_hex(16)
+        values["api_key"] = ",".join(filter(None, (values["api_key"], f"this-terminal: {key}")))
+    return values, ConnectionConfig(api_key=key)
+
+
+@contextlib.contextmanager
+def log_folder() -> Iterator[Path]:
+    """A folder for logs that goes with the cluster, unless that fails."""
+    folder = Path(tempfile.mkdtemp(prefix="tandem-"))
+    try:
+        yield folder
+    except (KeyboardInterrupt, SystemExit):
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM end this process rather than only what it waits for."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
