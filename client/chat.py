@@ -12,14 +12,14 @@ from ..shared.config.client_config import ChatConfig, RequestConfig
 from ..shared.errors import TandemError
 from .answer_stream import AnswerStats, AnswerStream
 from .answer_views import MarkdownView, PlainView
-from .conversation import Conversation
+from .chat_history import ChatHistory
 from .line_input import LineInput, line_editing
 from .openai_server import OpenAIServer
 
 GREETING = "Talking to {model} at {url}. /help lists the commands; Ctrl-D ends."
 
 
-class Chat:
+class TerminalChat:
     """A conversation with one server. Commands change its members between two answers."""
 
     def __init__(
@@ -30,7 +30,7 @@ class Chat:
         console: Console | None = None,
     ) -> None:
         self.server = server
-        self.conversation = Conversation(config.system_prompt)
+        self.conversation = ChatHistory(config.system_prompt)
         self.parameters = parameters
         self.console = console or Console(highlight=False)
         # Notes are no part of an output that is written to a file.
@@ -40,7 +40,7 @@ class Chat:
         self.answers: list[AnswerStats] = []
         self.ended = False
 
-    def run(self, lines: LineInput, command: Callable[[Chat, str], None]) -> None:
+    def run(self, lines: LineInput, command: Callable[[TerminalChat, str], None]) -> None:
         """Answer what is typed until the end of the input. ``command`` runs what begins with a
         slash. Ctrl-C stops an answer, or discards a line."""
         self.tell(GREETING.format(model=self.server.model, url=self.server.url))
@@ -134,7 +134,7 @@ def run_chat(server: OpenAIServer, config: ChatConfig, asked: RequestConfig) -> 
     """Chat until the user ends it, or once for ``--quick``."""
     from .chat_commands import COMMANDS, run_command  # it needs this module
 
-    chat = Chat(server, config, asked.parameters)
+    chat = TerminalChat(server, config, asked.parameters)
     if config.quick is not None:
         chat.ask_once(config.quick)
         return

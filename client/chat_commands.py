@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 from ..shared.config.client_config import RequestConfig
 from ..shared.config.fields import check_option
 from ..shared.errors import UsageError
-from .chat import Chat, described
+from .chat import TerminalChat, described
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,10 @@ class ChatCommand:
 
     usage: str
     about: str
-    run: Callable[[Chat, str], None]
+    run: Callable[[TerminalChat, str], None]
 
 
-def run_command(chat: Chat, line: str) -> None:
+def run_command(chat: TerminalChat, line: str) -> None:
     """Run a line such as ``/set temperature 0``. Raises ``TandemError``."""
     name, _, rest = line.removeprefix("/").partition(" ")
     command = COMMANDS.get(ALIASES.get(name, name))
@@ -35,7 +35,7 @@ def run_command(chat: Chat, line: str) -> None:
     command.run(chat, rest.strip())
 
 
-def _help(chat: Chat, _: str) -> None:
+def _help(chat: TerminalChat, _: str) -> None:
     width = max(len(command.usage) for command in COMMANDS.values())
     for command in COMMANDS.values():
         chat.console.print(f"/{command.usage:{width}}  {command.about}", markup=False)
@@ -45,18 +45,18 @@ def _help(chat: Chat, _: str) -> None:
     )
 
 
-def _clear(chat: Chat, _: str) -> None:
+def _clear(chat: TerminalChat, _: str) -> None:
     chat.conversation.clear()
     chat.tell("A new conversation.")
 
 
-def _system(chat: Chat, text: str) -> None:
+def _system(chat: TerminalChat, text: str) -> None:
     if text:
         chat.conversation.system = None if text == "none" else text
     chat.tell(f"System prompt: {chat.conversation.system or 'none'}")
 
 
-def _set(chat: Chat, rest: str) -> None:
+def _set(chat: TerminalChat, rest: str) -> None:
     name, _, text = rest.partition(" ")
     if name:
         name = name.replace("-", "_")
@@ -69,7 +69,7 @@ def _set(chat: Chat, rest: str) -> None:
     chat.tell(f"Parameters: {given or 'those of the server'}")
 
 
-def _model(chat: Chat, name: str) -> None:
+def _model(chat: TerminalChat, name: str) -> None:
     known = chat.server.models()
     if name and name not in known:
         raise UsageError(f"the server has no model {name!r}, but {', '.join(known)}")
@@ -79,13 +79,13 @@ def _model(chat: Chat, name: str) -> None:
     chat.tell(f"Model: {chat.server.model}" + (f"; also {', '.join(others)}" if others else ""))
 
 
-def _save(chat: Chat, name: str) -> None:
+def _save(chat: TerminalChat, name: str) -> None:
     path = _path(name, "/save")
     chat.conversation.save(path, model=chat.server.model, parameters=chat.parameters)
     chat.tell(f"Saved {len(chat.conversation.turns)} messages in {path}")
 
 
-def _load(chat: Chat, name: str) -> None:
+def _load(chat: TerminalChat, name: str) -> None:
     path = _path(name, "/load")
     about = chat.conversation.load(path)
     saved = about.get("parameters")
@@ -94,25 +94,25 @@ def _load(chat: Chat, name: str) -> None:
     chat.tell(f"Loaded {len(chat.conversation.turns)} messages from {path}")
 
 
-def _show(chat: Chat, _: str) -> None:
+def _show(chat: TerminalChat, _: str) -> None:
     for message in chat.conversation.messages:
         chat.tell(f"{message['role']}:")
         chat.console.print(message["content"], markup=False, soft_wrap=True)
 
 
-def _retry(chat: Chat, _: str) -> None:
+def _retry(chat: TerminalChat, _: str) -> None:
     text = chat.conversation.undo()
     if text is None:
         raise UsageError("nothing was asked yet")
     chat.ask(text)
 
 
-def _undo(chat: Chat, _: str) -> None:
+def _undo(chat: TerminalChat, _: str) -> None:
     text = chat.conversation.undo()
     chat.tell("Nothing was asked yet." if text is None else f"Taken back: {text[:60]}")
 
 
-def _stats(chat: Chat, rest: str) -> None:
+def _stats(chat: TerminalChat, rest: str) -> None:
     if rest in ("on", "off"):
         chat.show_stats = rest == "on"
         return
@@ -124,7 +124,7 @@ def _stats(chat: Chat, rest: str) -> None:
     chat.tell(f"All {len(chat.answers)} answers: {tokens} tokens")
 
 
-def _exit(chat: Chat, _: str) -> None:
+def _exit(chat: TerminalChat, _: str) -> None:
     chat.ended = True
 
 

@@ -17,7 +17,7 @@ from .answer_views import PlainView
 from .concurrent_answers import PendingAnswer, answers
 from .line_input import LineInput, line_editing
 from .openai_server import OpenAIServer
-from .prompts import Prompt, prompt_of, read_prompts
+from .prompts import GivenPrompt, prompt_of, read_prompts
 from .whole_file import whole_file
 
 LONGEST_TITLE = 72
@@ -39,7 +39,7 @@ class CompletionRun:
         self._tokens = 0
         self._begun = time.monotonic()
 
-    def run(self, prompts: Iterable[Prompt], *, titled: bool = False) -> None:
+    def run(self, prompts: Iterable[GivenPrompt], *, titled: bool = False) -> None:
         """Answer all prompts, each below its beginning if ``titled``. Raises ``CompletionError`` at
         the end if some failed."""
         with contextlib.ExitStack() as until_end:

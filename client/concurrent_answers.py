@@ -11,7 +11,7 @@ from typing import Any
 from ..shared.errors import TandemError
 from .answer_stream import AnswerStats, AnswerStream, Piece
 from .openai_server import OpenAIServer
-from .prompts import Prompt
+from .prompts import GivenPrompt
 
 # Answers that may wait until those before them are taken, for each request at once.
 AHEAD = 4
@@ -20,7 +20,7 @@ AHEAD = 4
 class PendingAnswer:
     """One answer, which a thread fetches and another one takes."""
 
-    def __init__(self, number: int, prompt: Prompt, server: OpenAIServer) -> None:
+    def __init__(self, number: int, prompt: GivenPrompt, server: OpenAIServer) -> None:
         self.number = number
         self.prompt = prompt
         self.error = ""
@@ -75,7 +75,7 @@ class PendingAnswer:
 
 
 def answers(
-    prompts: Iterable[Prompt], server: OpenAIServer, concurrency: int
+    prompts: Iterable[GivenPrompt], server: OpenAIServer, concurrency: int
 ) -> Generator[PendingAnswer, None, None]:
     """The answers in the order of the prompts; ``concurrency`` of them are fetched at once. The
     first one is given out at once, and the next ones when the one before was taken."""

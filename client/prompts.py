@@ -19,7 +19,7 @@ IDENTITIES = ("id", "custom_id")
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class GivenPrompt:
     """A prompt as it was given, the body of its request, and what identifies it."""
 
     text: Any
@@ -27,7 +27,9 @@ class Prompt:
     identity: dict[str, Any] = field(default_factory=dict)
 
 
-def read_prompts(config: CompleteConfig, parameters: dict[str, Any]) -> Iterator[Prompt] | None:
+def read_prompts(
+    config: CompleteConfig, parameters: dict[str, Any]
+) -> Iterator[GivenPrompt] | None:
     """The prompts, each with these parameters; ``None`` if the user has to type them. Raises
     ``UsageError``, also while they are read."""
     given = {"--prompts": config.prompts, "--quick": config.quick, "--input": config.input}
@@ -49,14 +51,16 @@ def read_prompts(config: CompleteConfig, parameters: dict[str, Any]) -> Iterator
     return (prompt_of(text, config, parameters) for text in texts)
 
 
-def prompt_of(text: str, config: CompleteConfig, parameters: dict[str, Any]) -> Prompt:
+def prompt_of(text: str, config: CompleteConfig, parameters: dict[str, Any]) -> GivenPrompt:
     """A text as a prompt, or as the message of a chat."""
     if config.chat:
-        return Prompt(text, {"messages": [{"role": "user", "content": text}], **parameters})
-    return Prompt(text, {"prompt": text, **parameters})
+        return GivenPrompt(text, {"messages": [{"role": "user", "content": text}], **parameters})
+    return GivenPrompt(text, {"prompt": text, **parameters})
 
 
-def _of_file(name: str, config: CompleteConfig, parameters: dict[str, Any]) -> Iterator[Prompt]:
+def _of_file(
+    name: str, config: CompleteConfig, parameters: dict[str, Any]
+) -> Iterator[GivenPrompt]:
     number = 0
     with _opened(name) as file:
         while line := file.readline(MAX_LINE):
@@ -77,7 +81,9 @@ def _opened(name: str) -> Iterator[TextIO]:
         raise UsageError(f"--input {name}: {error.strerror}") from None
 
 
-def _of_line(line: str, place: str, config: CompleteConfig, parameters: dict[str, Any]) -> Prompt:
+def _of_line(
+    line: str, place: str, config: CompleteConfig, parameters: dict[str, Any]
+) -> GivenPrompt:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -88,8 +94,8 @@ def _of_line(line: str, place: str, config: CompleteConfig, parameters: dict[str
         raise UsageError(f"{place} must be a string, or an object with prompt or messages")
     identity = {name: value.pop(name) for name in IDENTITIES if name in value}
     if "messages" in value:
-        return Prompt(value["messages"], {**parameters, **value}, identity)
+        return GivenPrompt(value["messages"], {**parameters, **value}, identity)
     text = value.pop("prompt")
     if config.chat and isinstance(text, str):
-        return Prompt(text, {**prompt_of(text, config, parameters).body, **value}, identity)
-    return Prompt(text, {**parameters, "prompt": text, **value}, identity)
+        return GivenPrompt(text, {**prompt_of(text, config, parameters).body, **value}, identity)
+    return GivenPrompt(text, {**parameters, "prompt": text, **value}, identity)

@@ -104,7 +104,6 @@ REFUSED = {
     "--lora-modules": _NO_LORA,
     "--mamba-fraction": "models with states are not supported; leave it out",
     "--max-log-len": "contents of requests are never logged; leave it out",
-    "--max-logprobs": "a request may have 20; leave it out",
     "--middleware": "no code is loaded from outside; put a proxy in front",
     "--mm-processor-kwargs": _NO_IMAGES,
     "--num-speculative-tokens": _NO_SPECULATION,

@@ -16,14 +16,13 @@ if TYPE_CHECKING:
 MAX_BEAMS = 32
 # They change the probabilities of tokens, or need those of the prompt.
 INCOMPATIBLE = (
-    "presence_penalty",
-    "frequency_penalty",
     "logit_bias",
     "allowed_token_ids",
     "bad_words",
     "logprob_token_ids",
     "prompt_logprobs",
 )
+NEUTRAL = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
 def read_beams(
@@ -40,8 +39,9 @@ def read_beams(
         default = type(body).model_fields[name].get_default(call_default_factory=True)
         if getattr(body, name) != default:
             raise _unavailable(name)
-    if body.repetition_penalty not in (None, 1.0):
-        raise _unavailable("repetition_penalty")
+    for name, neutral in NEUTRAL.items():
+        if getattr(body, name) not in (None, neutral):
+            raise _unavailable(name)
     if constrained:
         raise _unavailable("structured_outputs")
     width, name = (body.n, "n") if body.best_of is None else (body.best_of, "best_of")

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from rich.console import Console
 
-from tandem.client.chat import Chat
+from tandem.client.chat import TerminalChat
 from tandem.client.chat_commands import COMMANDS, run_command
 from tandem.client.line_input import LineInput
 from tandem.client.openai_server import ServerError
@@ -20,12 +20,12 @@ from tandem.shared.errors import TandemError, UsageError
 from tandem.tests.client.fake_openai import FakeOpenAI, delta, words
 
 
-def chat_with(fake: FakeOpenAI, *, terminal: bool = True, **config: Any) -> Chat:
+def chat_with(fake: FakeOpenAI, *, terminal: bool = True, **config: Any) -> TerminalChat:
     console = Console(file=io.StringIO(), force_terminal=terminal, width=60, highlight=False)
-    return Chat(fake.server(), ChatConfig(**config), {}, console)
+    return TerminalChat(fake.server(), ChatConfig(**config), {}, console)
 
 
-def output(chat: Chat) -> str:
+def output(chat: TerminalChat) -> str:
     file = chat.console.file
     assert isinstance(file, io.StringIO)
     return file.getvalue()

@@ -17,7 +17,7 @@ class ConversationError(TandemError):
     """A file is not that of a conversation."""
 
 
-class Conversation:
+class ChatHistory:
     """The messages of a chat, with the system prompt apart from the turns."""
 
     def __init__(self, system: str | None = None) -> None:
