@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from ..shared.config.sampling_config import POSITIVE
+from ..shared.config.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from .errors import ApiError, invalid
-from .sampling_defaults import NO_DEFAULTS, SamplingDefaults
 
 if TYPE_CHECKING:
     from ..shared.text.tokenizer import Tokenizer

@@ -111,7 +111,7 @@ ROUTER = {
         "served_model",
         "surface",
     ),
-    "cluster": ("errors", "options", "placement", "sampling_defaults", "served_model"),
+    "cluster": ("errors", "options", "placement", "served_model"),
     "doctor": (),
     "embeddings": ("errors", "generation", "options", "requests", "result", "served_model"),
     "http": ("errors", "generation", "options", "served_model"),

@@ -15,12 +15,12 @@ import grpc
 from ...proto import tandem_pb2 as pb
 from ...proto.roles import role_name
 from ...proto.tandem_pb2_grpc import RegistryServicer
+from ...shared.config.sampling_defaults import read_defaults
 from ...shared.errors import ModelError, PeerRefusedError, RequestError, UnavailableError
 from ...shared.security.addresses import is_host_port
 from ...shared.telemetry.logs import logger
 from ...shared.version import version
 from ..options import RouterOptions
-from ..sampling_defaults import read_defaults
 from ..served_model import ServedModel
 from .groups import conflict, difference, text_of
 from .node_commands import MAX_NAME, NodeCommands, UnknownNodeError

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tandem.router.options import RouterOptions
-from tandem.router.sampling_defaults import read_defaults
 from tandem.shared.config import RouterConfig
+from tandem.shared.config.sampling_defaults import read_defaults
 from tandem.shared.errors import UsageError
 from tandem.tests.router.support import Cluster, cluster, make_model
 

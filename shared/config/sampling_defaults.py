@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..shared.config.sampling_config import MODELS_OWN, NONE, RANGES
-from ..shared.errors import UsageError
-from .options import RouterOptions
+from ..errors import UsageError
+from .sampling_config import MODELS_OWN, NONE, RANGES, SamplingConfig
 
 LIMIT = "max_new_tokens"
 PARAMETERS = tuple(name for name in RANGES if name != LIMIT)
@@ -48,7 +47,7 @@ class OperatorDefaults:
         )
 
 
-def read_defaults(options: RouterOptions) -> OperatorDefaults:
+def read_defaults(options: SamplingConfig) -> OperatorDefaults:
     """Read the options, and the file that they name. Raises ``UsageError``."""
     overrides = options.overrides
     flags = {name: getattr(options, name) for name in PARAMETERS}
