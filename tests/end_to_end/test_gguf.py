@@ -14,6 +14,7 @@ import pytest
 
 from tandem.tests.end_to_end.clients import prompt
 from tandem.tests.end_to_end.cluster import TestCluster, committed_transfers, running
+from tandem.tests.support.extent import selected
 from tandem.tests.support.gguf_files import write_gguf
 
 FIELDS = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
@@ -26,7 +27,7 @@ def file(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_gguf(Path(tiny_model), target))
 
 
-@pytest.fixture(scope="module", params=["folder to file", "file to folder"])
+@pytest.fixture(scope="module", params=selected(["folder to file"], full=["file to folder"]))
 def mixed(
     request: pytest.FixtureRequest,
     file: str,

@@ -18,8 +18,8 @@ from tandem.tests.end_to_end.handoff.campaign import (
     Campaign,
     reference,
 )
-from tandem.tests.end_to_end.handoff.extent import cases
 from tandem.tests.end_to_end.handoff.fault_proxy import BOTH, DOWN, Mark
+from tandem.tests.support.extent import cases
 
 # A stream of so many tokens has begun, and not ended, when so many bytes of it have passed.
 LONG, BEGUN_BYTES = 30, 500

@@ -16,8 +16,8 @@ from tandem.tests.end_to_end.handoff.campaign import (
     Campaign,
     reference,
 )
-from tandem.tests.end_to_end.handoff.extent import STORM_SECONDS, STORM_SEED
 from tandem.tests.end_to_end.handoff.fault_proxy import BOTH, DOWN, UP, Wire
+from tandem.tests.support.extent import STORM_SECONDS, STORM_SEED
 
 CLIENTS = 4
 PROMPTS = 16

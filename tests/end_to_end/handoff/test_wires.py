@@ -17,8 +17,8 @@ from tandem.tests.end_to_end.handoff.campaign import (
     Wires,
     reference,
 )
-from tandem.tests.end_to_end.handoff.extent import cases
 from tandem.tests.end_to_end.handoff.fault_proxy import BOTH, DOWN, UP, Wire
+from tandem.tests.support.extent import cases
 
 
 def _each(wires: Iterable[Wire], fault: Callable[..., None], *of: str, **by: float) -> None:
