@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .shared.engine.api.types import Completion, Delta, Embedding, Message
     from .shared.engine.sampling_params import SamplingParams
     from .shared.engine.structured.params import StructuredOutputs
+    from .shared.engine.structured.thinking import ThinkingBudget
 
 __version__ = "0.1.0"
 
@@ -33,6 +34,7 @@ _HOMES = {
     "Message": "shared.engine.api.types",
     "SamplingParams": "shared.engine.sampling_params",
     "StructuredOutputs": "shared.engine.structured.params",
+    "ThinkingBudget": "shared.engine.structured.thinking",
 }
 
 __all__ = [
@@ -44,6 +46,7 @@ __all__ = [
     "Message",
     "SamplingParams",
     "StructuredOutputs",
+    "ThinkingBudget",
 ]
 
 

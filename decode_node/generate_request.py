@@ -10,6 +10,7 @@ from ..shared.engine.sampling_params import SamplingParams, check_params
 from ..shared.engine.sequence import Sequence
 from ..shared.engine.start import NodeEngine
 from ..shared.engine.structured.params import StructuredOutputs
+from ..shared.engine.structured.thinking import ThinkingBudget
 from ..shared.errors import RequestError
 from .embedding import make_embedding
 
@@ -24,7 +25,6 @@ async def admitted_sequences(request: pb.GenerateRequest, engine: NodeEngine) ->
     params = sampling_params(request.sampling)
     prompt = list(request.prompt)
     engine.core.admit(len(prompt), params.max_tokens)  # before the work that a grammar is
-    wanted = params.structured_outputs
     sequences = build_sequences(
         engine.core,
         prompt,
@@ -32,7 +32,7 @@ async def admitted_sequences(request: pb.GenerateRequest, engine: NodeEngine) ->
         priority=request.priority,
         salt=request.cache_salt,
         vocab_size=engine.spec.vocab_size,
-        grammar=None if wanted is None else await engine.grammars.compile(wanted),
+        rules=await engine.grammars.rules(params.structured_outputs, params.thinking),
         eos_token_ids=engine.spec.eos_token_ids,
     )
     engine.core.admit(len(prompt), params.max_tokens)
@@ -68,6 +68,7 @@ def sampling_params(sampling: pb.Sampling) -> SamplingParams:
         logprobs=given("logprobs"),
         prompt_logprobs=given("prompt_logprobs"),
         structured_outputs=_structured_outputs(sampling),
+        thinking=_thinking(sampling),
     )
     check_params(params)
     return params
@@ -90,3 +91,11 @@ def _structured_outputs(sampling: pb.Sampling) -> StructuredOutputs | None:
         reasoning_end=wanted.reasoning_end,
         param=wanted.param or "structured_outputs",
     )
+
+
+def _thinking(sampling: pb.Sampling) -> ThinkingBudget | None:
+    if not sampling.HasField("thinking"):
+        return None
+    given = sampling.thinking
+    param = given.param or "thinking_token_budget"
+    return ThinkingBudget(tokens=given.tokens, start=given.start, end=given.end, param=param)

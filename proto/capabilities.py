@@ -22,6 +22,7 @@ GUARDED = "guarded"
 EMBEDDINGS = "embeddings"
 BAD_WORDS = "bad_words"
 LOGPROB_TOKEN_IDS = "logprob_token_ids"
+THINKING_BUDGET = "thinking_budget"
 
 CAPABILITIES = frozenset(
     {
@@ -32,6 +33,7 @@ CAPABILITIES = frozenset(
         EMBEDDINGS,
         BAD_WORDS,
         LOGPROB_TOKEN_IDS,
+        THINKING_BUDGET,
     }
 )
 # In introductions, which had capabilities before joins did; a new one needs the next bit only if a
@@ -63,8 +65,10 @@ FIELDS: dict[str, dict[str, str]] = {
         "bad_words": BAD_WORDS,
         "logprob_token_ids": LOGPROB_TOKEN_IDS,
         "structured_outputs": STRUCTURED_OUTPUTS,
+        "thinking": THINKING_BUDGET,
     },
     "TokenIds": _base("ids"),
+    "ThinkingBudget": _base("tokens start end param"),
     "StructuredOutputs": _base(
         "json regex choice grammar json_object structural_tag compact reasoning_start "
         "reasoning_end param"

@@ -18,7 +18,7 @@ from ..openai.tools import NO_TOOLS, ToolRequest, read_tools
 from ..options import RouterOptions
 from ..requests.body_model import BOUNDED, WHOLE
 from ..requests.context import check_context
-from ..requests.reasoning_options import prompt_opens_reasoning, reasoning_of
+from ..requests.reasoning_options import limit_thinking, prompt_opens_reasoning, reasoning_of
 from ..requests.response_size import ResponseSize
 from ..served_model import ServedModel
 from .prompt import MessagePrompt, PromptBody, prompt_errors, read_prompt
@@ -70,6 +70,8 @@ def parse_messages(body: Any, model: ServedModel, options: RouterOptions) -> Mes
     sampling = _sampling(asked, model)
     tools.constrain(sampling)
     follow_reasoning(sampling, reasoning, opened)
+    budget = prompt.thinking.budget_tokens
+    limit_thinking(sampling, budget, reasoning, opened, param="thinking.budget_tokens")
     return MessageRequest(
         request_id=f"msg_{uuid.uuid4().hex}",
         model=model,

@@ -17,7 +17,7 @@ from ..generation import EncodedPrompt, GenerationRequest, TextOptions, new_toke
 from ..options import RouterOptions
 from ..requests.body_model import NAMED_BOOLEAN, WHOLE
 from ..requests.context import check_context, encode_chat
-from ..requests.reasoning_options import prompt_opens_reasoning, reasoning_of
+from ..requests.reasoning_options import limit_thinking, prompt_opens_reasoning, reasoning_of
 from ..requests.response_size import ResponseSize
 from ..requests.template_variables import TemplateVariables, check_template_variables
 from ..requests.truncation import most_prompt_tokens, read_truncation
@@ -66,6 +66,7 @@ class ChatCompletionRequest(GenerationBody):
     messages: Messages
     chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
     reasoning_effort: Annotated[str, Field(max_length=64)] = ""
+    thinking_token_budget: Annotated[int, Field(ge=-1, le=INT32 - 1), WHOLE] | None = None
     chat_template: Annotated[str, Field(max_length=MAX_TEMPLATE)] | None = None
     documents: Annotated[list[dict[str, str]], Field(max_length=MAX_DOCUMENTS)] = Field(
         default_factory=list
@@ -127,6 +128,13 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
         message = "Calls cannot be forced in a beam search; use 'tool_choice' 'auto' or 'none'."
         raise invalid(message, "tool_choice", "unsupported_value")
     _constrain(shared["sampling"], tools, text)
+    limit_thinking(
+        shared["sampling"],
+        _thinking_budget(chat, text),
+        text.reasoning_parser,
+        text.reasoning_opened,
+        param="thinking_token_budget",
+    )
     return GenerationRequest(
         request_id=f"chatcmpl-{uuid.uuid4().hex}",
         prompts=[EncodedPrompt(new_tokens(tokens))],
@@ -212,6 +220,16 @@ def _include_reasoning(chat: ChatCompletionRequest, text: TextOptions) -> bool:
         message = "'include_reasoning' needs a router with --reasoning-parser."
         raise invalid(message, "include_reasoning", "unsupported_value")
     return chat.include_reasoning
+
+
+def _thinking_budget(chat: ChatCompletionRequest, text: TextOptions) -> int | None:
+    budget = chat.thinking_token_budget
+    if budget in (None, -1):  # vLLM's -1 is any number of tokens
+        return None
+    if text.reasoning_parser == NO_PARSER:
+        message = "'thinking_token_budget' needs a router with --reasoning-parser."
+        raise invalid(message, "thinking_token_budget", "unsupported_value")
+    return budget
 
 
 def _logprobs(

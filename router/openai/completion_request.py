@@ -31,6 +31,7 @@ from .request_fields import (
 DEFAULT_MAX_TOKENS = 16
 COMPLETION_UNSUPPORTED: dict[str, tuple[Any, ...]] = COMMON_UNSUPPORTED | {
     "prompt_embeds": (),
+    "thinking_token_budget": (-1,),  # reasoning is not parsed here
 }
 
 

@@ -40,7 +40,6 @@ COMMON_UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "guided_decoding_backend": ("auto", "guidance", "llguidance"),
     "kv_transfer_params": (),
     "vllm_xargs": ({},),
-    "thinking_token_budget": (-1,),
     "repetition_detection": (),
     "ec_transfer_params": (),
     "watermarking": (False,),

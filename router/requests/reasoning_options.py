@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...proto import tandem_pb2 as pb
 from ...shared.text.detection import reasoning_name
-from ...shared.text.reasoning import NO_PARSER, opened_by
+from ...shared.text.reasoning import NO_PARSER, opened_by, section_markers
 from ..options import RouterOptions
 from ..served_model import ServedModel
 
@@ -26,3 +27,16 @@ def prompt_opens_reasoning(parser: str, prompt: Sequence[int], model: ServedMode
         return None
     end = model.tokenizer.decode(prompt[-LAST_TOKENS:], skip_special_tokens=False)
     return opened_by(parser, end)
+
+
+def limit_thinking(
+    sampling: pb.Sampling, tokens: int | None, parser: str, opened: bool | None, *, param: str
+) -> None:
+    """Have nodes end the reasoning that the router's parser separates once it has ``tokens``;
+    ``None`` is any number. No-op for models without reasoning."""
+    markers = section_markers(parser, opened=opened)
+    if tokens is None or markers is None:
+        return
+    start = "" if markers.opened else markers.start
+    budget = pb.ThinkingBudget(tokens=tokens, start=start, end=markers.end, param=param)
+    sampling.thinking.CopyFrom(budget)

@@ -117,7 +117,7 @@ class StepPlan:
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
     """The tokens that rows of a step may draw, by sequence: a bit each, from the lowest bit of the
-    first byte. The draw of a masked row that is not listed does not count."""
+    first byte. A masked row that is not listed may draw any token, or its draw does not count."""
 
     step: int
     masks: dict[int, bytes]

@@ -10,8 +10,7 @@ from ..errors import RequestError
 from .core import EngineCore
 from .sampling_params import SamplingParams
 from .sequence import Sequence
-from .structured.constraint import Constraint
-from .structured.grammar import Grammar
+from .structured.constraint import OutputRules
 
 
 def build_sequences(
@@ -22,12 +21,12 @@ def build_sequences(
     vocab_size: int,
     priority: int = 0,
     salt: str = "",
-    grammar: Grammar | None = None,
+    rules: OutputRules | None = None,
     eos_token_ids: Iterable[int] = (),
 ) -> list[Sequence]:
     """The n choices of a request; the first leads, the others share its prompt.
 
-    They follow ``grammar``, in which ``eos_token_ids`` may end them.
+    They follow ``rules``, in which ``eos_token_ids`` may end them.
     """
     if not prompt:
         raise RequestError("the prompt is empty; give at least one token", param="prompt")
@@ -54,7 +53,7 @@ def build_sequences(
             index=index,
             priority=priority,
             salt=salt,
-            constraint=None if grammar is None else Constraint(grammar, ends),
+            constraint=None if rules is None else rules.constraint(ends),
         )
         for index in range(params.n)
     ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ..errors import RequestError
 from .structured.params import StructuredOutputs
+from .structured.thinking import ThinkingBudget
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 1 << 20
@@ -24,7 +25,8 @@ class SamplingParams:
     logprobs at all); with ``logprob_token_ids`` the chosen token and these are
     listed instead.
     ``bad_words`` are sequences of tokens, none of which the outputs may contain.
-    ``structured_outputs`` is a grammar that every output follows.
+    ``structured_outputs`` is a grammar that every output follows. ``thinking`` limits the tokens of
+    the reasoning, which is ended behind them.
     """
 
     temperature: float = 1.0
@@ -49,6 +51,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     structured_outputs: StructuredOutputs | None = None
+    thinking: ThinkingBudget | None = None
 
 
 # Lowest and highest (inclusive); where these are whole numbers, the value must be one.
@@ -107,6 +110,7 @@ def check_params(params: SamplingParams) -> None:
         if not all(isinstance(token, int) for token in getattr(params, name)):
             raise RequestError(f"{name} has a token id that is not an integer", param=name)
     _check_structured_outputs(params.structured_outputs)
+    _check_thinking(params.thinking)
 
 
 def _check_structured_outputs(wanted: object) -> None:
@@ -117,6 +121,14 @@ def _check_structured_outputs(wanted: object) -> None:
             f"structured_outputs is {wanted!r:.64}; it must be StructuredOutputs(...)",
             param="structured_outputs",
         )
+
+
+def _check_thinking(budget: object) -> None:
+    if isinstance(budget, ThinkingBudget):
+        budget.check()
+    elif budget is not None:
+        message = f"thinking is {budget!r:.64}; it must be ThinkingBudget(...)"
+        raise RequestError(message, param="thinking")
 
 
 def _check_bad_words(words: tuple[tuple[int, ...], ...]) -> None:

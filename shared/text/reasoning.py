@@ -22,6 +22,7 @@ NO_PARSER = "none"
 HARMONY = "openai_gptoss"  # which the parser of calls splits too
 _THINK = Markers("<think>", "</think>", opened=False)
 _OPENED = Markers("<think>", "</think>", opened=True)
+_ANALYSIS = Markers("<|channel|>analysis<|message|>", "<|end|>", opened=False)
 PARSERS = {
     "deepseek_r1": _OPENED,
     "deepseek_v3": _THINK,
@@ -48,6 +49,15 @@ def reasoning_parser(name: str, *, opened: bool | None = None) -> OutputParser |
         return None
     markers = PARSERS[name]
     return ReasoningParser(markers if opened is None else replace(markers, opened=opened))
+
+
+def section_markers(name: str, *, opened: bool | None = None) -> Markers | None:
+    """The delimiters of an output's reasoning; ``None`` if it has none. ``opened`` says whether the
+    prompt ends inside it, if it is known."""
+    if name == NO_PARSER:
+        return None
+    markers = _ANALYSIS if name == HARMONY else PARSERS[name]
+    return markers if opened is None else replace(markers, opened=opened)
 
 
 def reasoning_markers(name: str) -> tuple[str, ...]:

@@ -75,14 +75,14 @@ class RequestRunner:
 
     async def _generate(self, request: Request) -> list[Completion]:
         core = self.engine.core
-        core.admit(len(request.tokens), request.params.max_tokens)
-        wanted, spec = request.params.structured_outputs, self.engine.spec
+        params, spec = request.params, self.engine.spec
+        core.admit(len(request.tokens), params.max_tokens)
         sequences = build_sequences(
             core,
             request.tokens,
-            request.params,
+            params,
             vocab_size=spec.vocab_size,
-            grammar=None if wanted is None else await self.engine.grammars.compile(wanted),
+            rules=await self.engine.grammars.rules(params.structured_outputs, params.thinking),
             eos_token_ids=spec.eos_token_ids,
         )
         choices = [SequenceText(sequence, self.tokenizer) for sequence in sequences]

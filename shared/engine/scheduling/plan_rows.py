@@ -16,13 +16,15 @@ def sequence_step(sequence: Sequence, tokens: int) -> SequenceStep:
     wants_prompt = sequence.wants_prompt_logprobs
     placeholder = end > sequence.length
     sample = sequence.compute_until is None and end == sequence.target
+    place = len(sequence.outputs) + sequence.placeholders  # of the draw
+    constraint = sequence.constraint
     return SequenceStep(
         sequence.sequence_id,
         [PLACEHOLDER] if placeholder else sequence.tokens(start, end),
         start,
         list(sequence.block_table),
         sample=sample,
-        masked=sample and sequence.constraint is not None,
+        masked=sample and constraint is not None and constraint.restricts(place),
         placeholder=placeholder,
         prompt_logprobs=sequence.params.prompt_logprobs if wants_prompt else None,
         prompt_targets=sequence.prompt[start + 1 : end + 1] if wants_prompt else [],

@@ -10,8 +10,10 @@ from collections.abc import Callable
 
 from ...errors import OverloadedError
 from ...process.deep_thread import DeepThread
+from .constraint import OutputRules
 from .grammar import Grammar, GrammarBackend, GrammarError
 from .params import GrammarKey, StructuredOutputs
+from .thinking import ThinkingBudget, ThinkingRule
 
 COMPILE_SECONDS = 5.0
 # Requests that wait for a grammar.
@@ -44,6 +46,21 @@ class GrammarCompiler:
         meanwhile, so it should be done before requests are served."""
         with contextlib.suppress(GrammarError):  # the first request that has a grammar reports it
             await self._small.run(self._loaded)
+
+    async def rules(
+        self, wanted: StructuredOutputs | None, thinking: ThinkingBudget | None
+    ) -> OutputRules:
+        """What the outputs of a request follow. Raises as ``compile`` does."""
+        return OutputRules(
+            None if wanted is None else await self.compile(wanted),
+            None if thinking is None else await self._thinking_rule(thinking),
+        )
+
+    async def _thinking_rule(self, budget: ThinkingBudget) -> ThinkingRule:
+        try:
+            return await self._small.run(lambda: ThinkingRule(budget, self._loaded()))
+        except GrammarError as error:
+            raise budget.error(str(error)) from None
 
     async def compile(self, wanted: StructuredOutputs) -> Grammar:
         """Raises ``RequestError`` for a constraint that is invalid, that nothing satisfies, or that

@@ -1,27 +1,57 @@
-"""The grammar of one choice, and which tokens it may draw next."""
+"""The rules that one choice follows, and which tokens it may draw next."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from .grammar import Grammar, GrammarError, Matcher
+from .thinking import ThinkingLimit, ThinkingRule
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRules:
+    """The compiled rules of a request, which each choice follows by itself."""
+
+    grammar: Grammar | None = None
+    thinking: ThinkingRule | None = None
+
+    def constraint(self, end_tokens: Iterable[int]) -> Constraint | None:
+        """The constraint of one choice; ``None`` without rules."""
+        if self.grammar is None and self.thinking is None:
+            return None
+        limit = None if self.thinking is None else ThinkingLimit(self.thinking)
+        return Constraint(self.grammar, end_tokens, limit)
 
 
 class Constraint:
     """Follows the outputs of one sequence. The grammar rules over everything else that restricts
-    a draw: end tokens may be drawn where it may stop, and nowhere else.
+    a draw: end tokens may be drawn where it may stop, and nowhere else. The end of a reasoning that
+    has spent its budget is drawn as soon as the grammar allows it.
 
     ``complete``: it allows no further token, and there is no end token to draw. ``failure`` is the
     reason why it could not be followed. Both are known before the draw is.
     """
 
-    def __init__(self, grammar: Grammar, end_tokens: Iterable[int]) -> None:
+    def __init__(
+        self,
+        grammar: Grammar | None,
+        end_tokens: Iterable[int],
+        thinking: ThinkingLimit | None = None,
+    ) -> None:
         self.complete = False
         self.failure = ""
         self._grammar = grammar
+        self._thinking = thinking
         self._ends = tuple(end_tokens)
         self._matcher: Matcher | None = None
         self._taken = 0
+
+    def restricts(self, place: int) -> bool:
+        """True if the draw of the output at ``place`` may need a mask."""
+        if self._grammar is not None:
+            return True
+        return self._thinking is not None and place >= self._thinking.next_check
 
     def take(self, outputs: list[int]) -> list[int]:
         """The outputs that ``next_mask`` has to move past; called in the thread of the sequence's
@@ -31,10 +61,18 @@ class Constraint:
         return new
 
     def next_mask(self, tokens: list[int]) -> bytes | None:
-        """The mask of the draw behind ``tokens``; ``None`` if there is nothing to draw."""
+        """The mask of the draw behind ``tokens``; ``None`` if any token may be drawn, or if the
+        draw does not count."""
+        mask = None if self._grammar is None else self._grammar_mask(self._grammar, tokens)
+        if self._thinking is None or self.complete or self.failure:
+            return mask
+        self._thinking.advance(tokens)
+        return _with_forced(mask, self._thinking)
+
+    def _grammar_mask(self, grammar: Grammar, tokens: list[int]) -> bytes | None:
         try:
             if self._matcher is None:
-                self._matcher = self._grammar.matcher()
+                self._matcher = grammar.matcher()
             self._matcher.advance(tokens)
             mask = self._matcher.mask()
         except GrammarError as error:
@@ -48,3 +86,14 @@ class Constraint:
         if allowed:
             for token in self._ends:
                 mask[token >> 3] |= 1 << (token & 7)
+
+
+def _with_forced(mask: bytes | None, thinking: ThinkingLimit) -> bytes | None:
+    """The mask of the token that must be drawn, if there is one and ``mask`` allows it."""
+    token = thinking.forced()
+    if token is None:
+        return mask
+    if mask is None or mask[token >> 3] >> (token & 7) & 1:
+        return thinking.mask(token)
+    thinking.not_allowed()
+    return mask

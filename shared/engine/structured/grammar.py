@@ -39,5 +39,13 @@ class Grammar(Protocol):
 class GrammarBackend(Protocol):
     """A library for one tokenizer. Its methods may take seconds, and run in threads."""
 
+    vocab_size: int
+
     def compile(self, key: GrammarKey) -> Grammar:
         """Raises ``GrammarError``."""
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, special ones among them."""
+
+    def text_of(self, token: int) -> bytes:
+        """The text of one token, a special one too."""

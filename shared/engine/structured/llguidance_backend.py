@@ -24,7 +24,7 @@ class LLGuidanceBackend:
 
     def __init__(self, files: TokenizerFiles, vocab_size: int, end_tokens: Iterable[int]) -> None:
         known = 1 + max(files.vocabulary().values())
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         # Without an end token, the last one takes the role, which it can have no more than once.
         self._ends = sorted(token for token in end_tokens if token < known) or [known - 1]
         self._tokenizer = _tokenizer(files, max(vocab_size, known), self._ends)
@@ -47,11 +47,19 @@ class LLGuidanceBackend:
         matcher = LLMatcher(self._tokenizer, text, log_level=_SILENT, limits=self._limits)
         if problem := _problem(matcher):
             raise GrammarError(problem)
-        grammar = LLGrammar(matcher, self._vocab_size, self._ends)
+        grammar = LLGrammar(matcher, self.vocab_size, self._ends)
         first = grammar.matcher()
         if not (any(first.mask()) or first.accepting):
             raise GrammarError("no text can satisfy it")
         return grammar
+
+    def encode(self, text: str) -> list[int]:
+        """See ``GrammarBackend.encode``."""
+        return self._tokenizer.tokenize_str(text, parse_special=True)
+
+    def text_of(self, token: int) -> bytes:
+        """See ``GrammarBackend.text_of``."""
+        return self._tokenizer.decode_bytes([token])
 
 
 class LLGrammar:

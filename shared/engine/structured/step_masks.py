@@ -25,8 +25,8 @@ class _Row:
 
 
 class StepMasks:
-    """Every step with constrained rows gets one message of masks. A row may lack one in it: what is
-    drawn for it counts for nothing, as it has ended."""
+    """Every step with constrained rows gets one message of masks. A row may lack one in it: any
+    token may be drawn for it, or the draw counts for nothing, as the row has ended."""
 
     def __init__(self, send: Callable[[TokenMasks], None]) -> None:
         self._send = send
@@ -39,10 +39,13 @@ class StepMasks:
         if plan.step <= self._begun or not plan.masked:
             return
         self._begun = plan.step
+        masked = {row.sequence_id for row in plan.sequences if row.masked}
         rows = [
             _Row(one.sequence_id, one.constraint, one.constraint.take(one.outputs))
             for one in sequences
-            if one.constraint is not None and one.phase is not Phase.FINISHED
+            if one.constraint is not None
+            and one.sequence_id in masked
+            and one.phase is not Phase.FINISHED
         ]
         masks = self._thread.run(lambda: _masks(plan.step, rows))
         masks.add_done_callback(lambda done: self._computed(plan.step, rows, done))

@@ -33,6 +33,8 @@ async def test_reasoning_is_a_block_of_its_own(tmp_path: Path) -> None:
         c.node.reply = c.encode(REASONED)
         whole = (await ask(c, **THINKING)).json()
         stream = (await ask(c, **THINKING, stream=True)).text
+        budget = c.node.requests[-1].sampling.thinking
+        assert (budget.tokens, budget.param) == (10, "thinking.budget_tokens")
         omitted = THINKING | {"thinking": {"type": "adaptive", "display": "omitted"}}
         unseen = (await ask(c, **omitted)).json()
         unseen_stream = (await ask(c, **omitted, stream=True)).text

@@ -97,7 +97,6 @@ BAD_SAMPLING: list[dict[str, Any]] = [
     {"truncate_prompt_tokens": 0},
     {"truncate_prompt_tokens": CONTEXT},
     {"truncation_side": "middle"},
-    {"thinking_token_budget": 5},
 ]
 BAD_CHAT: list[dict[str, Any]] = [
     {"messages": None},
@@ -132,6 +131,9 @@ BAD_CHAT: list[dict[str, Any]] = [
     {"chat_template_kwargs": {"x": nested(70)}},
     {"chat_template_kwargs": {"x": nested(900)}},
     {"messages": [{"role": "user", "content": [{"type": nested(900)}]}]},
+    {"thinking_token_budget": 5},
+    {"thinking_token_budget": -2},
+    {"thinking_token_budget": "5"},
     {"model": 5},
 ]
 BAD_COMPLETION: list[dict[str, Any]] = [
@@ -156,6 +158,7 @@ BAD_COMPLETION: list[dict[str, Any]] = [
     {"prompt": ["x"] * 1000, "n": 100},
     {"suffix": "x"},
     {"suffix": 5},
+    {"thinking_token_budget": 5},
     {"best_of": 129},
     {"logprobs": True},
     {"logprobs": 21},

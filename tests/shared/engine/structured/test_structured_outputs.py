@@ -11,7 +11,14 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tandem import Completion, Engine, EngineConfig, SamplingParams, StructuredOutputs
+from tandem import (
+    Completion,
+    Engine,
+    EngineConfig,
+    SamplingParams,
+    StructuredOutputs,
+    ThinkingBudget,
+)
 from tandem.router.openai.forced_calls import required_calls
 from tandem.shared.engine.structured.constraint import Constraint
 from tandem.shared.errors import RequestError
@@ -30,7 +37,16 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
         yield engine
 
 
-def follow(engine: Engine, wanted: StructuredOutputs, **params: Any) -> list[Completion]:
+def spent(engine: Engine, answer: Completion) -> int:
+    """The tokens before the closing marker."""
+    assert engine._thread is not None
+    decode = engine._thread.runner.tokenizer.decode
+    texts = (decode(answer.tokens[:count]) for count in range(len(answer.tokens) + 1))
+    whole = next(count for count, text in enumerate(texts) if "</think>" in text)
+    return whole - len(engine._thread.runner.tokenizer.encode("</think>"))
+
+
+def follow(engine: Engine, wanted: StructuredOutputs | None, **params: Any) -> list[Completion]:
     asked = replace(RANDOM, structured_outputs=wanted, **params)
     return engine.generate_sync([PROMPT], asked)[0]
 
@@ -104,6 +120,61 @@ def test_preempted_outputs_go_on_where_they_were() -> None:
             assert len(json.loads(answer.text)) == 20
         else:
             assert re.match(r"\s*\[[-0-9eE+.,\s]*", answer.text)
+
+
+def test_reasoning_ends_with_its_budget(engine: Engine) -> None:
+    """In every choice, after the prompt or behind a marker, and before what a grammar asks for."""
+    opened = ThinkingBudget(tokens=6, start="")
+    rest = StructuredOutputs(regex="[0-9]{3}", reasoning_end="</think>")
+    for tokens in (0, 6):
+        budget = replace(opened, tokens=tokens)
+        for answer in follow(engine, None, thinking=budget, n=3, max_tokens=24, seed=5):
+            assert answer.text.count("</think>") == 1, answer.text
+            assert spent(engine, answer) == tokens
+        for answer in follow(engine, rest, thinking=budget, n=3, seed=5):
+            _, said = answer.text.split("</think>")
+            assert re.fullmatch(r"\s*[0-9]{3}", said), answer.text
+    own = StructuredOutputs(grammar='start: "<think>" /(.|\\n)*/')
+    for answer in follow(engine, own, thinking=replace(opened, start="<think>"), max_tokens=40):
+        assert answer.text.startswith("<think>") and answer.text.count("</think>") == 1
+
+
+def test_reasoning_within_its_budget_is_left_alone(engine: Engine) -> None:
+    [free] = follow(engine, None, max_tokens=12, seed=8)
+    for budget in (
+        ThinkingBudget(tokens=12, start=""),
+        ThinkingBudget(tokens=2),
+        ThinkingBudget(tokens=2, start="", end=free.text[:3]),
+    ):
+        [answer] = follow(engine, None, max_tokens=12, seed=8, thinking=budget)
+        assert answer.tokens == free.tokens
+
+
+def test_preempted_reasoning_keeps_its_budget() -> None:
+    config = replace(CONFIG, num_blocks=14, block_size=8, max_model_len=96)
+    wanted = replace(GREEDY, thinking=ThinkingBudget(tokens=40, start=""), max_tokens=60)
+    with Engine(config) as engine:
+        alone = engine.generate_sync([PROMPT], wanted)[0][0]
+        answers = engine.generate_sync([PROMPT] * 4, wanted)
+        assert engine._thread is not None and engine._thread.runner.engine.core.preemptions
+    assert alone.text.count("</think>") == 1
+    assert [answer.tokens for [answer] in answers] == [alone.tokens] * 4
+
+
+@pytest.mark.parametrize(
+    ("budget", "reason"),
+    [
+        (ThinkingBudget(tokens=-1), "it is -1 tokens"),
+        (ThinkingBudget(tokens=1, end=""), "no closing marker"),
+        (ThinkingBudget(tokens=1, end="x" * 300), "at most 256 characters"),
+    ],
+)
+def test_impossible_budgets_are_rejected(
+    engine: Engine, budget: ThinkingBudget, reason: str
+) -> None:
+    with pytest.raises(RequestError, match=reason) as rejected:
+        follow(engine, None, thinking=budget)
+    assert rejected.value.param == "thinking"
 
 
 @pytest.mark.parametrize(

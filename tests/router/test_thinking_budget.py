@@ -1,0 +1,55 @@
+"""Thinking budgets on their way from the APIs to nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.proto import tandem_pb2 as pb
+from tandem.tests.router.support import TEMPLATE, Cluster, cluster, make_model
+
+
+def sent(c: Cluster) -> pb.ThinkingBudget | None:
+    """The budget in the last request to the node."""
+    sampling = c.node.requests[-1].sampling
+    return sampling.thinking if sampling.HasField("thinking") else None
+
+
+@pytest.mark.parametrize(
+    ("parser", "ending", "start"),
+    [
+        ("qwen3", "", "<think>"),
+        ("qwen3", "<think>\n", ""),
+        ("qwen3", "<think>\n\n</think>\n\n", "<think>"),
+        ("deepseek_r1", "", ""),
+    ],
+)
+async def test_a_budget_has_the_markers_of_the_output(
+    tmp_path: Path, parser: str, ending: str, start: str
+) -> None:
+    make_model(tmp_path / "model", TEMPLATE + ending)
+    async with cluster(tmp_path, reasoning_parser=parser) as c:
+        for budget, wanted in ((7, 7), (0, 0), (-1, None), (None, None)):
+            assert (await c.chat(thinking_token_budget=budget)).status_code == 200
+            found = sent(c)
+            assert (None if found is None else found.tokens) == wanted
+            assert found is None or (found.start, found.end) == (start, "</think>")
+
+
+async def test_a_budget_ends_the_analysis_of_channels(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"tool_call_parser": "openai", "reasoning_parser": "openai_gptoss"}
+    async with cluster(tmp_path, **options) as c:
+        assert (await c.chat(thinking_token_budget=3)).status_code == 200
+        found = sent(c)
+    assert found is not None
+    assert (found.start, found.end) == ("<|channel|>analysis<|message|>", "<|end|>")
+
+
+async def test_a_budget_needs_a_parser_of_the_reasoning(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        answer = await c.chat(thinking_token_budget=3)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "thinking_token_budget"
+        assert (await c.chat(thinking_token_budget=-1)).status_code == 200
