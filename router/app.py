@@ -21,6 +21,7 @@ from .access.cross_origin import with_cross_origin
 from .access.key_usage import KeyUsage
 from .access.rate_limits import RateLimits
 from .anthropic.anthropic_errors import AnthropicErrors
+from .anthropic.models import VERSION_HEADER
 from .batches.background import BackgroundAnswers
 from .batches.batch_runner import Batches
 from .cluster.node_table import NodeTable
@@ -72,6 +73,7 @@ class Api(NamedTuple):
 
 
 OPENAI_ERRORS = OpenAIErrors()
+ANTHROPIC_ERRORS = AnthropicErrors()
 APIS = (
     Api(openai.router, OPENAI_ERRORS, openai.MODELS),
     Api(openai_embeddings.router, OPENAI_ERRORS, openai_embeddings.MODELS),
@@ -79,7 +81,7 @@ APIS = (
     Api(openai_files.router, OPENAI_ERRORS),
     Api(openai_batches.router, OPENAI_ERRORS, openai_batches.MODELS),
     Api(ollama.router, OllamaErrors(), ollama.MODELS),
-    Api(anthropic.router, AnthropicErrors(), anthropic.MODELS, id_header=b"request-id"),
+    Api(anthropic.router, ANTHROPIC_ERRORS, anthropic.MODELS, id_header=b"request-id"),
     Api(tokenization.router, OPENAI_ERRORS, tokenization.MODELS),
     Api(sagemaker.router, OPENAI_ERRORS),
     Api(operations.router, OPENAI_ERRORS),
@@ -193,8 +195,7 @@ class App:
         exchange.access.error = failure.code or failure.kind
         if exchange.path not in PROBES:  # a poll that comes too early is no failed request
             self.services.metrics.errors.labels(str(failure.status)).inc()
-        api = self._apis.get(exchange.path)
-        shape = OPENAI_ERRORS if api is None else api.errors
+        shape = self._error_shape(exchange)
         try:
             if exchange.streaming:
                 await exchange.write(shape.error_event(failure))
@@ -204,6 +205,12 @@ class App:
                 await exchange.respond_json(failure.status, body, failure.headers)
         except ClientGoneError:
             exchange.access.gone = True
+
+    def _error_shape(self, exchange: HttpExchange) -> ErrorShape:
+        if exchange.path.startswith("/v1/models") and exchange.header(VERSION_HEADER):
+            return ANTHROPIC_ERRORS
+        api = self._apis.get(exchange.path)
+        return OPENAI_ERRORS if api is None else api.errors
 
     def _to_api_error(self, exchange: HttpExchange, error: Exception) -> ApiError | None:
         if isinstance(error, HTTPException):

@@ -24,6 +24,7 @@ from .http.deadline import seconds_allowed
 from .http.encoding import encode
 from .http.exchange import JSON_TYPE, ClientGoneError, HttpExchange
 from .http.json_body import parse_json
+from .http.keep_alive import kept_alive
 from .http.memory_budget import MemoryBudget, MemoryShare
 from .http.parsing import ParserPools
 from .http.slices import TimeSlices
@@ -292,7 +293,7 @@ class GenerateHandler:
             response.hold(memory)
         with RequestMetrics(self._metrics, request, access) as metrics:
             served = serve(request, self._nodes, self._options, access.usage, deadline)
-            async with aclosing(served) as outputs:
+            async with aclosing(served) as outputs, kept_alive(exchange, response):
                 await _stream(exchange, outputs, metrics, response, wide=request.wide)
 
     async def _whole(

@@ -66,8 +66,10 @@ def parse_messages(body: Any, model: ServedModel, options: RouterOptions) -> Mes
         granted = check_context([len(tokens)], asked.max_tokens, model, param="messages", default=1)
     _check_size(len(tokens), granted, asked, options)
     reasoning = reasoning_of(model, options)
-    opened = prompt_opens_reasoning(reasoning, tokens, model)
+    opened = False if prompt.prefilled else prompt_opens_reasoning(reasoning, tokens, model)
     sampling = _sampling(asked, model)
+    if prompt.format is not None:
+        sampling.structured_outputs.CopyFrom(prompt.format)
     tools.constrain(sampling)
     follow_reasoning(sampling, reasoning, opened)
     budget = prompt.thinking.budget_tokens

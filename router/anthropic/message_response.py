@@ -28,7 +28,11 @@ class MessageResponse:
         """The message without its content. How much of the prompt was cached comes at the end."""
         usage = self._usage(Usage(prompt_tokens=self._request.prompt_tokens))
         message = self._message([], self._stop, usage)
-        return message_event("message_start", message=message) + message_event("ping")
+        return message_event("message_start", message=message) + self.ping()
+
+    def ping(self) -> bytes:
+        """An event without meaning, also while a long prompt is computed."""
+        return message_event("ping")
 
     def chunk(self, delta: ChoiceDelta) -> bytes:
         events = b""

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from ...proto import tandem_pb2 as pb
 from ...shared.errors import RequestError
 from ..errors import invalid
 from ..requests.body_model import BodyModel, DocumentedAs
@@ -23,6 +24,7 @@ from .conversation import (
     has_inner_system,
     read_conversation,
 )
+from .output_format import OutputFormat, read_format
 from .thinking import (
     ContextManagement,
     OutputConfig,
@@ -42,7 +44,6 @@ class PromptBody(BodyModel):
         "compaction": (),
         "container": (),
         "mcp_servers": ([],),
-        "output_format": ({"type": "text"},),
         "thread": (),
     }
 
@@ -55,6 +56,8 @@ class PromptBody(BodyModel):
     output_config: Annotated[dict[str, Any], DocumentedAs(OutputConfig)] = Field(
         default_factory=dict
     )
+    # The older name of the format in ``output_config``.
+    output_format: Annotated[dict[str, Any], DocumentedAs(OutputFormat)] | None = None
     context_management: Annotated[dict[str, Any], DocumentedAs(ContextManagement)] = Field(
         default_factory=dict
     )
@@ -71,13 +74,16 @@ class PromptBody(BodyModel):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagePrompt:
     """The turns, tools and template variables of a request; ``applied_edits`` is the response's
-    list of what was left out."""
+    list of what was left out. ``prefilled``: the answer continues the last turn. ``format`` is what
+    its text follows."""
 
     tools: list[dict[str, Any]]
     choice: ToolUseChoice
     turns: list[Turn]
     variables: dict[str, Any]
     thinking: Thinking
+    prefilled: bool = False
+    format: pb.StructuredOutputs | None = None
     applied_edits: list[dict[str, Any]] = field(default_factory=list)
 
     def encode(self, model: ServedModel, *, counted: bool = False) -> list[int]:
@@ -91,7 +97,15 @@ class MessagePrompt:
 
     def _encode(self, turns: list[Turn], model: ServedModel, counted: bool) -> list[int]:
         tools = self.tools if self.tools and self.choice.type != "none" else None
-        return encode_chat(turns, model, variables=self.variables, tools=tools, truncated=counted)
+        return encode_chat(
+            turns,
+            model,
+            variables=self.variables,
+            tools=tools,
+            add_generation_prompt=not self.prefilled,
+            continue_final_message=self.prefilled,
+            truncated=counted,
+        )
 
 
 def read_prompt(
@@ -107,12 +121,9 @@ def read_prompt(
     keep = turns_to_keep(management, ignored)
     tools = read_definitions(asked.tools, ignored)
     turns = read_conversation(asked.system, asked.messages, model, ignored)
-    if turns[-1]["role"] == "assistant":
-        raise invalid(
-            "The last of 'messages' must have the role 'user': this server does not continue a "
-            "message of the assistant.",
-            "messages",
-        )
+    prefilled = turns[-1]["role"] == "assistant"
+    if prefilled:
+        _check_prefill(turns[-1], thinking)
     return MessagePrompt(
         tools=tools,
         choice=read_choice(asked.tool_choice, tools, ignored),
@@ -120,8 +131,26 @@ def read_prompt(
         variables=template_variables(thinking, config)
         | check_template_variables(asked.chat_template_kwargs),
         thinking=thinking,
+        prefilled=prefilled,
+        format=read_format(config.format, asked.output_format, ignored),
         applied_edits=clear_thinking(turns, keep, model),
     )
+
+
+def _check_prefill(turn: Turn, thinking: Thinking) -> None:
+    """Check the beginning of an answer, which the client has written. Raises ``RequestError``."""
+    text = turn["content"]
+    if turn.get("tool_calls"):
+        problem = "its 'tool_use' blocks need 'tool_result' blocks in a next message"
+    elif thinking.wanted and "reasoning_content" not in turn:
+        problem = "with 'thinking' it must begin with a block of the type 'thinking'"
+    elif not text:
+        problem = "its text must not be empty"
+    elif text != text.rstrip():
+        problem = "final assistant content cannot end with trailing whitespace"
+    else:
+        return
+    raise invalid(f"The last of 'messages' has the role 'assistant': {problem}.", "messages")
 
 
 def _thinking(given: dict[str, Any], ignored: set[str]) -> Thinking:

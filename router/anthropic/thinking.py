@@ -12,6 +12,7 @@ from ..requests.body_errors import wrong_type
 from ..requests.body_model import WHOLE, BodyModel, DocumentedAs
 from ..requests.context import count_tokens
 from ..served_model import ServedModel
+from .output_format import OutputFormat
 
 INT32 = 2**31
 MAX_EDITS = 16
@@ -36,10 +37,11 @@ class Thinking(BodyModel):
 
 
 class OutputConfig(BodyModel):
-    """The effort of an answer."""
+    """The effort and the format of an answer."""
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"format": (), "task_budget": ()}
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"task_budget": ()}
 
+    format: Annotated[dict[str, Any], DocumentedAs(OutputFormat)] | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 

@@ -46,15 +46,14 @@ class EmbeddingResponse:
         self._in_base64 = request.embed is not None and request.embed.in_base64
 
     def whole(self, result: GenerationResult) -> dict[str, Any]:
-        vectors = (result.vectors[i] for i in range(len(self._request.prompts)))
         return {
             "id": self._request.request_id,
             "object": "list",
             "created": self._created,
             "model": self._request.model.name,
             "data": [
-                {"object": "embedding", "index": i, "embedding": self._vector(values)}
-                for i, values in enumerate(vectors)
+                {"object": "embedding", "index": i, "embedding": vector}
+                for i, vector in enumerate(self.vectors(result))
             ],
             "usage": {
                 "prompt_tokens": result.usage.prompt_tokens,
@@ -62,6 +61,10 @@ class EmbeddingResponse:
                 "completion_tokens": 0,
             },
         }
+
+    def vectors(self, result: GenerationResult) -> list[array[float] | str]:
+        """The vector of each prompt."""
+        return [self._vector(result.vectors[i]) for i in range(len(self._request.prompts))]
 
     def _vector(self, values: bytes) -> array[float] | str:
         if self._in_base64:

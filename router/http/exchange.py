@@ -48,6 +48,7 @@ class HttpExchange:
         self.headers: list[tuple[bytes, bytes]] = []  # of any response
         self.started = False
         self.streaming = False
+        self.writes = 0  # so far
         self.closes = False
         self.id_header: bytes | None = None
         self._any_type = False
@@ -199,6 +200,7 @@ class HttpExchange:
     async def _write(self, data: bytes, *, more: bool) -> None:
         """Wait for a slow client, but at most ``send_timeout``: then the connection is cut."""
         loop = asyncio.get_running_loop()
+        self.writes += 1
         self._writing_since = loop.time()
         if self._watch is None:
             self._watch = loop.call_later(self._options.send_timeout, self._check_write)

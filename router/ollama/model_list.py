@@ -9,6 +9,7 @@ from typing import Any
 from ...shared.text.reasoning import NO_PARSER
 from ..options import RouterOptions
 from ..requests.body_model import BodyModel
+from ..requests.reasoning_options import reasoning_of
 from ..served_model import ServedModel
 from .ollama_request import LATEST, check_name
 
@@ -66,7 +67,7 @@ def show(body: Any, model: ServedModel, options: RouterOptions) -> dict[str, Any
     capabilities = ["completion"]
     if "tools" in source and options.enable_auto_tool_choice:
         capabilities.append("tools")
-    if options.reasoning_parser != NO_PARSER:
+    if reasoning_of(model, options) != NO_PARSER:
         capabilities.append("thinking")
     return {
         "modelfile": f"FROM {model.name}\n",

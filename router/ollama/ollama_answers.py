@@ -13,6 +13,18 @@ class OllamaError(AnswerModel):
     error: str
 
 
+class OllamaTokenLogprob(AnswerModel):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class OllamaLogprob(OllamaTokenLogprob):
+    """One token, and the most likely ones in its place."""
+
+    top_logprobs: list[OllamaTokenLogprob]
+
+
 class OllamaAnswer(AnswerModel):
     """The fields of both routes; in a stream the counts come with the last line."""
 
@@ -26,6 +38,7 @@ class OllamaAnswer(AnswerModel):
     prompt_eval_duration: int | None = None
     eval_count: int | None = None
     eval_duration: int | None = None
+    logprobs: list[OllamaLogprob] | None = None
 
 
 class OllamaAnswerMessage(AnswerModel):
@@ -46,6 +59,7 @@ class OllamaGenerateAnswer(OllamaAnswer):
 
     response: str
     thinking: str | None = None
+    context: list[int] | None = None
 
 
 class OllamaModelAnswer(AnswerModel):

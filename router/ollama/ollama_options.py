@@ -36,9 +36,10 @@ class OllamaOptions(BodyModel):
     # -1 and -2: as many as fit.
     num_predict: Annotated[int, Field(ge=-2, le=INT32 - 1), WHOLE] = -1
     stop: Annotated[list[Stop], Field(max_length=64)] = Field(default_factory=list)
+    num_ctx: Annotated[int, Field(ge=1, le=INT32 - 1), WHOLE] | None = None
+    # Of a prompt that is cut; -1 is as much as possible.
+    num_keep: Annotated[int, Field(ge=-1, le=INT32 - 1), WHOLE] | None = None
     # Accepted without effect: how a model is loaded is the operator's choice here.
-    num_ctx: Any = None
-    num_keep: Any = None
     num_batch: Any = None
     num_gpu: Any = None
     main_gpu: Any = None

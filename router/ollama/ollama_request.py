@@ -14,17 +14,24 @@ from ...shared.text.stop import StopStrings
 from ..errors import invalid
 from ..generation import EncodedPrompt, GenerationRequest, TextOptions, new_tokens
 from ..openai.chat_messages import read_messages
+from ..openai.request_fields import MAX_LOGPROBS
+from ..openai.structured_outputs import follow_reasoning
 from ..openai.tools import Tools, read_tools
 from ..options import RouterOptions
-from ..requests.body_errors import wrong_type
-from ..requests.body_model import BodyModel, DocumentedAs
-from ..requests.context import check_context, encode_chat, encode_text
+from ..requests.body_errors import check_integer, wrong_type
+from ..requests.body_model import WHOLE, BodyModel, DocumentedAs
+from ..requests.context import encode_chat, encode_text
+from ..requests.reasoning_options import prompt_opens_reasoning, reasoning_of
 from ..requests.response_size import ResponseSize
 from ..served_model import ServedModel
+from .keep_alive import check_keep_alive
+from .ollama_format import read_format
 from .ollama_options import OllamaOptions
+from .ollama_prompt import Turns, context_of, fitting_chat, fitting_text
 
 LATEST = ":latest"
 MAX_MESSAGES = 16_384
+MAX_CONTEXT_TOKENS = 1 << 20
 EFFORTS = ("low", "medium", "high")
 
 
@@ -32,20 +39,19 @@ class OllamaBody(BodyModel):
     """The fields of both routes."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "format": ("",),
         "images": ([],),
-        "logprobs": (False,),
-        "top_logprobs": (0,),
+        "shift": (False,),  # nodes end an answer where its context is full
     }
 
     model: Annotated[str, Field(min_length=1, max_length=1024)]
     stream: bool = True
     options: Annotated[dict[str, Any], DocumentedAs(OllamaOptions)] = Field(default_factory=dict)
     think: Annotated[Any, DocumentedAs(bool | Literal[EFFORTS])] = None
-    # Accepted without effect: the model is always loaded, and prompts are never cut.
-    keep_alive: Any = None
-    truncate: Any = None
-    shift: Any = None
+    format: Annotated[Any, DocumentedAs(str | dict[str, Any])] = None
+    keep_alive: Annotated[Any, DocumentedAs(str | float)] = None
+    truncate: bool = True
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] = 0
 
 
 class OllamaMessage(BodyModel):
@@ -75,21 +81,25 @@ class OllamaGenerateRequest(OllamaBody):
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **OllamaBody.unsupported,
-        "context": ([],),
         "suffix": ("",),
         "template": ("",),
     }
 
     prompt: Annotated[str, Field(min_length=1)]
     system: str = ""
+    context: Annotated[list[int], Field(max_length=MAX_CONTEXT_TOKENS)] = Field(
+        default_factory=list
+    )
     raw: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaRequest(GenerationRequest):
-    """A request with the name by which the client called the model."""
+    """A request with the name by which the client called the model. ``returns_context``: the
+    answer ends with the tokens of prompt and answer."""
 
     asked_model: str
+    returns_context: bool = False
 
 
 def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> OllamaRequest:
@@ -99,14 +109,19 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> OllamaR
     check_name(asked.model, model)
     messages = [_message(m, f"messages[{i}]", ignored) for i, m in enumerate(asked.messages)]
     tools = read_tools(asked.tools, None, True, model, options, ignored)
-    tokens = encode_chat(
-        read_messages(messages, model, ignored),
-        model,
-        variables=_variables(asked, options),
-        tools=tools.shown,
-    )
-    text = {"reasoning_parser": options.reasoning_parser, "tools": tools.use}
-    return _request(asked, tokens, text, model, options, ignored)
+    given = _options(asked, ignored)
+    turns = read_messages(messages, model, ignored)
+    variables = _variables(asked, model, options)
+
+    def encode(kept: Turns) -> list[int]:
+        return encode_chat(
+            kept, model, variables=variables, tools=tools.shown, truncated=asked.truncate
+        )
+
+    limit = context_of(given, model)
+    tokens = fitting_chat(turns, encode, limit, truncate=asked.truncate)
+    text = {"reasoning_parser": reasoning_of(model, options), "tools": tools.use}
+    return _request(asked, given, tokens, text, model, options, ignored)
 
 
 def parse_generate(body: Any, model: ServedModel, options: RouterOptions) -> OllamaRequest:
@@ -114,16 +129,23 @@ def parse_generate(body: Any, model: ServedModel, options: RouterOptions) -> Oll
     ignored: set[str] = set()
     asked = OllamaGenerateRequest.read(body, ignored)
     check_name(asked.model, model)
+    given = _options(asked, ignored)
+    for i, token in enumerate(asked.context):
+        check_integer(f"context[{i}]", token, 0, model.vocab_size - 1)
+    text: dict[str, Any] = {}
     if asked.raw:
-        if asked.system:
+        if asked.system or asked.context:
             raise invalid("raw mode does not support template, system, or context", "raw")
-        tokens = encode_text(asked.prompt, model, param="prompt")
-        return _request(asked, tokens, {}, model, options, ignored)
-    turns = [{"role": "system", "content": asked.system}] if asked.system else []
-    turns.append({"role": "user", "content": asked.prompt})
-    tokens = encode_chat(turns, model, variables=_variables(asked, options))
-    text = {"reasoning_parser": options.reasoning_parser}
-    return _request(asked, tokens, text, model, options, ignored)
+        tokens = encode_text(asked.prompt, model, param="prompt", truncated=asked.truncate)
+    else:
+        turns = [{"role": "system", "content": asked.system}] if asked.system else []
+        turns.append({"role": "user", "content": asked.prompt})
+        variables = _variables(asked, model, options)
+        tokens = encode_chat(turns, model, variables=variables, truncated=asked.truncate)
+        text = {"reasoning_parser": reasoning_of(model, options)}
+    limit = context_of(given, model)
+    tokens = fitting_text(asked.context + tokens, given, limit, truncate=asked.truncate)
+    return _request(asked, given, tokens, text, model, options, ignored, context=not asked.raw)
 
 
 def check_name(name: str, model: ServedModel) -> None:
@@ -131,38 +153,57 @@ def check_name(name: str, model: ServedModel) -> None:
     model.check_name(name.removesuffix(LATEST))
 
 
+def _options(asked: OllamaBody, ignored: set[str]) -> OllamaOptions:
+    check_keep_alive(asked.keep_alive)
+    if asked.top_logprobs and not asked.logprobs:
+        raise invalid("'top_logprobs' is only allowed when 'logprobs' is true", "top_logprobs")
+    return OllamaOptions.read(asked.options, ignored, "options.", at="options")
+
+
 def _request(
-    asked: OllamaBody, tokens: list[int], text: dict[str, Any], model: ServedModel,
-    options: RouterOptions, ignored: set[str],
+    asked: OllamaBody, given: OllamaOptions, tokens: list[int], text: dict[str, Any],
+    model: ServedModel, options: RouterOptions, ignored: set[str], *, context: bool = False,
 ) -> OllamaRequest:  # fmt: skip
-    sampling = OllamaOptions.read(asked.options, ignored, "options.", at="options")
-    wanted = sampling.max_tokens
-    granted = check_context(
-        [len(tokens)], wanted, model, param="messages", default=model.max_model_len
-    )
+    wanted = given.max_tokens
+    room = context_of(given, model) - len(tokens)
+    granted = [room if wanted is None else min(wanted, room)]
     size = ResponseSize(
-        prompts=[len(tokens)], n=1, logprobs=None, prompt_alternatives=None, echoed=0,
-        token_ids=False, stream=asked.stream,
-    )  # fmt: skip
+        prompts=[len(tokens)],
+        n=1,
+        logprobs=asked.top_logprobs if asked.logprobs else None,
+        prompt_alternatives=None,
+        echoed=0,
+        token_ids=context,
+        stream=asked.stream,
+    )
     if wanted is None:
         granted = size.fit(granted, options)
     size.check(granted, options)
+    parser = text.get("reasoning_parser", NO_PARSER)
+    opened = prompt_opens_reasoning(parser, tokens, model)
+    sampling = given.sampling(model)
+    if (form := read_format(asked.format)) is not None:
+        sampling.structured_outputs.CopyFrom(form)
+        follow_reasoning(sampling, parser, opened)
     return OllamaRequest(
         request_id=f"ollama-{uuid.uuid4().hex}",
         asked_model=asked.model,
         model=model,
         prompts=[EncodedPrompt(new_tokens(tokens))],
         max_tokens=granted,
-        sampling=sampling.sampling(model),
-        text=TextOptions(stop=StopStrings(sampling.stop), **text),
+        sampling=sampling,
+        text=TextOptions(stop=StopStrings(given.stop), reasoning_opened=opened, **text),
         stream=asked.stream,
         include_usage=True,
         include_reasoning=asked.think is not False,
+        logprobs=asked.top_logprobs if asked.logprobs else None,
+        return_token_ids=context,
+        returns_context=context,
         ignored=ignored,
     )
 
 
-def _variables(asked: OllamaBody, options: RouterOptions) -> dict[str, Any]:
+def _variables(asked: OllamaBody, model: ServedModel, options: RouterOptions) -> dict[str, Any]:
     """The variables by which templates turn reasoning on and off."""
     think = asked.think
     if think is None:
@@ -170,7 +211,7 @@ def _variables(asked: OllamaBody, options: RouterOptions) -> dict[str, Any]:
     if not isinstance(think, bool) and think not in EFFORTS:
         message = f"Invalid value for 'think': must be true, false, or one of {EFFORTS}."
         raise invalid(message, "think")
-    if think and options.reasoning_parser == NO_PARSER:
+    if think and reasoning_of(model, options) == NO_PARSER:
         raise invalid(f'"{asked.model}" does not support thinking', "think")
     effort = {} if isinstance(think, bool) else {"reasoning_effort": think}
     return {"enable_thinking": bool(think), "thinking": bool(think), **effort}

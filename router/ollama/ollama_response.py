@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from array import array
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from ...shared.text.output import CallDelta
-from ..generation import ChoiceDelta, Usage
-from ..http.encoding import dump
+from ..generation import ChoiceDelta, ScoredToken, Usage, new_tokens
+from ..http.encoding import EncodedArray, dump
+from ..openai.chat_response import TokenEntries
+from ..openai.response_fields import token_names
 from ..result import GenerationResult
 from .ollama_request import OllamaRequest
 
@@ -24,6 +28,9 @@ class OllamaResponse:
         self._first: int | None = None
         self._reason = "stop"
         self._calls: dict[int, _StreamedCall] = {}
+        texts = token_names(request)
+        self._entries = TokenEntries(request.model.tokenizer, texts)
+        self._tokens = new_tokens()  # of a streamed answer whose context is returned
 
     def opening(self) -> bytes:
         return b""
@@ -32,10 +39,12 @@ class OllamaResponse:
         """A line for new text; calls are written whole, once they are."""
         if self._first is None:
             self._first = time.monotonic_ns()
+        if self._request.returns_context:
+            self._tokens.extend(delta.tokens)
         reasoning = delta.reasoning if self._request.include_reasoning else ""
         lines = b""
-        if delta.text or reasoning:
-            lines += self._line(self._content(delta.text, reasoning))
+        if delta.text or reasoning or delta.scored:
+            lines += self._line(self._content(delta.text, reasoning) | self._logprobs(delta))
         for call in delta.calls:
             self._calls.setdefault(call.index, _StreamedCall()).add(call)
         if delta.finish_reason is not None:
@@ -46,13 +55,16 @@ class OllamaResponse:
         return lines
 
     def closing(self, usage: Usage) -> bytes:
-        return self._line({**self._content("", ""), **self._end(usage, self._reason)}, done=True)
+        end = self._end(usage, self._reason)
+        if self._request.returns_context:
+            end["context"] = self._context(self._tokens).tolist()
+        return self._line({**self._content("", ""), **end}, done=True)
 
     def end_of_stream(self) -> bytes:
         return b""
 
-    def choice_logprobs(self) -> None:
-        return None
+    def choice_logprobs(self) -> OllamaLogprobs | None:
+        return OllamaLogprobs(self._entries) if self._request.logprobs is not None else None
 
     def prompt_logprobs(self) -> None:
         return None
@@ -63,7 +75,21 @@ class OllamaResponse:
         calls = [_call(made.name, made.arguments.getvalue()) for made in choice.calls]
         content = self._content(choice.text, reasoning, calls)
         end = self._end(result.usage, _done_reason(choice.finish_reason))
+        if self._request.returns_context:
+            end["context"] = self._context(choice.tokens)
+        if choice.logprobs is not None:
+            content["logprobs"] = choice.logprobs.body()
         return self._body(content, done=True) | end
+
+    def _logprobs(self, delta: ChoiceDelta) -> dict[str, Any]:
+        if not delta.scored:
+            return {}
+        return {"logprobs": [self._entries.scored(item) for item in delta.scored]}
+
+    def _context(self, tokens: array[int]) -> array[int]:
+        """The tokens of prompt and answer, which the next request may begin with."""
+        (prompt,) = self._request.prompts
+        return prompt.tokens + tokens
 
     def _content(
         self, text: Any, reasoning: str, calls: list[dict[str, Any]] | None = None
@@ -96,6 +122,23 @@ class OllamaResponse:
             "eval_count": usage.completion_tokens,
             "eval_duration": now - first,
         }
+
+
+class OllamaLogprobs:
+    """The logprobs of an answer: one entry for each token."""
+
+    def __init__(self, entries: TokenEntries) -> None:
+        self._entries = entries
+        self._content = EncodedArray()
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    def add(self, items: Sequence[ScoredToken]) -> None:
+        self._content.extend(map(self._entries.scored, items))
+
+    def body(self) -> EncodedArray:
+        return self._content
 
 
 class _StreamedCall:

@@ -14,6 +14,14 @@ from ..ollama.ollama_answers import (
     OllamaGenerateAnswer,
     OllamaModelAnswer,
 )
+from ..ollama.ollama_embeddings import (
+    OllamaEmbed,
+    OllamaEmbedAnswer,
+    OllamaEmbeddings,
+    OllamaEmbeddingsAnswer,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+)
 from ..ollama.ollama_request import OllamaChatRequest, OllamaGenerateRequest
 from ..ollama.ollama_surfaces import OllamaChat, OllamaGenerate
 from ..served_model import ServedModel
@@ -24,12 +32,18 @@ from .services import Exchange, RouterServices
 
 CHAT = OllamaChat()
 GENERATE = OllamaGenerate()
+EMBED = OllamaEmbed()
+EMBEDDINGS = OllamaEmbeddings()
 LINES = b"application/x-ndjson"
 MODELS = (
     OllamaChatRequest,
     OllamaChatAnswer,
     OllamaGenerateRequest,
     OllamaGenerateAnswer,
+    OllamaEmbedRequest,
+    OllamaEmbedAnswer,
+    OllamaEmbeddingsRequest,
+    OllamaEmbeddingsAnswer,
     OllamaModelAnswer,
     OllamaError,
     ShowRequest,
@@ -52,6 +66,20 @@ async def ollama_generate(exchange: Exchange, services: RouterServices) -> Respo
     """Answer a prompt."""
     exchange.speak_ollama(LINES)
     return GenerationResponse(exchange, services.handler, GENERATE)
+
+
+@router.post(EMBED.path, **documented(OllamaEmbedRequest, OllamaEmbedAnswer))
+async def ollama_embed(exchange: Exchange, services: RouterServices) -> Response:
+    """The vectors of texts."""
+    exchange.speak_ollama(LINES)
+    return GenerationResponse(exchange, services.handler, EMBED)
+
+
+@router.post(EMBEDDINGS.path, **documented(OllamaEmbeddingsRequest, OllamaEmbeddingsAnswer))
+async def ollama_embeddings(exchange: Exchange, services: RouterServices) -> Response:
+    """The vector of a text."""
+    exchange.speak_ollama(LINES)
+    return GenerationResponse(exchange, services.handler, EMBEDDINGS)
 
 
 @router.post("/api/show", **documented(ShowRequest, OllamaModelAnswer))

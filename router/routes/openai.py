@@ -5,6 +5,13 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
+from ..anthropic.models import (
+    VERSION_HEADER,
+    AnthropicModel,
+    AnthropicModelList,
+    model_entry,
+    model_page,
+)
 from ..openai.answers import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -57,15 +64,28 @@ async def create_completion(exchange: Exchange, services: RouterServices) -> Res
 
 
 @router.get("/v1/models")
-async def list_models(services: RouterServices) -> ModelList:
-    """The model that this router serves, once under each of its names."""
+async def list_models(
+    exchange: Exchange,
+    services: RouterServices,
+    after_id: str | None = None,
+    before_id: str | None = None,
+    limit: str | None = None,
+) -> ModelList | AnthropicModelList:
+    """The model that this router serves, once under each of its names. Clients of Anthropic's API,
+    who send the header ``anthropic-version``, get pages in its shape."""
     served = services.registry.model()
+    if exchange.header(VERSION_HEADER):
+        return model_page(served, after_id, before_id, limit)
     return ModelList(data=[served.card(name) for name in (served.name, *served.aliases)])
 
 
 @router.get("/v1/models/{model:path}")
-async def show_model(model: str, services: RouterServices) -> ModelCard:
+async def show_model(
+    model: str, exchange: Exchange, services: RouterServices
+) -> ModelCard | AnthropicModel:
     """The model of this name; names may contain slashes."""
     served = services.registry.model()
     served.check_name(model or "?")
+    if exchange.header(VERSION_HEADER):
+        return model_entry(served, model)
     return served.card(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ import httpx
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
+from tandem.router.http import keep_alive
 from tandem.tests.router.support import CONTEXT, Cluster, admitted, cluster, tokens_event
 
 HI: dict[str, Any] = {
@@ -20,6 +22,14 @@ HI: dict[str, Any] = {
     "max_tokens": 20,
     "messages": [{"role": "user", "content": "hi"}],
 }
+
+
+JSON: dict[str, Any] = {"type": "json_schema", "schema": {"type": "object"}}
+
+
+def prefilled(text: str) -> list[dict[str, Any]]:
+    """A conversation whose last message the answer continues."""
+    return [*HI["messages"], {"role": "assistant", "content": text}]
 
 
 async def ask(c: Cluster, **fields: Any) -> httpx.Response:
@@ -223,7 +233,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"system": 5}, "'system': expected a string or an array of content blocks"),
     ({"system": [{"type": "image"}]}, "'system.0' has the unsupported type 'image'"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "supported values are: user, assistant"),
-    ({"messages": [*HI["messages"], {"role": "assistant", "content": "x"}]}, "must have the role"),
+    ({"messages": prefilled("x ")}, "cannot end with trailing whitespace"),
+    ({"messages": prefilled("")}, "its text must not be empty"),
+    (
+        {"messages": prefilled("x"), "thinking": {"type": "enabled", "budget_tokens": 5}},
+        "it must begin with a block of the type 'thinking'",
+    ),
+    ({"output_config": {"format": {"type": "xml"}}}, "Invalid 'output_config.format'"),
+    ({"output_format": {"type": "json_schema"}}, "Invalid 'output_format'"),
+    ({"output_config": {"format": JSON}, "output_format": JSON}, "set one of them"),
 ]
 
 
@@ -311,3 +329,73 @@ async def test_the_official_client_with_keys(tmp_path: Path) -> None:
         async with official_client(c, api_key="wrong") as client:
             with pytest.raises(anthropic.AuthenticationError, match="Incorrect API key"):
                 await client.messages.create(**HI)
+
+
+async def test_answers_follow_a_format(tmp_path: Path) -> None:
+    async with cluster(tmp_path, reasoning_parser="qwen3") as c:
+        for fields in ({"output_config": {"format": JSON}}, {"output_format": JSON}):
+            assert (await ask(c, **fields)).status_code == 200
+            made = c.node.requests[-1].sampling.structured_outputs
+            assert json.loads(made.json) == JSON["schema"] and made.reasoning_end == "</think>"
+        assert (await ask(c, output_format={"type": "text"})).status_code == 200
+        assert not c.node.requests[-1].sampling.HasField("structured_outputs")
+
+
+async def test_an_answer_continues_the_last_message(tmp_path: Path) -> None:
+    async with cluster(tmp_path, reasoning_parser="deepseek_r1") as c:
+        body = (await ask(c, messages=prefilled("one two"))).json()
+        prompt = c.router.registry.model().tokenizer.decode(
+            c.node.requests[-1].prompt, skip_special_tokens=False
+        )
+        count = await c.client.post(
+            "/v1/messages/count_tokens", json={"model": "tiny", "messages": prefilled("one two")}
+        )
+        assert count.json()["input_tokens"] == len(c.node.requests[-1].prompt)
+    assert prompt.endswith("<|start|>assistant\none two")
+    assert body["content"] == [{"type": "text", "text": "hello world"}]
+
+
+async def test_pings_while_a_long_prompt_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keep_alive, "PING_SECONDS", 0.01)
+    pinged = asyncio.Event()
+
+    async def long_prompt(request: pb.GenerateRequest, context: Any) -> AsyncIterator[Any]:
+        yield admitted()
+        await pinged.wait()
+        yield tokens_event(0, [65])
+        yield pb.GenerateEvent(finished=pb.Finished(reason=pb.FINISH_REASON_LENGTH))
+
+    async with cluster(tmp_path) as c:
+        c.node.script = long_prompt
+        kinds: list[str] = []
+        async with c.client.stream("POST", "/v1/messages", json=HI | {"stream": True}) as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("event: "):
+                    kinds.append(line.removeprefix("event: "))
+                if kinds.count("ping") > 2:
+                    pinged.set()
+    assert kinds[:4] == ["message_start", "ping", "ping", "ping"]
+    assert kinds[-1] == "message_stop"
+
+
+async def test_models_in_the_shape_of_the_client(tmp_path: Path) -> None:
+    version = {"anthropic-version": "2023-06-01"}
+    async with cluster(tmp_path) as c:
+        page = (await c.client.get("/v1/models", headers=version)).json()
+        model = (await c.client.get("/v1/models/tiny", headers=version)).json()
+        behind = await c.client.get("/v1/models?after_id=tiny&limit=3", headers=version)
+        missing = await c.client.get("/v1/models/other", headers=version)
+        wrong = await c.client.get("/v1/models?limit=0", headers=version)
+        openai = (await c.client.get("/v1/models")).json()
+        async with official_client(c) as client:
+            listed = [each.id async for each in await client.models.list()]
+            shown = await client.models.retrieve("tiny")
+    assert page == {"data": [model], "has_more": False, "first_id": "tiny", "last_id": "tiny"}
+    assert model["type"] == "model" and model["created_at"].endswith("Z")
+    assert behind.json()["data"] == [] and behind.json()["first_id"] is None
+    assert missing.status_code == 404 and missing.json()["error"]["type"] == "not_found_error"
+    assert wrong.status_code == 400 and wrong.json()["type"] == "error"
+    assert openai["object"] == "list"
+    assert listed == ["tiny"] and shown.display_name == "tiny"

@@ -76,12 +76,20 @@ async def test_calls_of_tools_come_whole(tmp_path: Path) -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"format": "json"}, "'format' is not supported"),
+    ({"format": "xml"}, "invalid format: 'xml'"),
+    ({"format": 5}, "invalid format: 5"),
+    ({"keep_alive": 0}, "cannot unload its model"),
+    ({"keep_alive": "0s"}, "cannot unload its model"),
+    ({"keep_alive": "soon"}, "invalid keep_alive"),
+    ({"shift": True}, "'shift' is not supported"),
+    ({"top_logprobs": 2}, "only allowed when 'logprobs' is true"),
+    ({"logprobs": True, "top_logprobs": 21}, "above the maximum of 20"),
+    ({"options": {"num_ctx": 0}}, "below the minimum of 1"),
+    ({"options": {"num_ctx": 2}, "truncate": False}, "exceeds the context length of 2 tokens"),
     ({"images": ["x"]}, "'images' is not supported"),
     ({"think": True}, "does not support thinking"),
     ({"options": {"mirostat": 1}}, "'options.mirostat' is not supported"),
     ({"options": {"temperature": 9}}, "'options.temperature': 9 is above the maximum of 2."),
-    ({"options": {"num_predict": CONTEXT}}, "maximum context length"),
     ({"stream": "x"}, "'stream': expected a boolean"),
 ]
 
@@ -105,6 +113,91 @@ async def test_errors_are_a_message(tmp_path: Path) -> None:
         ):
             refused = await c.client.request(method, path, json={"model": "x"})
             assert refused.status_code == 501 and "cannot change it" in refused.json()["error"]
+
+
+async def test_answers_follow_a_format(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    async with cluster(tmp_path, reasoning_parser="qwen3") as c:
+        for path, body in (("/api/chat", HI), ("/api/generate", ASK)):
+            for given, field in (("json", "json_object"), (schema, "json"), ("", None)):
+                asked = body | WHOLE | {"format": given, "keep_alive": "5m"}
+                assert (await c.client.post(path, json=asked)).status_code == 200
+                made = c.node.requests[-1].sampling.structured_outputs
+                assert made.WhichOneof("constraint") == field
+                assert (made.reasoning_end == "</think>") == (field is not None)
+        assert json.loads(c.node.requests[1].sampling.structured_outputs.json) == schema
+
+
+async def test_logprobs(tmp_path: Path) -> None:
+    asked = {"logprobs": True, "top_logprobs": 2}
+    async with cluster(tmp_path) as c:
+        for path, body in (("/api/chat", HI), ("/api/generate", ASK)):
+            whole = (await c.client.post(path, json=body | asked | WHOLE)).json()["logprobs"]
+            stream = lines((await c.client.post(path, json=body | asked)).text)
+            assert [one for line in stream for one in line.get("logprobs", ())] == whole
+            assert {len(one["top_logprobs"]) for one in whole} == {2}
+            assert "".join(one["token"] for one in whole[:2]) == "hello world"
+
+
+async def test_a_context_goes_on(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        first = (await c.client.post("/api/generate", json=ASK | WHOLE)).json()["context"]
+        assert first == [*c.node.requests[0].prompt, *c.encode("hello world"), 0]  # the end token
+        asked = ASK | {"context": first}
+        stream = lines((await c.client.post("/api/generate", json=asked)).text)
+        second = list(c.node.requests[1].prompt)
+        wrong = await c.client.post("/api/generate", json=ASK | {"context": [99999]})
+        raw = await c.client.post("/api/generate", json=asked | {"raw": True})
+    assert second == [*first, *c.node.requests[0].prompt]
+    assert stream[-1]["context"][: len(second)] == second
+    assert wrong.status_code == 400 and "context[0]" in wrong.json()["error"]
+    assert "raw mode" in raw.json()["error"]
+
+
+async def test_prompts_are_cut_to_the_context(tmp_path: Path) -> None:
+    """Of a chat, the oldest turns but system messages; of a prompt, its middle."""
+    said = [{"role": "user", "content": f"{number} stop here"} for number in ("one", "two")]
+    turns = [{"role": "system", "content": "fox"}, *said, {"role": "user", "content": "dog"}]
+    async with cluster(tmp_path) as c:
+
+        async def sent(path: str, body: dict[str, Any], **options: Any) -> list[int]:
+            answer = await c.client.post(path, json=body | WHOLE | {"options": options})
+            assert answer.status_code == 200, answer.text
+            return list(c.node.requests[-1].prompt)
+
+        tokenizer = c.router.registry.model().tokenizer
+        whole = await sent("/api/chat", HI | {"messages": turns})
+        assert c.node.requests[-1].sampling.max_tokens == CONTEXT - len(whole)
+        cut = await sent("/api/chat", HI | {"messages": turns}, num_ctx=len(whole))
+        assert c.node.requests[-1].sampling.max_tokens == len(whole) - len(cut)
+        shown = tokenizer.decode(cut)
+        assert [word in shown for word in ("fox", "one", "two", "dog")] == [True, False, True, True]
+        ids = await sent("/api/generate", ASK | {"prompt": "one two " * 20, "raw": True})
+        kept = await sent(
+            "/api/generate", ASK | {"prompt": "one two " * 20, "raw": True}, num_ctx=12, num_keep=3
+        )
+        assert kept == ids[:3] + ids[-8:] and c.node.requests[-1].sampling.max_tokens == 1
+        await sent("/api/chat", HI, num_predict=10 * CONTEXT)
+        assert c.node.requests[-1].sampling.max_tokens < CONTEXT
+
+
+async def test_vectors(tmp_path: Path) -> None:
+    long = "one two " * CONTEXT
+    async with cluster(tmp_path) as c:
+        ask = {"model": "tiny:latest", "input": ["one", long], "dimensions": 2}
+        made = (await c.client.post("/api/embed", json=ask)).json()
+        embeds = [request.embed for request in c.node.requests]
+        assert max(len(request.prompt) for request in c.node.requests) == CONTEXT - 1
+        refused = await c.client.post("/api/embed", json=ask | {"truncate": False})
+        empty = await c.client.post("/api/embed", json=ask | {"input": ""})
+        older = (await c.client.post("/api/embeddings", json=ASK)).json()
+        assert not c.node.requests[-1].embed.normalize
+    assert made["model"] == "tiny:latest" and len(made["embeddings"]) == 2
+    assert made["prompt_eval_count"] == CONTEXT
+    assert {(embed.normalize, embed.dimensions) for embed in embeds} == {(True, 2)}
+    assert "exceeds the context length" in refused.json()["error"]
+    assert empty.status_code == 400 and "must not be empty" in empty.json()["error"]
+    assert [*older] == ["embedding"] and older["embedding"]
 
 
 async def test_the_model_is_listed_and_shown(tmp_path: Path) -> None:

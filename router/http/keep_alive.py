@@ -1,0 +1,44 @@
+"""Events that keep a stream alive while nothing is generated, such as during a long prefill."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Protocol, runtime_checkable
+
+from .exchange import ClientGoneError, HttpExchange
+
+# As often as Anthropic's API; proxies cut connections after 30 to 60 s of silence.
+PING_SECONDS = 15.0
+
+
+@runtime_checkable
+class Pinging(Protocol):
+    """A response whose API has an event without meaning."""
+
+    def ping(self) -> bytes:
+        """The event."""
+
+
+@contextlib.asynccontextmanager
+async def kept_alive(exchange: HttpExchange, response: object) -> AsyncIterator[None]:
+    """Write pings while nothing else is written, if the response's API has them."""
+    if not isinstance(response, Pinging):
+        yield
+        return
+    task = asyncio.create_task(_ping(exchange, response.ping()))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _ping(exchange: HttpExchange, event: bytes) -> None:
+    with contextlib.suppress(ClientGoneError):  # the stream notices too
+        while True:
+            written = exchange.writes
+            await asyncio.sleep(PING_SECONDS)
+            if exchange.streaming and exchange.writes == written:
+                await exchange.write(event)

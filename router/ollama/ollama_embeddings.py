@@ -1,0 +1,174 @@
+"""POST /api/embed and /api/embeddings: vectors of texts."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from ...proto import tandem_pb2 as pb
+from ..embeddings.embedding_request import MAX_INPUTS
+from ..embeddings.embedding_response import EmbeddingResponse
+from ..errors import invalid
+from ..generation import EncodedPrompt, GenerationRequest, TextOptions, VectorOptions, new_tokens
+from ..options import RouterOptions
+from ..requests.body_errors import wrong_type
+from ..requests.body_model import WHOLE, AnswerModel, BodyModel, DocumentedAs
+from ..requests.context import encode_text
+from ..result import GenerationResult
+from ..served_model import ServedModel
+from .keep_alive import check_keep_alive
+from .ollama_options import INT32, OllamaOptions
+from .ollama_prompt import context_of, cut_input
+from .ollama_request import check_name
+
+
+class OllamaVectorBody(BodyModel):
+    """The fields of both routes."""
+
+    model: Annotated[str, Field(min_length=1, max_length=1024)]
+    options: Annotated[dict[str, Any], DocumentedAs(OllamaOptions)] = Field(default_factory=dict)
+    keep_alive: Annotated[Any, DocumentedAs(str | float)] = None
+
+
+class OllamaEmbedRequest(OllamaVectorBody):
+    """The body of POST /api/embed. Texts that are too long are cut, unless ``truncate`` is
+    false."""
+
+    input: Annotated[Any, DocumentedAs(str | list[str])]
+    truncate: bool = True
+    dimensions: Annotated[int, Field(ge=0, le=INT32 - 1), WHOLE] = 0
+
+
+class OllamaEmbeddingsRequest(OllamaVectorBody):
+    """The body of POST /api/embeddings, the older route; its vectors have any length."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"images": ([],)}
+
+    prompt: Annotated[str, Field(min_length=1)]
+
+
+class OllamaEmbedAnswer(AnswerModel):
+    """The answer of POST /api/embed."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaEmbeddingsAnswer(AnswerModel):
+    """The answer of POST /api/embeddings."""
+
+    embedding: list[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OllamaVectorRequest(GenerationRequest):
+    """A request with the name by which the client called the model."""
+
+    asked_model: str
+
+
+class OllamaEmbed:
+    """POST /api/embed."""
+
+    path = "/api/embed"
+
+    def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
+        ignored: set[str] = set()
+        asked = OllamaEmbedRequest.read(body, ignored)
+        texts = asked.input if isinstance(asked.input, list) else [asked.input]
+        if not 0 < len(texts) <= MAX_INPUTS:
+            raise invalid(f"'input' must have 1 to {MAX_INPUTS} texts, not {len(texts)}", "input")
+        for i, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise wrong_type(f"input[{i}]", "a string", text)
+        vector = VectorOptions(
+            pooling=options.pooling, normalize=True, dimensions=asked.dimensions, in_base64=False
+        )
+        return _request(asked, texts, asked.truncate, vector, model, ignored)
+
+    def response(self, request: GenerationRequest, created: int) -> EmbedResponse:
+        return EmbedResponse(request, created)
+
+
+class OllamaEmbeddings:
+    """POST /api/embeddings."""
+
+    path = "/api/embeddings"
+
+    def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
+        ignored: set[str] = set()
+        asked = OllamaEmbeddingsRequest.read(body, ignored)
+        vector = VectorOptions(
+            pooling=options.pooling, normalize=False, dimensions=0, in_base64=False
+        )
+        return _request(asked, [asked.prompt], True, vector, model, ignored)
+
+    def response(self, request: GenerationRequest, created: int) -> OlderEmbeddingResponse:
+        return OlderEmbeddingResponse(request, created)
+
+
+class EmbedResponse(EmbeddingResponse):
+    """All vectors, and how long they took."""
+
+    def __init__(self, request: GenerationRequest, created: int) -> None:
+        super().__init__(request, created)
+        assert isinstance(request, OllamaVectorRequest), "made by parse"
+        self._model = request.asked_model
+        self._begun = time.monotonic_ns()
+
+    def whole(self, result: GenerationResult) -> dict[str, Any]:
+        return {
+            "model": self._model,
+            "embeddings": self.vectors(result),
+            "total_duration": time.monotonic_ns() - self._begun,
+            "load_duration": 0,
+            "prompt_eval_count": result.usage.prompt_tokens,
+        }
+
+
+class OlderEmbeddingResponse(EmbeddingResponse):
+    """The one vector."""
+
+    def whole(self, result: GenerationResult) -> dict[str, Any]:
+        return {"embedding": self.vectors(result)[0]}
+
+
+def _request(
+    asked: OllamaVectorBody, texts: list[str], truncate: bool, vector: VectorOptions,
+    model: ServedModel, ignored: set[str],
+) -> OllamaVectorRequest:  # fmt: skip
+    check_name(asked.model, model)
+    check_keep_alive(asked.keep_alive)
+    given = OllamaOptions.read(asked.options, ignored, "options.", at="options")
+    # A node computes a vector like a prompt, which leaves room for one token.
+    limit = min(context_of(given, model), model.max_model_len - 1)
+    prompts = [_tokens(text, limit, truncate, model) for text in texts]
+    return OllamaVectorRequest(
+        request_id=f"ollama-{uuid.uuid4().hex}",
+        asked_model=asked.model,
+        model=model,
+        prompts=[EncodedPrompt(tokens) for tokens in prompts],
+        max_tokens=[1] * len(prompts),
+        sampling=pb.Sampling(n=1),
+        text=TextOptions(),
+        stream=False,
+        include_usage=False,
+        ignored=ignored,
+        embed=vector,
+    )
+
+
+def _tokens(text: str, limit: int, truncate: bool, model: ServedModel) -> array[int]:
+    tokens = encode_text(text, model, param="input", truncated=truncate) if text else []
+    if not tokens:
+        raise invalid("the input must not be empty", "input", "empty_string")
+    return new_tokens(cut_input(tokens, limit, truncate=truncate))
