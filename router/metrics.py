@@ -7,7 +7,7 @@ import time
 from collections import Counter as Counts
 from collections.abc import Callable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.registry import Collector
 
 from ..shared.telemetry.stats_line import Work
@@ -16,27 +16,12 @@ from .cluster.node_series import NodeCounts, count_nodes, text
 from .cluster.node_table import NodeTable
 from .generation import ChoiceDelta, GenerationRequest, Output, Usage
 from .http.access_log import AccessRecord, prefill_origin
+from .vllm_series import FIRST_TOKEN, VllmSeries
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-LABEL = ("model_name",)
-FIRST_TOKEN = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 2.5, 5, 10, 20, 40, 80, 160)
-BETWEEN = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)
-WHOLE = (0.05, 0.1, 0.3, 0.5, 1, 1.5, 2.5, 5, 10, 15, 20, 30, 60, 120, 300, 600, 1800)
-TOKENS = tuple(mantissa * 10**power for power in range(6) for mantissa in (1, 2, 5))
-COUNT = (1, 2, 5, 10, 20)
-# Histograms of requests under vLLM's names: name, meaning, buckets.
-OF_REQUESTS: tuple[tuple[str, str, Sequence[float]], ...] = (
-    ("request_prompt_tokens", "Tokens of a prompt.", TOKENS),
-    ("request_generation_tokens", "Tokens of a choice.", TOKENS),
-    ("request_max_num_generation_tokens", "Tokens of a request's longest choice.", TOKENS),
-    ("request_params_n", "Choices that a request asks for.", COUNT),
-    ("request_params_max_tokens", "Tokens that a choice may have.", TOKENS),
-    ("request_time_per_output_token_seconds", "Mean time between tokens of a choice.", BETWEEN),
-    ("request_queue_time_seconds", "Time of a prompt in the queues of nodes.", WHOLE),
-    ("request_prefill_time_seconds", "From the end of the queue to the first token.", WHOLE),
-    ("request_decode_time_seconds", "From the first token to the last.", WHOLE),
-    ("request_inference_time_seconds", "From the end of the queue to the last token.", WHOLE),
-)
+# By our names of finish reasons; others are the same.
+FINISHED_REASONS = {"tool_calls": "stop"}
+ABORTED = "abort"
 # A page is reused for this many times as long as it took to render, and at most for a second, so
 # that scrapes take a small share of a core with any number of nodes.
 PAGE_REUSE = 10.0
@@ -59,42 +44,8 @@ class Metrics:
         self.served: Callable[[], str] = lambda: ""
         self.requests: Counts[str] = Counts()  # in progress, by model
         self.unstarted: Counts[str] = Counts()  # of these, without a token
-        self._add_gauges()
-        self._add_times()
-        self._add_counts()
-        self._add_sources()
-        self.of_requests = {
-            name: Histogram(f"vllm:{name}", text, LABEL, buckets=buckets, registry=self.registry)
-            for name, text, buckets in OF_REQUESTS
-        }
-
-    def _add_gauges(self) -> None:
+        self.vllm = VllmSeries(self.registry)
         own = self.registry
-        self._running = Gauge(
-            "vllm:num_requests_running", "Requests that nodes compute.", LABEL, registry=own
-        )
-        self._waiting = Gauge(
-            "vllm:num_requests_waiting",
-            "Requests in progress that no node computes yet, by the last heartbeats.",
-            LABEL,
-            registry=own,
-        )
-        self._kv_usage = Gauge(
-            "vllm:kv_cache_usage_perc",
-            "KV blocks of decode nodes owned or reserved, of all: 0 to 1.",
-            LABEL,
-            registry=own,
-        )
-
-    def _add_times(self) -> None:
-        own = self.registry
-        self.first_token = Histogram(
-            "vllm:time_to_first_token_seconds",
-            "From the parsed request to its first output.",
-            LABEL,
-            buckets=FIRST_TOKEN,
-            registry=own,
-        )
         self.phases = Histogram(
             "tandem_first_token_phase_seconds",
             "Time to first token by where it went, of requests with one prompt.",
@@ -102,39 +53,11 @@ class Metrics:
             buckets=FIRST_TOKEN,
             registry=own,
         )
-        self.between = Histogram(
-            "vllm:inter_token_latency_seconds",
-            "Between two outputs of a choice, a token.",
-            LABEL,
-            buckets=BETWEEN,
-            registry=own,
-        )
-        self.whole = Histogram(
-            "vllm:e2e_request_latency_seconds",
-            "From the parsed request to its end.",
-            LABEL,
-            buckets=WHOLE,
-            registry=own,
-        )
-
-    def _add_counts(self) -> None:
-        own = self.registry
-        self.prompt_tokens = Counter(
-            "vllm:prompt_tokens", "Prompt tokens of finished requests.", LABEL, registry=own
-        )
         self.cached_tokens = Counter(
             "tandem_router_cached_tokens",
-            "Of these, the tokens that decode nodes had in their prefix index.",
-            LABEL,
-            registry=own,
-        )
-        self.generated_tokens = Counter(
-            "vllm:generation_tokens", "Tokens generated.", LABEL, registry=own
-        )
-        self.success = Counter(
-            "vllm:request_success",
-            "Choices that finished, by reason.",
-            (*LABEL, "finished_reason"),
+            "Of the prompt tokens of finished requests, those that decode nodes had in their "
+            "prefix index.",
+            ("model_name",),
             registry=own,
         )
         self.prompts = Counter(
@@ -147,51 +70,36 @@ class Metrics:
             "tandem_request_errors", "Answers with an error, by status.", ("status",), registry=own
         )
 
-    def _add_sources(self) -> None:
-        own = self.registry
-        self.by_source = Counter(
-            "vllm:prompt_tokens_by_source",
-            "Prompt tokens of finished requests by where their KV came from.",
-            (*LABEL, "source"),
-            registry=own,
-        )
-        self.queries, self.hits, self.external_queries, self.external_hits, self.prompt_cached = (
-            Counter(f"vllm:{name}", text, LABEL, registry=own)
-            for name, text in (
-                ("prefix_cache_queries", "Prompt tokens looked up in prefix indexes."),
-                ("prefix_cache_hits", "Of these, the tokens found."),
-                ("external_prefix_cache_queries", "Prompt tokens that decode nodes lacked."),
-                ("external_prefix_cache_hits", "Of these, the tokens from prefill nodes."),
-                ("prompt_tokens_cached", "Prompt tokens found, or received from prefill nodes."),
-            )
-        )
-
     def count_sources(self, model: str, usage: Usage) -> None:
         """Count where the KV of a finished request came from."""
         missing = usage.prompt_tokens - usage.cached_tokens
-        self.queries.labels(model).inc(usage.prompt_tokens)
-        self.hits.labels(model).inc(usage.cached_tokens)
-        self.external_queries.labels(model).inc(max(0, missing))
-        self.external_hits.labels(model).inc(usage.remote_tokens)
-        self.prompt_cached.labels(model).inc(usage.cached_tokens + usage.remote_tokens)
+        for name, tokens in (
+            ("prompt_tokens", usage.prompt_tokens),
+            ("prompt_tokens_cached", usage.cached_tokens + usage.remote_tokens),
+            ("prefix_cache_queries", usage.prompt_tokens),
+            ("prefix_cache_hits", usage.cached_tokens),
+            ("external_prefix_cache_queries", max(0, missing)),
+            ("external_prefix_cache_hits", usage.remote_tokens),
+        ):
+            self.vllm.counter(name, model).inc(tokens)
         for source, tokens in (
             ("local_compute", max(0, missing - usage.remote_tokens)),
             ("local_cache_hit", usage.cached_tokens),
             ("external_kv_transfer", usage.remote_tokens),
         ):
-            self.by_source.labels(model, source).inc(tokens)
+            self.vllm.counter("prompt_tokens_by_source", model, source).inc(tokens)
+        self.cached_tokens.labels(model).inc(usage.cached_tokens)
 
     def work(self) -> Work:
         """The router's work, with the queues and caches of its decode nodes."""
         loads = [node.load for node in self._nodes if not node.is_prefill]
         blocks = sum(load.total_blocks for load in loads)
         taken = sum(load.owned_blocks + load.reserved_blocks for load in loads)
-        prompts = _total(self.prompt_tokens)
         return Work(
-            prompt_tokens=prompts,
-            generated_tokens=_total(self.generated_tokens),
-            cache_queries=prompts,
-            cache_hits=_total(self.cached_tokens),
+            prompt_tokens=self.vllm.total("prompt_tokens"),
+            generated_tokens=self.vllm.total("generation_tokens"),
+            cache_queries=self.vllm.total("prefix_cache_queries"),
+            cache_hits=self.vllm.total("prefix_cache_hits"),
             running=self.requests.total(),
             waiting=sum(load.waiting for load in loads),
             transfers=sum(load.transfers for load in loads),
@@ -228,9 +136,14 @@ class Metrics:
             self.requests[served] += 0
         for model, requests in self.requests.items():
             waiting = min(self.unstarted[model], work.waiting)
-            self._waiting.labels(model).set(waiting)
-            self._running.labels(model).set(requests - waiting)
-            self._kv_usage.labels(model).set(work.kv_usage)
+            self.vllm.gauge("num_requests_waiting", model).set(waiting)
+            self.vllm.gauge("num_requests_running", model).set(requests - waiting)
+            self.vllm.gauge("kv_cache_usage_perc", model).set(work.kv_usage)
+        blocks: Counts[int] = Counts()
+        for node in self._nodes:
+            if not node.is_prefill and node.load.block_size:
+                blocks[node.load.block_size] += node.load.total_blocks
+        self.vllm.cache_config.blocks = dict(blocks)
 
     def _counts(self) -> tuple[list[NodeCounts], Counts[tuple[str, str]]]:
         self._refresh()
@@ -238,12 +151,6 @@ class Metrics:
 
     def _render(self, counts: Sequence[NodeCounts], absent: Counts[tuple[str, str]]) -> bytes:
         return generate_latest(self.registry) + text(counts, absent).encode()
-
-
-def _total(series: Counter | Gauge) -> float:
-    """The sum over all labels."""
-    samples = (sample for family in series.collect() for sample in family.samples)
-    return sum(sample.value for sample in samples if not sample.name.endswith("_created"))
 
 
 class RequestMetrics:
@@ -254,13 +161,14 @@ class RequestMetrics:
         self._access = access
         access.model = self._name = request.model.name
         access.prompt_tokens = request.prompt_tokens
-        self._between = metrics.between.labels(self._name)
-        self._tokens = metrics.generated_tokens.labels(self._name)
+        self._between = metrics.vllm.histogram("inter_token_latency_seconds", self._name)
+        self._tokens = metrics.vllm.counter("generation_tokens", self._name)
         self._request = request
         self._start = 0.0
         self._first: dict[int, float] = {}  # by choice, as the others
         self._last: dict[int, float] = {}
         self._counts: Counts[int] = Counts()
+        self._finished = 0
 
     def __enter__(self) -> RequestMetrics:
         self._start = self._access.begun = time.monotonic()
@@ -268,7 +176,10 @@ class RequestMetrics:
         self._metrics.unstarted[self._name] += 1
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, (asyncio.CancelledError, GeneratorExit)):
+            unfinished = self._request.choices - self._finished
+            self._metrics.vllm.counter("request_success", self._name, ABORTED).inc(unfinished)
         self._metrics.requests[self._name] -= 1
         self._metrics.unstarted[self._name] -= not self._last
         for served in self._access.usage.served.values():
@@ -282,15 +193,16 @@ class RequestMetrics:
 
     def finish(self, usage: Usage) -> None:
         """Observe the end of the request, when every choice has finished."""
-        self._metrics.whole.labels(self._name).observe(time.monotonic() - self._start)
-        self._metrics.prompt_tokens.labels(self._name).inc(usage.prompt_tokens)
-        self._metrics.cached_tokens.labels(self._name).inc(usage.cached_tokens)
+        self._observe("e2e_request_latency_seconds", time.monotonic() - self._start)
+        self._observe(
+            "request_prefill_kv_computed_tokens", max(0, usage.prompt_tokens - usage.cached_tokens)
+        )
         self._metrics.count_sources(self._name, usage)
         self._observe_sizes()
         self._observe_phases()
 
     def _observe(self, name: str, value: float) -> None:
-        self._metrics.of_requests[name].labels(self._name).observe(value)
+        self._metrics.vllm.histogram(name, self._name).observe(value)
 
     def _observe_sizes(self) -> None:
         request = self._request
@@ -318,7 +230,9 @@ class RequestMetrics:
         if delta.tokens:
             self._count_tokens(delta.index, len(delta.tokens), time.monotonic())
         if delta.finish_reason is not None:
-            self._metrics.success.labels(self._name, delta.finish_reason).inc()
+            reason = FINISHED_REASONS.get(delta.finish_reason, delta.finish_reason)
+            self._metrics.vllm.counter("request_success", self._name, reason).inc()
+            self._finished += 1
             self._access.finish_reasons[delta.finish_reason] += 1
             self._count_choice(delta.index)
 
@@ -339,7 +253,7 @@ class RequestMetrics:
     def _count_first(self, now: float) -> None:
         """Observe the first token of the request."""
         self._metrics.unstarted[self._name] -= 1
-        self._metrics.first_token.labels(self._name).observe(now - self._start)
+        self._observe("time_to_first_token_seconds", now - self._start)
         self._access.first_token_seconds = round(now - self._start, 4)
         current().event("first token")
         phases = self._access.phases()

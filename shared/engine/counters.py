@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
 from .plan import NOT_FINITE, StepResult
 from .scheduling.prefill_pacer import MIN_CHUNK
 
+# Of the histogram of a step's tokens, as vLLM's.
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 # Weight of the newest measurement in the running mean.
 _NEWEST = 0.3
 
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Totals since the start. ``cache_queries`` are prompt tokens looked up in the prefix index."""
+    """Totals since the start. ``cache_queries`` are prompt tokens looked up in the prefix index.
+    ``step_tokens`` counts steps by the bucket of their tokens."""
 
     steps: int = 0
     step_seconds: float = 0.0
@@ -22,14 +26,17 @@ class EngineCounters:
     prompt_tokens: int = 0
     cache_queries: int = 0
     cache_hits: int = 0
+    step_tokens: list[int] = field(default_factory=lambda: [0] * (len(STEP_TOKENS) + 1))
     failed_steps: Counter[str] = field(default_factory=Counter)
     failed_sequences: Counter[str] = field(default_factory=Counter)
 
     def step(self, result: StepResult, *, prompt_tokens: int) -> None:
         self.steps += 1
         self.step_seconds += result.seconds
-        self.generated_tokens += sum(len(drawn.tokens) for drawn in result.sampled)
+        generated = sum(len(drawn.tokens) for drawn in result.sampled)
+        self.generated_tokens += generated
         self.prompt_tokens += prompt_tokens
+        self.step_tokens[bisect_left(STEP_TOKENS, prompt_tokens + generated)] += 1
         self.failed_sequences[NOT_FINITE] += len(result.failed)
 
     def step_failed(self, cause: str, *, sequences: int) -> None:

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from ..engine.core import EngineCore
+from ..engine.counters import STEP_TOKENS
 from ..engine.plan import COMPUTATION, NOT_FINITE, OUT_OF_MEMORY
 
 QUEUE_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-# vLLM's names of what only a node knows; a router shows the others, each name once.
-_ALIASES = {"tandem_preemptions": "vllm:num_preemptions"}
+# Of the series under vLLM's names. They are what only a node knows; a router shows the others, each
+# name once.
+_LABELS = ("model_name", "engine")
+_ENGINE = "0"
+PREEMPTIONS = "Sequences that gave their blocks back to be computed again."
 _Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
 
 
 class EngineCollector(Collector):
     """Reads the engine at each scrape."""
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(self, core: EngineCore, model_name: str = "") -> None:
         self._core = core
+        self._labels = (model_name, _ENGINE)
 
     def collect(self) -> Iterator[Metric]:
         for kind, name, text, value in self._series():
-            for shown in (name, *filter(None, [_ALIASES.get(name)])):
-                yield kind(shown, text, value)
+            yield kind(name, text, value)
+        yield from self._of_vllm()
         counters = self._core.counters
         yield _by_cause(
             "tandem_engine_steps_failed",
@@ -41,6 +52,20 @@ class EngineCollector(Collector):
             "Sequences that ended because their step failed.",
             {cause: counters.failed_sequences[cause] for cause in causes},
         )
+
+    def _of_vllm(self) -> Iterator[Metric]:
+        core, counters = self._core, self._core.counters
+        preemptions = CounterMetricFamily("vllm:num_preemptions", PREEMPTIONS, labels=_LABELS)
+        preemptions.add_metric(self._labels, core.preemptions)
+        yield preemptions
+        tokens = HistogramMetricFamily(
+            "vllm:iteration_tokens_total", "Tokens of a step.", labels=_LABELS
+        )
+        bounds = (*(str(float(bound)) for bound in STEP_TOKENS), "+Inf")
+        buckets = list(zip(bounds, accumulate(counters.step_tokens), strict=True))
+        total = counters.prompt_tokens + counters.generated_tokens
+        tokens.add_metric(self._labels, buckets, total)
+        yield tokens
 
     def _series(self) -> Iterator[tuple[_Kind, str, str, float]]:
         core, load, counters = self._core, self._core.load(), self._core.counters
@@ -71,11 +96,7 @@ class EngineCollector(Collector):
                 counters.cache_queries,
             ),
             ("tandem_prefix_cache_hits", "Of these, the tokens found.", counters.cache_hits),
-            (
-                "tandem_preemptions",
-                "Sequences that gave their blocks back to be computed again.",
-                core.preemptions,
-            ),
+            ("tandem_preemptions", PREEMPTIONS, core.preemptions),
         ):
             yield CounterMetricFamily, name, text, value
 

@@ -28,7 +28,11 @@ class NodeMetrics:
     """
 
     def __init__(
-        self, core: EngineCore, planes: Mapping[int, DataPlaneStats], node_id: str
+        self,
+        core: EngineCore,
+        planes: Mapping[int, DataPlaneStats],
+        node_id: str,
+        model_name: str = "",
     ) -> None:
         self._core = core
         self._planes = planes
@@ -38,7 +42,7 @@ class NodeMetrics:
         self.registry = CollectorRegistry()
         self.registry.register(PlaneCollector(planes))
         self.transfers = TransferMetrics(self.registry)
-        self.registry.register(EngineCollector(core))
+        self.registry.register(EngineCollector(core, model_name))
         queued = Histogram(
             "tandem_queue_seconds",
             "Time from a sequence's arrival in the queue to its first step.",

@@ -90,7 +90,7 @@ async def run_node(
             engine,
             inbox,
         ):
-            metrics = NodeMetrics(engine.core, inbox.stats, identity.node_id)
+            metrics = NodeMetrics(engine.core, inbox.stats, identity.node_id, engine.name)
             metrics.registry.register(front.interceptor.refused)
             description = _Description(roles, engine, identity, metrics, front.address, node)
             process = NodeProcess(

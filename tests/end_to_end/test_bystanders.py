@@ -205,7 +205,7 @@ def test_a_client_that_reads_nothing_delays_no_other(
     _, decode = disaggregated.parts[1:]
 
     def in_progress() -> float:
-        name = 'vllm:num_requests_running{model_name="qwen3"}'
+        name = 'vllm:num_requests_running{engine="0",model_name="qwen3"}'
         return metric(get(f"{disaggregated.url}/metrics"), name)
 
     with bystanders(disaggregated, undisturbed):

@@ -28,7 +28,7 @@ def vanish(cluster: TestCluster, in_phase: Callable[[], bool], length: int, stre
 
 def assert_nothing_is_left(cluster: TestCluster) -> None:
     cluster.wait_idle(*cluster.parts[1:])
-    name = 'vllm:num_requests_running{model_name="qwen3"}'
+    name = 'vllm:num_requests_running{engine="0",model_name="qwen3"}'
     until(lambda: metric(get(f"{cluster.url}/metrics"), name) == 0, "the router to forget them")
 
 

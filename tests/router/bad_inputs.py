@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,10 +18,12 @@ from google.protobuf.json_format import MessageToDict
 
 from tandem.router.errors import to_api_error
 from tandem.router.generation import GenerationRequest
+from tandem.router.ollama.ollama_surfaces import OllamaChat, OllamaGenerate
 from tandem.router.openai.error_body import error_body
 from tandem.router.openai.surfaces import ChatCompletions, Completions
 from tandem.router.options import RouterOptions
 from tandem.router.served_model import ServedModel
+from tandem.router.surface import Surface
 from tandem.shared.text.tokenizer import Tokenizer
 from tandem.shared.text.tokenizer_files import read_tokenizer_files
 from tandem.tests.router.support import CONTEXT, Cluster, cluster, make_model
@@ -188,6 +190,14 @@ structured_outputs suffix temperature thinking_token_budget tool_choice tools to
 top_logprobs top_p truncate_prompt_tokens use_beam_search user verbosity vllm_xargs
 watermarking web_search_options
 """.split()  # noqa: SIM905
+OLLAMA_NAMES = """
+context format images keep_alive logprobs messages model nonsense options prompt raw shift stream
+suffix system template think tools top_logprobs truncate
+""".split()  # noqa: SIM905
+OLLAMA_OPTIONS = """
+frequency_penalty min_p mirostat nonsense num_ctx num_gpu num_keep num_predict presence_penalty
+repeat_last_n repeat_penalty seed stop temperature tfs_z top_k top_p typical_p
+""".split()  # noqa: SIM905
 MESSAGE_NAMES = """
 role content name reasoning_content reasoning tool_calls tool_call_id refusal annotations
 function_call audio nonsense
@@ -254,17 +264,36 @@ def bodies() -> Iterator[tuple[str, Any, dict[str, Any]]]:
         yield "pairs", pair, pair
 
 
+def ollama_bodies() -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """As ``bodies``, of Ollama's API."""
+    for name in OLLAMA_NAMES:
+        for value in (*VALUES, None):
+            yield name, value, {name: value}
+    for name in OLLAMA_OPTIONS:
+        for value in (*VALUES, None):
+            yield f"options.{name}", value, {"options": {name: value}}
+
+
+SURFACES: tuple[tuple[Surface, str, Callable[[], Iterator[tuple[str, Any, dict[str, Any]]]]], ...]
+SURFACES = (
+    (ChatCompletions(), "prompt", bodies),
+    (Completions(), "messages", bodies),
+    (OllamaChat(), "prompt", ollama_bodies),
+    (OllamaGenerate(), "messages", ollama_bodies),
+)
+
+
 def body_answers(folder: Path) -> Table:
     """For each surface and field, the answers and the values that get each of them."""
     tokenizer = Tokenizer.load(read_tokenizer_files(make_model(folder / "model")))
     model = ServedModel(
         name="tiny", max_model_len=CONTEXT, vocab_size=320, created=0, tokenizer=tokenizer
     )
-    valid = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi"}
+    valid = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "prompt": "hi"}
     table: Table = {}
-    for surface, absent in ((ChatCompletions(), "prompt"), (Completions(), "messages")):
+    for surface, absent, changed in SURFACES:
         plain = _described(surface.parse(valid, model, RouterOptions()))
-        for group, shown, changes in bodies():
+        for group, shown, changes in changed():
             if absent in changes:
                 continue
             try:

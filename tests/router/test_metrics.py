@@ -118,6 +118,7 @@ async def test_sizes_times_and_sources_of_requests_under_vllms_names(tmp_path: P
         ("request_generation_tokens_sum", 5),
         ("request_max_num_generation_tokens_sum", 3),
         ("request_params_n_sum", 2),
+        ("request_prefill_kv_computed_tokens_sum", prompt - 1),
         ("request_params_max_tokens_sum", 9),
         ("request_time_per_output_token_seconds_count", 2),
         ("request_queue_time_seconds_sum", 0.25),
@@ -130,13 +131,15 @@ async def test_sizes_times_and_sources_of_requests_under_vllms_names(tmp_path: P
         ("external_prefix_cache_hits_total", prompt - 2),
         ("prompt_tokens_cached_total", prompt - 1),
     ):
-        assert f'vllm:{name}{{model_name="tiny"}} {float(value)}\n' in page, name
+        assert f'vllm:{name}{{engine="0",model_name="tiny"}} {float(value)}\n' in page, name
     for source, value in (
         ("local_compute", 1),
         ("local_cache_hit", 1),
         ("external_kv_transfer", prompt - 2),
     ):
-        sample = f'vllm:prompt_tokens_by_source_total{{model_name="tiny",source="{source}"}}'
+        sample = (
+            f'vllm:prompt_tokens_by_source_total{{engine="0",model_name="tiny",source="{source}"}}'
+        )
         assert f"{sample} {float(value)}\n" in page
 
 
@@ -156,12 +159,14 @@ async def test_a_request_waits_while_nodes_say_so_and_runs_with_its_first_token(
             c.router.metrics.render()
             registry = c.router.metrics.registry
             running, waiting = (
-                registry.get_sample_value(f"vllm:num_requests_{state}", {"model_name": "tiny"})
+                registry.get_sample_value(
+                    f"vllm:num_requests_{state}", {"model_name": "tiny", "engine": "0"}
+                )
                 for state in ("running", "waiting")
             )
             return running or 0.0, waiting or 0.0
 
-        assert 'vllm:num_requests_waiting{model_name="tiny"} 0.0' in (
+        assert 'vllm:num_requests_waiting{engine="0",model_name="tiny"} 0.0' in (
             c.router.metrics.render().decode()
         ), "before the first request"
         c.node.script = script

@@ -152,12 +152,12 @@ async def test_metrics_under_vllms_names_and_a_few_of_each_node(tmp_path: Path) 
         await until(lambda: all(node.load.running == 3 for node in c.router.nodes))
         text = (await c.client.get("/metrics")).text
         for line in (
-            'vllm:num_requests_running{model_name="tiny"} 0.0',
-            'vllm:generation_tokens_total{model_name="tiny"} 2.0',
-            'vllm:request_success_total{finished_reason="length",model_name="tiny"} 1.0',
-            'vllm:time_to_first_token_seconds_count{model_name="tiny"} 1.0',
-            'vllm:inter_token_latency_seconds_count{model_name="tiny"} 1.0',
-            'vllm:e2e_request_latency_seconds_count{model_name="tiny"} 1.0',
+            'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0',
+            'vllm:generation_tokens_total{engine="0",model_name="tiny"} 2.0',
+            'vllm:request_success_total{engine="0",finished_reason="length",model_name="tiny"} 1.0',
+            'vllm:time_to_first_token_seconds_count{engine="0",model_name="tiny"} 1.0',
+            'vllm:inter_token_latency_seconds_count{engine="0",model_name="tiny"} 1.0',
+            'vllm:e2e_request_latency_seconds_count{engine="0",model_name="tiny"} 1.0',
             'tandem_request_errors_total{status="400"} 1.0',
             'tandem_nodes{role="decode",state="ready"} 1',
             'tandem_nodes{role="prefill",state="ready"} 0',

@@ -127,6 +127,9 @@ POSTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/messages/count_tokens", {**CHAT, "model": "tiny"}),
     ("/api/chat", {**CHAT, "model": "tiny", "stream": False}),
     ("/api/generate", {**TEXT, "model": "tiny", "stream": False}),
+    ("/api/chat", {**CHAT, "model": "tiny", "stream": False, "logprobs": True, "top_logprobs": 1}),
+    ("/api/embed", {"model": "tiny", "input": ["a", "b"]}),
+    ("/api/embeddings", {"model": "tiny", "prompt": "a"}),
     ("/api/show", {"model": "tiny"}),
     ("/tokenize", {"prompt": "hi", "return_token_strs": True}),
     ("/tokenize", CHAT),
@@ -205,6 +208,8 @@ TAKEN: dict[str, Any] = {
     "structured_outputs": {"regex": "a"},
     "guided_json": {"type": "object"},
     "guided_choice": ["a"],
+    "thinking_token_budget": -1,
+    "output_format": {"type": "json_schema", "schema": {"type": "object"}},
 }
 BEYOND = {"minimum": "below the minimum", "maximum": "above the maximum"}
 

@@ -34,6 +34,10 @@ async def test_queue_time_and_prefix_hits_are_counted_once_a_sequence() -> None:
     assert value(node, "tandem_prefix_cache_hits_total") == 32  # two whole blocks, the second time
     assert value(node, "vllm:num_preemptions_total") == 0
     assert value(node, "tandem_engine_steps_total") == 4
+    assert value(node, "vllm:iteration_tokens_total_count") == 4
+    buckets = [s for s in node.metrics.samples() if s.name == "vllm:iteration_tokens_total_bucket"]
+    assert {s.labels["le"]: s.value for s in buckets}["1.0"] == 2, "the second token of each"
+    assert dict(buckets[0].labels).keys() == {"le", "model_name", "engine"}
     assert value(node, "tandem_preemptions_total") == 0
 
 
