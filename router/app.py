@@ -123,12 +123,13 @@ class App:
     ) -> None:
         self._options = options
         self._usage = KeyUsage()
+        self._access = Access(options)
         metrics.add(self._usage)
         limits = RateLimits(options, self._usage)
         self.handler = GenerateHandler(options, nodes, registry, metrics, tracer, limits)
         self.services = Services(
             options=options,
-            access=Access(options),
+            access=self._access,
             nodes=nodes,
             registry=registry,
             metrics=metrics,
@@ -182,7 +183,9 @@ class App:
         options = self._options
         if options.batch_dir is None:
             return None
-        answers = BackgroundAnswers(self.handler, openai_batches.ENDPOINTS)
+        answers = BackgroundAnswers(
+            self.handler, openai_batches.ENDPOINTS, self._access.owner_named, self._usage
+        )
         return Batches(Path(options.batch_dir), options, answers)
 
     async def _fail(self, exchange: HttpExchange, error: Exception) -> None:

@@ -121,10 +121,15 @@ class GenerateHandler:
             await exchange.respond_in_pieces(200, answer, JSON_TYPE)
 
     async def answer(
-        self, surface: Surface, read: Callable[[ServedModel], Any], size: int
-    ) -> tuple[list[bytes], Usage]:
+        self,
+        surface: Surface,
+        read: Callable[[ServedModel], Any],
+        size: int,
+        client: DetachedRequest,
+    ) -> list[bytes]:
         """The answer to a request of no connection, whose body of ``size`` bytes ``read`` makes in
-        a thread, and its usage. Nodes serve it after all others."""
+        a thread. It counts against the limits of its key. Nodes serve it after all others."""
+        self._limits.count_request(client)
         model = self._registry.model()
 
         def parse() -> GenerationRequest:
@@ -135,11 +140,11 @@ class GenerateHandler:
         request = await self._parsers.run(BACKGROUND_CLIENT, size, parse)
         self._note_ignored(request)
         response = surface.response(request, int(time.time()))
-        access = AccessRecord("POST", surface.path)
-        with self.prompts.share() as prompts, self.answers.share() as memory:
+        reserved = self._reserved(client, request)
+        with reserved, self.prompts.share() as prompts, self.answers.share() as memory:
             prompts.take(request.prompt_tokens)
-            work = self._whole(request, response, access, memory, deadline)
-            return await _by(deadline, work), access.usage
+            work = self._whole(request, response, client.access, memory, deadline)
+            return await _by(deadline, work)
 
     def _reserved(
         self, exchange: LimitedRequest, request: GenerationRequest

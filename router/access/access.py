@@ -31,6 +31,10 @@ class Access:
         if self._keys.required:
             exchange.own(self._owner(exchange))
 
+    def owner_named(self, name: str) -> KeyOwner:
+        """The owner of stored objects, who is not here to send a key."""
+        return self._keys.owner_named(name)
+
     def check_admin(self, exchange: HttpExchange) -> None:
         """Accept an admin's key only."""
         owner = self._owner(exchange) if self._keys.required or self._keys.has_admins else None

@@ -63,6 +63,12 @@ class ApiKeys:
                 found = owner
         return found
 
+    def owner_named(self, name: str) -> KeyOwner:
+        """The owner of this name, with the limits of its first key; one without limits of its own
+        if its keys are gone."""
+        named = (owner for owner in self._all().values() if owner.name == name)
+        return next(named, KeyOwner(name))
+
     def _all(self) -> Mapping[bytes, KeyOwner]:
         made_of = (*self._users.keys(), *self._admins.keys())
         if made_of != self._made_of:

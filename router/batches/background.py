@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...shared.telemetry.logs import logger
+from ..access.key_usage import KeyUsage
+from ..detached import DetachedRequest
 from ..errors import internal_error, invalid, to_api_error
 from ..handler import GenerateHandler
+from ..http.access_log import AccessRecord
 from ..http.encoding import dump
 from ..http.json_body import parse_json
+from ..http.key_owner import KeyOwner
 from ..openai.error_body import error_body
 from ..served_model import ServedModel
 from ..surface import Surface
@@ -20,33 +24,61 @@ log = logger("router")
 
 
 class BackgroundAnswers:
-    """Serves requests that come from no connection; errors become answers too."""
+    """Serves requests that come from no connection; errors become answers too. They count against
+    the limits of the key that ``owner_named`` finds, and in its usage."""
 
-    def __init__(self, handler: GenerateHandler, surfaces: Mapping[str, Surface]) -> None:
+    def __init__(
+        self,
+        handler: GenerateHandler,
+        surfaces: Mapping[str, Surface],
+        owner_named: Callable[[str], KeyOwner],
+        usage: KeyUsage,
+    ) -> None:
         self._handler = handler
         self._surfaces = surfaces
+        self._owner_named = owner_named
+        self._usage = usage
 
-    async def __call__(self, endpoint: str, line: bytes) -> BackgroundAnswer:
+    async def __call__(self, endpoint: str, line: bytes, owner: str) -> BackgroundAnswer:
         """The answer to the body in a line, which has been validated."""
-        request_id = uuid.uuid4().hex
+        surface = self._surfaces[endpoint]
+        access = AccessRecord("POST", surface.path)
+        access.key = owner
+        client = DetachedRequest(self._owner_named(owner), access, [])
         try:
-            body, usage = await self._handler.answer(
-                self._surfaces[endpoint], lambda model: _body(line, model), len(line)
+            body = await self._handler.answer(
+                surface, lambda model: _body(line, model), len(line), client
             )
         except Exception as error:
-            failure = to_api_error(error, retry_after=1)
-            if failure is None:
-                log.error("a request of a batch failed", exc_info=error)
-                failure = internal_error()
-            failed = [dump(error_body(failure))]
-            return BackgroundAnswer(status=failure.status, request_id=request_id, body=failed)
-        tokens = (
-            usage.prompt_tokens,
-            usage.all_cached_tokens,
-            usage.completion_tokens,
-            usage.reasoning_tokens,
+            return _failed(error)
+        self._usage.count(access)
+        usage = access.usage
+        return BackgroundAnswer(
+            status=200,
+            request_id=uuid.uuid4().hex,
+            body=body,
+            tokens=(
+                usage.prompt_tokens,
+                usage.all_cached_tokens,
+                usage.completion_tokens,
+                usage.reasoning_tokens,
+            ),
         )
-        return BackgroundAnswer(status=200, request_id=request_id, body=body, tokens=tokens)
+
+
+def _failed(error: Exception) -> BackgroundAnswer:
+    failure = to_api_error(error, retry_after=1)
+    if failure is None:
+        log.error("a request of a batch failed", exc_info=error)
+        failure = internal_error()
+    # Too much to do, no node at the moment, or a limit of the key.
+    waits = any(name == b"retry-after" for name, _ in failure.headers)
+    return BackgroundAnswer(
+        status=failure.status,
+        request_id=uuid.uuid4().hex,
+        body=[dump(error_body(failure))],
+        passing=failure.status == 503 or waits,
+    )
 
 
 def _body(line: bytes, model: ServedModel) -> Any:

@@ -7,8 +7,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from ...shared.process.backoff import Backoff
+from ...shared.telemetry.logs import logger
 from ..errors import ApiError
-from .batch_store import BatchRequest, BatchStatus, BatchStore, StoredBatch
+from .batch_store import BatchRequest, BatchStatus, BatchStore, RequestResult, StoredBatch
 from .file_store import FileStore
 from .input_lines import LineChecker, lines_of
 from .result_line import (
@@ -20,14 +21,15 @@ from .result_line import (
     unanswered,
 )
 
-# Answers a line of this endpoint.
-Answer = Callable[[str, bytes], Awaitable[BackgroundAnswer]]
+log = logger("router")
 
-# Requests that are read at once.
+# Answers a line of this endpoint for this owner.
+Answer = Callable[[str, bytes, str], Awaitable[BackgroundAnswer]]
+
+# Requests of a batch that are read at once, and that wait at once for a slot or a limit.
 REQUESTS_AT_ONCE = 32
-# "Too much to do" and "no node at the moment" say nothing about the request, which is tried until
-# the batch ends; other failures of nodes, such as their death, are perhaps its own.
-PASSING = 503
+# A passing failure says nothing about the request, which is tried until the batch ends; other
+# failures of nodes, such as their death, are perhaps its own.
 MAX_FAILURES = 3
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 
@@ -115,12 +117,13 @@ class BatchRun:
 
     async def _work(self) -> None:
         running: set[asyncio.Task[None]] = set()
+        room = asyncio.Semaphore(REQUESTS_AT_ONCE)
         try:
             async for request in self._pending():
-                await self._slots.acquire()
+                await room.acquire()
                 task = asyncio.create_task(self._serve(request))
                 # Not in the task, which may be cancelled before it begins.
-                task.add_done_callback(lambda _: self._slots.release())
+                task.add_done_callback(lambda _: room.release())
                 running.add(task)
                 running = await _without_done(running)
             for task in running:
@@ -140,17 +143,29 @@ class BatchRun:
 
     async def _serve(self, request: BatchRequest) -> None:
         result = answered(request, await self._answer_patiently(request))
-        if not await self._batches.add_result(self._batch.id, request.line, result):
-            full = unanswered(request, FULL)
-            await self._batches.add_result(self._batch.id, request.line, full)
+        if not await self._store_patiently(request, result):
+            await self._store_patiently(request, unanswered(request, FULL))
+
+    async def _store_patiently(self, request: BatchRequest, result: RequestResult) -> bool:
+        """Enter a result. While the disk is full it is kept, since computing it again would not
+        help."""
+        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        while True:
+            try:
+                return await self._batches.add_result(self._batch.id, request.line, result)
+            except ApiError as error:
+                log.error("a result of batch %s is not stored: %s", self._batch.id, error.message)
+            await asyncio.sleep(backoff.pause())
 
     async def _answer_patiently(self, request: BatchRequest) -> BackgroundAnswer:
         """The answer that is not a passing failure of the cluster."""
         backoff, failures = Backoff(FIRST_PAUSE, LONGEST_PAUSE), 0
         while True:
-            answer = await self._answer(self._batch.endpoint, request.body)
-            failures += answer.status != PASSING
-            if answer.status < 500 or failures >= MAX_FAILURES:
+            async with self._slots:  # not while it waits: others may go on
+                answer = await self._answer(self._batch.endpoint, request.body, self._batch.owner)
+            failures += not answer.passing
+            failed = answer.passing or answer.status >= 500
+            if not failed or failures >= MAX_FAILURES:
                 return answer
             await asyncio.sleep(backoff.pause())
 

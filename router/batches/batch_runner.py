@@ -7,13 +7,15 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...shared.errors import OverloadedError, StartupError
+from ...shared.process.backoff import Backoff
 from ...shared.telemetry.logs import logger
 from ..errors import ApiError
 from ..options import RouterOptions
-from .batch_run import Answer, BatchRun
+from .batch_run import LONGEST_PAUSE, Answer, BatchRun
 from .batch_store import BatchStatus, BatchStore, StoredBatch
 from .database import Database
 from .file_store import FileLimits, FileStore
@@ -25,8 +27,18 @@ POLL_SECONDS = 1.0
 # How often what has expired is deleted.
 EXPIRE_SECONDS = 60.0
 MAX_UPLOADS = 8
+# Unknown errors of a batch's runs, after which it ends.
+MAX_BUGS = 5
 # A line holds one request, which is parsed at once.
 MAX_LINE_BYTES = 32 << 20
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """The failures of a batch's runs in this process."""
+
+    bugs: int = 0
+    backoff: Backoff = field(default_factory=lambda: Backoff(POLL_SECONDS, LONGEST_PAUSE))
 
 
 class Batches:
@@ -50,6 +62,7 @@ class Batches:
         self.batches = BatchStore(self._database, limits)
         self._slots = asyncio.Semaphore(options.batch_concurrency)
         self._runs: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
+        self._troubles: dict[str, _Trouble] = {}  # of unfinished batches
         self._changed = asyncio.Event()
         self._lock: int | None = None
         self._uploads = 0
@@ -138,15 +151,37 @@ class Batches:
         try:
             await run.run()
             log.info("batch %s ended", batch_id)
-        except ApiError as error:
+            self._troubles.pop(batch_id, None)
+        except ApiError as error:  # the storage fails, which is not the batch's fault
             log.error("batch %s pauses: %s", batch_id, error.message)
-            await asyncio.sleep(POLL_SECONDS)
-        except Exception:
+            await asyncio.sleep(self._trouble(batch_id).backoff.pause())
+        except Exception as error:
             log.exception("batch %s pauses", batch_id)
-            await asyncio.sleep(POLL_SECONDS)
+            await self._note_bug(batch_id, error)
         finally:
             self._runs.pop(batch_id, None)
             self._changed.set()
+
+    async def _note_bug(self, batch_id: str, error: Exception) -> None:
+        """Try a batch again later; one that has failed too often ends with its results so far."""
+        trouble = self._trouble(batch_id)
+        trouble.bugs += 1
+        if trouble.bugs < MAX_BUGS:
+            await asyncio.sleep(trouble.backoff.pause())
+            return
+        message = f"The server failed {trouble.bugs} times at this batch: {type(error).__name__}."
+        reason = {"code": "server_error", "message": message, "line": None}
+        try:
+            await self.batches.end(batch_id, BatchStatus.FAILED, [reason])
+        except ApiError as failure:
+            log.error("batch %s does not end: %s", batch_id, failure.message)
+            await asyncio.sleep(trouble.backoff.pause())
+            return
+        log.error("batch %s ended: %s", batch_id, message)
+        del self._troubles[batch_id]
+
+    def _trouble(self, batch_id: str) -> _Trouble:
+        return self._troubles.setdefault(batch_id, _Trouble())
 
     async def _expire(self) -> None:
         await self.files.expire()

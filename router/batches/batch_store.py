@@ -318,7 +318,9 @@ class BatchStore:
 
         return await self._database.run(work)
 
-    async def end(self, batch_id: str, status: BatchStatus) -> None:
+    async def end(
+        self, batch_id: str, status: BatchStatus, errors: Sequence[dict[str, Any]] = ()
+    ) -> None:
         """End a batch. Its results become files; those without a line are dropped."""
 
         def work(connection: sqlite3.Connection) -> None:
@@ -337,6 +339,8 @@ class BatchStore:
                     connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
                     _update(connection, batch_id, **{name: None})
             _update(connection, batch_id, status=status, **{f"{status}_at": _now()})
+            if errors:
+                _update(connection, batch_id, errors=json.dumps(errors))
             if batch.finalizing_at is None and status is BatchStatus.COMPLETED:
                 _update(connection, batch_id, finalizing_at=_now())
 

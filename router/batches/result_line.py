@@ -20,12 +20,14 @@ FULL = ("storage_full", "This server has no room for the answer; see its --max-s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackgroundAnswer:
-    """The answer to a request of no connection, in pieces; ``tokens`` as in ``RequestResult``."""
+    """The answer to a request of no connection, in pieces; ``tokens`` as in ``RequestResult``.
+    ``passing``: a failure that says nothing about the request."""
 
     status: int
     request_id: str
     body: Sequence[bytes]
     tokens: Sequence[int] = (0, 0, 0, 0)
+    passing: bool = False
 
 
 def answered(request: BatchRequest, answer: BackgroundAnswer) -> RequestResult:

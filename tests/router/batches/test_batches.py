@@ -13,7 +13,10 @@ import httpx
 import openai
 import pytest
 
-from tandem.router.batches import batch_store
+from tandem.router.batches import batch_runner, batch_store
+from tandem.router.batches.batch_run import BatchRun
+from tandem.router.batches.batch_store import BatchStore
+from tandem.router.errors import ApiError
 from tandem.shared.config.limits import BACKGROUND_PRIORITY
 from tandem.tests.router.support import Cluster, cluster, until
 
@@ -237,6 +240,68 @@ async def test_invalid_uploads_and_bodies_are_rejected(tmp_path: Path) -> None:
             await client.files.create(file=("a", b"a"), purpose="batch")
         with pytest.raises(openai.PermissionDeniedError, match="max-files"):
             await client.files.create(file=("a", b"a"), purpose="batch")
+
+
+async def test_requests_of_a_batch_count_against_the_limits_of_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait for their key, and meanwhile hold up no other."""
+    monkeypatch.setattr("tandem.router.batches.batch_run.FIRST_PAUSE", 0.01)
+    keys = tmp_path / "keys"
+    keys.write_text("alice: one rpm=4\nbob: two")
+    async with served(tmp_path, api_key_file=str(keys), batch_concurrency=1) as (c, _):
+        clients = [
+            openai.AsyncOpenAI(base_url=c.url + "/v1", api_key=key) for key in ("one", "two")
+        ]
+        alice, bob = clients
+        limited = await create(alice, jsonl(*(line(n) for n in range(6))))
+        usage = c.router.app.services.usage
+        counts = {name: usage.of(name) for name in ("alice", "bob")}
+        await until(lambda: len(c.node.requests) == 4 and counts["alice"].limited["requests"] > 0)
+        assert (await ended(bob, await create(bob, jsonl(line(9))))).request_counts.completed == 1
+        assert counts["bob"].completion_tokens > 0
+        assert len(c.node.requests) == 5
+        refused = await c.client.post(CHAT, json=HI, headers={"authorization": "Bearer one"})
+        assert refused.status_code == 429
+        stopped = await ended(alice, await alice.batches.cancel(limited.id))
+        assert (stopped.request_counts.completed, stopped.request_counts.failed) == (4, 2)
+        for client in clients:
+            await client.close()
+
+
+async def test_a_batch_that_meets_a_bug_again_and_again_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(self: BatchRun) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(BatchRun, "run", fail)
+    monkeypatch.setattr(batch_runner, "POLL_SECONDS", 0.01)
+    async with served(tmp_path) as (_, client):
+        batch = await ended(client, await create(client, jsonl(line(1))))
+    assert batch.status == "failed" and batch.failed_at
+    [error] = batch.errors.data
+    assert error.code == "server_error" and "ZeroDivisionError" in error.message
+
+
+async def test_results_wait_for_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.router.batches.batch_run.FIRST_PAUSE", 0.01)
+    add_result, failures = BatchStore.add_result, 0
+
+    async def full_at_first(self: BatchStore, *given: Any) -> bool:
+        nonlocal failures
+        failures += 1
+        if failures < 4:
+            raise ApiError(503, "The disk is full.")
+        return await add_result(self, *given)
+
+    monkeypatch.setattr(BatchStore, "add_result", full_at_first)
+    async with served(tmp_path) as (c, client):
+        batch = await ended(client, await create(client, jsonl(line(1), line(2))))
+        assert batch.request_counts.completed == 2
+        assert len(c.node.requests) == 2, "nothing is computed again"
 
 
 async def test_they_are_off_without_a_folder(tmp_path: Path) -> None:

@@ -114,7 +114,15 @@ def test_preempted_outputs_go_on_where_they_were() -> None:
     with Engine(config) as engine:
         params = [replace(wanted, seed=seed) for seed in range(4)]
         answers = engine.generate_sync([PROMPT] * 4, params)
-        assert engine._thread is not None and engine._thread.runner.engine.core.preemptions
+        assert engine._thread is not None
+        core = engine._thread.runner.engine.core
+        before = core.preemptions
+        thinking = replace(GREEDY, thinking=ThinkingBudget(tokens=40, start=""), max_tokens=60)
+        alone = engine.generate_sync([PROMPT], thinking)[0][0]
+        thought = engine.generate_sync([PROMPT] * 4, thinking)
+        assert core.preemptions > before > 0
+    assert alone.text.count("</think>") == 1
+    assert [one.tokens for [one] in thought] == [alone.tokens] * 4
     for [answer] in answers:
         if answer.finish_reason == "stop":
             assert len(json.loads(answer.text)) == 20
@@ -148,17 +156,6 @@ def test_reasoning_within_its_budget_is_left_alone(engine: Engine) -> None:
     ):
         [answer] = follow(engine, None, max_tokens=12, seed=8, thinking=budget)
         assert answer.tokens == free.tokens
-
-
-def test_preempted_reasoning_keeps_its_budget() -> None:
-    config = replace(CONFIG, num_blocks=14, block_size=8, max_model_len=96)
-    wanted = replace(GREEDY, thinking=ThinkingBudget(tokens=40, start=""), max_tokens=60)
-    with Engine(config) as engine:
-        alone = engine.generate_sync([PROMPT], wanted)[0][0]
-        answers = engine.generate_sync([PROMPT] * 4, wanted)
-        assert engine._thread is not None and engine._thread.runner.engine.core.preemptions
-    assert alone.text.count("</think>") == 1
-    assert [answer.tokens for [answer] in answers] == [alone.tokens] * 4
 
 
 @pytest.mark.parametrize(
