@@ -83,9 +83,11 @@ def test_the_runbook_speaks_of_alerts_that_exist() -> None:
 
 def test_bounds_that_rules_select_by_are_those_of_buckets() -> None:
     """A rule that selects by one that never comes never fires."""
-    from tandem.router import metrics
+    from tandem.router import vllm_series
 
-    bounds = {f'le="{float(bound):g}"' for bound in (*metrics.FIRST_TOKEN, *metrics.BETWEEN)}
+    bounds = {
+        f'le="{float(bound):g}"' for bound in (*vllm_series.FIRST_TOKEN, *vllm_series.BETWEEN)
+    }
     used = {match for rule in RULES for match in re.findall(r'\ble="[^"]*"', rule["expr"])}
     assert used <= bounds
 

@@ -140,7 +140,9 @@ class Sampler:
     def _mask(self, logits: torch.Tensor, states: list[_State], masks: Mapping[int, bytes]) -> None:
         """Forbid what grammars do. Last, so that no other restriction leaves nothing to draw."""
         rows = [row for row, state in enumerate(states) if state.spec.sequence_id in masks]
-        self._token_mask.apply(logits, rows, [masks[states[row].spec.sequence_id] for row in rows])
+        restricted = [row for row in rows if states[row].edits_logits]
+        given = [masks[states[row].spec.sequence_id] for row in rows]
+        self._token_mask.apply(logits, rows, given, restricted)
 
 
 def _logprobs(
