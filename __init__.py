@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .shared.engine.api.types import Completion, Delta, Embedding, Message
     from .shared.engine.sampling_params import SamplingParams
     from .shared.engine.structured.params import StructuredOutputs
-    from .shared.engine.structured.thinking import ThinkingBudget
+    from .shared.engine.structured.thinking_budget import ThinkingBudget
 
 __version__ = "0.1.0"
 
@@ -34,7 +34,7 @@ _HOMES = {
     "Message": "shared.engine.api.types",
     "SamplingParams": "shared.engine.sampling_params",
     "StructuredOutputs": "shared.engine.structured.params",
-    "ThinkingBudget": "shared.engine.structured.thinking",
+    "ThinkingBudget": "shared.engine.structured.thinking_budget",
 }
 
 __all__ = [

@@ -10,7 +10,7 @@ from ..shared.engine.sampling_params import SamplingParams, check_params
 from ..shared.engine.sequence import Sequence
 from ..shared.engine.start import NodeEngine
 from ..shared.engine.structured.params import StructuredOutputs
-from ..shared.engine.structured.thinking import ThinkingBudget
+from ..shared.engine.structured.thinking_budget import ThinkingBudget
 from ..shared.errors import RequestError
 from .embedding import make_embedding
 

@@ -102,6 +102,7 @@ ROUTER = {
         "served_model",
     ),
     "batches": (
+        "access",
         "errors",
         "handler",
         "http",
@@ -116,6 +117,7 @@ ROUTER = {
     "embeddings": ("errors", "generation", "options", "requests", "result", "served_model"),
     "http": ("errors", "generation", "options", "served_model"),
     "ollama": (
+        "embeddings",
         "errors",
         "generation",
         "http",

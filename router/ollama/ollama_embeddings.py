@@ -22,7 +22,7 @@ from ..requests.body_model import WHOLE, AnswerModel, BodyModel, DocumentedAs
 from ..requests.context import encode_text
 from ..result import GenerationResult
 from ..served_model import ServedModel
-from .keep_alive import check_keep_alive
+from .loaded_time import check_keep_alive
 from .ollama_options import INT32, OllamaOptions
 from .ollama_prompt import context_of, cut_input
 from .ollama_request import check_name

@@ -24,7 +24,7 @@ from ..requests.context import encode_chat, encode_text
 from ..requests.reasoning_options import prompt_opens_reasoning, reasoning_of
 from ..requests.response_size import ResponseSize
 from ..served_model import ServedModel
-from .keep_alive import check_keep_alive
+from .loaded_time import check_keep_alive
 from .ollama_format import read_format
 from .ollama_options import OllamaOptions
 from .ollama_prompt import Turns, context_of, fitting_chat, fitting_text

@@ -127,14 +127,7 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
     if shared["beams"] and tools.forced is not None:
         message = "Calls cannot be forced in a beam search; use 'tool_choice' 'auto' or 'none'."
         raise invalid(message, "tool_choice", "unsupported_value")
-    _constrain(shared["sampling"], tools, text)
-    limit_thinking(
-        shared["sampling"],
-        _thinking_budget(chat, text),
-        text.reasoning_parser,
-        text.reasoning_opened,
-        param="thinking_token_budget",
-    )
+    _constrain(shared["sampling"], chat, tools, text)
     return GenerationRequest(
         request_id=f"chatcmpl-{uuid.uuid4().hex}",
         prompts=[EncodedPrompt(new_tokens(tokens))],
@@ -192,9 +185,14 @@ def _prompt(
     return tokens if truncation is None else truncation.cut(tokens)
 
 
-def _constrain(sampling: pb.Sampling, tools: ToolRequest, text: TextOptions) -> None:
+def _constrain(
+    sampling: pb.Sampling, chat: ChatCompletionRequest, tools: ToolRequest, text: TextOptions
+) -> None:
     tools.constrain(sampling)
-    follow_reasoning(sampling, text.reasoning_parser, text.reasoning_opened)
+    parser, opened = text.reasoning_parser, text.reasoning_opened
+    follow_reasoning(sampling, parser, opened)
+    budget = _thinking_budget(chat, text)
+    limit_thinking(sampling, budget, parser, opened, param="thinking_token_budget")
 
 
 def _behind_prompt(text: TextOptions, tokens: Sequence[int], model: ServedModel) -> TextOptions:

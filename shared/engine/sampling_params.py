@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ..errors import RequestError
 from .structured.params import StructuredOutputs
-from .structured.thinking import ThinkingBudget
+from .structured.thinking_budget import ThinkingBudget
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 1 << 20

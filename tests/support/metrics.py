@@ -29,6 +29,7 @@ def registries() -> Iterator[tuple[str, CollectorRegistry, set[str]]]:
     """The kind of process, its registry, and the labels that its page adds."""
     router = Metrics(NodeTable(1.0))
     router.add(TokenInterceptor(INSECURE, "tandem_registry_calls_refused").refused)
+    router.vllm.cache_config.blocks = {16: 512}
     keys = KeyUsage()
     keys.limited("alice", "requests")
     router.add(keys)

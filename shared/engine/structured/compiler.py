@@ -13,7 +13,7 @@ from ...process.deep_thread import DeepThread
 from .constraint import OutputRules
 from .grammar import Grammar, GrammarBackend, GrammarError
 from .params import GrammarKey, StructuredOutputs
-from .thinking import ThinkingBudget, ThinkingRule
+from .thinking_budget import ThinkingBudget, ThinkingRule
 
 COMPILE_SECONDS = 5.0
 # Requests that wait for a grammar.

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .grammar import Grammar, GrammarError, Matcher
-from .thinking import ThinkingLimit, ThinkingRule
+from .thinking_budget import ThinkingLimit, ThinkingRule
 
 
 @dataclass(frozen=True, slots=True)
