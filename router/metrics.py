@@ -16,7 +16,7 @@ from .cluster.node_series import NodeCounts, count_nodes, text
 from .cluster.node_table import NodeTable
 from .generation import ChoiceDelta, GenerationRequest, Output, Usage
 from .http.access_log import AccessRecord, prefill_origin
-from .vllm_series import FIRST_TOKEN, VllmSeries
+from .telemetry.vllm_series import FIRST_TOKEN, VllmSeries
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # By our names of finish reasons; others are the same.

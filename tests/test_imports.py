@@ -103,6 +103,7 @@ ROUTER = {
     ),
     "batches": (
         "access",
+        "detached",
         "errors",
         "handler",
         "http",
@@ -166,6 +167,7 @@ ROUTER = {
         "tokenization",
         "web",
     ),
+    "telemetry": (),
     "tokenization": ("generation", "http", "openai", "requests", "served_model"),
     "web": ("cluster",),
 }

@@ -83,7 +83,7 @@ def test_the_runbook_speaks_of_alerts_that_exist() -> None:
 
 def test_bounds_that_rules_select_by_are_those_of_buckets() -> None:
     """A rule that selects by one that never comes never fires."""
-    from tandem.router import vllm_series
+    from tandem.router.telemetry import vllm_series
 
     bounds = {
         f'le="{float(bound):g}"' for bound in (*vllm_series.FIRST_TOKEN, *vllm_series.BETWEEN)

@@ -1,0 +1,1 @@
+"""What the router shows to monitors."""
