@@ -14,7 +14,6 @@ from ...shared.text.stop import StopStrings
 from ..errors import invalid
 from ..generation import EncodedPrompt, GenerationRequest, TextOptions, new_tokens
 from ..openai.chat_messages import read_messages
-from ..openai.request_fields import MAX_LOGPROBS
 from ..openai.structured_outputs import follow_reasoning
 from ..openai.tools import Tools, read_tools
 from ..options import RouterOptions
@@ -31,6 +30,7 @@ from .ollama_prompt import Turns, context_of, fitting_chat, fitting_text
 
 LATEST = ":latest"
 MAX_MESSAGES = 16_384
+MAX_LOGPROBS = 20  # as in Ollama
 MAX_CONTEXT_TOKENS = 1 << 20
 EFFORTS = ("low", "medium", "high")
 

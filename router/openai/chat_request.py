@@ -227,6 +227,9 @@ def _thinking_budget(chat: ChatCompletionRequest, text: TextOptions) -> int | No
     if text.reasoning_parser == NO_PARSER:
         message = "'thinking_token_budget' needs a router with --reasoning-parser."
         raise invalid(message, "thinking_token_budget", "unsupported_value")
+    if chat.use_beam_search:
+        message = "'thinking_token_budget' is not available with 'use_beam_search'."
+        raise invalid(message, "thinking_token_budget", "unsupported_value")
     return budget
 
 

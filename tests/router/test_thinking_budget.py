@@ -53,3 +53,6 @@ async def test_a_budget_needs_a_parser_of_the_reasoning(tmp_path: Path) -> None:
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "thinking_token_budget"
         assert (await c.chat(thinking_token_budget=-1)).status_code == 200
+    async with cluster(tmp_path / "parsed", reasoning_parser="qwen3") as c:
+        answer = await c.chat(thinking_token_budget=3, use_beam_search=True, n=2, temperature=0)
+        assert "not available with 'use_beam_search'" in answer.json()["error"]["message"]
