@@ -22,7 +22,7 @@ class Echo:
         self._tokens = prompt.tokens
         self._scores = request.logprobs is not None
         self._detokenizer = request.model.tokenizer.detokenizer(
-            skip_special_tokens=request.text.skip_special_tokens
+            skip_special_tokens=not prompt.spelled
         )
         self._known = 0
         self._offset = 0

@@ -26,10 +26,12 @@ def new_tokens(values: Iterable[int] = ()) -> array[int]:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """``text`` is kept for ``echo`` only: the client's text, or the text of its token ids."""
+    """``text`` is kept for ``echo`` only: the client's text, or the text of its token ids, in which
+    special tokens are ``spelled`` as in vLLM."""
 
     tokens: array[int]
     text: str | None = None
+    spelled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,19 +87,17 @@ class ChatResponse:
 
     def chunk(self, delta: ChoiceDelta) -> bytes:
         """The reasoning, the text, the calls, then the finish reason with an empty delta, as OpenAI
-        sends it."""
+        sends it. The logprobs of tokens without text, such as the one that ended the choice, come
+        with that."""
         if self._continuous:
             self._continuous.add(delta)
         events = b""
         if delta.reasoning and self._request.include_reasoning:
             choice = _choice(delta.index, _reasoning(delta.reasoning))
             events += data_event(self._chunk([choice]))
-        if delta.text or delta.scored or (delta.tokens and self._request.return_token_ids):
-            choice = _choice(delta.index, {"content": delta.text})
-            if delta.scored:
-                choice["logprobs"] = self._logprobs(delta.scored)
-            if self._request.return_token_ids:
-                choice["token_ids"] = list(delta.tokens)
+        ended = delta.finish_reason is not None and not delta.text
+        if delta.text or (not ended and self._has_tokens(delta)):
+            choice = _choice(delta.index, {"content": delta.text}) | self._tokens(delta)
             events += data_event(self._chunk([choice]))
         for call in delta.calls:
             choice = _choice(delta.index, self._call_delta(call))
@@ -107,8 +105,22 @@ class ChatResponse:
         if delta.finish_reason is not None:
             choice = _choice(delta.index, {}, self._finish_reason(delta.finish_reason))
             choice["stop_reason"] = delta.stop_reason
+            if ended and self._has_tokens(delta):
+                choice |= self._tokens(delta)
             events += data_event(self._chunk([choice]))
         return events
+
+    def _has_tokens(self, delta: ChoiceDelta) -> bool:
+        return bool(delta.scored or (delta.tokens and self._request.return_token_ids))
+
+    def _tokens(self, delta: ChoiceDelta) -> dict[str, Any]:
+        """What a chunk says of the tokens of a delta."""
+        fields: dict[str, Any] = {}
+        if delta.scored:
+            fields["logprobs"] = self._logprobs(delta.scored)
+        if self._request.return_token_ids:
+            fields["token_ids"] = list(delta.tokens)
+        return fields
 
     def closing(self, usage: Usage) -> bytes:
         """The chunk that ``include_usage`` requests."""

@@ -74,7 +74,7 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> G
     most = most_prompt_tokens(model, wanted or 1)
     prompts = _PromptReader(asked, model, options, read_truncation(asked, most)).read()
     if echo:
-        prompts = [_with_text(prompt, model, text.skip_special_tokens) for prompt in prompts]
+        prompts = [_with_text(prompt, model) for prompt in prompts]
     _check_choices(len(prompts), n, options)
     granted = check_context(
         [len(prompt.tokens) for prompt in prompts],
@@ -204,13 +204,11 @@ class _PromptReader:
         return tokens if self._truncation is None else self._truncation.cut(tokens)
 
 
-def _with_text(
-    prompt: EncodedPrompt, model: ServedModel, skip_special_tokens: bool
-) -> EncodedPrompt:
+def _with_text(prompt: EncodedPrompt, model: ServedModel) -> EncodedPrompt:
     if prompt.text is not None:
         return prompt
-    text = model.tokenizer.decode(prompt.tokens, skip_special_tokens=skip_special_tokens)
-    return EncodedPrompt(prompt.tokens, text)
+    text = model.tokenizer.decode(prompt.tokens, skip_special_tokens=False)
+    return EncodedPrompt(prompt.tokens, text, spelled=True)
 
 
 def _check_choices(prompts: int, n: int, options: RouterOptions) -> None:

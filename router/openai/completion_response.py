@@ -154,7 +154,7 @@ def _logprobs(scored: Sequence[ScoredToken], name_of: Callable[[int], str]) -> d
 
 
 def _top(logprobs: pb.PositionLogprobs, name_of: Callable[[int], str]) -> dict[str, float]:
-    """The alternatives. The chosen token is always among them, so there may be one more than
-    requested."""
-    entries = (*logprobs.top, logprobs.chosen)
+    """The chosen token, which comes first as in vLLM, and the alternatives; so there may be one
+    more than requested."""
+    entries = (logprobs.chosen, *logprobs.top)
     return {name_of(entry.token): finite(entry.logprob) for entry in entries}

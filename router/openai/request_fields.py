@@ -31,6 +31,8 @@ MAX_LOGPROB_TOKEN_IDS = 128
 MAX_WORDS = 256
 MAX_WORD_LENGTH = 256
 MAX_STREAM_OPTIONS = 16
+# Wrong keys that an error names.
+MAX_SHOWN = 4
 INT32, INT64 = 2**31, 2**63
 
 # Known parameters that are not implemented, with the values that have no effect.
@@ -278,14 +280,18 @@ def _check_token_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
 
 
 def _logit_bias(given: dict[str, Any], vocab_size: int) -> dict[int, float]:
-    for name in given:
-        if not (name.isascii() and name.isdigit() and len(name) <= 10) or int(name) >= vocab_size:
-            raise invalid(
-                f"Invalid key in 'logit_bias': '{name[:64]}'; keys are token ids from 0 to "
-                f"{vocab_size - 1}.",
-                "logit_bias",
-            )
+    wrong = [f"'{name[:64]}'" for name in given if not _is_token_id(name, vocab_size)]
+    if wrong:
+        shown = ", ".join(wrong[:MAX_SHOWN]) + (", ..." if len(wrong) > MAX_SHOWN else "")
+        message = (
+            f"Invalid keys in 'logit_bias': {shown}; keys are token ids from 0 to {vocab_size - 1}."
+        )
+        raise invalid(message, "logit_bias")
     try:
         return {int(name): bias for name, bias in BIASES.validate_python(given).items()}
     except ValidationError as error:
-        raise to_request_error(error, given) from None
+        raise to_request_error(error, given, "logit_bias") from None
+
+
+def _is_token_id(name: str, vocab_size: int) -> bool:
+    return name.isascii() and name.isdigit() and len(name) <= 10 and int(name) < vocab_size

@@ -167,6 +167,17 @@ async def test_stop_strings_wait_for_min_tokens(tmp_path: Path) -> None:
         assert body["choices"][0]["text"] == "one two one "
 
 
+async def test_an_echo_of_token_ids_spells_special_tokens(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        ids = [1, *c.encode("one two"), 0]
+        body = (await c.complete(ids, echo=True, logprobs=1, max_tokens=1)).json()
+        [choice] = body["choices"]
+        assert choice["text"].startswith("<|start|>one two<|end|>")
+        assert choice["logprobs"]["text_offset"][:2] == [0, len("<|start|>")]
+        text = (await c.complete("one two", echo=True, max_tokens=1)).json()["choices"][0]["text"]
+        assert text.startswith("one two")
+
+
 async def test_a_stop_token_is_named(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
 
