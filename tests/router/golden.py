@@ -12,7 +12,8 @@ from pathlib import Path
 STREAMS = Path(__file__).with_name("golden_streams")
 # What differs between two runs, and what is written in its place.
 VARYING = (
-    (re.compile(r'"(msg|toolu|chatcmpl|call)([_-])[\w-]+"'), r'"\1\2ID"'),
+    (re.compile(r'"(msg|toolu|chatcmpl|cmpl|call|resp|rs|fc)([_-])[\w-]+"'), r'"\1\2ID"'),
+    (re.compile(r'"(created|created_at|completed_at)":[\d.]+'), r'"\1":0'),
     (re.compile(r'"signature":"[^"]+"'), '"signature":"SIGNATURE"'),
     (re.compile(r'"created_at":"[^"]+"'), '"created_at":"TIME"'),
     (re.compile(r'"(\w+_duration)":\d+'), r'"\1":0'),
