@@ -32,6 +32,7 @@ from .shared.config.client_config import (
     CompleteConfig,
     ConnectionConfig,
     RequestConfig,
+    RunBatchConfig,
 )
 from .shared.config.command_line import check_unknown, command_options, fill
 from .shared.config.fields import split_addresses
@@ -223,6 +224,17 @@ def complete(values: Values) -> None:
 
     config, asked = fill(CompleteConfig, values), fill(RequestConfig, values)
     _with_server(values, lambda server: run_complete(server, config, asked))
+
+
+@command("run-batch", RunBatchConfig, ConnectionConfig, EngineConfig)
+def run_batch(values: Values) -> None:
+    """Answer the requests of a JSONL file with the server at --url, or with MODEL, which is then
+    served meanwhile by this command. A run that is broken off goes on when it is started again."""
+    from .client.run_batch import run_batch as run
+
+    config = fill(RunBatchConfig, values)
+    _ = config.files  # reports a missing one before anything starts
+    _with_server(values, lambda server: run(server, config))
 
 
 def _with_server(values: Values, use: Callable[[OpenAIServer], None]) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import queue
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..shared.errors import TandemError
 from .answer_stream import AnswerStats, AnswerStream, Piece
 from .openai_server import OpenAIServer
 from .prompts import GivenPrompt
+from .worker_threads import WorkerThreads
 
 # Answers that may wait until those before them are taken, for each request at once.
 AHEAD = 4
@@ -79,12 +79,12 @@ def answers(
 ) -> Generator[PendingAnswer, None, None]:
     """The answers in the order of the prompts; ``concurrency`` of them are fetched at once. The
     first one is given out at once, and the next ones when the one before was taken."""
-    pool = ThreadPoolExecutor(concurrency, thread_name_prefix="request")
+    threads = WorkerThreads(concurrency)
     waiting: deque[PendingAnswer] = deque()
     try:
         for number, prompt in enumerate(prompts):
             waiting.append(PendingAnswer(number, prompt, server))
-            pool.submit(waiting[-1].fetch)
+            threads.submit(waiting[-1].fetch)
             if len(waiting) > AHEAD * concurrency:
                 yield waiting.popleft()
         while waiting:
@@ -92,4 +92,4 @@ def answers(
     finally:
         for answer in waiting:
             answer.cancel()
-        pool.shutdown(wait=False, cancel_futures=True)
+        threads.stop()

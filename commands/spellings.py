@@ -107,7 +107,6 @@ REFUSED = {
     "--middleware": "no code is loaded from outside; put a proxy in front",
     "--mm-processor-kwargs": _NO_IMAGES,
     "--num-speculative-tokens": _NO_SPECULATION,
-    "--output-tmp-dir": "results are kept beside the output file until it is complete",
     "--pipeline-parallel-size": "split the model with --tensor-parallel-size",
     "--quantization": "the checkpoint itself says how it is quantised; leave it out",
     "--response-role": "answers have the role assistant; leave it out",

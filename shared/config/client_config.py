@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ..errors import UsageError
 from .fields import option
 from .sampling_config import LARGEST_INT
 
@@ -126,3 +127,35 @@ class CompleteConfig:
         8, "--max-concurrency", "Requests at once.", minimum=1, maximum=4096
     )
     stats: bool = option(False, "--stats", "Show tokens and times when all is done.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunBatchConfig:
+    """Options of ``tandem run-batch``."""
+
+    input_file: str | None = option(
+        None,
+        "--input-file -i",
+        "JSONL file of requests, as of OpenAI's batches; a path, or an http(s) URL.",
+    )
+    output_file: str | None = option(
+        None,
+        "--output-file -o",
+        "File of the results, in the order of the requests; a path, or an http(s) URL for PUT.",
+    )
+    output_tmp_dir: str | None = option(
+        None,
+        "--output-tmp-dir",
+        "Folder in which results are kept until all are there (default: that of --output-file).",
+    )
+    max_concurrency: int = option(
+        64, "--max-concurrency", "Requests at once.", minimum=1, maximum=4096
+    )
+
+    @property
+    def files(self) -> tuple[str, str]:
+        """Input and output. Raises ``UsageError`` if one is not given."""
+        for flag, name in (("-i", self.input_file), ("-o", self.output_file)):
+            if not name:
+                raise UsageError(f"run-batch needs {flag} FILE")
+        return self.input_file or "", self.output_file or ""
