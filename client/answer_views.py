@@ -14,13 +14,12 @@ from rich.segment import Segment
 from rich.text import Text
 
 from .answer_stream import Piece
+from .printable import printable
 
 # Formatting is repeated this often while a block grows.
 REFRESH_SECONDS = 0.1
 FENCES = ("```", "~~~")
 LIST_OR_INDENTED = re.compile(r"[-*+\d\s]")
-# Terminals act on control characters, which a model may write: only line ends and tabs pass.
-CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 class AnswerView(Protocol):
@@ -77,6 +76,7 @@ class MarkdownView:
         if piece.aside:
             self._finish_block()
             self._asides.add(piece)
+            self._first = False
             return
         self._asides.break_line()
         done, self._block = complete_blocks(self._block + printable(piece.text))
@@ -93,7 +93,7 @@ class MarkdownView:
         if self._live is None:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
             self._live.start()
-        self._live.update(_LastLines(as_markdown(self._block)), refresh=True)
+        self._live.update(_Lines(as_markdown(self._block), last=True), refresh=True)
         self._shown = time.monotonic()
 
     def _finish_block(self) -> None:
@@ -106,7 +106,7 @@ class MarkdownView:
         self._stop()
         if not self._first:
             self._console.print()
-        self._console.print(as_markdown(block))
+        self._console.print(_Lines(as_markdown(block)), end="")
         self._first = False
 
     def _stop(self) -> None:
@@ -115,17 +115,37 @@ class MarkdownView:
             self._live = None
 
 
-class _LastLines:
-    """As many of the last lines as fit: what scrolls away could not be formatted again."""
+class _Lines:
+    """The lines of a block without the spaces to their right, which would be copied with them; only
+    the ``last`` ones that fit, if it grows: what has scrolled away cannot be formatted again."""
 
-    def __init__(self, content: Markdown) -> None:
+    def __init__(self, content: Markdown, *, last: bool = False) -> None:
         self._content = content
+        self._last = last
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = console.render_lines(self._content, options, pad=False)
-        for line in lines[-max(1, options.max_height - 2) :]:
+        lines = _without_blank_ends(
+            [_trimmed(line) for line in console.render_lines(self._content, options, pad=False)]
+        )
+        for line in lines[-max(1, options.max_height - 2) :] if self._last else lines:
             yield from line
             yield Segment.line()
+
+
+def _without_blank_ends(lines: list[list[Segment]]) -> list[list[Segment]]:
+    """Lines without the empty ones at both ends; one is shown between two blocks anyway."""
+    filled = [number for number, line in enumerate(lines) if line]
+    return lines[filled[0] : filled[-1] + 1] if filled else []
+
+
+def _trimmed(line: list[Segment]) -> list[Segment]:
+    """A line without blanks at its end, except on a background."""
+    kept = list(line)
+    while kept and not kept[-1].text.strip() and not (kept[-1].style and kept[-1].style.bgcolor):
+        kept.pop()
+    if kept and not (kept[-1].style and kept[-1].style.bgcolor):
+        kept[-1] = Segment(kept[-1].text.rstrip(), kept[-1].style)
+    return kept
 
 
 def as_markdown(text: str) -> Markdown:
@@ -149,8 +169,3 @@ def complete_blocks(text: str) -> tuple[str, str]:
         blank = not line.strip()
         at += len(line)
     return text[:cut].rstrip("\n"), text[cut:]
-
-
-def printable(text: str) -> str:
-    """Text without the characters on which a terminal acts."""
-    return text.translate(CONTROLS)

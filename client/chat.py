@@ -117,7 +117,7 @@ class TerminalChat:
 
     def tell(self, text: str) -> None:
         """Show something that is not from the model."""
-        self.notes.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+        self.notes.print(text, style="dim", markup=False, highlight=False)
 
 
 def described(stats: AnswerStats) -> str:

@@ -13,6 +13,7 @@ from ..shared.config.client_config import RequestConfig
 from ..shared.config.fields import check_option
 from ..shared.errors import UsageError
 from .chat import TerminalChat, described
+from .printable import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def _load(chat: TerminalChat, name: str) -> None:
 def _show(chat: TerminalChat, _: str) -> None:
     for message in chat.conversation.messages:
         chat.tell(f"{message['role']}:")
-        chat.console.print(message["content"], markup=False, soft_wrap=True)
+        chat.console.print(printable(message["content"]), markup=False, soft_wrap=True)
 
 
 def _retry(chat: TerminalChat, _: str) -> None:

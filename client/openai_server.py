@@ -12,6 +12,7 @@ import httpx
 
 from ..shared.config.client_config import ConnectionConfig
 from ..shared.errors import TandemError, UsageError
+from .printable import printable
 
 CONNECT_SECONDS = 10.0
 MAX_MESSAGE = 500
@@ -125,7 +126,7 @@ def message_of(body: Any) -> str:
     """The message in an error, as OpenAI and others write it."""
     error = body.get("error", body) if isinstance(body, dict) else body
     message = error.get("message", error.get("detail")) if isinstance(error, dict) else error
-    return str(message or "")[:MAX_MESSAGE]
+    return printable(str(message or ""))[:MAX_MESSAGE]
 
 
 def _base(url: str) -> httpx.URL:

@@ -115,6 +115,7 @@ def test_control_characters_of_a_model_do_not_reach_the_terminal() -> None:
     for markdown in (True, False):
         chat = chat_with(FakeOpenAI(lambda body: words(hostile)), markdown=markdown)
         chat.ask("x")
+        run_command(chat, "/show")
         shown = output(chat)
         assert "\x1b]0" not in shown and "\x9b" not in shown and "\x07" not in shown
         assert "<b>bold</b> [red]x[/red]" in shown
