@@ -15,12 +15,22 @@ SIMPLE: tuple[dict[str, Any], ...] = (
     {"const": {"a": [1, "x"]}},
     {"type": "string", "pattern": "^[a-c]{2,4}$"},
     {"type": "string", "format": "date"},
-)
+    {"type": "string", "format": "ipv4"},
+    {"type": "string", "minLength": 2, "maxLength": 5},
+    {"type": ["integer", "null"], "exclusiveMinimum": 0, "exclusiveMaximum": 10},
+    {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 7}]},
+    {"type": "array", "prefixItems": [{"const": 1}, {"type": "boolean"}], "items": False},
+    {"type": "object", "additionalProperties": {"type": "boolean"}, "maxProperties": 1,
+     "propertyNames": {"pattern": "^[a-d]$"}},
+    {"$ref": "#/$defs/leaf"},
+)  # fmt: skip
+# What references lead to.
+LEAF: dict[str, Any] = {"enum": ["leaf", 0, False, [], {}]}
 
 
 def schemas(count: int, seed: int = 0) -> list[dict[str, Any]]:
     rng = random.Random(seed)
-    return [_schema(rng, 2) for _ in range(count)]
+    return [_schema(rng, 2) | {"$defs": {"leaf": LEAF}} for _ in range(count)]
 
 
 def _schema(rng: random.Random, depth: int) -> dict[str, Any]:
