@@ -20,8 +20,8 @@ SIMPLE: tuple[dict[str, Any], ...] = (
     {"type": ["integer", "null"], "exclusiveMinimum": 0, "exclusiveMaximum": 10},
     {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 7}]},
     {"type": "array", "prefixItems": [{"const": 1}, {"type": "boolean"}], "items": False},
-    {"type": "object", "additionalProperties": {"type": "boolean"}, "maxProperties": 1,
-     "propertyNames": {"pattern": "^[a-d]$"}},
+    {"type": "object", "patternProperties": {"^[a-d]$": {"type": "boolean"}},
+     "additionalProperties": False, "maxProperties": 2},
     {"$ref": "#/$defs/leaf"},
 )  # fmt: skip
 # What references lead to.
