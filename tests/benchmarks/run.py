@@ -25,6 +25,7 @@ BENCHMARKS = (
     "overload",
     "interference",
     "measuring_client",
+    "grammar_masks",
     "mixed_load",
 )
 
