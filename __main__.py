@@ -15,6 +15,7 @@ import click
 
 from . import __version__
 from .bench.command_group import bench
+from .commands.completion import completion
 from .commands.failures import exit_with
 from .commands.help_page import HelpfulCommand, HelpfulGroup
 from .commands.part_command import Values, is_given, model_is_given, part_command
@@ -404,6 +405,7 @@ def doctor(url: str, registry: str | None, as_json: bool, **values: Any) -> None
 
 
 cli.add_command(bench)
+cli.add_command(completion)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from ..shared.config.command_line import command_options
 from ..shared.errors import UsageError
@@ -21,6 +22,8 @@ class PartCommand(HelpfulCommand):
     ``--m``, ``--w`` and ``--f``, which are one option, click would use the last silently."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:  # the shell completes a line that is not complete
+            return super().parse_args(ctx, args)
         args = translate(join_names(args), set(self._names()))
         try:
             _, _, order = self.make_parser(ctx).parse_args(args=list(args))
@@ -35,6 +38,11 @@ class PartCommand(HelpfulCommand):
     def _names(self) -> Iterator[str]:
         for parameter in self.params:
             yield from (*parameter.opts, *parameter.secondary_opts)
+
+
+class _ModelArgument(click.Argument):
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
 
 
 def _advice(ctx: click.Context, error: click.NoSuchOption) -> str:
@@ -67,7 +75,7 @@ def part_command(
     """A command whose options are the fields of ``configs``."""
     params: list[click.Parameter] = command_options(*configs)
     if model:
-        params.insert(0, click.Argument(["positional"], required=False, metavar="[MODEL]"))
+        params.insert(0, _ModelArgument(["positional"], required=False, metavar="[MODEL]"))
 
     def run(**values: Any) -> None:
         given = values.pop("positional", None)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from ..errors import UsageError
 
@@ -43,6 +44,8 @@ GROUPS = {
 }
 FILE_GROUP = ("file", "all of these in one file")
 NO_GROUP = ("options", "")
+# Ends of the names of options whose values are files.
+FILES = ("config", "_dir", "_file", "input", "model", "output")
 
 # Similarity from which a name is probably another one misspelt.
 CLOSE = 0.87
@@ -167,6 +170,11 @@ class ConfigOption(click.Option):
     """An option of a field, with the name and the subject of its group."""
 
     group: tuple[str, str] = NO_GROUP
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        if (self.name or "").endswith(FILES):
+            return [CompletionItem(incomplete, type="file")]
+        return super().shell_complete(ctx, incomplete)
 
 
 class _Secret(ConfigOption):
