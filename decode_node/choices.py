@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from ..shared.engine.core import EngineCore
 from ..shared.engine.sequence import Sequence, StepOutput
 
 
 class Choices:
-    """The n sequences of a request. The RPC owns them, and calls ``cancel`` however it ends."""
+    """The n sequences of a request. Their call owns them, and calls ``cancel`` however it ends.
+
+    Outputs are read one by one (``next``) at first, then handed out at once (``deliver``)."""
 
     def __init__(self, core: EngineCore, sequences: list[Sequence]) -> None:
         self.leader = sequences[0]
@@ -18,9 +21,11 @@ class Choices:
         self._open = dict(enumerate(sequences))
         # Bounded by n x max_tokens small messages, so a slow reader cannot grow it further.
         self._outputs: asyncio.Queue[StepOutput | None] = asyncio.Queue()
+        self._take: Callable[[StepOutput], None] | None = None
+        self._ended: asyncio.Future[None]
 
     def listen(self) -> None:
-        self._core.listen(self.leader, self._outputs.put_nowait)
+        self._core.listen(self.leader, self._hear)
 
     async def next(self) -> StepOutput | None:
         """The next output of a choice that has not ended; ``None`` once all have."""
@@ -33,6 +38,39 @@ class Choices:
             return output
         return None
 
+    async def deliver(self, take: Callable[[StepOutput], None]) -> None:
+        """Call ``take`` with the other outputs of choices that have not ended, each within the step
+        that has made it, until all have ended. Raises what ``take`` raises."""
+        self._take = take
+        self._ended = asyncio.get_running_loop().create_future()
+        while not self._outputs.empty():
+            if (output := self._outputs.get_nowait()) is not None:
+                self._pass_on(output, take)
+        self._note_ended()
+        await self._ended
+
+    def _hear(self, output: StepOutput) -> None:
+        if self._take is None:
+            self._outputs.put_nowait(output)
+        else:
+            self._pass_on(output, self._take)
+
+    def _pass_on(self, output: StepOutput, take: Callable[[StepOutput], None]) -> None:
+        index = output.sequence.index
+        if index not in self._open or self._ended.done():
+            return
+        if output.finish_reason is not None:
+            del self._open[index]
+        try:
+            take(output)
+        except Exception as error:  # for the call, not for the engine's loop
+            self._ended.set_exception(error)
+        self._note_ended()
+
+    def _note_ended(self) -> None:
+        if not self._open and not self._ended.done():
+            self._ended.set_result(None)
+
     def stop(self, index: int) -> None:
         """Stop one choice; the others continue.
 
@@ -41,9 +79,13 @@ class Choices:
         if not self.leader.outputs:
             return
         sequence = self._open.pop(index, None)
-        if sequence is not None:
-            self._core.cancel(sequence)
+        if sequence is None:
+            return
+        self._core.cancel(sequence)
+        if self._take is None:
             self._outputs.put_nowait(None)  # it may have been the last
+        else:
+            self._note_ended()
 
     def cancel(self) -> None:
         """End all choices and free their blocks. Idempotent."""

@@ -50,7 +50,13 @@ class DecodeRole:
 
         examiner = Examiner(node, self._peers, canary)
         self._service = DecodeService(
-            process.engine, process.identity, transfers, examiner, status, process.tracer
+            process.engine,
+            process.identity,
+            transfers,
+            examiner,
+            status,
+            process.tracer,
+            process.credentials,
         )
         add_DecodeServicer_to_server(self._service, server)
 
@@ -58,14 +64,14 @@ class DecodeRole:
         return [self._peers.keep_leases(), self._peers.reconcile()]
 
     def admit(self) -> None:
-        self._service.draining = False
+        self._service.admit()
 
     def drain(self) -> None:
-        self._service.draining = True
+        self._service.drain()
 
     @property
     def busy(self) -> bool:
-        return self._service.requests > 0
+        return self._service.busy
 
     def cut_off(self) -> None:
         self._service.cut_off()

@@ -6,48 +6,49 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
 
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import DecodeServicer
-from ..shared.engine.plan import PositionLogprobs
 from ..shared.engine.sequence import FinishReason, Sequence, StepOutput
 from ..shared.engine.start import NodeEngine, NodeIdentity
 from ..shared.errors import NODE_DRAINING, OverloadedError, RequestError, UnavailableError
-from ..shared.node.calls import serving_call
+from ..shared.node.calls import Caller, caller_of, serving_call
 from ..shared.process.uninterrupted import uninterrupted
+from ..shared.security.credentials import INSECURE, Credentials
+from ..shared.security.token_interceptor import shown_token, token_problem
 from ..shared.telemetry.tracing import NO_TRACER, Tracer
 from .choices import Choices
 from .embedding import embedding_event
+from .events import (
+    finished_event,
+    prompt_logprobs_events,
+    scored_event,
+    single_events,
+    usage_event,
+)
 from .examine import Examiner
 from .generate_request import admitted_sequences
 from .prompt_deaths import GivenUpError, PromptDeaths
 from .request_span import RequestSpan
+from .streams.call_stream import CallEndedError, CallOutput, CallStream
+from .streams.outbox import Outbox
 from .transfers import PrefillSource, Transfers
-from .wide_logprobs import check_logprobs
+from .wide_logprobs import NARROW, check_logprobs
 
 log = logging.getLogger("tandem.decode")
 
 DEFAULT_DEADLINE_SECONDS = 3600.0
-# Logprobs of prompt tokens that go into one event, unless one token has more: a few milliseconds.
-PIECE_LOGPROBS = 64 * 21
-
-_REASONS = {
-    FinishReason.STOP: pb.FINISH_REASON_STOP,
-    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
-    FinishReason.COMPUTED: pb.FINISH_REASON_STOP,
-    FinishReason.ERROR: pb.FINISH_REASON_ERROR,
-    FinishReason.CANCELLED: pb.FINISH_REASON_ERROR,
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Call:
-    """One ``Generate`` RPC that has been admitted."""
+    """One call that has been admitted."""
 
     request: pb.GenerateRequest
     choices: Choices
@@ -58,7 +59,7 @@ class _Call:
 
 
 class DecodeService(DecodeServicer):
-    """Serves requests on one node's engine. The RPC owns the request: when the RPC ends, for any
+    """Serves requests on one node's engine. The call owns the request: when the call ends, for any
     reason, everything that the request holds is freed."""
 
     def __init__(
@@ -69,6 +70,7 @@ class DecodeService(DecodeServicer):
         examiner: Examiner,
         status: Callable[[], pb.StatusReply],
         tracer: Tracer = NO_TRACER,
+        credentials: Credentials = INSECURE,
     ) -> None:
         self._engine = engine
         self._identity = identity
@@ -76,51 +78,156 @@ class DecodeService(DecodeServicer):
         self._examiner = examiner
         self._status = status
         self._tracer = tracer
+        self._credentials = credentials
+        self._streams: set[CallStream] = set()
         self._calls: set[_Call] = set()
         self._choices: dict[int, Choices] = {}  # by the router's id of the call
-        self.draining = False
+        self._draining = False
         self._cut_off = False
 
     @property
     def requests(self) -> int:
         return len(self._calls)
 
+    @property
+    def busy(self) -> bool:
+        """True while a router lacks something of its calls."""
+        return bool(self._calls) or any(not stream.idle for stream in self._streams)
+
+    def admit(self) -> None:
+        """Accept requests again."""
+        self._draining = False
+
+    def drain(self) -> None:
+        """Reject requests; streams end with their last call."""
+        self._draining = True
+        for stream in self._streams:
+            stream.end()
+
+    async def Stream(
+        self,
+        requests: AsyncIterator[pb.StreamRequest],
+        context: grpc.aio.ServicerContext[Any, pb.StreamEvents],
+    ) -> None:
+        stream = CallStream(partial(self._serve_as, shown_token(context)))
+        self._streams.add(stream)
+        try:
+            await stream.run(requests, context)
+        finally:
+            self._streams.discard(stream)
+
     async def Generate(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.GenerateEvent]:
+        """One call of a stream, for routers that know no streams."""
+        handler = asyncio.current_task()
+        assert handler is not None, "gRPC runs a call in a task"
+        outbox = Outbox(handler.cancel)
+        serving = asyncio.create_task(
+            self._serve(request, caller_of(context), CallOutput(outbox, 0))
+        )
+        serving.add_done_callback(lambda _: outbox.close())
+        try:
+            async for message in outbox.messages():
+                for event in single_events(message):
+                    yield event
+            await serving
+        except CallEndedError as error:
+            await context.abort(error.status, error.details)
+        finally:
+            serving.cancel()
+            await uninterrupted(_end_of(serving))
+
+    async def _serve_as(
+        self, token: str | bytes, request: pb.GenerateRequest, caller: Caller, out: CallOutput
+    ) -> None:
+        """Serve a request on a stream whose router has shown ``token`` when it opened it."""
+        if problem := token_problem(self._credentials, token):
+            raise CallEndedError(grpc.StatusCode.UNAUTHENTICATED, problem)
+        await self._serve(request, caller, out)
+
+    async def _serve(self, request: pb.GenerateRequest, caller: Caller, out: CallOutput) -> None:
+        """Serve one request to its end. Raises ``CallEndedError``."""
         with serving_call(
             self._tracer,
             "Decode.Generate",
-            context,
+            caller,
             node=self._identity.node_id,
             prompt_tokens=len(request.prompt),
             choices=request.sampling.n,
         ):
-            call = await self._begin(request, context)
+            call = await self._begin(request)
             try:
-                yield pb.GenerateEvent(admitted=pb.Admitted(node_epoch=self._identity.epoch))
+                out.event(pb.GenerateEvent(admitted=pb.Admitted(node_epoch=self._identity.epoch)))
                 async with asyncio.timeout(call.seconds):
-                    while (death := await call.deaths.events.get()) is not None:
-                        yield death
-                    source = await call.prefill
-                    with RequestSpan(source) as span:
-                        while (output := await call.choices.next()) is not None:
-                            for event in self._events(call, source, output, span):
-                                yield event
+                    await self._run(call, out)
             except (TimeoutError, UnavailableError, GivenUpError, asyncio.CancelledError) as error:
-                await self._abort(call, error, context)
-                raise
+                raise self._ended_by(call, error) from error
             finally:
                 await uninterrupted(self._end(call))
 
-    async def _begin(
-        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> _Call:
+    async def _run(self, call: _Call, out: CallOutput) -> None:
+        while (death := await call.deaths.events.get()) is not None:
+            out.event(death)
+        source = await call.prefill
+        with RequestSpan(source) as span:
+            await self._begin_output(call, source, span, out)
+            if call.request.sampling.logprobs > NARROW:
+                await self._put_in_turn(call, span, out)
+            else:
+                await call.choices.deliver(lambda output: self._put(output, span, out))
+
+    async def _begin_output(
+        self, call: _Call, source: PrefillSource, span: RequestSpan, out: CallOutput
+    ) -> None:
+        """All events up to the first tokens, which takes a while for a prompt's logprobs."""
+        while (output := await call.choices.next()) is not None:
+            sequence = output.sequence
+            computed = output.finish_reason is FinishReason.COMPUTED
+            begins = sequence is call.choices.leader and (output.prompt_done or computed)
+            if begins:
+                source.clock.sampled(sequence.started_at, remote=bool(sequence.received))
+                span.prompt_computed(source.clock.spent)
+                out.event(usage_event(sequence, source))
+                await self._put_prompt_logprobs(call, out)
+            if computed:
+                out.event(embedding_event(sequence, call.request.embed))
+            self._put(output, span, out)
+            if begins:
+                return
+
+    async def _put_prompt_logprobs(self, call: _Call, out: CallOutput) -> None:
+        leader, split = call.choices.leader, call.request.split_prompt_logprobs
+        if leader.params.prompt_logprobs is not None:
+            for event in prompt_logprobs_events(leader, split):
+                out.event(event)
+                await out.taken()
+
+    async def _put_in_turn(self, call: _Call, span: RequestSpan, out: CallOutput) -> None:
+        """Put large events only as fast as the router takes them."""
+        while (output := await call.choices.next()) is not None:
+            await out.taken()
+            self._put(output, span, out)
+
+    def _put(self, output: StepOutput, span: RequestSpan, out: CallOutput) -> None:
+        """One step's output of one choice."""
+        if output.tokens:
+            span.output(len(output.tokens))
+            if output.logprobs:
+                out.event(scored_event(output))
+            else:
+                out.tokens(output.sequence.index, output.tokens)
+        if output.finish_reason is FinishReason.ERROR:
+            self._engine.core.check_ranks()  # the node's failure, not the request's
+        if output.finish_reason is not None:
+            out.event(finished_event(output))
+
+    async def _begin(self, request: pb.GenerateRequest) -> _Call:
         """Admit the request and begin to prefill it. The caller must ``_end`` it."""
-        choices = Choices(self._engine.core, await self._admit(request, context))
+        choices = Choices(self._engine.core, await self._admit(request))
         choices.listen()
         task = asyncio.current_task()
-        assert task is not None, "gRPC runs a call in a task"
+        assert task is not None, "a call is served in a task"
         seconds = request.deadline_seconds or DEFAULT_DEADLINE_SECONDS
         deaths = PromptDeaths(request.deaths)
         prefill = asyncio.create_task(
@@ -134,62 +241,34 @@ class DecodeService(DecodeServicer):
         self._choices[request.call_id] = choices
         return call
 
-    async def _admit(
-        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> list[Sequence]:
+    async def _admit(self, request: pb.GenerateRequest) -> list[Sequence]:
         try:
-            if self.draining:
+            if self._draining:
                 raise UnavailableError(NODE_DRAINING)
             check_logprobs(request, [call.request for call in self._calls])
             return await admitted_sequences(request, self._engine)
         except RequestError as error:
             body = {"message": str(error), "param": error.param, "code": error.code}
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, json.dumps(body))
+            status, details = grpc.StatusCode.INVALID_ARGUMENT, json.dumps(body)
         except OverloadedError as error:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            status, details = grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
         except UnavailableError as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        raise AssertionError("abort returned")
+            status, details = grpc.StatusCode.UNAVAILABLE, str(error)
+        raise CallEndedError(status, details)
 
-    def _events(
-        self, call: _Call, source: PrefillSource, output: StepOutput, span: RequestSpan
-    ) -> Iterator[pb.GenerateEvent]:
-        """One step's output of one choice, as events for the router."""
-        sequence = output.sequence
-        computed = output.finish_reason is FinishReason.COMPUTED
-        if sequence is call.choices.leader and (output.prompt_done or computed):
-            source.clock.sampled(sequence.started_at, remote=bool(sequence.received))
-            span.prompt_computed(source.clock.spent)
-            yield _usage(sequence, source)
-            if sequence.params.prompt_logprobs is not None:
-                yield from _prompt_logprobs(sequence, call.request.split_prompt_logprobs)
-        if computed:
-            yield embedding_event(sequence, call.request.embed)
-        if output.tokens:
-            span.output(len(output.tokens))
-            yield _tokens(output)
-        if output.finish_reason is FinishReason.ERROR:
-            self._engine.core.check_ranks()  # the node's failure, not the request's
-        if output.finish_reason is not None:
-            yield _finished(output)
-
-    async def _abort(
-        self,
-        call: _Call,
-        error: BaseException,
-        context: grpc.aio.ServicerContext[Any, Any],
-    ) -> None:
-        """End the RPC with the status of the error. Returns if the client has cancelled it."""
+    def _ended_by(self, call: _Call, error: BaseException) -> BaseException:
+        """The end of a call by an error; the error itself if the router has cancelled it."""
         if isinstance(error, TimeoutError):
-            reason = f"the request took longer than {call.seconds:g} s"
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, reason)
+            details = f"the request took longer than {call.seconds:g} s"
+            return CallEndedError(grpc.StatusCode.DEADLINE_EXCEEDED, details)
         if isinstance(error, UnavailableError):
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            return CallEndedError(grpc.StatusCode.UNAVAILABLE, str(error))
         if isinstance(error, GivenUpError):
-            await context.abort(grpc.StatusCode.ABORTED, str(error))
+            return CallEndedError(grpc.StatusCode.ABORTED, str(error))
         if self._cut_off:
-            reason = f"{NODE_DRAINING}, and its drain timeout is over"
-            await context.abort(grpc.StatusCode.UNAVAILABLE, reason)
+            details = f"{NODE_DRAINING}, and its drain timeout is over"
+            return CallEndedError(grpc.StatusCode.UNAVAILABLE, details)
+        return error
 
     async def _end(self, call: _Call) -> None:
         """Free everything, whatever the request was doing."""
@@ -230,66 +309,5 @@ class DecodeService(DecodeServicer):
         return await self._examiner.examine(request.prefill)
 
 
-def _usage(sequence: Sequence, source: PrefillSource) -> pb.GenerateEvent:
-    remote = bool(sequence.received)
-    return pb.GenerateEvent(
-        usage=pb.Usage(
-            prompt_tokens=len(sequence.prompt),
-            cached_tokens=sequence.cached,
-            remote_tokens=sequence.received,
-            remote_cached_tokens=source.cached if remote else 0,
-            prefill_node=source.node if remote else "",
-            local_reason="" if remote else source.reason,
-            first_token=source.clock.spent,
-        )
-    )
-
-
-def _tokens(output: StepOutput) -> pb.GenerateEvent:
-    return pb.GenerateEvent(
-        tokens=pb.Tokens(
-            index=output.sequence.index,
-            tokens=output.tokens,
-            logprobs=[_listed(item, output.sequence) for item in output.logprobs],
-        )
-    )
-
-
-def _prompt_logprobs(sequence: Sequence, split: bool) -> Iterator[pb.GenerateEvent]:
-    """At least one event. In pieces, other requests proceed in between, here and in the router;
-    older routers take a single event only."""
-    found = sequence.prompt_logprobs
-    listed = 1 + (sequence.params.prompt_logprobs or 0)
-    step = max(1, PIECE_LOGPROBS // listed if split else len(found))
-    for start in range(0, max(1, len(found)), step):
-        positions = [_position(item) for item in found[start : start + step]]
-        yield pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(positions=positions))
-
-
-def _finished(output: StepOutput) -> pb.GenerateEvent:
-    sequence, scored = output.sequence, output.stop_logprobs
-    assert sequence.finish_reason is not None
-    return pb.GenerateEvent(
-        finished=pb.Finished(
-            index=sequence.index,
-            reason=_REASONS[sequence.finish_reason],
-            stop_token=sequence.stop_token,
-            error=sequence.error,
-            stop_logprobs=None if scored is None else _listed(scored, sequence),
-        )
-    )
-
-
-def _listed(item: PositionLogprobs, sequence: Sequence) -> pb.PositionLogprobs:
-    return _position(item, ranked=not sequence.params.logprob_token_ids)
-
-
-def _position(item: PositionLogprobs, *, ranked: bool = True) -> pb.PositionLogprobs:
-    """Ranks of the listed tokens are known only of the most likely ones; 0 stands for unknown."""
-    return pb.PositionLogprobs(
-        chosen=pb.TokenLogprob(token=item.token, logprob=item.logprob, rank=item.rank),
-        top=[
-            pb.TokenLogprob(token=token, logprob=logprob, rank=rank if ranked else 0)
-            for rank, (token, logprob) in enumerate(item.top, 1)
-        ],
-    )
+async def _end_of(task: asyncio.Task[None]) -> None:
+    await asyncio.wait([task])

@@ -30,7 +30,7 @@ from ..shared.handoff.carriers.zeromq.curve import check_keys
 from ..shared.handoff.inbox import Inbox
 from ..shared.handoff.lease import LeaseTable, Tenant
 from ..shared.kv.layout import check_kv_dtype
-from ..shared.node.calls import serving_call
+from ..shared.node.calls import caller_of, serving_call
 from ..shared.node.introduction import introduction, refusal
 from ..shared.node.metrics import NodeMetrics
 from ..shared.node.transfer_metrics import AttemptRecord
@@ -90,7 +90,7 @@ class PrefillService(PrefillServicer):
         with serving_call(
             self._tracer,
             "Prefill.Open",
-            context,
+            caller_of(context),
             node=self._identity.node_id,
             transfer_id=str(request.transfer_id),
             attempt=request.attempt + 1,

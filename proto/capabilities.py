@@ -23,6 +23,8 @@ EMBEDDINGS = "embeddings"
 BAD_WORDS = "bad_words"
 LOGPROB_TOKEN_IDS = "logprob_token_ids"
 THINKING_BUDGET = "thinking_budget"
+# ``Decode.Stream``. No request needs it: others are called with ``Decode.Generate``.
+STREAM = "stream"
 
 CAPABILITIES = frozenset(
     {
@@ -34,6 +36,7 @@ CAPABILITIES = frozenset(
         BAD_WORDS,
         LOGPROB_TOKEN_IDS,
         THINKING_BUDGET,
+        STREAM,
     }
 )
 # In introductions, which had capabilities before joins did; a new one needs the next bit only if a

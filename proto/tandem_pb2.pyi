@@ -445,6 +445,50 @@ class Embed(_message.Message):
     dimensions: int
     def __init__(self, pooling: _Optional[str] = ..., normalize: _Optional[bool] = ..., dimensions: _Optional[int] = ...) -> None: ...
 
+class StreamRequest(_message.Message):
+    __slots__ = ("call", "generate", "cancel", "request_id", "traceparent")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    GENERATE_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    call: int
+    generate: GenerateRequest
+    cancel: bool
+    request_id: str
+    traceparent: str
+    def __init__(self, call: _Optional[int] = ..., generate: _Optional[_Union[GenerateRequest, _Mapping]] = ..., cancel: _Optional[bool] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
+
+class StreamEvents(_message.Message):
+    __slots__ = ("calls", "choices", "tokens", "events")
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    calls: _containers.RepeatedScalarFieldContainer[int]
+    choices: _containers.RepeatedScalarFieldContainer[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    events: _containers.RepeatedCompositeFieldContainer[CallEvent]
+    def __init__(self, calls: _Optional[_Iterable[int]] = ..., choices: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., events: _Optional[_Iterable[_Union[CallEvent, _Mapping]]] = ...) -> None: ...
+
+class CallEvent(_message.Message):
+    __slots__ = ("call", "generated", "ended")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    call: int
+    generated: GenerateEvent
+    ended: CallEnd
+    def __init__(self, call: _Optional[int] = ..., generated: _Optional[_Union[GenerateEvent, _Mapping]] = ..., ended: _Optional[_Union[CallEnd, _Mapping]] = ...) -> None: ...
+
+class CallEnd(_message.Message):
+    __slots__ = ("status", "details")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
+    status: int
+    details: str
+    def __init__(self, status: _Optional[int] = ..., details: _Optional[str] = ...) -> None: ...
+
 class EndChoiceRequest(_message.Message):
     __slots__ = ("call_id", "index")
     CALL_ID_FIELD_NUMBER: _ClassVar[int]

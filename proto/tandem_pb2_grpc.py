@@ -339,6 +339,11 @@ class DecodeStub:
                 request_serializer=tandem__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=tandem__pb2.GenerateEvent.FromString,
                 _registered_method=True)
+        self.Stream = channel.stream_stream(
+                '/tandem.v1.Decode/Stream',
+                request_serializer=tandem__pb2.StreamRequest.SerializeToString,
+                response_deserializer=tandem__pb2.StreamEvents.FromString,
+                _registered_method=True)
         self.EndChoice = channel.unary_unary(
                 '/tandem.v1.Decode/EndChoice',
                 request_serializer=tandem__pb2.EndChoiceRequest.SerializeToString,
@@ -365,6 +370,14 @@ class DecodeServicer:
         """One request, all its n choices. The first event is always Admitted; a refusal is the RPC's
         status (INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNAVAILABLE) before any event. Cancelling the
         RPC cancels the request in every state.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Stream(self, request_iterator, context):
+        """Any number of requests of one router, each as with Generate; nodes with the capability "stream".
+        Ends once the router has ended its side and all calls have ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -398,6 +411,11 @@ def add_DecodeServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=tandem__pb2.GenerateRequest.FromString,
                     response_serializer=tandem__pb2.GenerateEvent.SerializeToString,
+            ),
+            'Stream': grpc.stream_stream_rpc_method_handler(
+                    servicer.Stream,
+                    request_deserializer=tandem__pb2.StreamRequest.FromString,
+                    response_serializer=tandem__pb2.StreamEvents.SerializeToString,
             ),
             'EndChoice': grpc.unary_unary_rpc_method_handler(
                     servicer.EndChoice,
@@ -444,6 +462,33 @@ class Decode:
             '/tandem.v1.Decode/Generate',
             tandem__pb2.GenerateRequest.SerializeToString,
             tandem__pb2.GenerateEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Stream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tandem.v1.Decode/Stream',
+            tandem__pb2.StreamRequest.SerializeToString,
+            tandem__pb2.StreamEvents.FromString,
             options,
             channel_credentials,
             insecure,

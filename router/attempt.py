@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 
 from ..proto import tandem_pb2 as pb
+from .calls.node_events import NodeEvent, PlainTokens
 from .choice import ChoiceStream
 from .cluster.node import Node
 from .echo import PIECE_TOKENS, Echo
@@ -32,37 +33,62 @@ class NodeAttempt:
         first = number * request.n
         self._choices = [ChoiceStream(request, first + i, offset) for i in range(request.n)]
         self.served = ServedPrompt(node.node_id)
+        self.finished = False
         self._stopped: list[int] = []
 
-    @property
-    def finished(self) -> bool:
-        return all(choice.finished for choice in self._choices)
+    def take(self, events: Sequence[NodeEvent]) -> list[Output]:
+        """The outputs of events. Raises ``NodeError`` for a choice that was not requested."""
+        outputs: list[Output] = []
+        for event in events:
+            if isinstance(event, PlainTokens):
+                outputs += self._tokens(event.index, event.tokens, ())
+            else:
+                outputs += self._take(event)
+        return outputs
 
-    def take(self, event: pb.GenerateEvent) -> Iterator[Output]:
-        """The outputs of one event. Raises ``NodeError`` for a choice that was not requested."""
+    def _take(self, event: pb.GenerateEvent) -> Iterable[Output]:
         match event.WhichOneof("event"):
             case "admitted":
-                yield RequestAdmitted()
+                return [RequestAdmitted()]
             case "usage":
                 self.served.computed = event.usage
             case "prompt_logprobs":
-                positions = event.prompt_logprobs.positions
-                if self._echo:
-                    self._echo.score(positions)
-                # An older node sends all of them at once.
-                for start in range(0, max(1, len(positions)), PIECE_TOKENS):
-                    yield PromptScores(self._number, positions[start : start + PIECE_TOKENS])
+                return self._prompt_scores(event.prompt_logprobs.positions)
             case "embedding":
-                yield PromptEmbedded(self._number, event.embedding.values)
+                return [PromptEmbedded(self._number, event.embedding.values)]
             case "tokens":
-                choice = self._choice(event.tokens.index)
-                deltas = choice.push(event.tokens.tokens, event.tokens.logprobs)
-                if deltas and choice.finished:
-                    self._stopped.append(event.tokens.index)
-                yield from self._with_echo(deltas)
+                tokens = event.tokens
+                return self._tokens(tokens.index, tokens.tokens, tokens.logprobs)
             case "finished":
-                choice = self._choice(event.finished.index)
-                yield from self._with_echo(choice.finish(event.finished))
+                return self._ended(event.finished)
+        return ()
+
+    def _tokens(
+        self, index: int, tokens: Sequence[int], logprobs: Sequence[pb.PositionLogprobs]
+    ) -> list[ChoiceDelta]:
+        choice = self._choice(index)
+        deltas = choice.push(tokens, logprobs)
+        if choice.finished and deltas:
+            self._stopped.append(index)
+            self._note_finished()
+        return self._with_echo(deltas) if self._echo else deltas
+
+    def _ended(self, finished: pb.Finished) -> list[ChoiceDelta]:
+        deltas = self._choice(finished.index).finish(finished)
+        self._note_finished()
+        return self._with_echo(deltas) if self._echo else deltas
+
+    def _note_finished(self) -> None:
+        self.finished = all(choice.finished for choice in self._choices)
+
+    def _prompt_scores(self, positions: Sequence[pb.PositionLogprobs]) -> Iterable[Output]:
+        if self._echo:
+            self._echo.score(positions)
+        # An older node sends all of them at once.
+        return [
+            PromptScores(self._number, positions[start : start + PIECE_TOKENS])
+            for start in range(0, max(1, len(positions)), PIECE_TOKENS)
+        ]
 
     def take_stopped(self) -> list[int]:
         """The choices that stop strings have ended since the last call of this method, unknown to
@@ -76,11 +102,14 @@ class NodeAttempt:
         usage.reasoning_tokens += sum(choice.reasoning_tokens for choice in self._choices)
         usage.add(self.served)
 
-    def _with_echo(self, deltas: list[ChoiceDelta]) -> Iterator[Output]:
+    def _with_echo(self, deltas: list[ChoiceDelta]) -> list[ChoiceDelta]:
+        """The deltas, each behind the echo of the prompt if it is the first of its choice."""
+        made: list[ChoiceDelta] = []
         for delta in deltas:
             if self._echo and delta.index not in self._echo.shown:
-                yield from self._echo.deltas(delta.index)
-            yield delta
+                made += self._echo.deltas(delta.index)
+            made.append(delta)
+        return made
 
     def _choice(self, index: int) -> ChoiceStream:
         if index >= len(self._choices):

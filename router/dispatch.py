@@ -15,6 +15,7 @@ from ..proto.capabilities import needed
 from ..shared.errors import OverloadedError, UnavailableError
 from ..shared.telemetry.logs import logger
 from ..shared.telemetry.tracing import step
+from .calls.node_events import NodeEvent, PlainTokens
 from .cluster.inflight import InflightPlacement
 from .cluster.node import Node
 from .cluster.node_table import NodeTable
@@ -28,7 +29,7 @@ from .placement.policies import POLICIES
 
 log = logger("router")
 
-OUTPUT = ("tokens", "finished", "prompt_logprobs")
+OUTPUT = frozenset({"tokens", "finished", "prompt_logprobs"})
 NO_NODE = "No decode node is available; try again soon."
 MAX_ATTEMPTS = 4
 # The keys of a prompt of this length are computed in a few milliseconds.
@@ -48,39 +49,36 @@ class Dispatcher:
         self._deadline = deadline
         self._failed: frozenset[tuple[str, int]] = frozenset()
         self._deaths = 0
+        self._admitted = False  # by any node
+        self._started = False  # on the present node
+        self._usage: pb.Usage | None = None  # that has just come
         self._unplaced: CapabilityError | None = None
 
     async def events(
         self, request: pb.GenerateRequest, tokens: Sequence[int], *, streamed: bool
-    ) -> AsyncGenerator[tuple[Node, pb.GenerateEvent], None]:
-        """The events of the node that serves the prompt ``tokens``, with the node. ``Admitted``
-        comes first, and once.
+    ) -> AsyncGenerator[tuple[Node, Sequence[NodeEvent]], None]:
+        """The events of the node that serves the prompt ``tokens``, with the node: all that have
+        arrived, at once. ``Admitted`` comes first, and once.
 
         Another node than before invalidates all events until then.
         """
-        admitted = False
         failure: Exception | None = None
         prompt = PromptKeys(tokens, request.cache_salt)
         await self._compute_keys(prompt)
         while (placement := self._next(request, prompt)) is not None:
             node, inflight = self._begin(placement, prompt)
             prefill = self._begin_prefill(placement, prompt)
-            started = seen = False
+            seen = self._started = False
             try:
                 with node_call(self._nodes, node, request, self._options.admission_timeout) as call:
-                    while (event := await call.read()) is not None:
-                        kind = event.WhichOneof("event")
-                        if kind == "prefill_died":
-                            self._deaths += 1
-                            continue
-                        if kind == "usage":
-                            inflight.end(node.node_id, event.usage.prefill_node)
-                            self._nodes.prefills.finish(prefill, event.usage)
-                        started = True
-                        seen = seen or (streamed and kind in OUTPUT)
-                        if kind != "admitted" or not admitted:
-                            yield node, event
-                        admitted = True
+                    while arrived := await call.read():
+                        shown = [event for event in arrived if self._shows(event)]
+                        if (usage := self._usage) is not None:
+                            self._usage = None
+                            inflight.end(node.node_id, usage.prefill_node)
+                            self._nodes.prefills.finish(prefill, usage)
+                        seen = seen or (streamed and any(map(_is_output, shown)))
+                        yield node, shown
                 return
             except (OverloadedError, UnavailableError, GenerationError) as error:
                 if seen:
@@ -91,11 +89,27 @@ class Dispatcher:
                 # "No room" is more useful to a client than the failure of a later node.
                 failure = failure if isinstance(failure, OverloadedError) else error
                 self._failed |= {node.key}
-                self._deaths += started
+                self._deaths += self._started
             finally:
                 inflight.end()
                 self._nodes.prefills.end(prefill)
         raise failure or self._unplaced or UnavailableError(NO_NODE)
+
+    def _shows(self, event: NodeEvent) -> bool:
+        """Note what an event tells about nodes. True if the request sees the event."""
+        if isinstance(event, PlainTokens):
+            return True
+        kind = event.WhichOneof("event")
+        if kind == "prefill_died":
+            self._deaths += 1
+            return False
+        self._started = True
+        if kind == "usage":
+            self._usage = event.usage
+        if kind == "admitted":
+            again, self._admitted = self._admitted, True
+            return not again
+        return True
 
     async def _compute_keys(self, prompt: PromptKeys) -> None:
         """Compute the keys of a long prompt in a thread, since they take tens of milliseconds."""
@@ -181,6 +195,10 @@ class Dispatcher:
         if left <= 0:
             raise DeadlineError(LATE)
         return left
+
+
+def _is_output(event: NodeEvent) -> bool:
+    return isinstance(event, PlainTokens) or event.WhichOneof("event") in OUTPUT
 
 
 def _mid_stream(error: Exception) -> Exception:

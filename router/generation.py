@@ -173,7 +173,8 @@ class RequestAdmitted:
     """A node has admitted the request; from here on its HTTP status is 200."""
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: to make one would take four times as long, and each token makes one.
+@dataclass(slots=True)
 class ChoiceDelta:
     """New output of one choice: its reasoning, then its text, then its calls. ``finish_reason``
     comes once, with the last; it is "tool_calls" for a choice that ended after calls."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -44,7 +44,7 @@ BACKGROUND_CLIENT = "background"
 MAX_NAMED_FIELDS = 64
 
 T = TypeVar("T")
-Outputs = AsyncGenerator[Output, None]
+Outputs = AsyncGenerator[Sequence[Output], None]
 
 
 class GenerateHandler:
@@ -362,41 +362,59 @@ async def _stream(
     """Write outputs as they arrive. The head is sent with the first, when a node has admitted the
     request, so that an error before that has its own status. ``wide`` ones are formatted in a
     thread."""
-    slices = TimeSlices()
-    async for output in outputs:
+    form = _wide_events if wide else _events
+    async for arrived in outputs:
         if not exchange.started:
             await exchange.start_stream()
             await exchange.write(response.opening())
-        metrics.count(output)
-        if isinstance(output, ChoiceDelta):
-            if wide:
-                await exchange.write(await asyncio.to_thread(response.chunk, output))
-            else:
-                await exchange.write(response.chunk(output))
-        await slices.checkpoint()
+        await exchange.write(await form(arrived, metrics, response))
     metrics.finish(exchange.access.usage)
     await exchange.write(response.closing(exchange.access.usage))
     await exchange.end_stream(response.end_of_stream())
 
 
+async def _events(outputs: Sequence[Output], metrics: RequestMetrics, response: Response) -> bytes:
+    """The events of outputs that arrived together. Many do not hold the event loop."""
+    slices = TimeSlices()
+    events: list[bytes] = []
+    for output in outputs:
+        metrics.count(output)
+        if isinstance(output, ChoiceDelta):
+            events.append(response.chunk(output))
+        await slices.checkpoint()
+    return b"".join(events)
+
+
+async def _wide_events(
+    outputs: Sequence[Output], metrics: RequestMetrics, response: Response
+) -> bytes:
+    """As ``_events``, in a thread."""
+    for output in outputs:
+        metrics.count(output)
+    deltas = [output for output in outputs if isinstance(output, ChoiceDelta)]
+    return await asyncio.to_thread(lambda: b"".join(map(response.chunk, deltas)))
+
+
 async def _collect(
     outputs: Outputs, metrics: RequestMetrics, add: Callable[[Output], None]
 ) -> None:
-    """Collect all outputs. Many that arrive at once do not hold the event loop."""
-    slices = TimeSlices()
-    async for output in outputs:
-        metrics.count(output)
-        add(output)
-        await slices.checkpoint()
+    """Collect all outputs. Many that arrive together do not hold the event loop."""
+    async for arrived in outputs:
+        slices = TimeSlices()
+        for output in arrived:
+            metrics.count(output)
+            add(output)
+            await slices.checkpoint()
 
 
 async def _collect_wide(
     outputs: Outputs, metrics: RequestMetrics, collector: ResultCollector
 ) -> None:
     """Collect outputs that a thread formats."""
-    async for output in outputs:
-        metrics.count(output)
-        collector.take(await asyncio.to_thread(collector.format, output))
+    async for arrived in outputs:
+        for output in arrived:
+            metrics.count(output)
+            collector.take(await asyncio.to_thread(collector.format, output))
 
 
 def _attributes(request: GenerationRequest) -> dict[str, Value]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import grpc
 
@@ -14,19 +13,18 @@ from ..proto import tandem_pb2 as pb
 from ..shared.errors import NODE_DRAINING, OverloadedError, RequestError, UnavailableError
 from ..shared.telemetry.logs import logger
 from ..shared.telemetry.tracing import branch, metadata
+from .calls.node_events import CallFailedError, GenerateCall, NodeEvent
 from .cluster.node import Node
 from .cluster.node_table import NodeTable
 from .errors import DeadlineError, DrainingError, NodeError
 
 log = logger("router")
 
-# Marks the end of a stream in ``read``; grpc's stubs do not declare it.
-EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
-
 # Added to the request's own deadline, so that the node's own error about it arrives.
 DEADLINE_MARGIN = 5.0
 LATE = "The request did not finish within its deadline."
 
+ERROR = pb.FINISH_REASON_ERROR
 # The call failed on its way to the node, or was turned away by its credentials.
 _UNREACHED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
 _ANSWERS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
@@ -54,68 +52,61 @@ def node_call(
 class NodeCall:
     """A running call; see ``node_call``."""
 
-    def __init__(self, nodes: NodeTable, node: Node, call: Any, patience: float) -> None:
+    def __init__(self, nodes: NodeTable, node: Node, call: GenerateCall, patience: float) -> None:
         self._nodes = nodes
         self._node = node
         self._call = call
         self._patience = patience
         self._answered = False
+        self._failed: GenerationError | None = None
 
-    async def read(self) -> pb.GenerateEvent | None:
-        """The next event; ``None`` at the end. Raises one of the router's own errors."""
+    async def read(self) -> Sequence[NodeEvent]:
+        """The next events; empty at the end. Raises one of the router's own errors."""
+        if self._failed is not None:
+            raise self._failed
         try:
-            event: Any = await (self._call.read() if self._answered else self._first())
+            events = await (self._call.read() if self._answered else self._first())
         except TimeoutError:
             self._nodes.unreachable(self._node, self._call, "no answer")
             message = f"A decode node did not answer within {self._patience:g} s."
             raise UnavailableError(message) from None
-        except grpc.aio.AioRpcError as error:
+        except CallFailedError as error:
             raise self._failure(error) from error
-        except asyncio.CancelledError:
-            # The table cancels the calls of a lost node; any other cancellation is our own task's.
-            if self._node.lost and not _cancelling():
-                message = "The decode node that served this request is gone."
-                raise UnavailableError(message) from None
-            raise
-        if event is EOF:
-            return None
-        if event.finished.reason == pb.FINISH_REASON_ERROR:
-            raise GenerationError(event.finished.error or "The generation failed.")
-        generated: pb.GenerateEvent = event
-        return generated
+        for number, event in enumerate(events):
+            if isinstance(event, pb.GenerateEvent) and event.finished.reason == ERROR:
+                self._failed = GenerationError(event.finished.error or "The generation failed.")
+                return events[:number] or await self.read()
+        return events
 
-    async def _first(self) -> Any:
+    async def _first(self) -> Sequence[NodeEvent]:
         async with asyncio.timeout(self._patience):
-            event = await self._call.read()
+            events = await self._call.read()
         self._node.ejection.answered(self._call)
         self._answered = True
-        return event
+        return events
 
-    def _failure(self, error: grpc.aio.AioRpcError) -> Exception:
+    def _failure(self, error: CallFailedError) -> Exception:
         """Record the effect of a failure on the node's reachability, and translate it."""
+        if self._node.lost and error.code is grpc.StatusCode.CANCELLED:  # by the table
+            return UnavailableError("The decode node that served this request is gone.")
         translated = _translated(error, self._node)
-        if error.code() in _UNREACHED and not isinstance(translated, DrainingError):
+        if error.code in _UNREACHED and not isinstance(translated, DrainingError):
             self._nodes.unreachable(self._node, self._call, "unreachable")
-        elif error.code() in _ANSWERS:
+        elif error.code in _ANSWERS:
             self._node.ejection.answered(self._call)
         return translated
 
 
-def _cancelling() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def _translated(error: grpc.aio.AioRpcError, node: Node) -> Exception:
+def _translated(error: CallFailedError, node: Node) -> Exception:
     """A node's status as one of the router's errors. Its details go into the log only, since they
     contain addresses."""
-    details = error.details() or ""
-    gone = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    details = error.details
+    gone = error.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
     if gone and (node.draining or details.startswith(NODE_DRAINING)):
         log.info("node %s ended a request because it drains: %s", node.node_id, details)
         message = "The node that served this request was taken out of service; send it again."
         return DrainingError(message, code="node_draining")
-    match error.code():
+    match error.code:
         case grpc.StatusCode.INVALID_ARGUMENT:
             return request_error(details)
         case grpc.StatusCode.RESOURCE_EXHAUSTED:

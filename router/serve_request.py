@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
 
@@ -28,12 +28,13 @@ from .options import RouterOptions
 # Prompts of one request that are on nodes at the same time; also how many must be admitted before
 # the client gets status 200.
 WAVE = 64
-QUEUED_OUTPUTS = 256
+QUEUED_OUTPUTS = 256  # of all prompts, each time those that arrived together
 # Tokens of a prompt that are copied into a message at once.
 PIECE_TOKENS = 8192
 
-Outputs = AsyncGenerator[Output, None]
-Queue = asyncio.Queue[Output | Exception | None]
+# Each time all that have arrived.
+Outputs = AsyncGenerator[Sequence[Output], None]
+Queue = asyncio.Queue[Sequence[Output] | Exception | None]
 
 
 def serve(
@@ -69,18 +70,18 @@ async def _serve_prompt(
     attempt: NodeAttempt | None = None
     message = await _message(request, number)
     async with aclosing(dispatcher.events(message, tokens, streamed=request.stream)) as events:
-        async for node, event in events:
+        async for node, arrived in events:
             if attempt is None or attempt.node is not node:
                 if attempt is not None:
-                    yield PromptRestarted(number)
+                    yield [PromptRestarted(number)]
                 attempt = NodeAttempt(request, number, node)
                 usage.served[number] = attempt.served
-            outputs = list(attempt.take(event))
+            outputs = attempt.take(arrived)
             # At once, because a client that reads slowly would keep the choice running.
             for index in attempt.take_stopped():
                 node.end_choice(message.call_id, index)
-            for output in outputs:
-                yield output
+            if outputs:
+                yield outputs
             if attempt.finished:
                 # Leaving cancels the call, so that the node stops after a stop string too.
                 attempt.account(usage)
@@ -98,21 +99,18 @@ async def _merged(runs: list[Outputs]) -> Outputs:
     early: list[Output] = []
     try:
         while running:
-            output = await queue.get()
-            if isinstance(output, Exception):
-                raise output
-            if output is None:
+            outputs = await queue.get()
+            if isinstance(outputs, Exception):
+                raise outputs
+            if outputs is None:
                 running -= 1
-            elif isinstance(output, RequestAdmitted):
-                not_admitted -= 1
-                if not_admitted == 0:
-                    for held in (output, *early):
-                        yield held
-                    early.clear()
             elif not_admitted > 0:
-                early.append(output)
+                early += outputs
+                not_admitted -= isinstance(outputs[0], RequestAdmitted)
+                if not_admitted == 0:
+                    yield early
             else:
-                yield output
+                yield outputs
     finally:
         for task in tasks:
             task.cancel()
@@ -123,8 +121,8 @@ async def _pump(run: Outputs, slots: asyncio.Semaphore, queue: Queue) -> None:
     """Put the outputs of one run into ``queue``, then ``None``, or the exception that ended it."""
     try:
         async with slots, aclosing(run) as outputs:
-            async for output in outputs:
-                await queue.put(output)
+            async for arrived in outputs:
+                await queue.put(arrived)
         await queue.put(None)
     except Exception as error:
         await queue.put(error)

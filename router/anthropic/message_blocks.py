@@ -7,6 +7,7 @@ from typing import Any
 
 from ...shared.text.output import CallDelta
 from ..http.sse import named_event
+from ..http.text_template import TextTemplates
 
 
 class BlockWriter:
@@ -22,10 +23,11 @@ class BlockWriter:
         self._open = ""  # the type of the open block
         self._calls: set[int] = set()  # those that have begun
         self._blank = ""  # blank text that is written only if more follows
+        self._deltas = TextTemplates(_delta)
 
     def thinking(self, text: str) -> bytes:
         events = self._enter("thinking", {"thinking": "", "signature": ""})
-        return events if self._omit_thinking else events + self._delta("thinking", thinking=text)
+        return events if self._omit_thinking else events + self._delta("thinking", text)
 
     def text(self, text: str) -> bytes:
         """New text. Blank text between other blocks is no block."""
@@ -34,7 +36,7 @@ class BlockWriter:
             if self._blank.isspace():
                 return b""
             text, self._blank = self._blank, ""
-        return self._enter("text", {"text": ""}) + self._delta("text", text=text)
+        return self._enter("text", {"text": ""}) + self._delta("text", text)
 
     def call(self, call: CallDelta) -> bytes:
         """New output of a call; its id and name come with the first."""
@@ -46,7 +48,7 @@ class BlockWriter:
                 "tool_use", {"id": tool_use_id(call.id), "name": call.name, "input": {}}
             )
         if call.arguments:
-            events += self._delta("input_json", partial_json=call.arguments)
+            events += self._delta("input_json", call.arguments)
         return events
 
     def close(self) -> bytes:
@@ -54,7 +56,7 @@ class BlockWriter:
         if self._index < 0:
             text, self._blank = self._blank, ""
             events = self._enter("text", {"text": ""})
-            return events + (self._delta("text", text=text) if text else b"") + self._leave()
+            return events + (self._delta("text", text) if text else b"") + self._leave()
         return self._leave()
 
     def _enter(self, kind: str, block: dict[str, Any]) -> bytes:
@@ -71,15 +73,22 @@ class BlockWriter:
     def _leave(self) -> bytes:
         events = b""
         if self._open == "thinking":
-            events += self._delta("signature", signature=self._signature)
+            events += self._delta("signature", self._signature)
         if self._open:
             events += message_event("content_block_stop", index=self._index)
         self._open = ""
         return events
 
-    def _delta(self, kind: str, **fields: str) -> bytes:
-        delta = {"type": f"{kind}_delta", **fields}
-        return message_event("content_block_delta", index=self._index, delta=delta)
+    def _delta(self, kind: str, text: str) -> bytes:
+        return self._deltas.fill((self._index, kind), text)
+
+
+def _delta(block: tuple[int, str], text: str) -> bytes:
+    """New text of a block: its number, and the kind of text."""
+    index, kind = block
+    field = "partial_json" if kind == "input_json" else kind
+    delta = {"type": f"{kind}_delta", field: text}
+    return message_event("content_block_delta", index=index, delta=delta)
 
 
 def message_event(name: str, **fields: Any) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from array import array
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -49,7 +49,7 @@ async def serve_beams(
     new_message: Callable[[], Awaitable[pb.GenerateRequest]],
     new_dispatcher: NewDispatcher,
     usage: Usage,
-) -> AsyncGenerator[Output, None]:
+) -> AsyncGenerator[Sequence[Output], None]:
     """Search the continuations of one prompt, whose message each step extends. The result comes
     at the end, since the best beam may change until then."""
     assert request.beams is not None
@@ -69,16 +69,14 @@ async def serve_beams(
             usage.prompt_tokens += len(request.prompts[number].tokens)
             usage.add(served)
             usage.served[number] = served
-            yield RequestAdmitted()
+            yield [RequestAdmitted()]
         search.advance([step.logprobs for step in drawn])
     echo = Echo(request, number) if request.text.echo else None
     for index, beam in enumerate(search.best(request.n)):
         choice = ChoiceStream(request, number * request.n + index, len(echo.text) if echo else 0)
         if echo:
-            for delta in echo.deltas(choice.index):
-                yield delta
-        for delta in _told(choice, beam, ended=search.is_end(beam)):
-            yield delta
+            yield list(echo.deltas(choice.index))
+        yield list(_told(choice, beam, ended=search.is_end(beam)))
         usage.completion_tokens += choice.tokens
         usage.reasoning_tokens += choice.reasoning_tokens
 
@@ -130,11 +128,12 @@ class _Steps:
         computed = pb.Usage()
         events = self._new_dispatcher().events(message, tokens, streamed=False)
         async with aclosing(events):
-            async for node, event in events:
-                match event.WhichOneof("event"):
-                    case "usage":
+            async for node, arrived in events:
+                # Tokens with logprobs are never plain.
+                for event in (each for each in arrived if isinstance(each, pb.GenerateEvent)):
+                    if event.HasField("usage"):
                         computed = event.usage
-                    case "tokens" if event.tokens.logprobs:
+                    elif event.tokens.logprobs:
                         return _Drawn(node, computed, event.tokens.logprobs[0])
         raise NodeError("The node ended a step of the beam search without a token.")
 

@@ -10,16 +10,18 @@ import sys
 import time
 from collections.abc import Callable
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ...proto import tandem_pb2 as pb
-from ...proto.capabilities import CAPABILITIES, has
+from ...proto.capabilities import CAPABILITIES, STREAM, has
 from ...shared.security.credentials import INSECURE, Credentials
 from ...shared.telemetry.logs import logger
 from ...shared.telemetry.tracing import Metadata
+from ..calls.connection import NodeConnection
+from ..calls.node_events import GenerateCall
+from ..calls.node_stream import fits_stream
 from ..placement.node_prefixes import NodePrefixes, PromptKeys
 from ..placement.place import NodeView
-from .connection import NodeConnection
 from .ejection import Ejection
 from .inflight import InflightLoad, InflightPrompt
 from .reported_load import clamp_load
@@ -190,14 +192,17 @@ class Node:
 
     # -- calls -------------------------------------------------------------------------------
 
-    def generate(self, request: pb.GenerateRequest, timeout: float, metadata: Metadata) -> Any:
+    def generate(
+        self, request: pb.GenerateRequest, timeout: float, metadata: Metadata
+    ) -> GenerateCall:
         """Start a call; ``end`` must follow."""
-        call = self._connection.generate(request, timeout, metadata)
+        streamed = STREAM in self.capabilities and fits_stream(request)
+        call = self._connection.generate(request, timeout, metadata, streamed=streamed)
         self._count_sequences()
         self.ejection.asked(call)
         return call
 
-    def end(self, call: Any) -> None:
+    def end(self, call: GenerateCall) -> None:
         """End a call, whether it has finished or not."""
         self._connection.end(call)
         self._count_sequences()

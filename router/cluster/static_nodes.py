@@ -15,7 +15,7 @@ from ...proto.tandem_pb2_grpc import PrefillStub
 from ...shared.errors import PeerRefusedError, RequestError
 from ...shared.security.credentials import Credentials
 from ...shared.telemetry.logs import logger
-from .connection import CHANNEL_OPTIONS
+from ..calls.connection import CHANNEL_OPTIONS
 from .node_table import NodeTable
 from .registry_service import Registry
 

@@ -13,6 +13,7 @@ from ...shared.text.tokenizer import Tokenizer
 from ..generation import ChoiceDelta, GenerationRequest, ScoredToken, Usage
 from ..http.encoding import EncodedArray
 from ..http.sse import data_event
+from ..http.text_template import TextTemplates
 from ..result import ChoiceResult, GenerationResult, ToolCallResult
 from .response_fields import (
     END_OF_STREAM,
@@ -74,6 +75,10 @@ class ChatResponse:
         self._continuous = ContinuousUsage(request) if request.continuous_usage else None
         self._created = created
         self._parsed = request.text.reasoning_parser != NO_PARSER
+        self._texts = TextTemplates(self._text_event)
+        self._reasonings = TextTemplates(self._reasoning_event)
+        # Events that have more than text.
+        self._varied = request.continuous_usage or request.return_token_ids
 
     def opening(self) -> bytes:
         """The role chunk of each choice, with the text that is not generated."""
@@ -93,10 +98,11 @@ class ChatResponse:
             self._continuous.add(delta)
         events = b""
         if delta.reasoning and self._request.include_reasoning:
-            choice = _choice(delta.index, _reasoning(delta.reasoning))
-            events += data_event(self._chunk([choice]))
+            events += self._reasoning(delta.index, delta.reasoning)
         ended = delta.finish_reason is not None and not delta.text
-        if delta.text or (not ended and self._has_tokens(delta)):
+        if delta.text and not (delta.scored or self._varied):
+            events += self._texts.fill(delta.index, delta.text)
+        elif delta.text or (not ended and self._has_tokens(delta)):
             choice = _choice(delta.index, {"content": delta.text}) | self._tokens(delta)
             events += data_event(self._chunk([choice]))
         for call in delta.calls:
@@ -121,6 +127,16 @@ class ChatResponse:
         if self._request.return_token_ids:
             fields["token_ids"] = list(delta.tokens)
         return fields
+
+    def _text_event(self, index: int, text: str) -> bytes:
+        return data_event(self._chunk([_choice(index, {"content": text})]))
+
+    def _reasoning_event(self, index: int, text: str) -> bytes:
+        return data_event(self._chunk([_choice(index, _reasoning(text))]))
+
+    def _reasoning(self, index: int, text: str) -> bytes:
+        varied = self._continuous is not None
+        return (self._reasoning_event if varied else self._reasonings.fill)(index, text)
 
     def closing(self, usage: Usage) -> bytes:
         """The chunk that ``include_usage`` requests."""

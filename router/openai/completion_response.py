@@ -10,6 +10,7 @@ from ...proto import tandem_pb2 as pb
 from ..generation import ChoiceDelta, GenerationRequest, ScoredToken, Usage
 from ..http.encoding import EncodedArray
 from ..http.sse import data_event
+from ..http.text_template import TextTemplates
 from ..result import ChoiceResult, GenerationResult
 from .response_fields import (
     END_OF_STREAM,
@@ -51,23 +52,26 @@ class CompletionResponse:
         self._usage = ContinuousUsage(request) if request.continuous_usage else None
         self._created = created
         self._opened: set[int] = set()
+        self._texts = TextTemplates(self._text_event)
+        # Events that have more than text.
+        self._varied = request.continuous_usage or request.return_token_ids
 
     def opening(self) -> bytes:
         """Nothing: text completions have no role chunk."""
         return b""
 
     def chunk(self, delta: ChoiceDelta) -> bytes:
+        if delta.text and not (delta.scored or delta.finish_reason or self._varied):
+            return self._texts.fill(delta.index, delta.text)
         if self._usage:
             self._usage.add(delta)
         wants_tokens = self._request.return_token_ids and delta.tokens
         if not (delta.text or delta.scored or delta.finish_reason or wants_tokens):
             return b""
-        choice: dict[str, Any] = {
-            "index": delta.index,
-            "text": delta.text,
-            "logprobs": _logprobs(delta.scored, self._name_of) if delta.scored else None,
-            "finish_reason": delta.finish_reason,
-        }
+        choice = _choice(delta.index, delta.text)
+        choice["finish_reason"] = delta.finish_reason
+        if delta.scored:
+            choice["logprobs"] = _logprobs(delta.scored, self._name_of)
         if delta.finish_reason is not None:
             choice["stop_reason"] = delta.stop_reason
         if self._request.return_token_ids:
@@ -76,6 +80,9 @@ class CompletionResponse:
             choice["token_ids"] = list(delta.tokens)
         self._opened.add(delta.index)
         return data_event(self._chunk([choice]))
+
+    def _text_event(self, index: int, text: str) -> bytes:
+        return data_event(self._chunk([_choice(index, text)]))
 
     def closing(self, usage: Usage) -> bytes:
         """The chunk that ``include_usage`` requests."""
@@ -140,6 +147,10 @@ class CompletionResponse:
             "created": self._created,
             "model": self._request.model.name,
         }
+
+
+def _choice(index: int, text: str) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
 
 
 def _logprobs(scored: Sequence[ScoredToken], name_of: Callable[[int], str]) -> dict[str, list[Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -11,18 +11,26 @@ from ..telemetry.logs import REQUEST_ID_HEADER, add_log_context, checked_request
 from ..telemetry.tracing import TRACEPARENT, Span, Tracer, Value, serving
 
 
-def serving_call(
-    tracer: Tracer,
-    name: str,
-    context: grpc.aio.ServicerContext[Any, Any],
-    **attributes: Value,
-) -> AbstractContextManager[Span]:
-    """The span of one RPC, which gRPC runs in a task of its own."""
+class Caller(NamedTuple):
+    """What a call carries beside its message: the request id, and the span that it belongs to."""
+
+    request_id: str = ""
+    traceparent: str = ""
+
+
+def caller_of(context: grpc.aio.ServicerContext[Any, Any]) -> Caller:
+    """The caller, by the metadata of an RPC."""
     given = {key: value for key, value in context.invocation_metadata() or () if _is_text(value)}
-    request_id = checked_request_id(str(given.get(REQUEST_ID_HEADER, "")))
+    return Caller(str(given.get(REQUEST_ID_HEADER, "")), str(given.get(TRACEPARENT, "")))
+
+
+def serving_call(
+    tracer: Tracer, name: str, caller: Caller, **attributes: Value
+) -> AbstractContextManager[Span]:
+    """The span of one call, which runs in a task of its own."""
+    request_id = checked_request_id(caller.request_id)
     add_log_context(request_id=request_id)
-    traceparent = str(given.get(TRACEPARENT, ""))
-    return serving(tracer, name, traceparent, request_id=request_id, **attributes)
+    return serving(tracer, name, caller.traceparent, request_id=request_id, **attributes)
 
 
 def _is_text(value: object) -> bool:

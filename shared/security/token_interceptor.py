@@ -21,6 +21,25 @@ QUIET_SECONDS = 10.0
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]]
 
 
+def token_problem(credentials: Credentials, shown: str | bytes) -> str:
+    """The reason to reject a caller that has shown this header; empty for one of the cluster."""
+    tokens = credentials.tokens
+    if not tokens:
+        return ""
+    if not shown:
+        return "no token"
+    given = shown if isinstance(shown, bytes) else shown.encode()
+    expected = [(TOKEN_PREFIX + token).encode() for token in tokens]
+    # All are compared, so that the time taken does not tell which one is close.
+    known = sum(hmac.compare_digest(given, one) for one in expected)
+    return "" if known else "wrong token"
+
+
+def shown_token(context: grpc.aio.ServicerContext[Any, Any]) -> str | bytes:
+    """The header with the token that the caller of an RPC has shown."""
+    return dict(context.invocation_metadata() or ()).get(TOKEN_HEADER, "")
+
+
 class TokenInterceptor(grpc.aio.ServerInterceptor):
     """Rejects calls without a token of ``credentials``, before their message is read. If there is
     no token, every call passes.
@@ -38,7 +57,8 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler:
-        reason = self._problem(dict(handler_call_details.invocation_metadata or ()))
+        metadata = dict(handler_call_details.invocation_metadata or ())
+        reason = token_problem(self._credentials, metadata.get(TOKEN_HEADER, ""))
         if not reason:
             return await continuation(handler_call_details)
         self.refused.labels(reason).inc()
@@ -54,19 +74,6 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
 
         # A handler of a request stream, so that no message is read.
         return grpc.stream_unary_rpc_method_handler(refuse)
-
-    def _problem(self, metadata: dict[str, str | bytes]) -> str:
-        tokens = self._credentials.tokens
-        if not tokens:
-            return ""
-        shown = metadata.get(TOKEN_HEADER, "")
-        if not shown:
-            return "no token"
-        given = shown if isinstance(shown, bytes) else shown.encode()
-        expected = [(TOKEN_PREFIX + token).encode() for token in tokens]
-        # All are compared, so that the time taken does not tell which one is close.
-        known = sum(hmac.compare_digest(given, one) for one in expected)
-        return "" if known else "wrong token"
 
     def _tell(self, peer: str, method: str, reason: str) -> None:
         now = time.monotonic()

@@ -25,7 +25,8 @@ class CallDelta:
     arguments: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: to make one would take four times as long, and each token makes one.
+@dataclass(slots=True)
 class TextDelta:
     """New text of a choice, by its place in the response: reasoning, then content, then calls."""
 

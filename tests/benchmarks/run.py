@@ -15,6 +15,7 @@ from .report import RESULTS
 BENCHMARKS = (
     "startup",
     "placement",
+    "router_tokens",
     "handoff_tcp",
     "handoff_shared_memory",
     "handoff_blocks",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tandem.decode_node.service import PIECE_LOGPROBS, _prompt_logprobs
+from tandem.decode_node.events import PIECE_LOGPROBS, prompt_logprobs_events
 from tandem.decode_node.wide_logprobs import MOST_LOGPROBS, check_logprobs
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.engine.plan import PositionLogprobs
@@ -24,7 +24,7 @@ def test_prompt_logprobs_travel_in_order_and_in_pieces_where_the_router_takes_th
     params = SamplingParams(prompt_logprobs=alternatives)
     sequence = Sequence(1, [5] * (count + 1), params)
     sequence.prompt_logprobs = [PositionLogprobs(i, -1.0, 1, [(i, -1.0)]) for i in range(count)]
-    events = list(_prompt_logprobs(sequence, split))
+    events = list(prompt_logprobs_events(sequence, split))
     tokens = [p.chosen.token for event in events for p in event.prompt_logprobs.positions]
     assert tokens == list(range(count))
     piece = 1 if alternatives > PIECE_LOGPROBS else 64

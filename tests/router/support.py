@@ -17,6 +17,7 @@ import grpc
 import httpx
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from tandem.decode_node.streams.call_stream import CallEndedError, CallOutput, CallStream
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.capabilities import CAPABILITIES
 from tandem.proto.tandem_pb2_grpc import (
@@ -26,6 +27,7 @@ from tandem.proto.tandem_pb2_grpc import (
 )
 from tandem.router.options import RouterOptions
 from tandem.router.server import Router
+from tandem.shared.node.calls import Caller
 from tandem.tests.support.waiting import until as until
 
 CONTEXT = 512
@@ -110,6 +112,16 @@ def embedded(request: pb.GenerateRequest) -> list[pb.GenerateEvent]:
     return [admitted(), usage(request), vector_event, finished(0)]
 
 
+class StreamedContext:
+    """The context that a script sees of a call on a stream."""
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        raise CallEndedError(code, details)
+
+
 class FakeDecodeNode(DecodeServicer):
     """A decode node that sends ``reply`` token by token for every choice, or runs a ``script``."""
 
@@ -120,6 +132,8 @@ class FakeDecodeNode(DecodeServicer):
         self.script: Script | None = None
         self.requests: list[pb.GenerateRequest] = []
         self.ended: list[tuple[int, int]] = []  # call and choice
+        self.streams: list[CallStream] = []  # also those that have ended
+        self.open_streams = 0
         self.cancelled = 0
         self.active = 0
         self.chunk = 1
@@ -144,6 +158,25 @@ class FakeDecodeNode(DecodeServicer):
             raise
         finally:
             self.active -= 1
+
+    async def Stream(self, requests: AsyncIterator[pb.StreamRequest], context: Any) -> None:
+        stream = CallStream(self._serve)
+        self.streams.append(stream)
+        self.open_streams += 1
+        try:
+            await stream.run(requests, context)
+        finally:
+            self.open_streams -= 1
+
+    async def _serve(self, request: pb.GenerateRequest, caller: Caller, out: CallOutput) -> None:
+        """Serve as ``Generate`` does, event by event."""
+        async for event in self.Generate(request, StreamedContext(caller)):
+            tokens = event.tokens
+            if tokens.tokens and not tokens.logprobs:
+                out.tokens(tokens.index, tokens.tokens)
+            else:
+                out.event(event)
+            await out.taken()
 
     async def EndChoice(self, request: pb.EndChoiceRequest, context: Any) -> pb.EndChoiceReply:
         self.ended.append((request.call_id, request.index))
@@ -178,7 +211,9 @@ class FakeDecodeNode(DecodeServicer):
                 yield finished(index, stop_token=0)
 
     async def start(self, port: int = 0) -> None:
-        self.server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        # As nodes do, which let a router ping them every second.
+        pings = ("grpc.http2.min_ping_interval_without_data_ms", 500)
+        self.server = grpc.aio.server(options=(("grpc.so_reuseport", 0), pings))
         add_DecodeServicer_to_server(self, self.server)
         self.port = self.server.add_insecure_port(f"127.0.0.1:{port}")
         await self.server.start()

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
+from tandem.proto.capabilities import CAPABILITIES, STREAM
 from tandem.tests.end_to_end.handoff.fault_proxy import BOTH, running_proxy
 from tandem.tests.router.support import (
     Cluster,
@@ -303,21 +304,26 @@ async def _send(c: Cluster, path: str, body: Any) -> asyncio.StreamWriter:
     return writer
 
 
-async def test_a_reader_that_stalls_is_cut_off(tmp_path: Path) -> None:
-    async with cluster(tmp_path, send_timeout=0.5) as c:
-        ids = c.encode("hello world ") * 400
+@pytest.mark.parametrize("capabilities", [CAPABILITIES, CAPABILITIES - {STREAM}])
+async def test_a_reader_that_stalls_is_cut_off(
+    tmp_path: Path, capabilities: frozenset[str]
+) -> None:
+    async with cluster(tmp_path, nodes=0, context=100_000, send_timeout=0.5) as c:
+        node = await c.add(capabilities=capabilities)
 
         async def flood(request: Any, context: Any) -> Any:
             yield admitted()
-            while True:
-                yield tokens_event(0, ids)
+            for _ in range(request.sampling.max_tokens // 100):
+                yield tokens_event(0, [20] * 100, 20)
+            await asyncio.sleep(60)
 
-        c.node.script = flood
-        writer = await _send(c, "/v1/completions", {"prompt": "x", "stream": True})
+        node.script = flood
+        body = {"prompt": "x", "stream": True, "max_tokens": 40_000, "logprobs": 20}
+        writer = await _send(c, "/v1/completions", body)
         transport: Any = writer.transport
         transport.pause_reading()
-        await until(lambda: c.node.active == 1)
-        await until(lambda: c.node.active == 0)
+        await until(lambda: node.active == 1)
+        await until(lambda: node.active == 0)
         writer.close()
 
 

@@ -10,6 +10,9 @@ from ...proto import tandem_pb2 as pb
 from ...proto.tandem_pb2_grpc import DecodeStub
 from ...shared.security.credentials import Credentials
 from ...shared.telemetry.tracing import Metadata
+from .node_events import GenerateCall
+from .node_stream import NodeStream
+from .single_call import SingleCall
 
 END_CHOICE_SECONDS = 5.0
 STATUS_SECONDS = 1.0
@@ -36,7 +39,10 @@ class NodeConnection:
         self._credentials = credentials
         self._channel: grpc.aio.Channel | None = None
         self._generation = 0  # of the credentials, when the channel was opened
-        self._calls: dict[Any, int] = {}  # with the sequences of each
+        self._stream: NodeStream | None = None  # for new calls
+        self._stream_generation = 0
+        self._retired: list[NodeStream] = []  # of older credentials, with their last calls
+        self._calls: dict[GenerateCall, int] = {}  # with the sequences of each
         self._ending: set[Any] = set()  # EndChoice calls
         self.sequences = 0
         self._most_sequences = 0
@@ -51,15 +57,35 @@ class NodeConnection:
         peak, self._most_sequences = self._most_sequences, self.sequences
         return peak
 
-    def generate(self, request: pb.GenerateRequest, timeout: float, metadata: Metadata) -> Any:
-        """Start a call; ``end`` must follow."""
-        call = self._stub().Generate(request, timeout=timeout, metadata=metadata)
+    def generate(
+        self, request: pb.GenerateRequest, timeout: float, metadata: Metadata, *, streamed: bool
+    ) -> GenerateCall:
+        """Start a call; ``end`` must follow. ``streamed``: the node has ``Decode.Stream``. The node
+        ends calls at their deadline; ``timeout`` is for nodes that do not."""
+        stub = self._stub()
+        call: GenerateCall
+        if streamed:
+            call = self._open_stream(stub).begin(request, metadata)
+        else:
+            call = SingleCall(stub.Generate(request, timeout=timeout, metadata=metadata))
         self._calls[call] = max(1, request.sampling.n)
         self.sequences += self._calls[call]
         self._most_sequences = max(self._most_sequences, self.sequences)
         return call
 
-    def end(self, call: Any) -> None:
+    def _open_stream(self, stub: Any) -> NodeStream:
+        stream = self._stream
+        if stream is not None and self._stream_generation != self._generation:
+            self._retired = [each for each in (*self._retired, stream) if not each.over]
+            stream.retire()
+            stream = None
+        if stream is None or stream.over:
+            stream = self._stream = NodeStream(stub.Stream())
+            self._stream_generation = self._generation
+            stream.start()
+        return stream
+
+    def end(self, call: GenerateCall) -> None:
         """Cancel a call, which does nothing if it has ended, and stop counting it."""
         call.cancel()
         self.sequences -= self._calls.pop(call)
@@ -83,12 +109,14 @@ class NodeConnection:
         return bool(status.epoch == epoch)
 
     def cancel(self) -> None:
-        """Cancel all calls; those who read them get ``CancelledError``."""
+        """Cancel all calls; those who read them get ``CallFailedError``."""
         for call in tuple(self._calls):
             call.cancel()
 
     async def close(self) -> None:
-        """Close the channel."""
+        """Close the streams and the channel."""
+        for stream in (*self._retired, *filter(None, [self._stream])):
+            await stream.close()
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close(grace=None)

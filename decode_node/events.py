@@ -1,0 +1,98 @@
+"""The events of a request, as messages to its router."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..proto import tandem_pb2 as pb
+from ..shared.engine.plan import PositionLogprobs
+from ..shared.engine.sequence import FinishReason, Sequence, StepOutput
+from .transfers import PrefillSource
+
+# Logprobs of prompt tokens that go into one event, unless one token has more: a few milliseconds.
+PIECE_LOGPROBS = 64 * 21
+
+_REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.COMPUTED: pb.FINISH_REASON_STOP,
+    FinishReason.ERROR: pb.FINISH_REASON_ERROR,
+    FinishReason.CANCELLED: pb.FINISH_REASON_ERROR,
+}
+
+
+def usage_event(sequence: Sequence, source: PrefillSource) -> pb.GenerateEvent:
+    """Report of a prompt that is computed."""
+    remote = bool(sequence.received)
+    return pb.GenerateEvent(
+        usage=pb.Usage(
+            prompt_tokens=len(sequence.prompt),
+            cached_tokens=sequence.cached,
+            remote_tokens=sequence.received,
+            remote_cached_tokens=source.cached if remote else 0,
+            prefill_node=source.node if remote else "",
+            local_reason="" if remote else source.reason,
+            first_token=source.clock.spent,
+        )
+    )
+
+
+def scored_event(output: StepOutput) -> pb.GenerateEvent:
+    """Tokens with their logprobs."""
+    return pb.GenerateEvent(
+        tokens=pb.Tokens(
+            index=output.sequence.index,
+            tokens=output.tokens,
+            logprobs=[_listed(item, output.sequence) for item in output.logprobs],
+        )
+    )
+
+
+def prompt_logprobs_events(sequence: Sequence, split: bool) -> Iterator[pb.GenerateEvent]:
+    """At least one event. In pieces, other requests proceed in between, here and in the router;
+    older routers take a single event only."""
+    found = sequence.prompt_logprobs
+    listed = 1 + (sequence.params.prompt_logprobs or 0)
+    step = max(1, PIECE_LOGPROBS // listed if split else len(found))
+    for start in range(0, max(1, len(found)), step):
+        positions = [_position(item) for item in found[start : start + step]]
+        yield pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(positions=positions))
+
+
+def finished_event(output: StepOutput) -> pb.GenerateEvent:
+    """End of a choice."""
+    sequence, scored = output.sequence, output.stop_logprobs
+    assert sequence.finish_reason is not None
+    return pb.GenerateEvent(
+        finished=pb.Finished(
+            index=sequence.index,
+            reason=_REASONS[sequence.finish_reason],
+            stop_token=sequence.stop_token,
+            error=sequence.error,
+            stop_logprobs=None if scored is None else _listed(scored, sequence),
+        )
+    )
+
+
+def _listed(item: PositionLogprobs, sequence: Sequence) -> pb.PositionLogprobs:
+    return _position(item, ranked=not sequence.params.logprob_token_ids)
+
+
+def _position(item: PositionLogprobs, *, ranked: bool = True) -> pb.PositionLogprobs:
+    """Ranks of the listed tokens are known only of the most likely ones; 0 stands for unknown."""
+    return pb.PositionLogprobs(
+        chosen=pb.TokenLogprob(token=item.token, logprob=item.logprob, rank=item.rank),
+        top=[
+            pb.TokenLogprob(token=token, logprob=logprob, rank=rank if ranked else 0)
+            for rank, (token, logprob) in enumerate(item.top, 1)
+        ],
+    )
+
+
+def single_events(message: pb.StreamEvents) -> Iterator[pb.GenerateEvent]:
+    """The events of a message of one call, for a router that takes them one by one."""
+    choices = message.choices or [0] * len(message.tokens)
+    for choice, token in zip(choices, message.tokens, strict=True):
+        yield pb.GenerateEvent(tokens=pb.Tokens(index=choice, tokens=[token]))
+    for event in message.events:
+        yield event.generated

@@ -1,0 +1,171 @@
+"""``Decode.Stream`` to one node: any number of calls, and a message for all that a step makes."""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import Context
+from itertools import repeat
+from typing import Any
+
+import grpc
+
+from ...proto import tandem_pb2 as pb
+from ...shared.telemetry.logs import REQUEST_ID_HEADER
+from ...shared.telemetry.tracing import TRACEPARENT, Metadata
+from .multiplexed_call import MultiplexedCall
+from .node_events import CallFailedError
+from .single_call import EOF
+
+# A stream without calls is kept for so long, because gRPC pings its node every second.
+IDLE_SECONDS = 30.0
+
+
+# A node may have to send so many logprobs with each token. More would delay the other calls.
+MOST_LOGPROBS = 64
+
+
+def fits_stream(request: pb.GenerateRequest) -> bool:
+    """True if the events of a request are small enough to share a stream."""
+    return max(request.sampling.logprobs, request.sampling.prompt_logprobs) <= MOST_LOGPROBS
+
+
+class NodeStream:
+    """Reads and writes one RPC. ``over`` is final: calls need a new stream."""
+
+    def __init__(self, rpc: Any) -> None:
+        self._rpc = rpc
+        self._calls: dict[int, MultiplexedCall] = {}
+        self._numbers: dict[MultiplexedCall, int] = {}
+        self._last = 0
+        # What is to be written, by call: its beginning, or else its end.
+        self._unsent: dict[int, pb.StreamRequest] = {}
+        self._work = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._idle: asyncio.TimerHandle | None = None
+        self._retired = False
+        self.over = False
+
+    def start(self) -> None:
+        """Begin to read and write, outside of the context of any request."""
+        for work in (self._read(), self._write()):
+            self._tasks.append(asyncio.create_task(work, context=Context()))
+
+    def begin(self, request: pb.GenerateRequest, metadata: Metadata) -> MultiplexedCall:
+        """Start a call."""
+        self._last += 1
+        call = self._calls[self._last] = MultiplexedCall(request, self._cancel)
+        self._numbers[call] = self._last
+        carried = dict(metadata)
+        self._send(
+            pb.StreamRequest(
+                call=self._last,
+                generate=request,
+                request_id=carried.get(REQUEST_ID_HEADER, ""),
+                traceparent=carried.get(TRACEPARENT, ""),
+            )
+        )
+        if self._idle is not None:
+            self._idle.cancel()
+        return call
+
+    def retire(self) -> None:
+        """End with the last call."""
+        self._retired = True
+        self._note_idle()
+
+    def fail(self, code: grpc.StatusCode, details: str) -> None:
+        """End at once, and all calls with this error."""
+        if self.over:
+            return
+        self.over = True
+        self._rpc.cancel()
+        for task in self._tasks:
+            task.cancel()
+        calls, self._calls = self._calls, {}
+        self._numbers.clear()
+        self._unsent.clear()
+        for call in calls.values():
+            call.end(CallFailedError(code, details))
+
+    async def close(self) -> None:
+        """Wait until nothing runs any more."""
+        self.fail(grpc.StatusCode.CANCELLED, "the stream was closed")
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # -- to the node -------------------------------------------------------------------------
+
+    def _cancel(self, call: MultiplexedCall) -> None:
+        number = self._forget(call)
+        if number is None:
+            return
+        call.end(CallFailedError(grpc.StatusCode.CANCELLED, "the router cancelled it"))
+        if self._unsent.pop(number, None) is None:
+            self._send(pb.StreamRequest(call=number, cancel=True))
+
+    def _send(self, request: pb.StreamRequest) -> None:
+        self._unsent[request.call] = request
+        self._work.set()
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                await self._work.wait()
+                self._work.clear()
+                while self._unsent:
+                    await self._rpc.write(self._unsent.pop(next(iter(self._unsent))))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            pass  # the reader is told why
+
+    # -- from the node -----------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        try:
+            while (message := await self._rpc.read()) is not EOF:
+                self._hand_out(message)
+        except grpc.aio.AioRpcError as error:
+            self.fail(error.code(), error.details() or "")
+        finally:
+            self.fail(grpc.StatusCode.UNAVAILABLE, "the node ended the stream")
+
+    def _hand_out(self, message: pb.StreamEvents) -> None:
+        calls = self._calls
+        for number, choice, token in zip(
+            message.calls, message.choices or repeat(0), message.tokens, strict=False
+        ):
+            if (call := calls.get(number)) is not None:
+                call.add_token(choice, token)
+        for event in message.events:
+            if (call := calls.get(event.call)) is None:
+                continue  # it was cancelled meanwhile
+            if event.HasField("ended"):
+                self._end(call, event.ended)
+            else:
+                call.add(event.generated)
+
+    def _end(self, call: MultiplexedCall, ended: pb.CallEnd) -> None:
+        self._forget(call)
+        if ended.status == 0:
+            call.end()
+        else:
+            call.end(CallFailedError(_code(ended.status), ended.details))
+
+    def _forget(self, call: MultiplexedCall) -> int | None:
+        number = self._numbers.pop(call, None)
+        if number is not None:
+            del self._calls[number]
+            self._note_idle()
+        return number
+
+    def _note_idle(self) -> None:
+        if self._calls or self.over:
+            return
+        seconds = 0.0 if self._retired else IDLE_SECONDS
+        if self._idle is not None:
+            self._idle.cancel()
+        loop = asyncio.get_running_loop()
+        self._idle = loop.call_later(seconds, self.fail, grpc.StatusCode.CANCELLED, "it was idle")
+
+
+def _code(status: int) -> grpc.StatusCode:
+    known = (code for code in grpc.StatusCode if code.value[0] == status)
+    return next(known, grpc.StatusCode.UNKNOWN)
