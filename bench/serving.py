@@ -56,7 +56,9 @@ def run_serving(values: Values) -> None:
         other = read_detailed(Path(values["compare_with"]))
     metadata = key_values("--metadata", values["metadata"])
     server = server_of(values, ignore_eos=_ignores_eos(values))
-    model, result = asyncio.run(_measure(values, server, wanted))
+    prefix = values["request_id_prefix"] or f"bench-{secrets.token_hex(4)}-"
+    server.client.request("POST", "/", b"", {"x-request-id": prefix})  # an error would come late
+    model, result = asyncio.run(_measure(values, server, wanted, prefix))
     click.echo(result_table(result, wanted, values["request_rate"], values["max_concurrency"]))
     now = datetime.now().strftime("%Y%m%d-%H%M%S")
     full = _settings(values, model, now) | metadata | result
@@ -127,15 +129,15 @@ def _evaluation(values: Values) -> Evaluation:
 
 
 async def _measure(
-    values: Values, server: ApiServer, wanted: Evaluation
+    values: Values, server: ApiServer, wanted: Evaluation, prefix: str
 ) -> tuple[str, dict[str, Any]]:
     """The name of the model, and the result."""
     with closing(server.client):
-        return await _measure_open(values, server, wanted)
+        return await _measure_open(values, server, wanted, prefix)
 
 
 async def _measure_open(
-    values: Values, server: ApiServer, wanted: Evaluation
+    values: Values, server: ApiServer, wanted: Evaluation, prefix: str
 ) -> tuple[str, dict[str, Any]]:
     server.model = server.model or await server.first_model()
     local = LocalTokens.load(values["tokenizer"]) if values["tokenizer"] else None
@@ -147,7 +149,6 @@ async def _measure_open(
     if seconds := values["ready_check_timeout_sec"]:
         await server.wait_ready(requests[0].body, seconds)
     await _warm_up(values, server, requests[0].body)
-    prefix = values["request_id_prefix"] or f"bench-{secrets.token_hex(4)}-"
 
     async def send(index: int, answer: MeasuredAnswer) -> None:
         await server.ask(requests[index].body, answer, f"{prefix}{index}")

@@ -309,6 +309,7 @@ def loaded_by(module: str) -> set[str]:
         ),
         ("tandem.shared.engine.api.engine", {*WEB, "torch", "transformers"}),
         ("tandem", {"torch", "numpy", "grpc", "click", "asyncio", "tandem.shared"}),
+        ("tandem.bench.serving, tandem.bench.interfering", {"torch", "numpy", "grpc", "rich"}),
         ("tandem.__main__", {"torch", "numpy", "grpc", "fastapi"}),
     ],
 )

@@ -174,9 +174,12 @@ def api_server(
     key = os.environ.get("OPENAI_API_KEY")
     if key and "authorization" not in map(str.lower, headers):
         headers["authorization"] = f"Bearer {key}"
+    path = endpoint or ENDPOINTS[backend]
+    if not path.startswith("/") or not path.isprintable() or " " in path:
+        raise UsageError(f"--endpoint {path!r} is not a path such as /v1/completions")
     client = HttpClient(Target.of_url(url, insecure=insecure), headers)
     client.request("GET", "/", b"", {})  # the headers are checked before anything is sent
-    return ApiServer(client, backend, endpoint or ENDPOINTS[backend], **more)
+    return ApiServer(client, backend, path, **more)
 
 
 def key_values(flag: str, items: Sequence[str]) -> dict[str, str]:

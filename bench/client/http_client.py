@@ -33,6 +33,7 @@ class Target:
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             host, port = parts.hostname, parts.port
+            (host or "").encode("idna")
         except ValueError as error:
             raise UsageError(f"--base-url {url!r} is not a URL: {error}") from None
         if parts.scheme not in ("http", "https") or not host:

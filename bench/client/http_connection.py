@@ -41,10 +41,10 @@ class HttpConnection(asyncio.Protocol):
     async def exchange(self, request: bytes, on_body: OnBody) -> int:
         """Send a request and wait for the end of its response; returns the status."""
         assert self._transport is not None and self._done is None
-        self._on_body, self._began, self._framed, self.status = on_body, False, False, 0
-        self._done = asyncio.get_running_loop().create_future()
         if self._transport.is_closing():
             raise ExchangeFailed("the connection is closed", untouched=True)
+        self._on_body, self._began, self._framed, self.status = on_body, False, False, 0
+        self._done = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         try:
             await self._done

@@ -76,26 +76,32 @@ class MeasuredAnswer:
             return
         try:
             event = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise StreamError(f"an event is not JSON: {data[:200]!r}") from None
-        if not isinstance(event, dict) or "error" in event:
+        if not isinstance(event, dict) or event.get("error"):
             raise StreamError(f"the stream has an error: {data[:1000].decode(errors='replace')}")
+        try:
+            self._take(event, now)
+        except (AttributeError, TypeError, ValueError):
+            raise StreamError(f"an event is not OpenAI's: {data[:200]!r}") from None
+
+    def _take(self, event: dict[str, Any], now: float) -> None:
         tokens = sum(map(self._choice, event.get("choices") or ()))
         if tokens:
             self.arrivals.append(now)
             self.times.extend(repeat(now, tokens))
         if usage := event.get("usage"):
-            self.prompt_tokens = usage.get("prompt_tokens") or self.prompt_tokens
-            self.output_tokens = usage.get("completion_tokens") or self.output_tokens
+            self.prompt_tokens = int(usage.get("prompt_tokens") or self.prompt_tokens)
+            self.output_tokens = int(usage.get("completion_tokens") or self.output_tokens)
         if placement := event.get("tandem"):
-            self.remote_tokens = placement.get("remote_tokens", 0)
+            self.remote_tokens = int(placement.get("remote_tokens", 0))
 
     def _choice(self, choice: dict[str, Any]) -> int:
         """The number of tokens that a choice of an event has, at least one if it has output."""
         delta = choice.get("delta") or choice
         text = delta.get("text") or delta.get("content") or ""
         if text:
-            self.texts.append(text)
+            self.texts.append(str(text))
         ids = choice.get("token_ids")
         if ids is not None:
             return len(ids)

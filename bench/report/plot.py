@@ -28,7 +28,8 @@ NAMES = ("label", "model_id", "backend", "date", "duration", "completed", "faile
 def write_plot(path: Path, results: Sequence[Mapping[str, Any]]) -> None:
     """Write the page. Raises ``UsageError`` for broken results or an unwritable file."""
     try:
-        data = json.dumps([_plotted(result) for result in results], separators=(",", ":"))
+        stall = _stall(results)
+        data = json.dumps([_plotted(one, stall) for one in results], separators=(",", ":"))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise UsageError(f"a result has no valid details: {error!r}") from None
     # No text of a result may end the script that it stands in.
@@ -39,10 +40,15 @@ def write_plot(path: Path, results: Sequence[Mapping[str, Any]]) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _plotted(result: Mapping[str, Any]) -> dict[str, Any]:
+def _stall(results: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds from which on a gap is a stall: the same in all results, by the faster one."""
+    gaps = [[gap for itl in result["itls"] for gap in itl] for result in results]
+    return max(STALL_TIMES * min((median(one) for one in gaps if one), default=0.0), STALL_SECONDS)
+
+
+def _plotted(result: Mapping[str, Any], stall: float) -> dict[str, Any]:
     """The part of a result that the page shows."""
     gaps = [gap for itl in result["itls"] for gap in itl]
-    stall = max(STALL_TIMES * median(gaps), STALL_SECONDS) if gaps else 0.0
     done = [
         ttft for ttft, error in zip(result["ttfts"], result["errors"], strict=True) if not error
     ]

@@ -64,6 +64,9 @@ def test_an_event_that_is_no_json_or_an_error_or_endless_ends_the_stream() -> No
     for line, word in ((b"data: {", "not JSON"), (b'data: {"error": {"message": "no"}}', "no")):
         with pytest.raises(StreamError, match=word):
             MeasuredAnswer().feed(line + b"\n", 0.0)
+    for event in ({"choices": [1]}, {"choices": 3}, {"usage": 4}, {"choices": [{"token_ids": 5}]}):
+        with pytest.raises(StreamError, match="not OpenAI's"):
+            MeasuredAnswer().feed(stream(event), 0.0)
     with pytest.raises(StreamError, match="longer"):
         MeasuredAnswer().feed(b"x" * (MAX_LINE_BYTES + 1), 0.0)
 
@@ -148,7 +151,9 @@ async def test_responses_end_or_break(response: bytes, outcome: str) -> None:
     assert outcome in await respond(response)
 
 
-@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:port", "http://[::1"])
+@pytest.mark.parametrize(
+    "url", ["ftp://host", "http://", "http://host:port", "http://[::1", "http://a..b"]
+)
 def test_a_wrong_url_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match="--base-url"):
         Target.of_url(url)
