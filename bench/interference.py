@@ -135,11 +135,11 @@ async def _victims(
             body, stream = _body(server, prompt, scene.victim_tokens), MeasuredAnswer()
             streams.append(stream)
             tasks.append(asyncio.create_task(server.ask(body, stream)))
-            await _until(lambda one=stream: len(one.times) >= WARM_TOKENS, tasks, START_SECONDS)  # type: ignore[misc]
+            await _until(lambda one=stream: len(one.times) >= WARM_TOKENS, streams, START_SECONDS)  # type: ignore[misc]
         yield streams
-        _check_running(tasks)
+        _check_running(streams)
     except BenchmarkError:
-        _check_running(tasks)  # a stream that has ended is the cause of whatever else failed
+        _check_running(streams)  # a stream that has ended is the cause of whatever else failed
         raise
     finally:
         for task in tasks:
@@ -149,25 +149,24 @@ async def _victims(
 
 async def _until_all_go_on(streams: Sequence[MeasuredAnswer], end: float) -> None:
     """Wait until each victim has a token after ``end``."""
-    await _until(lambda: all(one.times[-1] > end for one in streams), (), FINISH_SECONDS)
+    await _until(lambda: all(one.times[-1] > end for one in streams), streams, FINISH_SECONDS)
 
 
 async def _until(
-    holds: Callable[[], bool], tasks: Sequence[asyncio.Task[MeasuredAnswer]], seconds: float
+    holds: Callable[[], bool], streams: Sequence[MeasuredAnswer], seconds: float
 ) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
-        _check_running(tasks)
+        _check_running(streams)
         if time.monotonic() > deadline:
             raise BenchmarkError(f"a victim got too few tokens within {seconds:g} s")
         await asyncio.sleep(0.01)
 
 
-def _check_running(tasks: Sequence[asyncio.Task[MeasuredAnswer]]) -> None:
-    for task in tasks:
-        if task.done():
-            answer = task.result()
-            reason = answer.error or f"after {len(answer.times)} tokens; raise --victim-tokens"
+def _check_running(streams: Sequence[MeasuredAnswer]) -> None:
+    for one in streams:
+        if one.finished or one.error:
+            reason = one.error or f"after {len(one.times)} tokens; raise --victim-tokens"
             raise BenchmarkError(f"a victim's stream ended within the round: {reason}")
 
 
