@@ -6,13 +6,14 @@ from typing import Any
 
 import click
 
+from ..commands.help_page import HelpfulGroup
 from .grouped_command import GroupedCommand
 from .in_process.engine_options import latency_groups, startup_groups, throughput_groups
 from .interference_options import interference_groups
 from .serving_options import serving_groups
 
 
-@click.group("bench")
+@click.group("bench", cls=HelpfulGroup)
 def bench() -> None:
     """Measure a server at a URL, or the engine in this process, with vLLM's flags and results."""
 

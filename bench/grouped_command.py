@@ -8,18 +8,25 @@ from typing import Any
 
 import click
 
+from ..commands.help_page import OF_MODELS, option_groups, write_group
+from ..commands.part_command import PartCommand
+
 Groups = Mapping[str, Sequence[click.Parameter]]
 
 
-class GroupedCommand(click.Command):
-    """A command with a heading for each group of options."""
+class GroupedCommand(PartCommand):
+    """A command with groups of its own. Those of other commands' options are shown on demand."""
 
     def __init__(
         self, name: str, groups: Groups, callback: Callable[..., Any], *arguments: click.Parameter
     ) -> None:
         params = [*arguments, *(option for group in groups.values() for option in group)]
         super().__init__(name, params=params, callback=callback, help=callback.__doc__)
-        self._groups = groups
+        self._order = list(groups)
+        for title, options in groups.items():
+            for option in options:
+                if not hasattr(option, "group"):
+                    option.group = (title, "")  # type: ignore[attr-defined]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         several = {
@@ -31,14 +38,16 @@ class GroupedCommand(click.Command):
         return super().parse_args(ctx, repeat_flags(args, several))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, options in self._groups.items():
-            records = [record for one in options if (record := one.get_help_record(ctx))]
-            with formatter.section(title):
-                formatter.write_dl(records)
-        own = self.get_help_option(ctx)
-        record = own.get_help_record(ctx) if own else None
-        with formatter.section("Other"):
-            formatter.write_dl([record] if record else [])
+        order = self._order
+        groups = sorted(
+            option_groups(self.params),
+            key=lambda group: order.index(group.name) if group.name in order else len(order),
+        )
+        for group in groups:
+            if group.name not in OF_MODELS:
+                write_group(formatter, group)
+        if more := [group for group in groups if group.name in OF_MODELS]:
+            self.write_more(ctx, formatter, more)
 
 
 def repeat_flags(args: Sequence[str], several: set[str]) -> list[str]:

@@ -9,8 +9,8 @@ from .serving_options import server_options
 def interference_groups() -> Groups:
     """All options, under the headings that help has."""
     return {
-        "Server": server_options(),
-        "Scene": [
+        "server": server_options(),
+        "scene": [
             whole("--victims", default=1, low=1, help="Streams that run."),
             whole("--prompt-tokens", default=4000, low=1, help="Length of the long prompt."),
             whole("--victim-prompt-tokens", default=16, low=1, help="Length of a victim's prompt."),
@@ -30,7 +30,7 @@ def interference_groups() -> Groups:
             whole("--num-warmups", default=1, low=0, help="Rounds before, which do not count."),
             whole("--seed", default=None, low=0, help="Of the prompts (default: random)."),
         ],
-        "Results": [
+        "results": [
             text("--output-json", metavar="FILE", help="Write the result to a JSON file."),
             flag("--json", "as_json", help="Print it as JSON instead of a table."),
             flag("--disable-tqdm", help="Show no progress bar."),

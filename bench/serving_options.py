@@ -244,12 +244,12 @@ def _result_options() -> list[click.Parameter]:
 def serving_groups() -> Groups:
     """All options, under the headings that help has."""
     return {
-        "Server": server_options(),
-        "Requests": dataset_options(1000, *DATASETS),
-        "Traces": trace_options(),
-        "Traffic": _traffic_options(),
-        "Sampling": _sampling_options(),
-        "Results": _result_options(),
+        "server": server_options(),
+        "requests": dataset_options(1000, *DATASETS),
+        "traces": trace_options(),
+        "traffic": _traffic_options(),
+        "sampling": _sampling_options(),
+        "results": _result_options(),
     }
 
 

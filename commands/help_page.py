@@ -82,7 +82,7 @@ class HelpfulCommand(click.Command):
         formatter = ctx.make_formatter()
         for group in groups:
             if wanted in (ALL, group.name.replace(" ", "-")):
-                _write_group(formatter, group)
+                write_group(formatter, group)
         if wanted == ALL:
             self.format_usage(ctx, head := ctx.make_formatter())
             return f"{head.getvalue()}\n{formatter.getvalue()}".rstrip("\n")
@@ -101,22 +101,23 @@ class HelpfulCommand(click.Command):
         groups = option_groups(self.params)
         if sum(len(group.options) for group in groups) <= MANY:
             for group in groups:
-                _write_group(formatter, group, titled=len(groups) > 1)
+                write_group(formatter, group, titled=len(groups) > 1)
             return
         if any(group.name == "server" for group in groups):
             own = [group for group in groups if group.name not in OF_MODELS]
             for group in own:
-                _write_group(formatter, group)
+                write_group(formatter, group)
             groups = [group for group in groups if group.name in OF_MODELS]
         else:
             options = {option.name: option for group in groups for option in group.options}
             common = [options[name] for name in COMMON if name in options]
-            _write_group(formatter, OptionGroup("common options", "", common))
-        self._write_groups(ctx, formatter, groups)
+            write_group(formatter, OptionGroup("common options", "", common))
+        self.write_more(ctx, formatter, groups)
 
-    def _write_groups(
+    def write_more(
         self, ctx: click.Context, formatter: click.HelpFormatter, groups: list[OptionGroup]
     ) -> None:
+        """Append the names of groups, and how they are shown."""
         with formatter.section("More groups of options"):
             formatter.write_dl([(g.name, f"{len(g.options)}: {g.about}") for g in groups])
         path = ctx.command_path
@@ -144,7 +145,7 @@ class HelpfulGroup(click.Group):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for group in option_groups(self.params):
-            _write_group(formatter, group)
+            write_group(formatter, group)
         self.format_commands(ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -166,7 +167,8 @@ def option_groups(params: Iterable[click.Parameter]) -> list[OptionGroup]:
             name, about = getattr(option, "group", NO_GROUP)
             groups.setdefault(name, OptionGroup(name, about)).options.append(option)
     order = [name for name, _ in (NO_GROUP, *GROUPS.values(), FILE_GROUP)]
-    return sorted(groups.values(), key=lambda group: order.index(group.name))
+    # A command with groups of its own shows them in the order of its options, first.
+    return sorted(groups.values(), key=lambda g: order.index(g.name) if g.name in order else -1)
 
 
 def _named(options: list[click.Option], wanted: str) -> list[click.Option]:
@@ -176,9 +178,8 @@ def _named(options: list[click.Option], wanted: str) -> list[click.Option]:
     return exact or [o for o in options if any(wanted in name for name in names[id(o)])]
 
 
-def _write_group(
-    formatter: click.HelpFormatter, group: OptionGroup, *, titled: bool = True
-) -> None:
+def write_group(formatter: click.HelpFormatter, group: OptionGroup, *, titled: bool = True) -> None:
+    """Append a group's title and options."""
     formatter.write_paragraph()
     title = group.name[:1].upper() + group.name[1:] if titled else "Options"
     formatter.write(f"{title}:\n")

@@ -31,7 +31,7 @@ MODULES = sorted(
 )
 
 ALLOWED = {
-    "bench": ("shared",),
+    "bench": ("shared", "commands"),
     "proto": (),
     "kernels": (),
     "shared": ("kernels", "proto", "shared"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ...commands.part_command import is_given
 from ...shared.config import EngineConfig
 from ...shared.config.command_line import command_options, fill
 from ...shared.errors import UsageError
@@ -23,7 +24,7 @@ _OTHER_NAMES = {"--random-prefix-len": "--prefix-len"}
 def latency_groups() -> Groups:
     """All options of `tandem bench latency`."""
     return {
-        "Requests": [
+        "requests": [
             whole("--input-len", default=32, low=1, help="Tokens of each prompt."),
             whole("--output-len", default=128, low=1, help="Tokens of each answer."),
             whole("--batch-size", default=8, low=1, help="Prompts at once."),
@@ -31,8 +32,8 @@ def latency_groups() -> Groups:
             whole("--num-iters-warmup", default=10, low=0, help="Batches that do not count."),
             whole("--num-iters", default=30, low=1, help="Batches that count."),
         ],
-        "Results": _result_options(),
-        "Engine": _engine_options(),
+        "results": _result_options(),
+        "engine": _engine_options(),
     }
 
 
@@ -42,22 +43,22 @@ def throughput_groups() -> Groups:
     for option in requests:
         option.opts += [_OTHER_NAMES[name] for name in option.opts if name in _OTHER_NAMES]
     return {
-        "Requests": [*requests, whole("--n", default=1, low=1, help="Answers of each prompt.")],
-        "Results": _result_options(),
-        "Engine": _engine_options(),
+        "requests": [*requests, whole("--n", default=1, low=1, help="Answers of each prompt.")],
+        "results": _result_options(),
+        "engine": _engine_options(),
     }
 
 
 def startup_groups() -> Groups:
     """All options of `tandem bench startup`."""
     return {
-        "Starts": [
+        "starts": [
             whole("--num-iters-cold", default=3, low=0, help="With empty caches of kernels."),
             whole("--num-iters-warmup", default=1, low=0, help="That fill them, and do not count."),
             whole("--num-iters-warm", default=3, low=0, help="With full ones."),
         ],
-        "Results": _result_options(),
-        "Engine": _engine_options(),
+        "results": _result_options(),
+        "engine": _engine_options(),
     }
 
 
@@ -81,8 +82,7 @@ def engine_config(values: Mapping[str, Any], *, waiting: int = 0) -> EngineConfi
     ``UsageError``."""
     given, values = values.get("positional"), dict(values)
     if given is not None:
-        source = click.get_current_context().get_parameter_source("model")
-        if source is click.core.ParameterSource.COMMANDLINE:
+        if is_given("model"):
             raise UsageError(f"the model is given twice: {given!r} and {values['model']!r}")
         values["model"] = given
     config = fill(EngineConfig, values)

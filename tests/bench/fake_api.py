@@ -49,8 +49,8 @@ class FakeApi:
                 await writer.drain()
                 if self.close_after:
                     return
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # the client, or the test, has ended
         finally:
             writer.close()
 
