@@ -12,10 +12,10 @@ from prometheus_client.registry import Collector
 
 from ..shared.telemetry.stats_line import Work
 from ..shared.telemetry.tracing import current
-from .cluster.node_series import NodeCounts, count_nodes, text
 from .cluster.node_table import NodeTable
 from .generation import ChoiceDelta, GenerationRequest, Output, Usage
 from .http.access_log import AccessRecord, prefill_origin
+from .telemetry.node_series import NodeCounts, count_nodes, text
 from .telemetry.vllm_series import FIRST_TOKEN, VllmSeries
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

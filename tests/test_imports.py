@@ -168,7 +168,7 @@ ROUTER = {
         "tokenization",
         "web",
     ),
-    "telemetry": (),
+    "telemetry": ("cluster",),
     "tokenization": ("generation", "http", "openai", "requests", "served_model"),
     "web": ("cluster",),
 }

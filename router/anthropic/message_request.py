@@ -14,7 +14,7 @@ from ...shared.text.reasoning import NO_PARSER
 from ...shared.text.stop import StopStrings
 from ..generation import EncodedPrompt, GenerationRequest, TextOptions, new_tokens
 from ..openai.structured_outputs import follow_reasoning
-from ..openai.tools import NO_TOOLS, ToolRequest, read_tools
+from ..openai.tools.chat_tools import NO_TOOLS, ToolRequest, read_tools
 from ..options import RouterOptions
 from ..requests.body_model import BOUNDED, WHOLE
 from ..requests.context import check_context

@@ -15,7 +15,7 @@ from ..errors import invalid
 from ..generation import EncodedPrompt, GenerationRequest, TextOptions, new_tokens
 from ..openai.chat_messages import read_messages
 from ..openai.structured_outputs import follow_reasoning
-from ..openai.tools import Tools, read_tools
+from ..openai.tools.chat_tools import Tools, read_tools
 from ..options import RouterOptions
 from ..requests.body_errors import check_integer, wrong_type
 from ..requests.body_model import WHOLE, BodyModel, DocumentedAs

@@ -23,12 +23,6 @@ from ..requests.template_variables import TemplateVariables, check_template_vari
 from ..requests.truncation import most_prompt_tokens, read_truncation
 from ..served_model import ServedModel
 from .chat_messages import Messages, read_messages
-from .function_calls import (
-    as_tool_choice,
-    as_tools,
-    asks_for_functions,
-    functions_in_errors,
-)
 from .logprob_fields import Alternatives, read_alternatives
 from .prompt_template import MAX_TEMPLATE, adds_generation_prompt, read_template
 from .request_fields import (
@@ -41,7 +35,8 @@ from .request_fields import (
     read_text_options,
 )
 from .structured_outputs import follow_reasoning
-from .tools import FunctionChoice, Functions, ToolChoice, ToolRequest, Tools, read_tools
+from .tools.chat_tools import FunctionChoice, Functions, ToolChoice, ToolRequest, Tools, read_tools
+from .tools.function_calls import as_tool_choice, as_tools, asks_for_functions, functions_in_errors
 
 MAX_DOCUMENTS = 1024
 CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = COMMON_UNSUPPORTED | {

@@ -11,7 +11,7 @@ from ..generation import new_tokens
 from ..http.encoding import EncodedArray
 from ..openai.chat_messages import Messages, read_messages
 from ..openai.prompt_template import adds_generation_prompt
-from ..openai.tools import Tools, shown_tools
+from ..openai.tools.chat_tools import Tools, shown_tools
 from ..requests.body_model import AnswerModel, BodyModel
 from ..requests.template_variables import TemplateVariables, check_template_variables
 from ..requests.written_tools import with_written_tools

@@ -9,16 +9,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ...proto import tandem_pb2 as pb
-from ...shared.text.chat_template import ChatTemplate
-from ...shared.text.detection import tool_parser
-from ...shared.text.tool_parsers.tool_use import ToolUse
-from ..errors import invalid
-from ..options import RouterOptions
-from ..requests.body_errors import wrong_type
-from ..requests.body_model import BodyModel, DocumentedAs
-from ..requests.written_tools import WRITTEN_FORMAT, shows_tools
-from ..served_model import ServedModel
+from ....proto import tandem_pb2 as pb
+from ....shared.text.chat_template import ChatTemplate
+from ....shared.text.detection import tool_parser
+from ....shared.text.tool_parsers.tool_use import ToolUse
+from ...errors import invalid
+from ...options import RouterOptions
+from ...requests.body_errors import wrong_type
+from ...requests.body_model import BodyModel, DocumentedAs
+from ...requests.written_tools import WRITTEN_FORMAT, shows_tools
+from ...served_model import ServedModel
 from .allowed_tools import AllowedToolsChoice, allowed_tools
 from .forced_calls import named_call, required_calls
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, Literal, NamedTuple
 
-from ..errors import invalid
-from ..requests.body_errors import wrong_type
-from ..requests.body_model import BodyModel
+from ...errors import invalid
+from ...requests.body_errors import wrong_type
+from ...requests.body_model import BodyModel
 
 KIND = "allowed_tools"
 _PARAM = "tool_choice.allowed_tools"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ...proto.roles import ROLES, role_name
-from .node import Node
+from ..cluster.node import Node
 
 STATES = ("ready", "draining", "lost", "refused")
 

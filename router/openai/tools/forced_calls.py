@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...proto import tandem_pb2 as pb
-from ..errors import invalid
-from .structured_outputs import constraint
+from ....proto import tandem_pb2 as pb
+from ...errors import invalid
+from ..structured_outputs import constraint
 
 _PARAM = "tool_choice"
 # References in a tool's schema begin at its root, where it keeps what they name.

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from ..errors import invalid
-from ..requests.body_errors import wrong_type
-from ..requests.renamed_errors import fields_renamed
+from ...errors import invalid
+from ...requests.body_errors import wrong_type
+from ...requests.renamed_errors import fields_renamed
 
 _NAMES = (
     (re.compile(r"^tools(\[\d+\])\.function"), r"functions\1"),
@@ -18,7 +18,7 @@ _NAMES = (
 )
 
 
-class _Chat(Protocol):
+class _ChatWithFunctions(Protocol):
     @property
     def functions(self) -> list[Any]: ...
 
@@ -29,7 +29,7 @@ class _Chat(Protocol):
     def tools(self) -> list[Any]: ...
 
 
-def asks_for_functions(chat: _Chat) -> bool:
+def asks_for_functions(chat: _ChatWithFunctions) -> bool:
     """True if a request uses the former names, by which it is then answered. Raises
     ``RequestError`` if it uses both."""
     if chat.functions and chat.tools:
