@@ -17,7 +17,7 @@ from ..cluster.node_table import NodeTable
 from ..cluster.recent_prefills import Prefill
 
 # Of each role; more cannot be read at once.
-MAX_SHOWN = 24
+MAX_SHOWN = 16
 MAX_ABSENT_SHOWN = 16
 MAX_PREFILLS = 64
 # Any number of pages share one overview for so long.

@@ -79,6 +79,21 @@ class Page {
     document.body.dataset.view = view;
     this.settingsButton.hidden = view !== "chat";
     if (view === "chat") this.chat.field.focus();
+    if (view === "cluster") await this.makeCluster();
+    this.cluster?.show(this.view === "cluster");
+  }
+
+  /** The cluster's scripts are fetched when they are first needed. */
+  async makeCluster() {
+    const { ClusterView } = await import("./cluster/cluster_view.js");
+    if (this.cluster) return;
+    this.cluster = new ClusterView(() => this.chosenModel());
+    at("cluster-view").append(this.cluster.node);
+  }
+
+  chosenModel() {
+    const { models } = this;
+    return models.find(({ id }) => id === this.picker.value) ?? models[0] ?? { id: "", context: 0 };
   }
 
   showSidebar(shown) {

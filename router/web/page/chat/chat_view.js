@@ -278,5 +278,6 @@ export class ChatView {
 function welcome() {
   return el("div", { class: "welcome" }, el("h2", {}, "What would you like to know?"),
             el("p", {}, "A long prompt is computed by a prefill node, while the streams of others ",
-               "go on."));
+               "go on. The ", el("a", { href: "cluster", "data-view": "cluster" }, "cluster page"),
+               " shows it."));
 }

@@ -1,0 +1,168 @@
+// The cluster at work, asked of the router twice a second while it is shown.
+
+import { el } from "../dom.js";
+import { request } from "../server.js";
+import { NodeMap } from "./nodes.js";
+import { Series, Spark } from "./spark.js";
+import { Streams } from "./streams.js";
+
+const PERIOD_MS = 500;
+const PATIENCE_MS = 5_000;
+const LENGTHS = [500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 100_000];
+const USUAL = 8_000;
+const SHOWN_PREFILLS = 8;
+const number = value => value.toLocaleString("en");
+
+export class ClusterView {
+  /** `model` returns the chosen model: its id, and the length of its context. */
+  constructor(model) {
+    this.model = model;
+    this.shown = false;
+    this.map = new NodeMap();
+    this.generated = new Series();
+    this.streams = new Streams(() => model().id, () => model().context);
+    this.build();
+  }
+
+  build() {
+    this.spark = new Spark("Tokens a second of this router");
+    this.tiles = Object.fromEntries(["rate", "requests", "moved", "local"].map(name =>
+      [name, el("b", {}, "–")]));
+    this.problem = el("p", { class: "error", role: "alert", hidden: true });
+    const tiles = el("div", { class: "tiles" },
+      tile("tokens a second", this.tiles.rate, this.spark.node),
+      tile("requests in progress", this.tiles.requests),
+      tile("prompts prefilled apart", this.tiles.moved),
+      tile("prefilled by decode nodes", this.tiles.local));
+    this.recent = el("tbody");
+    this.node = el("div", { class: "cluster" }, this.tools(), this.problem, tiles, this.map.node,
+                   el("div", { class: "panels" }, this.streamPanel(), this.recentPanel()));
+  }
+
+  /** The buttons to try it with. */
+  tools() {
+    this.length = el("select", { "aria-label": "Tokens of the long prompt" });
+    this.long = el("button", { type: "button", onclick: () =>
+      this.streams.sendLong(Number(this.length.value)) }, "Send a long prompt");
+    this.toggle = el("button", { type: "button", class: "quiet", onclick: () => this.onToggle() },
+                     "Start 3 streams");
+    const about = "Start a few streams, then send a long prompt: a prefill node computes it, its KV " +
+      "moves along the line, and the streams go on.";
+    return el("div", { class: "try" }, el("p", { class: "note" }, about),
+              el("div", { class: "controls" }, this.toggle, this.long, this.length));
+  }
+
+  streamPanel() {
+    this.hint = el("p", { class: "note" }, "None of this page runs. A long prompt is marked in " +
+      "their lines, from when it was sent to its first token.");
+    return el("section", { class: "panel", "aria-labelledby": "streams" },
+              el("h3", { id: "streams" }, "Streams"), this.hint, this.streams.results,
+              this.streams.list);
+  }
+
+  recentPanel() {
+    const names = ["Prompt", "From", "To", "Took", "State"];
+    const head = el("thead", {}, el("tr", {}, names.map(name => el("th", { scope: "col" }, name))));
+    return el("section", { class: "panel", "aria-labelledby": "recent" },
+              el("h3", { id: "recent" }, "Prompts that moved"),
+              el("div", { class: "table", tabindex: "0", role: "region",
+                          "aria-labelledby": "recent" }, el("table", {}, head, this.recent)));
+  }
+
+  /** Begin or stop asking. */
+  show(shown) {
+    if (shown === this.shown) return;
+    this.shown = shown;
+    if (!shown) {
+      this.streams.stop();
+      return;
+    }
+    this.showLengths();
+    this.poll();
+    this.drawing = setInterval(() => this.draw(), 250);
+  }
+
+  showLengths() {
+    const { context } = this.model();
+    const fitting = LENGTHS.filter(length => length <= context - 300);
+    const lengths = fitting.length ? fitting : [Math.max(1, Math.floor(context / 2))];
+    const chosen = Number(this.length.value) || lengths.findLast(length => length <= USUAL);
+    if (this.length.children.length === lengths.length) return;
+    this.length.replaceChildren(...lengths.map(length =>
+      el("option", { value: length, selected: length === chosen }, `${number(length)} tokens`)));
+  }
+
+  async poll() {
+    while (this.shown) {
+      if (!document.hidden) await this.refresh();
+      await new Promise(resolve => setTimeout(resolve, PERIOD_MS));
+    }
+  }
+
+  async refresh() {
+    try {
+      const signal = AbortSignal.timeout(PATIENCE_MS);
+      this.take(await (await request("cluster/state", { signal })).json());
+      this.problem.hidden = true;
+    } catch (error) {
+      this.problem.textContent = `${error.message} Trying again.`;
+      this.problem.hidden = false;
+    }
+  }
+
+  take(state) {
+    const { state: before, at: since } = this;
+    [this.state, this.at] = [state, performance.now()];
+    if (before) {
+      const tokens = Math.max(0, state.generated_tokens - before.generated_tokens);
+      this.generated.spread(tokens, since, this.at);
+    }
+    this.showLengths();
+    this.map.show(state);
+    const { moved, moved_tokens, local } = state.totals;
+    this.tiles.requests.textContent = number(state.requests);
+    this.tiles.moved.textContent = `${number(moved)} · ${number(moved_tokens)} tokens`;
+    this.tiles.local.textContent = number(local);
+    const left = state.prefills_left_out;
+    const rows = state.prefills.slice(0, SHOWN_PREFILLS).map(prefillRow);
+    if (left) rows.push(el("tr", {}, el("td", { colspan: 5 }, `${number(left)} more are moving.`)));
+    if (!rows.length) rows.push(el("tr", {}, el("td", { colspan: 5 }, "None in the last minute.")));
+    this.recent.replaceChildren(...rows);
+  }
+
+  draw() {
+    if (!this.shown) clearInterval(this.drawing);
+    const { at = performance.now() } = this;
+    this.spark.draw(this.generated, [], at, 10);
+    this.tiles.rate.textContent = number(Math.round(this.generated.rate(at - 2_000, at)));
+    this.hint.hidden = this.streams.streams.length > 0;
+    this.toggle.textContent = this.streams.running ? "Stop the streams" : "Start 3 streams";
+    this.streams.draw();
+  }
+
+  onToggle() {
+    if (this.streams.running) this.streams.stop();
+    else this.streams.start(3);
+    this.draw();
+  }
+}
+
+function tile(name, value, more) {
+  return el("div", { class: "tile" }, value, el("span", {}, name), more);
+}
+
+function prefillRow(each) {
+  const running = each.ended_seconds_ago === null;
+  const state = running ? "moving" : each.failed ? "failed" : ago(each.ended_seconds_ago);
+  return el("tr", { class: running ? "moving" : null, title: phasesOf(each.phases) },
+            el("td", {}, `${number(each.tokens)} tokens`), el("td", {}, each.prefill_node),
+            el("td", {}, each.decode_node), el("td", {}, `${each.seconds.toFixed(2)} s`),
+            el("td", {}, state));
+}
+
+const ago = seconds => (seconds < 1 ? "just now" : `${Math.round(seconds)} s ago`);
+
+function phasesOf(phases) {
+  return Object.entries(phases).map(([name, seconds]) => `${name} ${seconds.toFixed(3)} s`)
+    .join(", ") || null;
+}

@@ -1,0 +1,212 @@
+// The nodes, and KV on its way between them: cards, and lines drawn beneath.
+
+import { el, svg } from "../dom.js";
+
+// Every pair has a line, unless there are more than this many.
+const MAX_IDLE_LINES = 64;
+// A transfer that is over stays to be seen for so long.
+const LINGER_SECONDS = 2;
+// More cards than this are shown without their details.
+const MAX_FULL_CARDS = 6;
+const ROLES = { prefill: "Prefill nodes", decode: "Decode nodes" };
+const number = value => value.toLocaleString("en");
+const percent = value => `${Math.round(value * 100)}%`;
+
+export class NodeMap {
+  constructor() {
+    this.cards = new Map();
+    this.lines = svg("svg", { class: "lines", "aria-hidden": "true" });
+    this.labels = el("div", { class: "labels", "aria-hidden": "true" });
+    this.columns = Object.fromEntries(Object.keys(ROLES).map(role => [role, new Column(role)]));
+    const { prefill, decode } = this.columns;
+    this.node = el("div", { class: "map" }, this.lines, prefill.node, decode.node, this.labels);
+    this.flows = [];
+    new ResizeObserver(() => this.draw()).observe(this.node);
+  }
+
+  show(state) {
+    this.flows = flowsOf(state.prefills);
+    const moving = new Set(this.flows.filter(flow => flow.prompts)
+      .flatMap(flow => [flow.from, flow.to]));
+    for (const [role, column] of Object.entries(this.columns)) {
+      column.show(state.nodes.filter(node => node.role === role),
+                  state.others.find(other => other.role === role),
+                  state.missing.filter(node => node.role === role), moving);
+    }
+    this.draw();
+  }
+
+  draw() {
+    const frame = this.node.getBoundingClientRect();
+    if (!frame.width) return;
+    this.lines.setAttribute("viewBox", `0 0 ${frame.width} ${frame.height}`);
+    const [left, right] = ["prefill", "decode"].map(role => this.columns[role].cards);
+    const idle = left.size * right.size <= MAX_IDLE_LINES ?
+      [...left.keys()].flatMap(from => [...right.keys()].map(to => ({ from, to }))) : [];
+    const paths = idle.map(link => this.path(link, "idle", frame));
+    const labels = [];
+    for (const flow of this.flows) {
+      const path = this.path(flow, flow.prompts ? "moving" : "moved", frame);
+      if (!path) continue;
+      paths.push(path);
+      labels.push(label(flow, path.middle));
+    }
+    this.lines.replaceChildren(...paths.filter(Boolean).map(path => path.node));
+    this.labels.replaceChildren(...labels);
+  }
+
+  path({ from, to }, kind, frame) {
+    const [start, end] = [this.columns.prefill.cards.get(from), this.columns.decode.cards.get(to)];
+    if (!start || !end) return null;
+    const [a, b] = [start, end].map(card => card.node.getBoundingClientRect());
+    const points = b.left > a.right ? across(a, b, frame) : down(a, b, frame);
+    const [[x1, y1], [x2, y2], [cx1, cy1], [cx2, cy2]] = points;
+    const d = `M${x1},${y1}C${cx1},${cy1} ${cx2},${cy2} ${x2},${y2}`;
+    return { node: svg("path", { d, class: kind }), middle: [(x1 + x2) / 2, (y1 + y2) / 2] };
+  }
+}
+
+function across(a, b, frame) {
+  const [x1, y1] = [a.right - frame.left, a.top + a.height / 2 - frame.top];
+  const [x2, y2] = [b.left - frame.left, b.top + b.height / 2 - frame.top];
+  const bend = (x2 - x1) / 2;
+  return [[x1, y1], [x2, y2], [x1 + bend, y1], [x2 - bend, y2]];
+}
+
+function down(a, b, frame) {
+  const [x1, y1] = [a.left + a.width / 2 - frame.left, a.bottom - frame.top];
+  const [x2, y2] = [b.left + b.width / 2 - frame.left, b.top - frame.top];
+  const bend = (y2 - y1) / 2;
+  return [[x1, y1], [x2, y2], [x1, y1 + bend], [x2, y2 - bend]];
+}
+
+/** Prompts by the pair of nodes that they move between. */
+function flowsOf(prefills) {
+  const flows = new Map();
+  for (const each of prefills) {
+    const running = each.ended_seconds_ago === null;
+    if (!running && (each.ended_seconds_ago > LINGER_SECONDS || each.failed)) continue;
+    const key = JSON.stringify([each.prefill_node, each.decode_node]);
+    if (!flows.has(key)) {
+      flows.set(key, { from: each.prefill_node, to: each.decode_node, prompts: 0, tokens: 0,
+                       seconds: 0, done: 0 });
+    }
+    const flow = flows.get(key);
+    if (running) {
+      flow.prompts++;
+      flow.tokens += each.tokens;
+      flow.seconds = Math.max(flow.seconds, each.seconds);
+    } else {
+      flow.done += each.moved_tokens;
+      flow.took = each.seconds;
+    }
+  }
+  return [...flows.values()];
+}
+
+function label({ from, to, prompts, tokens, seconds, done, took }, [x, y]) {
+  const what = prompts > 1 ? `${prompts} prompts, ${number(tokens)} tokens` :
+    `${number(tokens)} tokens`;
+  const text = prompts ? `${what} · ${seconds.toFixed(1)} s` :
+    `${number(done)} tokens in ${took.toFixed(1)} s`;
+  const pair = el("span", { class: "pair" }, `${from} → ${to}: `);
+  const made = el("span", { class: prompts ? "flow" : "flow over" }, pair, text);
+  made.style.left = `${x}px`;
+  made.style.top = `${y}px`;
+  return made;
+}
+
+/** The nodes of one role. */
+class Column {
+  constructor(role) {
+    this.role = role;
+    this.cards = new Map();
+    this.list = el("ul");
+    this.rest = el("p", { class: "note" });
+    this.title = el("h3", {}, ROLES[role]);
+    this.node = el("section", { class: `column ${role}`, "aria-label": ROLES[role] }, this.title,
+                   this.list, this.rest);
+  }
+
+  show(nodes, others, missing, moving) {
+    const names = new Set(nodes.map(node => node.node_id));
+    for (const [name, card] of this.cards) {
+      if (names.has(name)) continue;
+      card.node.remove();
+      this.cards.delete(name);
+    }
+    for (const node of nodes) {
+      if (!this.cards.has(node.node_id)) this.cards.set(node.node_id, new Card(node.node_id));
+      this.cards.get(node.node_id).show(node, moving.has(node.node_id));
+    }
+    const wanted = nodes.map(node => this.cards.get(node.node_id).node);
+    if (wanted.some((node, i) => this.list.children[i] !== node)) this.list.append(...wanted);
+    this.node.classList.toggle("dense", nodes.length > MAX_FULL_CARDS);
+    this.title.textContent = `${ROLES[this.role]} (${nodes.length + (others?.nodes ?? 0)})`;
+    this.rest.replaceChildren(...this.remarks(nodes, others, missing));
+  }
+
+  remarks(nodes, others, missing) {
+    const lines = [];
+    if (others) lines.push(`${number(others.nodes)} more are left out: ${sumOf(others)}`);
+    if (!nodes.length) lines.push(NONE[this.role]);
+    for (const { node_id, state, reason } of missing) lines.push(`${node_id} is ${state}: ${reason}`);
+    return lines.map(line => el("span", {}, line));
+  }
+}
+
+const NONE = {
+  prefill: "None: prompts are computed where they are decoded.",
+  decode: "None has joined yet.",
+};
+
+function sumOf({ states, running, waiting, queued_prefill_tokens, kv_used }) {
+  const words = Object.entries(states).map(([state, count]) => `${count} ${state}`);
+  return `${words.join(", ")}; ${number(running)} running, ${number(waiting)} waiting, ` +
+    `${number(queued_prefill_tokens)} tokens queued, KV ${percent(kv_used)} in use.`;
+}
+
+class Card {
+  constructor(name) {
+    this.state = el("span", { class: "state" });
+    this.used = el("i", { class: "used" });
+    this.cached = el("i", { class: "cached" });
+    this.meter = el("div", { class: "meter", role: "meter", "aria-valuemin": 0, "aria-valuemax": 100,
+                             "aria-label": `KV in use on ${name}` }, this.used, this.cached);
+    this.kv = el("span");
+    this.load = el("span");
+    this.node = el("li", { class: "card" }, el("header", {}, el("b", {}, name), this.state),
+                   this.meter, el("p", {}, this.kv), el("p", {}, this.load));
+  }
+
+  show(node, moving) {
+    this.node.classList.toggle("moving", moving);
+    this.state.className = `state ${node.state}`;
+    this.state.textContent = node.state;
+    this.used.style.width = percent(node.kv_used);
+    this.cached.style.width = percent(node.kv_cached);
+    this.meter.setAttribute("aria-valuenow", Math.round(node.kv_used * 100));
+    const cached = node.kv_cached >= 0.005 ? more(`, ${percent(node.kv_cached)} cached`) : "";
+    const kv = node.kv_tokens ? [`KV ${percent(node.kv_used)} in use`, cached,
+                                 ` of ${number(node.kv_tokens)}`, more(" tokens")] :
+      ["KV not reported yet"];
+    this.kv.replaceChildren(...kv);
+    this.node.title = `Heard of ${node.heartbeat_age_seconds.toFixed(1)} s ago` +
+      (node.version ? `, version ${node.version}` : "");
+    this.load.replaceChildren(...(node.role === "prefill" ? prefillLoad(node) : decodeLoad(node)));
+  }
+}
+
+function prefillLoad(node) {
+  const rate = node.prefill_tokens_per_second;
+  return [`${number(node.queued_prefill_tokens)} tokens to compute`,
+          rate ? more(`, at ${number(Math.round(rate))} a second`) : ""];
+}
+
+function decodeLoad(node) {
+  const receiving = node.transfers ? `, ${node.transfers} receiving KV` : "";
+  return [`${node.running} running, ${node.waiting} waiting${receiving}`];
+}
+
+/** Text that small screens leave out. */
+const more = text => el("span", { class: "more" }, text);

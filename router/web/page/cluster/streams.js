@@ -1,0 +1,213 @@
+// Streams to watch, and long prompts to disturb them with: each is a request of this page.
+
+import { el } from "../dom.js";
+import { ServerError, eventsOf, request } from "../server.js";
+import { Series, Spark } from "./spark.js";
+
+const WORDS = ("river stone window garden letter winter copper bridge morning harbour silver paper " +
+  "forest candle market engine valley hammer island ribbon thunder meadow lantern compass").split(" ");
+const LONGEST_SECONDS = 180;  // streams end by themselves
+const STREAM_TOKENS = 2_000;  // of one answer, after which a stream begins the next
+const MAX_STREAMS = 8;
+const BEFORE_MS = 4_000;  // a stream's speed before a prompt, to compare with
+
+export class Streams {
+  /** `model` returns the name of the chosen model, `context` the length of its context. */
+  constructor(model, context) {
+    this.model = model;
+    this.context = context;
+    this.streams = [];
+    this.prompts = [];
+    this.list = el("ul", { class: "streams" });
+    this.results = el("ul", { class: "results", "aria-live": "polite" });
+  }
+
+  get running() {
+    return this.streams.some(stream => stream.running);
+  }
+
+  start(count) {
+    this.stop();
+    this.streams = Array.from({ length: Math.min(count, MAX_STREAMS) }, (_, i) =>
+      new Stream(i + 1, this));
+    this.list.replaceChildren(...this.streams.map(stream => stream.node));
+    for (const stream of this.streams) stream.run();
+  }
+
+  stop() {
+    for (const stream of this.streams) stream.end();
+    for (const prompt of this.prompts) prompt.controller.abort();
+  }
+
+  async sendLong(tokens) {
+    const prompt = new LongPrompt(tokens, this);
+    this.prompts = [...this.prompts.slice(-4), prompt];
+    this.results.prepend(prompt.node);
+    while (this.results.children.length > 5) this.results.lastChild.remove();
+    await prompt.run();
+  }
+
+  draw() {
+    const bands = this.prompts.filter(prompt => prompt.begun)
+      .map(prompt => [prompt.begun, prompt.first]);
+    for (const stream of this.streams) stream.draw(bands);
+    for (const prompt of this.prompts) prompt.show();
+  }
+}
+
+/** An answer that goes on and on. */
+class Stream {
+  constructor(number, owner) {
+    this.owner = owner;
+    this.number = number;
+    this.series = new Series();
+    this.controller = new AbortController();
+    this.running = true;
+    this.lastAt = 0;
+    this.gaps = [];  // [end, length] of the longest ones lately
+    this.spark = new Spark(`Tokens a second of stream ${number}`);
+    this.rate = el("b");
+    this.note = el("span", { class: "note", title: "In the last 30 seconds" });
+    this.node = el("li", {}, el("header", {}, el("span", {}, `Stream ${number}`), this.rate),
+                   this.spark.node, this.note);
+  }
+
+  async run() {
+    const until = performance.now() + LONGEST_SECONDS * 1000;
+    try {
+      while (this.running && performance.now() < until) await this.once();
+    } catch (error) {
+      if (error.name !== "AbortError") this.error = error.message;
+    }
+    this.end();
+  }
+
+  async once() {
+    const max_tokens = Math.max(16, Math.min(STREAM_TOKENS, this.owner.context() - 200));
+    const body = {
+      messages: [{ role: "user", content: `Tell a long story about ${randomWords(6)}.` }],
+      model: this.owner.model(), max_tokens, ignore_eos: true, temperature: 1, stream: true,
+      stream_options: { include_usage: true, continuous_usage_stats: true },
+    };
+    const answer = await request("v1/chat/completions", { body, signal: this.controller.signal });
+    let counted = 0;
+    this.lastAt = 0;
+    for await (const event of eventsOf(answer)) {
+      const tokens = event.usage?.completion_tokens ?? 0;
+      if (tokens > counted) this.arrived(tokens - counted);
+      counted = Math.max(counted, tokens);
+    }
+  }
+
+  arrived(tokens) {
+    const now = performance.now();
+    this.series.add(tokens, now);
+    if (this.lastAt) this.noteGap(now, now - this.lastAt);
+    this.lastAt = now;
+  }
+
+  noteGap(now, gap) {
+    this.gaps = this.gaps.filter(([end, length]) => now - end < 30_000 && length > gap);
+    this.gaps.push([now, gap]);
+  }
+
+  /** The longest time without a token since then, in milliseconds. */
+  longestGap(since, now) {
+    const open = this.running && this.lastAt ? now - this.lastAt : 0;
+    return Math.max(open, ...this.gaps.filter(([end]) => end > since).map(([, gap]) => gap));
+  }
+
+  end() {
+    this.running = false;
+    this.controller.abort();
+  }
+
+  draw(bands) {
+    const now = performance.now();
+    if (!this.running && now - this.lastAt > 31_000) return;
+    this.spark.draw(this.series, bands, now, 10);
+    const rate = this.series.rate(now - 1_000, now);
+    this.rate.textContent = this.running ? `${rate.toFixed(0)} tokens/s` : "ended";
+    const gap = this.longestGap(now - 30_000, now) / 1000;
+    this.note.textContent = this.error ?? `longest gap ${gap.toFixed(2)} s`;
+  }
+}
+
+/** One long prompt, and what it did to the streams. */
+class LongPrompt {
+  constructor(tokens, owner) {
+    this.tokens = tokens;
+    this.owner = owner;
+    this.controller = new AbortController();
+    this.begun = this.first = 0;
+    this.node = el("li", {}, "Writing a prompt…");
+  }
+
+  async run() {
+    const { signal } = this.controller;
+    try {
+      const content = await textOf(this.tokens, this.owner.model(), signal);
+      const body = { messages: [{ role: "user", content }], model: this.owner.model(),
+                     max_tokens: 8, stream: true, stream_options: { include_usage: true } };
+      this.begun = performance.now();
+      const answer = await request("v1/chat/completions", { body, signal });
+      for await (const event of eventsOf(answer)) {
+        const delta = event.choices[0]?.delta ?? {};
+        if (delta.content || delta.reasoning) this.first ||= performance.now();
+        if (event.usage) this.event = event;
+      }
+      this.first ||= performance.now();
+      this.result = this.summary();
+    } catch (error) {
+      this.first ||= performance.now();
+      this.result = error.name === "AbortError" ? "Stopped." : `Failed: ${error.message}`;
+    }
+    this.show();
+  }
+
+  show() {
+    if (!this.begun || this.shown) return;
+    this.shown = this.result;
+    const seconds = (performance.now() - this.begun) / 1000;
+    this.node.textContent = this.result ??
+      `A prompt of about ${this.tokens.toLocaleString("en")} tokens is being computed: ` +
+      `${seconds.toFixed(1)} s`;
+  }
+
+  summary() {
+    const { usage, tandem } = this.event ?? {};
+    const where = tandem?.prefill_nodes?.length ? `by ${tandem.prefill_nodes.join(", ")}` :
+      "where it is decoded";
+    const took = ((this.first - this.begun) / 1000).toFixed(2);
+    return `${(usage?.prompt_tokens ?? this.tokens).toLocaleString("en")} tokens were computed ` +
+      `${where}; first token after ${took} s. ${this.effect()}`;
+  }
+
+  /** The speed of the streams meanwhile, of their own before. */
+  effect() {
+    const streams = this.owner.streams.filter(stream => stream.running);
+    const sum = (from, to) => streams.reduce((all, { series }) => all + series.rate(from, to), 0);
+    const before = sum(this.begun - BEFORE_MS, this.begun);
+    if (!before) return "";
+    const share = sum(this.begun, this.first) / before;
+    const gap = Math.max(...streams.map(stream => stream.longestGap(this.begun, this.first)));
+    return `The streams kept ${Math.round(share * 100)}% of their speed; their longest gap was ` +
+      `${(gap / 1000).toFixed(2)} s.`;
+  }
+}
+
+/** A text of about so many tokens that no node has seen before. */
+async function textOf(tokens, model, signal) {
+  const sample = randomWords(400);
+  let each = 1.3;  // tokens of a word
+  try {
+    const body = { prompt: sample, model };
+    each = (await (await request("tokenize", { body, signal })).json()).count / 400;
+  } catch (error) {
+    if (!(error instanceof ServerError)) throw error;
+  }
+  return randomWords(Math.max(1, Math.floor(tokens / each)));
+}
+
+const randomWords = count =>
+  Array.from({ length: count }, () => WORDS[Math.floor(Math.random() * WORDS.length)]).join(" ");
