@@ -278,8 +278,10 @@ class Cluster:
         reply: str = "hello world",
         epoch: int | None = None,
         capabilities: frozenset[str] = CAPABILITIES,
+        role: pb.Role = pb.ROLE_DECODE,
     ) -> FakeDecodeNode:
-        """A node that has joined; one without ``capabilities`` is of an older version."""
+        """A node that has joined; one without ``capabilities`` is of an older version, and one that
+        prefills is only seen by the router."""
         node = FakeDecodeNode(node_id, self.encode(reply))
         node.epoch = node.epoch if epoch is None else epoch
         node.capabilities = capabilities
@@ -287,6 +289,7 @@ class Cluster:
         self.nodes.append(node)
         request = node.join_request(self.model)
         request.model.max_model_len = self.context
+        request.role = role
         await self.registry.Join(request)
         node.beat = asyncio.create_task(self._beat(node))
         return node

@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,3 +93,17 @@ async def tab(chromium: Any, cluster: Cluster, **options: Any) -> AsyncIterator[
         assert made.problems == [] and made.foreign == []
     finally:
         await context.close()
+
+
+def axe_source() -> str:
+    """The script of axe, which finds what is not accessible, or the test is skipped."""
+    module = pytest.importorskip("axe_playwright_python.base", reason="axe is not installed")
+    return Path(module.AXE_FILE_PATH).read_text()
+
+
+async def violations(t: Tab, source: str) -> dict[str, list[str]]:
+    await t.page.evaluate(source)
+    found = await t.page.evaluate("axe.run()")
+    return {
+        rule["id"]: [node["html"][:200] for node in rule["nodes"]] for rule in found["violations"]
+    }

@@ -12,7 +12,14 @@ import pytest
 import pytest_asyncio
 
 from tandem.tests.router.support import Cluster, admitted, cluster, tokens_event, until, usage
-from tandem.tests.router.web.browser import Tab, browser, playwright, tab
+from tandem.tests.router.web.browser import (
+    Tab,
+    axe_source,
+    browser,
+    playwright,
+    tab,
+    violations,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -245,14 +252,8 @@ async def test_a_key_is_asked_for(chromium: Any, tmp_path: Path) -> None:
         assert await t.ask("hi") == "hello world"
 
 
-@pytest.fixture(scope="module")
-def axe() -> str:
-    """The script of axe, which finds what is not accessible."""
-    module = pytest.importorskip("axe_playwright_python.base", reason="axe is not installed")
-    return Path(module.AXE_FILE_PATH).read_text()
-
-
-async def test_axe_finds_nothing(chromium: Any, c: Cluster, axe: str) -> None:
+async def test_axe_finds_nothing(chromium: Any, c: Cluster) -> None:
+    axe = axe_source()
     says(c, RICH)
     for scheme in ("light", "dark"):
         async with tab(chromium, c, color_scheme=scheme) as t:
@@ -265,11 +266,3 @@ async def test_axe_finds_nothing(chromium: Any, c: Cluster, axe: str) -> None:
                     await t.page.keyboard.press(path)
                     await t.has("dialog[open]")
                 assert await violations(t, axe) == {}, (scheme, path)
-
-
-async def violations(t: Tab, source: str) -> dict[str, list[str]]:
-    await t.page.evaluate(source)
-    found = await t.page.evaluate("axe.run()")
-    return {
-        rule["id"]: [node["html"][:200] for node in rule["nodes"]] for rule in found["violations"]
-    }

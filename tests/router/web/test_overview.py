@@ -90,9 +90,7 @@ async def test_a_request_moves_from_its_prefill_node_to_its_decode_node(tmp_path
         yield finished(0)
 
     async with cluster(tmp_path) as c:
-        await c.registry.Join(
-            c.node.join_request(c.model, node_id="prefill-0", epoch=5, role=pb.ROLE_PREFILL)
-        )
+        await c.add("prefill-0", role=pb.ROLE_PREFILL)
         c.node.script = handed_over
         asking = asyncio.create_task(c.complete("a prompt"))
         await until(lambda: c.node.active == 1)

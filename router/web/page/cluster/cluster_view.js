@@ -56,17 +56,17 @@ export class ClusterView {
     this.hint = el("p", { class: "note" }, "None of this page runs. A long prompt is marked in " +
       "their lines, from when it was sent to its first token.");
     return el("section", { class: "panel", "aria-labelledby": "streams" },
-              el("h3", { id: "streams" }, "Streams"), this.hint, this.streams.results,
-              this.streams.list);
+              el("h2", { id: "streams" }, "Streams"), this.hint, this.streams.list,
+              this.streams.results);
   }
 
   recentPanel() {
     const names = ["Prompt", "From", "To", "Took", "State"];
     const head = el("thead", {}, el("tr", {}, names.map(name => el("th", { scope: "col" }, name))));
     return el("section", { class: "panel", "aria-labelledby": "recent" },
-              el("h3", { id: "recent" }, "Prompts that moved"),
+              el("h2", { id: "recent" }, "Prompts that moved"),
               el("div", { class: "table", tabindex: "0", role: "region",
-                          "aria-labelledby": "recent" }, el("table", {}, head, this.recent)));
+                          "aria-label": "Table of prompts" }, el("table", {}, head, this.recent)));
   }
 
   /** Begin or stop asking. */

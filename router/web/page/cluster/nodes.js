@@ -123,7 +123,7 @@ class Column {
     this.cards = new Map();
     this.list = el("ul");
     this.rest = el("p", { class: "note" });
-    this.title = el("h3", {}, ROLES[role]);
+    this.title = el("h2", {}, ROLES[role]);
     this.node = el("section", { class: `column ${role}`, "aria-label": ROLES[role] }, this.title,
                    this.list, this.rest);
   }

@@ -1,0 +1,94 @@
+"""The cluster page in a real browser: it moves when KV moves."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tandem.proto import tandem_pb2 as pb
+from tandem.tests.router.support import Cluster, admitted, cluster, finished, tokens_event, usage
+from tandem.tests.router.web.browser import axe_source, browser, playwright, tab, violations
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LONG = 100
+
+
+class HeldPrefill:
+    """A decode node's answers: streams go on, and long prompts wait for ``computed``."""
+
+    def __init__(self, c: Cluster) -> None:
+        self.computed = asyncio.Event()
+        self._token = c.encode("hello")[:1]
+
+    async def __call__(self, request: Any, context: Any) -> AsyncIterator[pb.GenerateEvent]:
+        yield admitted()
+        is_long = len(request.prompt) > LONG
+        if is_long:
+            await self.computed.wait()
+        name = request.prefill[0].node_id if is_long else ""
+        yield usage(request, prefill_node=name, remote_tokens=LONG if is_long else 0)
+        for _ in range(request.sampling.max_tokens):
+            yield tokens_event(0, self._token)
+            await asyncio.sleep(0.005)
+        yield finished(0, pb.FINISH_REASON_LENGTH)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def c(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    playwright()
+    async with cluster(tmp_path_factory.mktemp("page"), context=1024) as made:
+        await made.add("prefill-0", role=pb.ROLE_PREFILL)
+        yield made
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        {"viewport": {"width": 1440, "height": 900}, "color_scheme": "light"},
+        {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark", "has_touch": True},
+    ],
+    ids=["desktop", "phone"],
+)
+async def test_the_page_moves_when_kv_moves(c: Cluster, device: dict[str, Any]) -> None:
+    c.node.script = held = HeldPrefill(c)
+    async with browser() as chromium, tab(chromium, c, **device) as t:
+        await t.load("/cluster")
+        await t.has(".prefill .card:has-text('prefill-0') .state:has-text('ready')")
+        await t.has(".decode .card:has-text('decode-0')")
+        await t.click("button:has-text('Start 3 streams')")
+        rates = t.page.locator(".streams b", has_text=re.compile(r"^[1-9]"))
+        await rates.nth(2).wait_for()
+        assert await t.page.locator(".lines .moving").count() == 0
+        await t.click("button:has-text('Send a long prompt')")
+        await t.page.wait_for_selector(".lines path.moving", state="attached")
+        await t.has(".prefill .card.moving:has-text('prefill-0')")
+        await t.has(".decode .card.moving:has-text('decode-0')")
+        await t.has(".flow:has-text('tokens')")
+        await t.has("tr.moving:has-text('prefill-0'):has-text('decode-0')")
+        wide = "document.documentElement.scrollWidth <= innerWidth"
+        assert await t.page.evaluate(wide)
+        held.computed.set()
+        await t.has(".results li:has-text('by prefill-0; first token after')")
+        await t.page.wait_for_selector(".lines path.moving", state="detached")
+        await t.has("td:has-text('ago'), td:has-text('just now')")
+        await t.click("button:has-text('Stop the streams')")
+        await t.has(".streams b:has-text('ended')")
+
+
+async def test_axe_finds_nothing_on_the_cluster_page(c: Cluster, tmp_path: Path) -> None:
+    axe = axe_source()
+    c.node.script = held = HeldPrefill(c)
+    for scheme in ("light", "dark"):
+        async with browser() as chromium, tab(chromium, c, color_scheme=scheme) as t:
+            await t.load("/cluster")
+            await t.click("button:has-text('Send a long prompt')")
+            await t.page.wait_for_selector(".lines path.moving", state="attached")
+            assert await violations(t, axe) == {}, scheme
+    held.computed.set()
