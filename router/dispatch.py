@@ -19,13 +19,13 @@ from .calls.node_events import NodeEvent, PlainTokens
 from .cluster.inflight import InflightPlacement
 from .cluster.node import Node
 from .cluster.node_table import NodeTable
-from .cluster.recent_prefills import Prefill
 from .errors import CapabilityError, DeadlineError, DrainingError, NodeError
 from .node_call import LATE, GenerationError, node_call
 from .options import RouterOptions
 from .placement.node_prefixes import PromptKeys
 from .placement.place import Placement
 from .placement.policies import POLICIES
+from .placement.recent_prefills import Prefill
 
 log = logger("router")
 

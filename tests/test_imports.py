@@ -170,7 +170,7 @@ ROUTER = {
     ),
     "telemetry": ("cluster",),
     "tokenization": ("generation", "http", "openai", "requests", "served_model"),
-    "web": ("cluster",),
+    "web": ("cluster", "placement"),
 }
 WEB = ("fastapi", "uvicorn", "starlette", "grpc", "prometheus_client")
 

@@ -18,9 +18,9 @@ from ..placement.node_prefixes import PromptKeys
 from ..placement.place import NodeView, Placement, Policy, place
 from ..placement.policies import round_robin
 from ..placement.prefix_table import PrefixTable
+from ..placement.recent_prefills import RecentPrefills
 from .absent_nodes import AbsentNodes
 from .node import Node
-from .recent_prefills import RecentPrefills
 from .retained_prefixes import RetainedPrefixes
 from .roster import Roster
 from .shortlist import FEW, Excluded, shortlist

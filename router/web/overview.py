@@ -14,7 +14,7 @@ from ...proto.roles import role_name
 from ...shared.telemetry.stats_line import Work
 from ..cluster.node import Node
 from ..cluster.node_table import NodeTable
-from ..cluster.recent_prefills import Prefill
+from ..placement.recent_prefills import Prefill
 
 # Of each role; more cannot be read at once.
 MAX_SHOWN = 16

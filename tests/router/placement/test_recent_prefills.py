@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.router.cluster.recent_prefills import REMEMBERED, REMEMBERED_SECONDS, RecentPrefills
+from tandem.router.placement.recent_prefills import REMEMBERED, REMEMBERED_SECONDS, RecentPrefills
 
 
 def usage(node: str = "", tokens: int = 0) -> pb.Usage:
