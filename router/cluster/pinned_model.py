@@ -6,7 +6,7 @@ Without the option the first node to join decides, which may be a stray one afte
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,7 @@ async def read_pinned(options: RouterOptions) -> PinnedModel | None:
         return None
     path = await asyncio.to_thread(locate_model, options.model, weights=False)
     spec = await asyncio.to_thread(read_spec, path, options.ignored_config_keys)
-    tokenizer = await load_tokenizer(path, spec.vocab_size)
+    tokenizer = await load_tokenizer(path, spec.vocab_size, options.template_source)
     files = await asyncio.to_thread(open_source(path).tokenizer_files)
     card = pb.ModelCard(
         name=next(iter(options.served_names), display_name(options.model)),
@@ -49,13 +49,15 @@ async def read_pinned(options: RouterOptions) -> PinnedModel | None:
     return PinnedModel(card, tokenizer)
 
 
-async def load_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
-    """Load a model's tokenizer. Raises ``ModelError`` if it cannot be read, or belongs to another
-    model."""
+async def load_tokenizer(path: Path, vocab_size: int, chat_template: str | None) -> Tokenizer:
+    """Load a model's tokenizer, with the operator's ``chat_template`` if there is one. Raises
+    ``ModelError`` if it cannot be read, or belongs to another model."""
     from ...shared.text.tokenizer import Tokenizer
 
     try:
         files = await asyncio.to_thread(lambda: open_source(path).tokenizer_files())
+        if chat_template is not None:
+            files = replace(files, template=chat_template, template_origin="--chat-template")
         tokenizer = await asyncio.to_thread(Tokenizer.load, files)
         await asyncio.to_thread(tokenizer.prepare)
     except OSError as error:

@@ -243,7 +243,8 @@ class Registry(RegistryServicer):
             return
         text = text_of(card)
         if self._loading is None or self._loading[0] != text:
-            loading = load_tokenizer(Path(card.path), card.vocab_size)
+            template = self._options.template_source
+            loading = load_tokenizer(Path(card.path), card.vocab_size, template)
             self._loading = text, asyncio.create_task(loading)
         try:
             # Shielded from a join that times out, so that the next one finds it done.

@@ -166,7 +166,8 @@ def _request(
 ) -> OllamaRequest:  # fmt: skip
     wanted = given.max_tokens
     room = context_of(given, model) - len(tokens)
-    granted = [room if wanted is None else min(wanted, room)]
+    most = wanted or model.defaults.max_tokens or room
+    granted = [model.defaults.within(min(most, room))]
     size = ResponseSize(
         prompts=[len(tokens)],
         n=1,

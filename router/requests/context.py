@@ -38,7 +38,7 @@ def check_context(
         if length + requested > limit:
             raise over_context(length, requested, model, param=param)
         most = min(default, limit - length) if wanted is None else wanted
-        granted.append(min(most, defaults.limit or most))
+        granted.append(defaults.within(most))
     return granted
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
@@ -80,6 +81,11 @@ class SamplingConfig:
         minimum=1,
         maximum=LARGEST_INT,
     )
+    chat_template: str | None = option(
+        None,
+        "--chat-template",
+        "Chat template in place of the model's own: a file, or the template itself.",
+    )
     default_chat_template_kwargs: str | None = option(
         None,
         "--default-chat-template-kwargs",
@@ -93,6 +99,7 @@ class SamplingConfig:
         for name in POSITIVE:
             if getattr(self, name) == 0:
                 raise UsageError(f"--{name.replace('_', '-')} 0 is out of range: must be above 0")
+        _ = self.template_source
         for name in self.template_variables:
             if name in RESERVED_VARIABLES or name.startswith("_"):
                 raise UsageError(f"--default-chat-template-kwargs must not set {name!r}")
@@ -101,6 +108,18 @@ class SamplingConfig:
     def overrides(self) -> dict[str, Any]:
         """The object of ``--override-generation-config``. Raises ``UsageError``."""
         return json_object("--override-generation-config", self.override_generation_config)
+
+    @property
+    def template_source(self) -> str | None:
+        """The template of ``--chat-template``. Raises ``UsageError``."""
+        if self.chat_template is None or "{" in self.chat_template:
+            return self.chat_template
+        try:
+            return Path(self.chat_template).read_text(encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--chat-template {self.chat_template}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise UsageError(f"--chat-template {self.chat_template} is not UTF-8") from None
 
     @property
     def template_variables(self) -> dict[str, Any]:

@@ -24,6 +24,10 @@ class SamplingDefaults:
     max_tokens: int | None = None
     limit: int | None = None
 
+    def within(self, tokens: int) -> int:
+        """So many tokens, or as many as any request gets."""
+        return tokens if self.limit is None else min(tokens, self.limit)
+
 
 NO_DEFAULTS = SamplingDefaults()
 

@@ -77,6 +77,14 @@ async def test_template_variables_have_defaults(tmp_path: Path) -> None:
         assert second == c.encode("fox hi")
 
 
+async def test_a_template_in_place_of_the_models_own(tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text("stop {{ messages[0].content }}")
+    for given in (str(tmp_path / "own.jinja"), "stop {{ messages[0].content }}"):
+        async with cluster(tmp_path, chat_template=given) as c:
+            await c.chat()
+            assert list(c.node.requests[0].prompt) == c.encode("stop hi")
+
+
 def test_the_source_of_the_defaults(tmp_path: Path) -> None:
     model = {"temperature": 0.1, "top_k": True, "max_new_tokens": 1e9, "eos_token_id": 0}
     (tmp_path / "generation_config.json").write_text('{"min_p": 0.2}')
@@ -100,6 +108,7 @@ def test_the_source_of_the_defaults(tmp_path: Path) -> None:
         ({"override_generation_config": '{"temperature": NaN}'}, "temperature nan must be"),
         ({"top_p": 0.0}, "--top-p 0 is out of range"),
         ({"default_chat_template_kwargs": '{"tools": []}'}, "must not set 'tools'"),
+        ({"chat_template": "/none.jinja"}, "--chat-template /none.jinja: No such file"),
         ({"default_chat_template_kwargs": "[]"}, "is not a JSON object"),
     ],
 )
