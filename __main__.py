@@ -66,9 +66,9 @@ USED_BY_PD_SERVER = {
 @click.version_option(__version__, prog_name="tandem")
 def cli() -> None:
     """Serve large language models with prefill and decode apart."""
-    from .shared.process.lifeline import LIFELINE_FD, READY_FD
+    from .shared.process.lifeline import LIFELINE_FD, READY_FD, WORKER
 
-    known = {*option_variables(), LIFELINE_FD, READY_FD}
+    known = {*option_variables(), LIFELINE_FD, READY_FD, WORKER}
     for name in sorted(os.environ):
         if name.startswith("TANDEM_") and not name.startswith("TANDEM_TEST_") and name not in known:
             check_unknown("environment", name, known)
@@ -102,27 +102,34 @@ def router(values: Values) -> None:
     """Start a router: HTTP in, tokens out. The nodes that join bring the model, and must have that
     of --model if it is given."""
     from .router.options import RouterOptions
-    from .router.server import Router, run_router
+    from .router.processes.worker_process import WorkerPlace
+    from .router.server import RouterProcess, run, run_router
     from .shared.process.lifeline import announce_ready, end_with_launcher
     from .shared.process.signals import catch_signals
     from .shared.security.credentials import read_credentials
 
     credentials = read_credentials(fill(SecurityConfig, values))
 
-    def ready(router: Router) -> None:
+    def ready(router: RouterProcess) -> None:
         end_with_launcher()
         ports = {"http": router.http_port, "registry": router.registry_port}
         announce_ready(ports | ({"metrics": router.metrics_port} if router.metrics_port else {}))
 
-    async def run() -> None:
+    async def serve() -> None:
         stop = asyncio.Event()
         catch_signals(stop.set)
-        await run_router(fill(RouterOptions, values), stop, ready, tracer, credentials)
+        options = fill(RouterOptions, values)
+        if place is None:
+            await run_router(options, stop, ready, tracer, credentials)
+        else:
+            from .router.processes.worker import Worker  # few routers have workers
 
-    with contextlib.closing(
-        _telemetry(values, "router", f"router-{socket.gethostname()}")
-    ) as tracer:
-        asyncio.run(run())
+            await run(Worker(options, place, stop, tracer, credentials), stop, lambda: None)
+
+    place = WorkerPlace.inherited()
+    name = f"router-{socket.gethostname()}" + (f"-{place.number}" if place else "")
+    with contextlib.closing(_telemetry(values, "router", name)) as tracer:
+        asyncio.run(serve())
 
 
 def _run_node(

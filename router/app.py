@@ -34,6 +34,7 @@ from .metrics import Metrics
 from .ollama.ollama_errors import OllamaErrors
 from .openai.error_body import OpenAIErrors
 from .options import RouterOptions
+from .processes.siblings import Siblings
 from .responses.background import BackgroundRuns
 from .responses.response_store import ResponseStore
 from .responses.response_surface import ResponseErrors
@@ -120,12 +121,14 @@ class App:
         registry: Registry,
         metrics: Metrics,
         tracer: Tracer = NO_TRACER,
+        shared_limits: Path | None = None,
     ) -> None:
+        """``shared_limits`` is a file by which several processes share the limits of keys."""
         self._options = options
         self._usage = KeyUsage()
         self._access = Access(options)
         metrics.add(self._usage)
-        limits = RateLimits(options, self._usage)
+        limits = RateLimits(options, self._usage, shared_limits)
         self.handler = GenerateHandler(options, nodes, registry, metrics, tracer, limits)
         self.services = Services(
             options=options,
@@ -138,8 +141,12 @@ class App:
             responses=ResponseStore(options.max_stored_responses, options.response_lifetime),
             runs=BackgroundRuns(self._usage),
             overview=Overview(
-                nodes, options.heartbeat_period, metrics.work, lambda: self.handler.active
+                nodes,
+                options.heartbeat_period,
+                metrics.work,
+                lambda: self.handler.active + self.handler.elsewhere,
             ),
+            siblings=Siblings(registry.commands, metrics, self._usage.all),
             batches=self._batches(),
         )
         self._door = with_cross_origin(self._serve, options)

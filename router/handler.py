@@ -72,6 +72,7 @@ class GenerateHandler:
         self.prompts = MemoryBudget(options.max_held_prompt_tokens, "prompt tokens")
         self.answers = MemoryBudget(options.max_held_answer_bytes, "bytes of answers")
         self.active = 0  # requests in progress
+        self.elsewhere = 0  # those of the other workers of this router
         self._named_fields: set[str] = set()
 
     def abort(self) -> None:
@@ -225,9 +226,10 @@ class GenerateHandler:
     @contextmanager
     def _slot(self) -> Iterator[None]:
         """The place of one request among those in progress."""
-        if self.active >= self._options.max_concurrent_requests:
+        active = self.active + self.elsewhere
+        if active >= self._options.max_concurrent_requests:
             raise OverloadedError(
-                f"The server has {self.active} requests in progress, which is its limit; try "
+                f"The server has {active} requests in progress, which is its limit; try "
                 "again later."
             )
         self.active += 1

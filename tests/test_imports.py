@@ -163,6 +163,7 @@ ROUTER = {
         "options",
         "requests",
         "responses",
+        "processes.siblings",
         "served_model",
         "surface",
         "tokenization",
@@ -170,6 +171,18 @@ ROUTER = {
     ),
     "telemetry": ("cluster",),
     "tokenization": ("generation", "http", "openai", "requests", "served_model"),
+    # The processes of a router are above all of it.
+    "processes": (
+        "access",
+        "app",
+        "cluster",
+        "errors",
+        "http",
+        "metrics",
+        "options",
+        "openai",
+        "responses",
+    ),
     "web": ("cluster", "placement"),
 }
 WEB = ("fastapi", "uvicorn", "starlette", "grpc", "prometheus_client")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from limits import RateLimitItemPerMinute
 from limits.storage import MovingWindowSupport, Storage
@@ -52,6 +54,13 @@ class Window:
         self.halves[-1].sum += amount
         return self.halves[-1]
 
+    def give_back(self, begun: float, amount: int) -> None:
+        """Subtract from the half second that began then, unless it counts no longer."""
+        for half in self.halves:
+            if half.begun == begun:
+                half.sum -= amount
+                self.sum -= amount
+
     def when_below(self, most: int, now: float) -> float:
         """The time at which the sum is at most ``most``, if nothing is added."""
         left, at = self.sum, now
@@ -62,80 +71,98 @@ class Window:
         return at
 
 
-class WindowStorage(Storage, MovingWindowSupport):
-    """Windows by name, of which at most ``most`` are kept; the idle ones go first."""
+class Windows(Protocol):
+    """Windows by name."""
 
-    STORAGE_SCHEME = None
+    def opened(self, key: str) -> AbstractContextManager[Window]:
+        """The window of this name, up to date; nobody else changes it meanwhile."""
+
+    def clear(self, key: str) -> None: ...
+
+    def reset(self) -> int: ...
+
+
+class OwnWindows:
+    """The windows of one process, of which at most ``most`` are kept; the idle ones go first."""
 
     def __init__(self, most: int, clock: Callable[[], float]) -> None:
-        super().__init__()
         self._most = most
         self._clock = clock
         self._windows: dict[str, Window] = {}
 
-    def window(self, key: str) -> Window:
-        """The window of this name, up to date; the one used last is at the end."""
+    @contextmanager
+    def opened(self, key: str) -> Iterator[Window]:
         window = self._windows.pop(key, None) or Window()
         while len(self._windows) >= self._most:
             del self._windows[next(iter(self._windows))]
         self._windows[key] = window
         window.slide(self._clock())
-        return window
+        yield window
 
-    def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        window = self.window(key)
-        if window.sum + amount > limit:
-            return False
-        window.add(self._clock(), amount)
-        return True
-
-    def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
-        window = self.window(key)
-        return window.halves[0].begun if window.halves else self._clock(), window.sum
-
-    def incr(self, key: str, expiry: float, amount: int = 1) -> int:
-        window = self.window(key)
-        window.add(self._clock(), amount)
-        return window.sum
-
-    def get(self, key: str) -> int:
-        return self.window(key).sum
-
-    def get_expiry(self, key: str) -> float:
-        return self.window(key).when_below(0, self._clock())
-
-    def check(self) -> bool:
-        return True
+    def clear(self, key: str) -> None:
+        self._windows.pop(key, None)
 
     def reset(self) -> int:
         count = len(self._windows)
         self._windows.clear()
         return count
 
+
+class WindowStorage(Storage, MovingWindowSupport):
+    """The library's view of the windows."""
+
+    STORAGE_SCHEME = None
+
+    def __init__(self, windows: Windows, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self._windows = windows
+        self._clock = clock
+
+    def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
+        with self._windows.opened(key) as window:
+            if window.sum + amount > limit:
+                return False
+            window.add(self._clock(), amount)
+            return True
+
+    def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
+        with self._windows.opened(key) as window:
+            return window.halves[0].begun if window.halves else self._clock(), window.sum
+
+    def incr(self, key: str, expiry: float, amount: int = 1) -> int:
+        with self._windows.opened(key) as window:
+            window.add(self._clock(), amount)
+            return window.sum
+
+    def get(self, key: str) -> int:
+        with self._windows.opened(key) as window:
+            return window.sum
+
+    def get_expiry(self, key: str) -> float:
+        with self._windows.opened(key) as window:
+            return window.when_below(0, self._clock())
+
+    def reset(self) -> int:
+        return self._windows.reset()
+
     def clear(self, key: str) -> None:
-        self._windows.pop(key, None)
+        self._windows.clear(key)
+
+    def check(self) -> bool:
+        return True
 
     @property
     def base_exceptions(self) -> type[Exception]:
         return KeyError
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Reservation:
-    """An amount that a window counts already."""
+    """An amount that the window ``key`` counts already, in the half second from ``begun``."""
 
-    window: Window
-    step: HalfSecond
+    key: str
+    begun: float
     amount: int
-
-    def settle(self, used: int, now: float) -> None:
-        """Count what was used instead; more than was reserved counts from now on."""
-        self.window.slide(now)
-        if used > self.amount:
-            self.window.add(now, used - self.amount)
-        elif self.step.ends > now:
-            self.step.sum -= self.amount - used
-            self.window.sum -= self.amount - used
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,33 +177,42 @@ class Level:
 
 
 class MinuteLimits:
-    """Limits by name, of at most ``most`` names."""
+    """Limits by name, of at most ``most`` names unless there are ``windows`` for them."""
 
-    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        most: int,
+        clock: Callable[[], float] = time.monotonic,
+        windows: Windows | None = None,
+    ) -> None:
         self._clock = clock
-        self._storage = WindowStorage(most, clock)
-        self._limiter = MovingWindowRateLimiter(self._storage)
+        self._windows = windows or OwnWindows(most, clock)
+        self._limiter = MovingWindowRateLimiter(WindowStorage(self._windows, clock))
 
     def take(self, name: str, limit: int, amount: int) -> Reservation | None:
         """Count an amount; ``None`` if it is over the limit."""
         item = RateLimitItemPerMinute(limit)
         if not self._limiter.hit(item, name, cost=amount):
             return None
-        window = self._storage.window(item.key_for(name))
-        return Reservation(window, window.halves[-1], amount)
+        key = item.key_for(name)
+        with self._windows.opened(key) as window:
+            return Reservation(key, window.halves[-1].begun, amount)
 
     def settle(self, reservation: Reservation, used: int) -> None:
-        reservation.settle(used, self._clock())
+        """Count what was used instead; more than was reserved counts from now on."""
+        with self._windows.opened(reservation.key) as window:
+            if used > reservation.amount:
+                window.add(self._clock(), used - reservation.amount)
+            else:
+                window.give_back(reservation.begun, reservation.amount - used)
 
     def level(self, name: str, limit: int, amount: int = 0) -> Level:
         """The state of a limit; ``amount`` is what is to fit."""
-        window, now = (
-            self._storage.window(RateLimitItemPerMinute(limit).key_for(name)),
-            self._clock(),
-        )
-        return Level(
-            limit=limit,
-            remaining=max(0, limit - window.sum),
-            reset=window.when_below(0, now) - now,
-            wait=window.when_below(limit - amount, now) - now,
-        )
+        now = self._clock()
+        with self._windows.opened(RateLimitItemPerMinute(limit).key_for(name)) as window:
+            return Level(
+                limit=limit,
+                remaining=max(0, limit - window.sum),
+                reset=window.when_below(0, now) - now,
+                wait=window.when_below(limit - amount, now) - now,
+            )

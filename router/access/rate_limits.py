@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import ApiError
@@ -16,6 +18,7 @@ from .key_usage import KeyUsage
 
 if TYPE_CHECKING:
     from .moving_windows import Level, MinuteLimits
+    from .shared_windows import SharedWindows
 
 REQUESTS, TOKENS = "requests", "tokens"
 SHORT = {REQUESTS: "RPM", TOKENS: "TPM"}
@@ -32,8 +35,10 @@ class LimitedRequest(Protocol):
 class RateLimits:
     """The limits of all keys. Admins and clients without a key have none."""
 
-    def __init__(self, options: RouterOptions, usage: KeyUsage) -> None:
+    def __init__(self, options: RouterOptions, usage: KeyUsage, shared: Path | None = None) -> None:
+        """``shared`` is a file by which several processes share their limits."""
         self._options = options
+        self._shared = shared
         self._usage = usage
         self._limits: MinuteLimits | None = None
         if options.requests_per_minute or options.tokens_per_minute:
@@ -83,8 +88,15 @@ class RateLimits:
             # On demand: the library takes 0.1 s to import, and most routers have no limits.
             from .moving_windows import MinuteLimits
 
-            self._limits = MinuteLimits(4 * MAX_KEYS)
+            self._limits = MinuteLimits(4 * MAX_KEYS, windows=self._windows())
         return self._limits
+
+    def _windows(self) -> SharedWindows | None:
+        if self._shared is None:
+            return None
+        from .shared_windows import SharedWindows  # imports the library too
+
+        return SharedWindows(self._shared, 4 * MAX_KEYS, time.monotonic)
 
     def _refusal(self, exchange: LimitedRequest, unit: str, limit: int, amount: int) -> ApiError:
         name = exchange.owner.name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import prometheus_client
 
@@ -44,6 +44,11 @@ class AbsentNodes:
     def returned(self, node_id: str) -> None:
         """Remove the entry of a node that is present again."""
         self._nodes.pop(node_id, None)
+
+    def replace(self, nodes: Iterable[pb.AbsentNode]) -> None:
+        """Take over the entries of another process."""
+        now = self._clock()
+        self._nodes = {node.node_id: (now - node.seconds_ago, node) for node in nodes}
 
     def tally(self) -> Counter[tuple[str, str]]:
         """Number of nodes by role and state, ``lost`` or ``refused``."""

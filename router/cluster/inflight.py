@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
 # The first report after a prompt was computed may have been written before that.
 REPORTS = 2
@@ -26,12 +27,21 @@ class InflightPrompt:
     reports: int = REPORTS
 
 
+class PlacedLoad(NamedTuple):
+    """What one process of a router, or several, have placed on one node."""
+
+    calls: int = 0
+    sequences: int = 0
+    compute_tokens: int = 0
+
+
 class InflightLoad:
     """This router's prompts on one node. Each is begun once and ended once."""
 
     def __init__(self) -> None:
         self.queued_tokens = 0  # that the node has yet to compute, other routers' included
-        self._compute_tokens = 0  # of this router's prompts
+        self.compute_tokens = 0  # of these, this process's prompts
+        self._sibling_tokens = 0  # those of its siblings
         # Tokens that fit into the node's free blocks, less those placed there since its last
         # report; None if it has reported no blocks.
         self.room_tokens: int | None = None
@@ -43,7 +53,7 @@ class InflightLoad:
         return key in self._expected
 
     def begin(self, prompt: InflightPrompt) -> None:
-        self._compute_tokens += prompt.compute_tokens
+        self.compute_tokens += prompt.compute_tokens
         self.queued_tokens += prompt.compute_tokens
         if self.room_tokens is not None:
             self.room_tokens -= prompt.room_tokens
@@ -51,7 +61,7 @@ class InflightLoad:
 
     def end(self, prompt: InflightPrompt, *, computed: bool) -> None:
         """Count the prompt no longer: it is computed there, or never will be."""
-        self._compute_tokens -= prompt.compute_tokens
+        self.compute_tokens -= prompt.compute_tokens
         self.queued_tokens -= prompt.compute_tokens
         if computed:
             self._settling.append(prompt)
@@ -60,13 +70,18 @@ class InflightLoad:
 
     def reported(self, queued_tokens: int, room_tokens: int | None) -> None:
         """Take over the node's own counts, which include other routers' prompts."""
-        self.queued_tokens = max(queued_tokens, self._compute_tokens)
+        self.queued_tokens = max(queued_tokens, self.compute_tokens + self._sibling_tokens)
         self.room_tokens = room_tokens
         for prompt in self._settling:
             prompt.reports -= 1
             if not prompt.reports:
                 self._forget(prompt)
         self._settling = [prompt for prompt in self._settling if prompt.reports]
+
+    def take_siblings(self, compute_tokens: int) -> None:
+        """Take over the tokens that other workers of this router have placed here."""
+        self.queued_tokens += compute_tokens - self._sibling_tokens
+        self._sibling_tokens = compute_tokens
 
     def _forget(self, prompt: InflightPrompt) -> None:
         self._expected.subtract(prompt.keys)

@@ -22,8 +22,7 @@ from ..placement.recent_prefills import RecentPrefills
 from .absent_nodes import AbsentNodes
 from .node import Node
 from .retained_prefixes import RetainedPrefixes
-from .roster import Roster
-from .shortlist import FEW, Excluded, shortlist
+from .shortlist import FEW, Excluded, Roster, shortlist
 
 log = logger("router")
 
@@ -278,6 +277,11 @@ class NodeTable:
             self._retained.retain(node.key, node.prefixes)
         else:
             node.prefixes.hide()
+
+    def lose(self, node_id: str, epoch: int, *, keep: bool) -> None:
+        """Lose a node that the keeper of this worker has lost."""
+        if self.get(node_id, epoch) is not None:
+            self._remove(node_id, "is lost", keep=keep)
 
     # -- closing -----------------------------------------------------------------------------
 

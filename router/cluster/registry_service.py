@@ -115,6 +115,16 @@ class Registry(RegistryServicer):
             )
         )
 
+    async def learn(self, card: pb.ModelCard) -> None:
+        """Serve the model of a decode node that the keeper of this worker has let in. Raises
+        ``PeerRefusedError`` if its tokenizer cannot be read here."""
+        await self._load_tokenizer(card)
+        self._update_model()
+
+    def nodes_lost(self) -> None:
+        """Serve the model of the nodes that are left."""
+        self._update_model()
+
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:
         try:
             await self.enter(request, _reachable(request.address, context.peer()))

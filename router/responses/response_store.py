@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,6 +44,10 @@ class ResponseStore:
         self._clock = clock
         self._stored: OrderedDict[str, tuple[StoredResponse, float]] = OrderedDict()
         self._bytes = 0
+
+    def new_id(self) -> str:
+        """An id for a response that is to be stored."""
+        return f"resp_{uuid.uuid4().hex}"
 
     def add(self, response: StoredResponse) -> None:
         """Store a response; the oldest make room."""

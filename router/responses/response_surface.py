@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from dataclasses import replace
 from typing import Any
 
@@ -56,7 +55,7 @@ class Responses:
             request.sampling.structured_outputs.param = TEXT_FORMAT
         return replace(
             request,
-            request_id=f"resp_{uuid.uuid4().hex}",
+            request_id=self._stored.new_id(),
             stream=asked.stream,
             ignored={*ignored, *request.ignored},
         )

@@ -104,6 +104,8 @@ async def ready(services: RouterServices) -> Status:
     if services.draining:
         raise DrainingError("The router is stopping.", code="server_draining")
     services.registry.model()
+    if not services.siblings.whole:
+        raise UnavailableError("Not all workers of this router serve; try again soon.")
     return Status(status="ready")
 
 
@@ -120,7 +122,7 @@ async def health_details(services: RouterServices) -> HealthDetails:
         version=version(),
         uptime_seconds=round(time.time() - services.started, 1),
         model=model,
-        requests=services.handler.active,
+        requests=services.handler.active + services.handler.elsewhere,
         nodes={f"{role}/{state}": count for (role, state), count in sorted(nodes.items())},
     )
 
@@ -128,14 +130,15 @@ async def health_details(services: RouterServices) -> HealthDetails:
 @router.get("/load", dependencies=KEY_CHECKED)
 async def load(services: RouterServices) -> ServerLoad:
     """The number of requests in progress, as in vLLM."""
-    return ServerLoad(server_load=services.handler.active)
+    return ServerLoad(server_load=services.handler.active + services.handler.elsewhere)
 
 
 @router.get("/v1/usage", dependencies=KEY_CHECKED)
 async def show_usage(exchange: Exchange, services: RouterServices) -> UsageReport:
     """Requests and tokens of the key; of all keys for an admin's."""
-    own, usage = exchange.owner, services.usage
-    counts = usage.all() if own.admin else {own.name: usage.of(own.name)}
+    own, counts = exchange.owner, await services.siblings.usage()
+    if not own.admin:
+        counts = {own.name: counts.get(own.name, KeyCounts())}
     data = [_entry(name, counts[name]) for name in sorted(counts)]
     return UsageReport(since=int(services.started), data=data)
 
@@ -169,7 +172,7 @@ async def metrics(services: RouterServices) -> Response:
     if services.options.metrics_port is not None or services.options.asks_for_keys:
         message = "Metrics are not on this port; see --metrics-port of the router."
         raise ApiError(404, message, code="unknown_url")
-    page = await services.metrics.page()
+    page = await services.siblings.page()
     return Response(page, headers={"content-type": CONTENT_TYPE})
 
 

@@ -18,6 +18,7 @@ from ..handler import GenerateHandler
 from ..http.exchange import HttpExchange
 from ..metrics import Metrics
 from ..options import RouterOptions
+from ..processes.siblings import Siblings
 from ..responses.background import BackgroundRuns
 from ..responses.response_store import ResponseStore
 from ..web.overview import Overview
@@ -38,6 +39,7 @@ class Services:
     responses: ResponseStore
     runs: BackgroundRuns
     overview: Overview
+    siblings: Siblings
     batches: Batches | None = None
     draining: bool = False
     shut_down: Callable[[], None] = lambda: None

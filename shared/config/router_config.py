@@ -96,6 +96,15 @@ class RouterConfig(AccessConfig, BatchConfig, SamplingConfig):
         "as a load balancer needs to notice.",
         minimum=0.0,
     )
+    router_workers: int = option(
+        1,
+        "--router-workers",
+        "Worker processes that serve the HTTP port together, each on a core of its own, with one "
+        "registry and one view of the nodes. Limits on memory and connections are divided among "
+        "them.",
+        minimum=1,
+        maximum=64,
+    )
     max_concurrent_requests: int = option(
         1024,
         "--max-concurrent-requests",

@@ -11,6 +11,8 @@ from typing import Any
 
 READY_FD = "TANDEM_READY_FD"
 LIFELINE_FD = "TANDEM_LIFELINE_FD"
+# What a worker of a router inherits from its keeper.
+WORKER = "TANDEM_ROUTER_WORKER"
 GRACE_SECONDS = 5.0
 
 

@@ -345,8 +345,7 @@ async def test_no_more_requests_than_the_limit(tmp_path: Path) -> None:
 async def test_no_more_connections_than_the_limit(tmp_path: Path) -> None:
     async with cluster(tmp_path, max_connections=5) as c:
         held = [await asyncio.open_connection("127.0.0.1", c.router.http_port) for _ in range(5)]
-        assert c.router._http is not None
-        connections = c.router._http.server_state.connections
+        connections = c.router._http.connections
         await until(lambda: len(connections) == 5)
         reader, writer = await asyncio.open_connection("127.0.0.1", c.router.http_port)
         async with asyncio.timeout(20):
@@ -394,8 +393,7 @@ async def test_a_drain_lets_streams_finish_and_ends_the_rest(tmp_path: Path) -> 
 
 async def test_what_a_client_gets_waits_for_no_acknowledgement(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0) as c:
-        assert c.router._http is not None
-        connections: Any = c.router._http.server_state.connections
+        connections: Any = c.router._http.connections
         with socket.create_connection(("127.0.0.1", c.router.http_port)):
             await until(lambda: bool(connections))
             (connection,) = connections

@@ -11,8 +11,9 @@ import openai
 import pytest
 
 from tandem.router.access.key_usage import KeyUsage
-from tandem.router.access.moving_windows import MinuteLimits
+from tandem.router.access.moving_windows import MinuteLimits, OwnWindows
 from tandem.router.access.rate_limits import RateLimits, duration
+from tandem.router.access.shared_windows import SharedWindows
 from tandem.router.options import RouterOptions
 from tandem.tests.router.support import Cluster, cluster, until
 
@@ -66,16 +67,36 @@ def test_a_reservation_ends_with_what_was_used() -> None:
 
 def test_what_is_kept_is_bounded() -> None:
     clock = Clock()
-    limits = MinuteLimits(3, clock)
+    windows = OwnWindows(3, clock)
+    limits = MinuteLimits(3, clock, windows)
     for number in range(10_000):
         clock.now += 0.01
         limits.take(f"key-{number % 20}", 1000, 1)
-    storage = limits._storage
-    assert len(storage._windows) == 3
+    assert len(windows._windows) == 3
     for _ in range(10_000):
         clock.now += 0.1
         limits.take("busy", 10**9, 100)
-    assert len(storage.window("busy").halves) <= 122
+    with windows.opened("busy") as busy:
+        assert len(busy.halves) <= 122
+
+
+def test_limits_hold_for_all_processes_that_share_a_file(tmp_path: Path) -> None:
+    clock = Clock()
+    first, second = (
+        MinuteLimits(9, clock, SharedWindows(tmp_path / "limits", 16, clock)) for _ in range(2)
+    )
+    reserved = first.take("a", 100, 60)
+    assert reserved is not None and second.take("a", 100, 41) is None
+    assert second.take("b", 100, 100) is not None
+    clock.now += 30
+    assert second.take("a", 100, 40) is not None
+    first.settle(reserved, 10)
+    assert second.level("a", 100) == first.level("a", 100)
+    assert first.level("a", 100).remaining == 50
+    clock.now += 31
+    assert second.level("a", 100).remaining == 60
+    for number in range(100):  # more names than slots
+        assert first.take(f"key-{number}", 1, 1) is not None
 
 
 @pytest.mark.parametrize(

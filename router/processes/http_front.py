@@ -1,0 +1,116 @@
+"""The HTTP side of a process: uvicorn with a router's application, started and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from ...shared.errors import StartupError
+from ...shared.telemetry.logs import RateLimitedFilter, logger
+from ..app import App
+from ..http.protocol import bounded
+from ..openai.error_body import error_body
+from ..options import RouterOptions
+
+log = logger("router")
+uvicorn_log = logging.getLogger("uvicorn.error")
+
+BACKLOG = 2048
+
+
+class _HttpServer(uvicorn.Server):
+    """Leaves signals to the process."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpFront:
+    """Serves an application on sockets that listen."""
+
+    def __init__(self, options: RouterOptions, app: App, outermost: ASGIApp | None = None) -> None:
+        """``outermost`` is an application around ``app``, if there is one."""
+        self._options = options
+        self._app = app
+        self._outermost = outermost or app
+        # uvicorn logs every invalid request and upgrade, which any client can send.
+        self._log_filter = RateLimitedFilter()
+        self._http: _HttpServer | None = None
+        self.serving: asyncio.Task[None] | None = None
+
+    @property
+    def connections(self) -> set[Any]:
+        """The open connections."""
+        return self._http.server_state.connections if self._http is not None else set()
+
+    async def start(self, listeners: Sequence[socket.socket]) -> None:
+        """Accept connections. Raises ``StartupError`` if the server ends at once."""
+        config = uvicorn.Config(
+            self._outermost,
+            http=bounded(self._options, error_body),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=int(self._options.keep_alive_timeout),
+            # After ``abort``; whatever has not ended by then is cancelled.
+            timeout_graceful_shutdown=int(self._options.drain_timeout) + 2,
+            backlog=BACKLOG,
+        )
+        uvicorn_log.addFilter(self._log_filter)
+        self._http = server = _HttpServer(config)
+        self.serving = asyncio.create_task(server.serve(sockets=list(listeners)))
+        while not server.started:
+            if self.serving.done():
+                await self.serving
+                raise StartupError("the HTTP server ended while it was starting")
+            await asyncio.sleep(0.005)
+
+    async def stop(self) -> None:
+        """Stop listening, let requests finish until the deadline, then abort them."""
+        self._app.services.draining = True
+        log.info(
+            "closing the listener; %d requests have %g s to finish",
+            self._app.handler.active,
+            self._options.drain_timeout,
+        )
+        if self._http is not None and self.serving is not None:
+            loop = asyncio.get_running_loop()
+            deadline = loop.call_later(self._options.drain_timeout, self._app.handler.abort)
+            self._http.should_exit = True
+            await asyncio.gather(self.serving, return_exceptions=True)
+            deadline.cancel()
+        uvicorn_log.removeFilter(self._log_filter)
+
+
+def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A socket that listens; ``shared`` if others of this process do so on the same port. Raises
+    ``StartupError``."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # With an explicit protocol, asyncio turns off Nagle's algorithm for accepted connections; it
+    # would delay tokens by up to 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise StartupError(
+            f"cannot listen on {host}:{port} for HTTP: {error.strerror}; choose another --host or "
+            f"--port"
+        ) from error
+    return listener

@@ -1,0 +1,320 @@
+"""The keeper of a router's workers: one registry, one view of the nodes, and what all share.
+
+It listens where nodes join, and tells its workers of every change; they serve HTTP. A worker that
+hears nothing from it goes on with what it knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ...proto import tandem_pb2 as pb
+from ...shared.errors import RequestError, StartupError
+from ...shared.process.probe import ProbeServer
+from ...shared.security.credentials import Credentials, check_exposure
+from ...shared.telemetry.logs import logger
+from ...shared.telemetry.process_metrics import ProcessMetrics
+from ..cluster.node_commands import UnknownNodeError
+from ..cluster.pinned_model import read_pinned
+from ..cluster.registry_service import Registry
+from ..cluster.static_nodes import StaticNodes
+from ..metrics import Metrics
+from ..options import RouterOptions
+from .http_front import listen
+from .link import Link, LinkClosedError, Topic
+from .merged_metrics import MergedPage
+from .node_messages import KeptCommands, KeptNodes, PlacedLoads, introduce, pack_loads, unpack_loads
+from .registry_front import RegistryFront
+from .shared_responses import refusal_of
+from .worker_process import WorkerProcess
+
+log = logger("router")
+
+START_SECONDS = 120.0
+# Time that workers may take to end beyond --drain-timeout.
+STOP_SECONDS = 5.0
+ABSENT_SECONDS = 1.0
+
+
+class Keeper:
+    """Call ``start``, then ``stop``; the ports are known in between."""
+
+    def __init__(
+        self, options: RouterOptions, shut_down: Callable[[], None], credentials: Credentials
+    ) -> None:
+        self.options = options
+        self.http_port = self.registry_port = self.metrics_port = 0
+        self._shut_down = shut_down
+        self._credentials = credentials
+        self.nodes = KeptNodes(self._publish, options.node_timeout, credentials=credentials)
+        self.registry = Registry(options, self.nodes)
+        self.registry.commands = KeptCommands(self._publish, options, self.nodes)
+        self.metrics = Metrics(self.nodes)
+        self.metrics.served = self.registry.served_name
+        self._registry_front = RegistryFront(options, self.registry, credentials)
+        self.metrics.add(self._registry_front.refused)
+        self._process = ProcessMetrics(self.metrics.registry, credentials)
+        self._static = StaticNodes(
+            self.nodes, self.registry, options.prefill_addresses, credentials
+        )
+        self._page = MergedPage(self.metrics, self._gather)
+        self._metrics_page = ProbeServer("--metrics-port")
+        self._loads = PlacedLoads()
+        self._listeners: list[socket.socket] = []
+        self._workers: list[WorkerProcess] = []
+        self._running: list[asyncio.Task[None]] = []
+        self._loops: list[asyncio.Task[None]] = []
+        self._introducing: set[asyncio.Task[None]] = set()
+        self._until_end = ExitStack()
+        self._folder = Path()
+        self._all_serve = asyncio.Event()
+        self._draining = False
+
+    # -- life --------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start listening, and wait until all workers serve. Raises what ``Router.start`` does."""
+        options = self.options
+        check_exposure(
+            self._credentials, options.insecure, {"--registry-host": options.registry_host}
+        )
+        self.registry.pin(await read_pinned(options))
+        self._listeners = shared_listeners(options.host, options.port, options.router_workers)
+        self.http_port = self._listeners[0].getsockname()[1]
+        self.registry_port = await self._registry_front.start()
+        if options.metrics_port is not None:
+            host = options.metrics_host or options.host
+            self.metrics_port = await self._metrics_page.start(host, options.metrics_port)
+            self._metrics_page.show(self._takes_work, self._page.get)
+        self._loops = [
+            asyncio.create_task(loop)
+            for loop in (
+                self.registry.watch(),
+                self._static.run(),
+                self._process.watch(),
+                self._publish_absent(),
+            )
+        ]
+        self._folder = Path(self._until_end.enter_context(TemporaryDirectory(prefix="tandem-")))
+        command = sys.argv[1:]
+        self._workers = [
+            WorkerProcess(number, listener, self._folder, self._link_to, self._changed, command)
+            for number, listener in enumerate(self._listeners)
+        ]
+        self._running = [asyncio.create_task(worker.run()) for worker in self._workers]
+        await self._until_whole()
+
+    async def retire(self) -> None:
+        """Turn /ready off everywhere, and keep serving for a while."""
+        self._draining = True
+        self._publish(Topic.RETIRE, b"")
+        delay = self.options.shutdown_delay
+        log.info("stopping: no longer ready, and serving for another %g s", delay)
+        await asyncio.sleep(delay)
+
+    async def stop(self) -> None:
+        """Close the port, and let the workers finish their requests until the deadline."""
+        self._draining = True
+        for listener in self._listeners:
+            listener.close()
+        for worker in self._workers:
+            worker.stopping = True
+        self._publish(Topic.STOP, b"")
+        if self._running:
+            await asyncio.wait(self._running, timeout=self.options.drain_timeout + STOP_SECONDS)
+        for task in (*self._running, *self._loops):
+            task.cancel()
+        await asyncio.gather(*self._running, *self._loops, return_exceptions=True)
+        await self._metrics_page.stop()
+        await self.nodes.close()
+        await self._registry_front.stop()
+        self._until_end.close()
+        log.info("ended")
+
+    async def failed(self) -> None:
+        """Wait until a part ends by itself; raise its error."""
+        done, _ = await asyncio.wait(
+            (*self._running, *self._loops), return_when=asyncio.FIRST_COMPLETED
+        )
+        for task in done:
+            task.result()
+
+    async def _until_whole(self) -> None:
+        """Wait until all workers serve. Raises ``StartupError``."""
+        whole = asyncio.create_task(self._all_serve.wait())
+        failed = asyncio.create_task(self.failed())
+        try:
+            await asyncio.wait(
+                (whole, failed), timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            if failed.done():
+                failed.result()
+            if not whole.done():
+                raise StartupError(f"not all workers serve after {START_SECONDS:g} s")
+        except BaseException:
+            await self.stop()
+            raise
+        finally:
+            for task in (whole, failed):
+                task.cancel()
+            await asyncio.gather(whole, failed, return_exceptions=True)
+
+    def _is_whole(self) -> bool:
+        return all(worker.serving for worker in self._workers)
+
+    def _takes_work(self) -> bool:
+        return not self._draining and self._is_whole() and self.nodes.decode_ready()
+
+    # -- messages ----------------------------------------------------------------------------
+
+    def _link_to(self, worker: WorkerProcess) -> Link:
+        def serving(body: bytes) -> None:
+            worker.serving = True
+            self._changed(worker)
+
+        def loads(body: bytes) -> None:
+            fields = json.loads(body)
+            placed = unpack_loads(fields["nodes"])
+            self._loads.take(worker.number, fields["active"], placed)
+            self._share(set(placed), worker.number)
+
+        async def usage(body: bytes) -> bytes:
+            answers = await self._gather(Topic.USAGE, body)
+            return json.dumps([json.loads(answer) for answer in answers]).encode()
+
+        async def page(body: bytes) -> bytes:
+            return await self._page.get()
+
+        return Link(
+            {
+                Topic.SERVING: serving,
+                Topic.LOADS: loads,
+                Topic.SHUT_DOWN: lambda body: self._shut_down(),
+            },
+            {
+                Topic.COMMAND: self._command,
+                Topic.PAGE: page,
+                Topic.USAGE: usage,
+                Topic.RESPONSE: self._ask_for_response,
+            },
+        )
+
+    def _changed(self, worker: WorkerProcess) -> None:
+        """A worker was started, serves, or has ended."""
+        if worker.link is not None and not worker.serving:
+            task = asyncio.create_task(self._introduce_all(worker.link))
+            self._introducing.add(task)
+            task.add_done_callback(self._introducing.discard)
+        elif worker.link is None:
+            self._share(set(self._loads.drop(worker.number)), worker.number)
+        if self._is_whole():
+            self._all_serve.set()
+        self._publish(Topic.WHOLE, json.dumps(self._is_whole()).encode())
+
+    async def _introduce_all(self, link: Link) -> None:
+        """Tell a new worker of all nodes. Changes are told as usual meanwhile: those of a node that
+        it does not know yet are part of what it is told later."""
+        await link.opened.wait()
+        for node in self.nodes:
+            if not node.lost:
+                for topic, body in introduce(node):
+                    link.tell(topic, body)
+                await link.drained()
+        others = self._loads.sums(self._loads.keys())
+        link.tell(Topic.OTHERS, _others(self._loads.active(), others))
+        link.tell(Topic.WHOLE, json.dumps(self._is_whole()).encode())
+        link.tell(Topic.SYNCED)
+        if self._draining:
+            link.tell(Topic.RETIRE)
+
+    def _publish(self, topic: Topic, body: bytes) -> None:
+        for worker in self._workers:
+            if worker.link is not None:
+                worker.link.tell(topic, body)
+
+    def _share(self, keys: set[tuple[str, int]], source: int) -> None:
+        """Tell all but one worker what the others have placed on some nodes."""
+        for worker in self._workers:
+            if worker.number != source and worker.link is not None:
+                active = self._loads.active(without=worker.number)
+                sums = self._loads.sums(keys, without=worker.number)
+                worker.link.tell(Topic.OTHERS, _others(active, sums))
+        for (node_id, epoch), placed in self._loads.sums(keys).items():
+            if (node := self.nodes.get(node_id, epoch)) is not None:
+                node.take_siblings(placed)
+
+    async def _gather(self, topic: Topic, body: bytes = b"") -> list[bytes]:
+        """The answers of all workers that answer."""
+        links = [worker.link for worker in self._workers if worker.link is not None]
+        asked = (link.ask(topic, body) for link in links)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, LinkClosedError):
+                raise answer
+        return [answer for answer in answers if isinstance(answer, bytes)]
+
+    async def _command(self, body: bytes) -> bytes:
+        """Run an operator's command; the answer says why it is refused, if it is."""
+        fields: dict[str, Any] = json.loads(body)
+        commands = self.registry.commands
+        try:
+            if "role" in fields:
+                role: pb.Role = fields["role"]
+                commands.set_role(fields["node"], role, force=fields["force"])
+            else:
+                commands.drain(fields["node"], fields["seconds"])
+        except RequestError as error:
+            unknown = isinstance(error, UnknownNodeError)
+            return json.dumps({"refused": str(error), "unknown": unknown}).encode()
+        return b"{}"
+
+    async def _ask_for_response(self, question: bytes) -> bytes:
+        """What the worker that has a response answers."""
+        worker = self._workers[json.loads(question)[0]]
+        try:
+            if worker.link is None:
+                raise LinkClosedError("The process that had this response has ended.")
+            return await worker.link.ask(Topic.RESPONSE, question)
+        except LinkClosedError as error:
+            return refusal_of(error)
+
+    async def _publish_absent(self) -> None:
+        before = b""
+        while True:
+            await asyncio.sleep(ABSENT_SECONDS)
+            absent = self.nodes.absent.all()
+            names = repr([(node.node_id, node.reason) for node in absent]).encode()
+            if names != before:
+                before = names
+                self._publish(Topic.ABSENT, pb.ListReply(absent=absent).SerializeToString())
+
+
+def shared_listeners(host: str, port: int, count: int) -> list[socket.socket]:
+    """Sockets that share a port; the kernel spreads connections over them. Raises
+    ``StartupError``."""
+    if not sys.platform.startswith("linux"):
+        raise StartupError("--router-workers above 1 needs Linux, which spreads connections")
+    # A socket that does not share finds a port that another router's sockets share.
+    with listen(host, port) as alone:
+        port = alone.getsockname()[1]
+    listeners: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            listeners.append(listen(host, port, shared=True))
+    except StartupError:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
+
+
+def _others(active: int, loads: Any) -> bytes:
+    return json.dumps({"active": active, "nodes": pack_loads(loads)}).encode()

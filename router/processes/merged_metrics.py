@@ -1,0 +1,149 @@
+"""One metrics page of all workers: each series once, with the sum over the workers.
+
+The keeper adds what it alone knows: the nodes, and the calls of its registry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter as Counts
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from ..metrics import Metrics
+from .link import Topic
+
+# A page is reused for so long: several servers may scrape.
+PAGE_SECONDS = 1.0
+# Series of which a sum would mean nothing.
+LARGEST = frozenset(
+    (
+        "tandem_build_info",
+        "process_max_fds",
+        "tandem_certificate_expiry_timestamp_seconds",
+    )
+)
+EARLIEST = frozenset(("process_start_time_seconds",))
+# Of nodes, which only the keeper follows; and gauges that it computes from the requests of all.
+KEEPERS = frozenset(
+    (
+        "tandem_nodes_lost",
+        "tandem_nodes_refused",
+        "tandem_registry_calls_refused",
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:kv_cache_usage_perc",
+    )
+)
+
+Labels = tuple[tuple[str, str], ...]
+
+
+def describe(metrics: Metrics) -> bytes:
+    """A worker's series, for its keeper."""
+    families = [
+        [
+            family.name,
+            family.documentation,
+            family.type,
+            [[sample.name, sample.labels, sample.value] for sample in family.samples],
+        ]
+        for family in metrics.registry.collect()
+    ]
+    fields = {
+        "families": families,
+        "requests": metrics.requests,
+        "unstarted": metrics.unstarted,
+    }
+    return json.dumps(fields).encode()
+
+
+class MergedPage:
+    """The page of the keeper's ``metrics`` and those of all workers, which ``gather`` asks."""
+
+    def __init__(self, metrics: Metrics, gather: Callable[[Topic], Awaitable[list[bytes]]]) -> None:
+        self._metrics = metrics
+        self._gather = gather
+        self._page: asyncio.Task[bytes] | None = None
+        self._until = 0.0
+
+    async def get(self) -> bytes:
+        """The page, at most a second old."""
+        if self._page is None or (self._page.done() and time.monotonic() >= self._until):
+            self._page = asyncio.create_task(self._new_page())
+        return await asyncio.shield(self._page)
+
+    async def _new_page(self) -> bytes:
+        told = await self._gather(Topic.SERIES)
+        workers = await asyncio.to_thread(lambda: [json.loads(one) for one in told])
+        self._metrics.requests = _sum(one["requests"] for one in workers)
+        self._metrics.unstarted = _sum(one["unstarted"] for one in workers)
+        families = [one["families"] for one in workers]
+        page = await self._metrics.page_with(lambda own: merged(own, families))
+        self._until = time.monotonic() + PAGE_SECONDS
+        return page
+
+
+def merged(own: CollectorRegistry, workers: Iterable[list[Any]]) -> bytes:
+    """The text of the keeper's registry, with the workers' series added to it."""
+    families: dict[str, _SummedSeries] = {}
+    for family in own.collect():
+        made = families[family.name] = _SummedSeries(family.name, family.documentation, family.type)
+        for sample in family.samples:
+            made.add(sample.name, sample.labels, sample.value)
+    for name, meaning, kind, samples in (family for told in workers for family in told):
+        if name in KEEPERS:
+            continue
+        made = families.setdefault(name, _SummedSeries(name, meaning, kind))
+        for sample_name, labels, value in samples:
+            made.add(sample_name, labels, value)
+    registry = CollectorRegistry()
+    registry.register(_AllSeries(families.values()))
+    return generate_latest(registry)
+
+
+class _SummedSeries:
+    """One series of all processes, by labels."""
+
+    def __init__(self, name: str, meaning: str, kind: str) -> None:
+        self._name, self._meaning, self._kind = name, meaning, kind
+        self._values: dict[tuple[str, Labels], float] = {}
+
+    def add(self, sample: str, labels: dict[str, str], value: float) -> None:
+        key = sample, tuple(labels.items())
+        before = self._values.get(key)
+        if before is None:
+            self._values[key] = value
+        elif self._name in LARGEST:
+            self._values[key] = max(before, value)
+        elif self._name in EARLIEST or sample.endswith("_created"):
+            self._values[key] = min(before, value)
+        else:
+            self._values[key] = before + value
+
+    def metric(self) -> Metric:
+        made = Metric(self._name, self._meaning, self._kind)
+        for (sample, labels), value in self._values.items():
+            made.add_sample(sample, dict(labels), value)
+        return made
+
+
+class _AllSeries(Collector):
+    def __init__(self, families: Iterable[_SummedSeries]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        return (family.metric() for family in self._families)
+
+
+def _sum(counts: Iterable[dict[str, int]]) -> Counts[str]:
+    total: Counts[str] = Counts()
+    for count in counts:
+        total.update(count)
+    return total

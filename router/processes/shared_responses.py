@@ -1,0 +1,82 @@
+"""Stored responses of a router with workers: each is kept by the worker that made it, whose number
+is in its id. Another worker that continues one asks for its conversation."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from ...shared.errors import UnavailableError
+from ..errors import ApiError
+from ..http.encoding import encode
+from ..options import RouterOptions
+from ..responses.background import BackgroundRuns
+from ..responses.response_store import ResponseStore, StoredResponse
+from .link import ANSWER_SECONDS, Link, Topic
+
+MARK = 2  # hexadecimal digits at the end of an id
+
+
+class SharedResponses(ResponseStore):
+    """The responses of one worker, and through ``link`` those of the others."""
+
+    def __init__(self, options: RouterOptions, number: int, link: Link) -> None:
+        super().__init__(options.max_stored_responses, options.response_lifetime)
+        self._number = number
+        self._workers = options.router_workers
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+
+    def new_id(self) -> str:
+        return super().new_id()[:-MARK] + f"{self._number:0{MARK}x}"
+
+    def keeper_of(self, response_id: str) -> int | None:
+        """The number of another worker that may have the response; ``None`` if none does."""
+        try:
+            number = int(response_id[-MARK:], 16)
+        except ValueError:
+            return None
+        return number if number != self._number and number < self._workers else None
+
+    def get(self, response_id: str, owner: str, param: str | None = None) -> StoredResponse:
+        """Raises ``ApiError``. Of another worker's response only the conversation is told, in the
+        threads that parse requests; other requests are passed on whole."""
+        number = self.keeper_of(response_id)
+        if number is None or _on(self._loop):
+            return super().get(response_id, owner, param)
+        question = json.dumps([number, response_id, owner, param]).encode()
+        asked = asyncio.run_coroutine_threadsafe(
+            self._link.ask(Topic.RESPONSE, question), self._loop
+        )
+        told = json.loads(asked.result(2 * ANSWER_SECONDS))
+        if "refused" in told:
+            raise ApiError(told["status"], told["refused"], param=param, code=told["code"])
+        return StoredResponse(owner=owner, body={}, items=[], **told)
+
+
+async def describe_response(store: ResponseStore, runs: BackgroundRuns, question: bytes) -> bytes:
+    """The answer to another worker's question."""
+    _, response_id, owner, param = json.loads(question)
+    try:
+        runs.check_ended(response_id, owner, param)
+        stored = store.get(response_id, owner, param)
+    except ApiError as error:
+        return json.dumps(
+            {"status": error.status, "refused": error.message, "code": error.code}
+        ).encode()
+    fields: dict[str, Any] = {"conversation": stored.conversation, "size": stored.size}
+    return b"".join(await encode(fields))
+
+
+def refusal_of(error: UnavailableError) -> bytes:
+    """The answer when the worker that has the response does not answer."""
+    return json.dumps({"status": 503, "refused": str(error), "code": None}).encode()
+
+
+def _on(loop: asyncio.AbstractEventLoop) -> bool:
+    """True in the thread of the event loop, which must not wait for itself."""
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False

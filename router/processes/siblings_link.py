@@ -1,0 +1,63 @@
+"""The other workers, asked through the keeper."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from ...proto import tandem_pb2 as pb
+from ...shared.errors import RequestError
+from ..access.key_usage import KeyCounts
+from ..cluster.node_commands import UnknownNodeError
+from .link import Link, LinkClosedError, Topic
+from .siblings import Siblings
+
+
+class LinkedSiblings(Siblings):
+    """What the keeper does not answer is answered for this worker alone, or refused."""
+
+    link: Link
+
+    async def drain(self, node_id: str, seconds: float | None) -> None:
+        await self._command({"node": node_id, "seconds": seconds})
+
+    async def set_role(self, node_id: str, role: pb.Role, *, force: bool) -> None:
+        await self._command({"node": node_id, "role": role, "force": force})
+
+    async def usage(self) -> dict[str, KeyCounts]:
+        try:
+            told = await self.link.ask(Topic.USAGE)
+        except LinkClosedError:
+            return await super().usage()
+        return merged_usage(json.loads(told))
+
+    async def page(self) -> bytes:
+        try:
+            return await self.link.ask(Topic.PAGE)
+        except LinkClosedError:
+            return await super().page()
+
+    async def _command(self, fields: dict[str, Any]) -> None:
+        answer = json.loads(await self.link.ask(Topic.COMMAND, json.dumps(fields).encode()))
+        if refused := answer.get("refused"):
+            raise UnknownNodeError(refused) if answer["unknown"] else RequestError(refused)
+
+
+def describe_usage(usage: dict[str, KeyCounts]) -> bytes:
+    """The counts of one worker, for its keeper."""
+    return json.dumps({name: asdict(counts) for name, counts in usage.items()}).encode()
+
+
+def merged_usage(workers: list[dict[str, dict[str, Any]]]) -> dict[str, KeyCounts]:
+    """The counts of all workers, each as ``describe_usage`` wrote them."""
+    merged: dict[str, KeyCounts] = {}
+    for worker in workers:
+        for name, counts in worker.items():
+            total = merged.setdefault(name, KeyCounts())
+            limited = Counter(counts.pop("limited"))
+            for field, count in counts.items():
+                setattr(total, field, getattr(total, field) + count)
+            total.limited.update(limited)
+    return merged

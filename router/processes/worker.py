@@ -1,0 +1,250 @@
+"""A worker: serves HTTP on its share of the port's connections, and follows its keeper's nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from dataclasses import replace
+
+from ...proto import tandem_pb2 as pb
+from ...shared.errors import PeerRefusedError
+from ...shared.security.credentials import Credentials
+from ...shared.telemetry.logs import logger
+from ...shared.telemetry.process_metrics import ProcessMetrics
+from ...shared.telemetry.stats_line import log_rates
+from ...shared.telemetry.tracing import Tracer
+from ..app import App
+from ..cluster.inflight import PlacedLoad
+from ..cluster.node_table import NodeTable
+from ..cluster.pinned_model import read_pinned
+from ..cluster.registry_service import Registry
+from ..metrics import Metrics
+from ..options import RouterOptions
+from .forwarding import Forwarding, open_door
+from .http_front import HttpFront
+from .link import Link, Topic
+from .merged_metrics import describe
+from .node_messages import Loads, pack_loads, take_state, unpack_loads
+from .shared_responses import SharedResponses, describe_response
+from .siblings_link import LinkedSiblings, describe_usage
+from .worker_process import WorkerPlace
+
+log = logger("router")
+
+# How often a worker tells what it has placed. A heartbeat tells as much, but once a second.
+LOAD_SECONDS = 0.05
+SYNC_SECONDS = 60.0
+CLOSE_SECONDS = 0.5
+
+
+class Worker:
+    """Call ``start``, then ``stop``. Sets the event ``stop`` when the keeper wants its end, or is
+    gone."""
+
+    registry_port = 0
+    metrics_port = 0
+
+    def __init__(
+        self,
+        options: RouterOptions,
+        place: WorkerPlace,
+        stop: asyncio.Event,
+        tracer: Tracer,
+        credentials: Credentials,
+    ) -> None:
+        self.options = options = share_of(options)
+        self.http_port = place.listener.getsockname()[1]
+        self._place = place
+        self._stop = stop
+        self._sent: Loads = {}
+        self._sent_active = 0
+        self._synced = asyncio.Event()
+        self._following: set[asyncio.Task[None]] = set()
+        self._loops: list[asyncio.Task[None]] = []
+        self.nodes = NodeTable(options.node_timeout, credentials=credentials)
+        self.registry = Registry(options, self.nodes)
+        self.metrics = Metrics(self.nodes)
+        self.metrics.served = self.registry.served_name
+        self._process = ProcessMetrics(self.metrics.registry, credentials)
+        self._link = Link(
+            {
+                Topic.JOIN: self._join,
+                Topic.HEARTBEAT: self._heartbeat,
+                Topic.STATE: lambda body: take_state(self.nodes, body),
+                Topic.LOST: self._lose,
+                Topic.ABSENT: self._take_absent,
+                Topic.OTHERS: self._take_others,
+                Topic.SYNCED: lambda body: self._synced.set(),
+                Topic.WHOLE: self._take_whole,
+                Topic.RETIRE: lambda body: self._retire(),
+                Topic.STOP: lambda body: self._stop.set(),
+            },
+            {
+                Topic.SERIES: self._series,
+                Topic.USAGE: self._usage,
+                Topic.RESPONSE: self._response,
+            },
+        )
+        limits = place.folder / "limits"
+        self.app = App(options, self.nodes, self.registry, self.metrics, tracer, limits)
+        services = self.app.services
+        services.shut_down = lambda: self._link.tell(Topic.SHUT_DOWN)
+        self._siblings = LinkedSiblings(self.registry.commands, self.metrics, services.usage.all)
+        self._siblings.link = self._link
+        self._siblings.whole = False
+        services.siblings = self._siblings
+        services.responses = responses = SharedResponses(options, place.number, self._link)
+        forwarding = Forwarding(self.app, place.folder, responses.keeper_of)
+        self._http = HttpFront(options, self.app, forwarding)
+
+    # -- life --------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Follow the keeper, and serve once all of its nodes are known."""
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        self._loops.append(asyncio.create_task(self._follow()))
+        self.registry.pin(await read_pinned(self.options))
+        services = self.app.services
+        if services.batches is not None:
+            await services.batches.open()
+            self._loops.append(asyncio.create_task(services.batches.run()))
+        async with asyncio.timeout(SYNC_SECONDS):
+            await self._synced.wait()
+            if self._following:
+                await asyncio.wait(self._following)  # tokenizers are being loaded
+        self._loops += [
+            asyncio.create_task(loop)
+            for loop in (
+                self._tell_loads(),
+                self._close_lost(),
+                self._process.watch(),
+                log_rates(self.options.stats_interval, self.metrics.work, log),
+            )
+        ]
+        place = self._place
+        await self._http.start([place.listener, open_door(place.folder, place.number)])
+        self._link.tell(Topic.SERVING)
+
+    async def retire(self) -> None:
+        """Nothing: the keeper waits before it ends its workers."""
+
+    async def stop(self) -> None:
+        """Stop listening, let requests finish until the deadline, then abort them."""
+        await self._http.stop()
+        for task in (*self._loops, *self._following):
+            task.cancel()
+        await asyncio.gather(*self._loops, *self._following, return_exceptions=True)
+        if self.app.services.batches is not None:
+            await self.app.services.batches.close()
+        await self.nodes.close()
+        self.app.close()
+
+    async def failed(self) -> None:
+        """Wait until a part ends by itself; raise its error."""
+        assert self._http.serving is not None
+        parts = (self._http.serving, *self._loops)
+        done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+    async def _follow(self) -> None:
+        """Follow the keeper. Without it the port belongs to nobody: finish, and end."""
+        await self._link.run(self._place.link)
+        if not self._stop.is_set():
+            log.error("the keeper of this worker is gone: ending with what runs")
+            self._stop.set()
+        await asyncio.Event().wait()
+
+    def _retire(self) -> None:
+        self.app.services.draining = True
+
+    # -- nodes -------------------------------------------------------------------------------
+
+    def _join(self, body: bytes) -> None:
+        request = pb.JoinRequest.FromString(body)
+        self.nodes.join(request, request.address)
+        if request.role == pb.ROLE_DECODE:
+            task = asyncio.create_task(self._learn(request.model))
+            self._following.add(task)
+            task.add_done_callback(self._following.discard)
+
+    async def _learn(self, card: pb.ModelCard) -> None:
+        try:
+            await self.registry.learn(card)
+        except PeerRefusedError as error:
+            log.error("%s", error)
+
+    def _heartbeat(self, body: bytes) -> None:
+        self.nodes.heartbeat(pb.HeartbeatRequest.FromString(body))
+
+    def _lose(self, body: bytes) -> None:
+        node_id, epoch, keep = json.loads(body)
+        self.nodes.lose(node_id, epoch, keep=keep)
+        self._sent.pop((node_id, epoch), None)
+        self.registry.nodes_lost()
+
+    def _take_absent(self, body: bytes) -> None:
+        self.nodes.absent.replace(pb.ListReply.FromString(body).absent)
+
+    async def _close_lost(self) -> None:
+        while True:
+            await asyncio.sleep(CLOSE_SECONDS)
+            await self.nodes.close_lost()
+
+    # -- load --------------------------------------------------------------------------------
+
+    async def _tell_loads(self) -> None:
+        """Tell what this worker has placed on nodes, whenever it has changed."""
+        while True:
+            await asyncio.sleep(LOAD_SECONDS)
+            changed = {
+                node.key: node.placed
+                for node in self.nodes
+                if node.placed != self._sent.get(node.key, PlacedLoad())
+            }
+            active = self.app.handler.active
+            if changed or active != self._sent_active:
+                self._sent |= changed
+                self._sent_active = active
+                fields = {"active": active, "nodes": pack_loads(changed)}
+                self._link.tell(Topic.LOADS, json.dumps(fields).encode())
+
+    def _take_others(self, body: bytes) -> None:
+        fields = json.loads(body)
+        self._siblings.active = self.app.handler.elsewhere = fields["active"]
+        for (node_id, epoch), placed in unpack_loads(fields["nodes"]).items():
+            if (node := self.nodes.get(node_id, epoch)) is not None:
+                node.take_siblings(placed)
+
+    def _take_whole(self, body: bytes) -> None:
+        self._siblings.whole = json.loads(body)
+
+    # -- answers -----------------------------------------------------------------------------
+
+    async def _series(self, body: bytes) -> bytes:
+        return await asyncio.to_thread(describe, self.metrics)
+
+    async def _usage(self, body: bytes) -> bytes:
+        return describe_usage(self.app.services.usage.all())
+
+    async def _response(self, body: bytes) -> bytes:
+        services = self.app.services
+        return await describe_response(services.responses, services.runs, body)
+
+
+def share_of(options: RouterOptions) -> RouterOptions:
+    """The options of one of several workers: its part of what all may hold together."""
+    count = options.router_workers
+
+    def part(whole: int, least: int = 1) -> int:
+        return max(least, -(-whole // count))
+
+    return replace(
+        options,
+        max_connections=part(options.max_connections),
+        max_held_body_bytes=part(options.max_held_body_bytes, options.max_body_bytes),
+        max_held_prompt_tokens=part(options.max_held_prompt_tokens, 1024),
+        max_held_answer_bytes=part(options.max_held_answer_bytes, options.max_answer_bytes),
+        max_stored_responses=part(options.max_stored_responses, 0),
+    )
