@@ -67,6 +67,8 @@ def show(body: Any, model: ServedModel, options: RouterOptions) -> dict[str, Any
     capabilities = ["completion"]
     if "tools" in source and options.enable_auto_tool_choice:
         capabilities.append("tools")
+    if model.tokenizer.fill_in_middle is not None:
+        capabilities.append("insert")
     if reasoning_of(model, options) != NO_PARSER:
         capabilities.append("thinking")
     return {

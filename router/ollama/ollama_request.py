@@ -19,7 +19,7 @@ from ..openai.tools.chat_tools import Tools, read_tools
 from ..options import RouterOptions
 from ..requests.body_errors import check_integer, wrong_type
 from ..requests.body_model import WHOLE, BodyModel, DocumentedAs
-from ..requests.context import encode_chat, encode_text
+from ..requests.context import encode_around_gap, encode_chat, encode_text
 from ..requests.reasoning_options import prompt_opens_reasoning, reasoning_of
 from ..requests.response_size import ResponseSize
 from ..served_model import ServedModel
@@ -81,12 +81,12 @@ class OllamaGenerateRequest(OllamaBody):
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **OllamaBody.unsupported,
-        "suffix": ("",),
         "template": ("",),
     }
 
     prompt: Annotated[str, Field(min_length=1)]
     system: str = ""
+    suffix: str = ""
     context: Annotated[list[int], Field(max_length=MAX_CONTEXT_TOKENS)] = Field(
         default_factory=list
     )
@@ -132,20 +132,36 @@ def parse_generate(body: Any, model: ServedModel, options: RouterOptions) -> Oll
     given = _options(asked, ignored)
     for i, token in enumerate(asked.context):
         check_integer(f"context[{i}]", token, 0, model.vocab_size - 1)
-    text: dict[str, Any] = {}
-    if asked.raw:
-        if asked.system or asked.context:
-            raise invalid("raw mode does not support template, system, or context", "raw")
-        tokens = encode_text(asked.prompt, model, param="prompt", truncated=asked.truncate)
-    else:
-        turns = [{"role": "system", "content": asked.system}] if asked.system else []
-        turns.append({"role": "user", "content": asked.prompt})
-        variables = _variables(asked, model, options)
-        tokens = encode_chat(turns, model, variables=variables, truncated=asked.truncate)
-        text = {"reasoning_parser": reasoning_of(model, options)}
+    plain = asked.raw or bool(asked.suffix)
+    tokens = _plain(asked, model) if plain else _templated(asked, model, options)
     limit = context_of(given, model)
-    tokens = fitting_text(asked.context + tokens, given, limit, truncate=asked.truncate)
-    return _request(asked, given, tokens, text, model, options, ignored, context=not asked.raw)
+    cut = asked.truncate and not asked.suffix  # the middle of its prompt is the gap
+    tokens = fitting_text(asked.context + tokens, given, limit, truncate=cut)
+    text = {} if plain else {"reasoning_parser": reasoning_of(model, options)}
+    made = _request(asked, given, tokens, text, model, options, ignored, context=not plain)
+    if asked.suffix and model.tokenizer.fill_in_middle is not None:
+        made.sampling.stop_token_ids.extend(model.tokenizer.fill_in_middle.ends)
+    return made
+
+
+def _plain(asked: OllamaGenerateRequest, model: ServedModel) -> list[int]:
+    """The tokens of a prompt without a template, or of one with a gap in it."""
+    for name, unavailable in (("system", asked.system), ("context", asked.context)):
+        if unavailable:
+            mode = "raw mode" if asked.raw else "a request with 'suffix'"
+            raise invalid(f"{mode} does not support template, system, or context", name)
+    if asked.suffix:
+        return encode_around_gap(asked.prompt, asked.suffix, model)
+    return encode_text(asked.prompt, model, param="prompt", truncated=asked.truncate)
+
+
+def _templated(
+    asked: OllamaGenerateRequest, model: ServedModel, options: RouterOptions
+) -> list[int]:
+    turns = [{"role": "system", "content": asked.system}] if asked.system else []
+    turns.append({"role": "user", "content": asked.prompt})
+    variables = _variables(asked, model, options)
+    return encode_chat(turns, model, variables=variables, truncated=asked.truncate)
 
 
 def check_name(name: str, model: ServedModel) -> None:

@@ -87,3 +87,35 @@ def test_after_the_death_of_a_node(tmp_path: Path, tiny_model: str) -> None:
             for text in answer.result():
                 jsonschema.validate(json.loads(text), schema)
         until(lambda: node_metric(lives, "tandem_sequences_running") == 0, "the end")
+
+
+@full_only
+def test_reasoning_has_its_budget_whatever_follows(tmp_path: Path, tiny_model: str) -> None:
+    """Of each choice, streamed or not, with prompts that are prefilled elsewhere."""
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    follows = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "response_format": follows,
+        "thinking_token_budget": 9,
+        "max_tokens": 200,
+        "seed": 3,
+    }
+    with running(tmp_path, tiny_model) as cluster:
+        cluster.start_router("--reasoning-parser=deepseek_r1")
+        cluster.start_nodes(("prefill-node",), ("decode-node",))
+        cluster.wait_nodes(decode=1, prefill=1)
+        status, whole = cluster.post("/v1/chat/completions", body | {"n": 3})
+        assert status == 200, whole
+        for choice in whole["choices"]:
+            message = choice["message"]
+            assert message["reasoning"]
+            assert "</think>" not in message["reasoning"] + message["content"]
+            jsonschema.validate(json.loads(message["content"]), schema)
+        # Each token is a byte: the budget, the rest of a character, and the marker.
+        spent = whole["usage"]["completion_tokens_details"]["reasoning_tokens"]
+        assert spent <= 3 * (9 + 3 + len("</think>"))
+        status, plain = cluster.post(
+            "/v1/chat/completions", body | {"response_format": None, "thinking_token_budget": 0}
+        )
+        assert status == 200 and not plain["choices"][0]["message"]["reasoning"]

@@ -16,6 +16,15 @@ from tandem.router.cluster.node_table import NodeTable
 from tandem.router.metrics import Metrics
 from tandem.router.telemetry.node_series import SERIES
 from tandem.tests.router.support import admitted, cluster, finished, tokens_event, until, usage
+from tandem.tests.router.support import (
+    Cluster,
+    admitted,
+    cluster,
+    finished,
+    tokens_event,
+    until,
+    usage,
+)
 
 
 def join(table: NodeTable, node_id: str, role: pb.Role = pb.ROLE_DECODE, **load: int) -> None:
@@ -143,6 +152,10 @@ async def test_sizes_times_and_sources_of_requests_under_vllms_names(tmp_path: P
         assert f"{sample} {float(value)}\n" in page
 
 
+def registry_value(c: Cluster, name: str, labels: dict[str, str]) -> float | None:
+    return c.router.metrics.registry.get_sample_value(name, labels)
+
+
 async def test_a_request_waits_while_nodes_say_so_and_runs_with_its_first_token(
     tmp_path: Path,
 ) -> None:
@@ -181,3 +194,5 @@ async def test_a_request_waits_while_nodes_say_so_and_runs_with_its_first_token(
             each.cancel()
         await until(lambda: states() == (0, 0))
         assert not c.router.metrics.unstarted.total()
+        labels = {"model_name": "tiny", "engine": "0", "finished_reason": "abort"}
+        assert registry_value(c, "vllm:request_success_total", labels) == 3

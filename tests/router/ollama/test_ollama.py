@@ -9,7 +9,8 @@ from typing import Any
 from tandem.proto import tandem_pb2 as pb
 from tandem.tests.router.anthropic.test_tool_use import CALL, ON, offering
 from tandem.tests.router.golden import check_golden
-from tandem.tests.router.support import CONTEXT, cluster
+from tandem.tests.router.openai.test_suffix import QWEN
+from tandem.tests.router.support import CONTEXT, cluster, make_model
 
 HI: dict[str, Any] = {"model": "tiny:latest", "messages": [{"role": "user", "content": "hi"}]}
 ASK: dict[str, Any] = {"model": "tiny", "prompt": "hi"}
@@ -179,6 +180,25 @@ async def test_prompts_are_cut_to_the_context(tmp_path: Path) -> None:
         assert kept == ids[:3] + ids[-8:] and c.node.requests[-1].sampling.max_tokens == 1
         await sent("/api/chat", HI, num_predict=10 * CONTEXT)
         assert c.node.requests[-1].sampling.max_tokens < CONTEXT
+
+
+async def test_a_gap_is_filled(tmp_path: Path) -> None:
+    asked = ASK | WHOLE | {"suffix": " dog"}
+    async with cluster(tmp_path / "plain") as c:
+        refused = await c.client.post("/api/generate", json=asked)
+        assert refused.status_code == 400 and "fill-in-the-middle" in refused.json()["error"]
+    make_model(tmp_path / "model", special=QWEN)
+    async with cluster(tmp_path) as c:
+        answer = await c.client.post("/api/generate", json=asked)
+        assert answer.status_code == 200 and "context" not in answer.json()
+        prompt = c.router.registry.model().tokenizer.decode(
+            c.node.requests[-1].prompt, skip_special_tokens=False
+        )
+        system = await c.client.post("/api/generate", json=asked | {"system": "x"})
+        shown = (await c.client.post("/api/show", json={"model": "tiny"})).json()
+    assert prompt == "<|fim_prefix|>hi<|fim_suffix|> dog<|fim_middle|>"
+    assert "does not support template, system" in system.json()["error"]
+    assert "insert" in shown["capabilities"]
 
 
 async def test_vectors(tmp_path: Path) -> None:
