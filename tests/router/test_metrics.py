@@ -15,7 +15,6 @@ from tandem.router import metrics as module
 from tandem.router.cluster.node_table import NodeTable
 from tandem.router.metrics import Metrics
 from tandem.router.telemetry.node_series import SERIES
-from tandem.tests.router.support import admitted, cluster, finished, tokens_event, until, usage
 from tandem.tests.router.support import (
     Cluster,
     admitted,
