@@ -15,8 +15,6 @@ from ...shared.errors import UsageError
 from ..grouped_command import Groups, flag, text, whole
 from ..serving_options import dataset_options
 
-# Prompts that repeat would be found in the cache, and so not be computed.
-_NO_PREFIX_CACHE = "enable_prefix_caching"
 # vLLM's older spelling, which its throughput benchmark keeps.
 _OTHER_NAMES = {"--random-prefix-len": "--prefix-len"}
 
@@ -33,7 +31,7 @@ def latency_groups() -> Groups:
             whole("--num-iters", default=30, low=1, help="Batches that count."),
         ],
         "results": _result_options(),
-        "engine": _engine_options(),
+        "engine": _without_prefix_caching(command_options(EngineConfig)),
     }
 
 
@@ -45,7 +43,7 @@ def throughput_groups() -> Groups:
     return {
         "requests": [*requests, whole("--n", default=1, low=1, help="Answers of each prompt.")],
         "results": _result_options(),
-        "engine": _engine_options(),
+        "engine": command_options(EngineConfig),
     }
 
 
@@ -58,7 +56,7 @@ def startup_groups() -> Groups:
             whole("--num-iters-warm", default=3, low=0, help="With full ones."),
         ],
         "results": _result_options(),
-        "engine": _engine_options(),
+        "engine": command_options(EngineConfig),
     }
 
 
@@ -69,10 +67,10 @@ def _result_options() -> list[click.Parameter]:
     ]
 
 
-def _engine_options() -> list[click.Parameter]:
-    options = command_options(EngineConfig)
+def _without_prefix_caching(options: list[click.Parameter]) -> list[click.Parameter]:
+    """As in vLLM: the prompts of a batch come again and again, and would not be computed."""
     for option in options:
-        if option.name == _NO_PREFIX_CACHE:
+        if option.name == "enable_prefix_caching":
             option.default = False
     return options
 

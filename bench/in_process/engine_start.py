@@ -18,7 +18,7 @@ def main() -> None:
     try:
         engine.start()
     except TandemError as error:
-        sys.exit(f"tandem: {error}")
+        sys.exit(" ".join(str(error).split()))
     print(time.perf_counter() - begin, flush=True)
     engine.close()
 

@@ -88,7 +88,7 @@ def _start(config: EngineConfig, environment: Mapping[str, str]) -> float:
             [sys.executable, "-P", "-m", f"{__package__}.engine_start"],
             input=json.dumps(asdict(config)),
             env=os.environ | environment,
-            stdout=subprocess.PIPE,
+            capture_output=True,
             text=True,
             timeout=limit,
         )
@@ -96,4 +96,5 @@ def _start(config: EngineConfig, environment: Mapping[str, str]) -> float:
     except subprocess.TimeoutExpired:
         raise BenchmarkError(f"the engine did not start within {limit:g} s") from None
     except ValueError:
-        raise BenchmarkError("the engine did not start; its error is above") from None
+        last = done.stderr.strip().rpartition("\n")[2]
+        raise BenchmarkError(f"the engine did not start: {last or done.returncode}") from None
