@@ -31,7 +31,7 @@ class OllamaAnswer(AnswerModel):
     model: str
     created_at: str
     done: bool
-    done_reason: Literal["stop", "length"] | None = None
+    done_reason: Literal["stop", "length", "load"] | None = None
     total_duration: int | None = None
     load_duration: int | None = None
     prompt_eval_count: int | None = None

@@ -23,6 +23,7 @@ from ..requests.context import encode_around_gap, encode_chat, encode_text
 from ..requests.reasoning_options import prompt_opens_reasoning, reasoning_of
 from ..requests.response_size import ResponseSize
 from ..served_model import ServedModel
+from .load_request import OnlyLoadsError
 from .loaded_time import check_keep_alive
 from .ollama_format import read_format
 from .ollama_options import OllamaOptions
@@ -72,7 +73,7 @@ class OllamaChatRequest(OllamaBody):
 
     messages: Annotated[
         list[Any], Field(max_length=MAX_MESSAGES), DocumentedAs(list[OllamaMessage])
-    ]
+    ] = Field(default_factory=list)
     tools: Tools = Field(default_factory=list)
 
 
@@ -84,7 +85,7 @@ class OllamaGenerateRequest(OllamaBody):
         "template": ("",),
     }
 
-    prompt: Annotated[str, Field(min_length=1)]
+    prompt: str = ""
     system: str = ""
     suffix: str = ""
     context: Annotated[list[int], Field(max_length=MAX_CONTEXT_TOKENS)] = Field(
@@ -108,8 +109,10 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> OllamaR
     asked = OllamaChatRequest.read(body, ignored)
     check_name(asked.model, model)
     messages = [_message(m, f"messages[{i}]", ignored) for i, m in enumerate(asked.messages)]
-    tools = read_tools(asked.tools, None, True, model, options, ignored)
     given = _options(asked, ignored)
+    if not messages:
+        raise OnlyLoadsError(asked.model, {"message": {"role": "assistant", "content": ""}})
+    tools = read_tools(asked.tools, None, True, model, options, ignored)
     turns = read_messages(messages, model, ignored)
     variables = _variables(asked, model, options)
 
@@ -132,6 +135,8 @@ def parse_generate(body: Any, model: ServedModel, options: RouterOptions) -> Oll
     given = _options(asked, ignored)
     for i, token in enumerate(asked.context):
         check_integer(f"context[{i}]", token, 0, model.vocab_size - 1)
+    if not (asked.prompt or asked.suffix):
+        raise OnlyLoadsError(asked.model, {"response": ""})
     plain = asked.raw or bool(asked.suffix)
     tokens = _plain(asked, model) if plain else _templated(asked, model, options)
     limit = context_of(given, model)

@@ -6,7 +6,6 @@ import json
 import time
 from array import array
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from ...shared.text.output import CallDelta
@@ -15,6 +14,7 @@ from ..http.encoding import EncodedArray, dump
 from ..openai.chat_response import TokenEntries
 from ..openai.response_fields import token_names
 from ..result import GenerationResult
+from .load_request import timestamp
 from .ollama_request import OllamaRequest
 
 
@@ -102,8 +102,8 @@ class OllamaResponse:
         return {"message": {"role": "assistant", "content": text, **extra}}
 
     def _body(self, content: dict[str, Any], *, done: bool) -> dict[str, Any]:
-        made = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        return {"model": self._request.asked_model, "created_at": made, **content, "done": done}
+        head = {"model": self._request.asked_model, "created_at": timestamp()}
+        return {**head, **content, "done": done}
 
     def _line(self, content: dict[str, Any], *, done: bool = False) -> bytes:
         return dump(self._body(content, done=done)) + b"\n"

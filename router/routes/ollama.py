@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Response
+from starlette.types import Receive, Scope, Send
 
 from ..errors import ApiError
+from ..ollama.load_request import OnlyLoadsError
 from ..ollama.model_list import API_VERSION, ShowRequest, entry, running, show
 from ..ollama.ollama_answers import (
     OllamaChatAnswer,
@@ -49,6 +51,17 @@ MODELS = (
     ShowRequest,
 )
 
+
+class OllamaGenerationResponse(GenerationResponse):
+    """As its base, or the answer to a request that has nothing generated."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except OnlyLoadsError as asked:
+            await self._exchange.respond_json(200, asked.answer())
+
+
 router = APIRouter(
     tags=["ollama"], dependencies=KEY_CHECKED, responses=documented_errors(OllamaError)
 )
@@ -58,14 +71,14 @@ router = APIRouter(
 async def ollama_chat(exchange: Exchange, services: RouterServices) -> Response:
     """Generate the next message of a chat."""
     exchange.speak_ollama(LINES)
-    return GenerationResponse(exchange, services.handler, CHAT)
+    return OllamaGenerationResponse(exchange, services.handler, CHAT)
 
 
 @router.post(GENERATE.path, **documented(OllamaGenerateRequest, OllamaGenerateAnswer))
 async def ollama_generate(exchange: Exchange, services: RouterServices) -> Response:
     """Answer a prompt."""
     exchange.speak_ollama(LINES)
-    return GenerationResponse(exchange, services.handler, GENERATE)
+    return OllamaGenerationResponse(exchange, services.handler, GENERATE)
 
 
 @router.post(EMBED.path, **documented(OllamaEmbedRequest, OllamaEmbedAnswer))

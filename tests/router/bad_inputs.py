@@ -18,6 +18,7 @@ from google.protobuf.json_format import MessageToDict
 
 from tandem.router.errors import to_api_error
 from tandem.router.generation import GenerationRequest
+from tandem.router.ollama.load_request import OnlyLoadsError
 from tandem.router.ollama.ollama_surfaces import OllamaChat, OllamaGenerate
 from tandem.router.openai.error_body import error_body
 from tandem.router.openai.surfaces import ChatCompletions, Completions
@@ -300,6 +301,8 @@ def body_answers(folder: Path) -> Table:
                 parsed = surface.parse(valid | changes, model, RouterOptions())
                 made = _described(parsed)
                 answer: Any = {name: made[name] for name in made if made[name] != plain[name]}
+            except OnlyLoadsError:
+                answer = "loads the model"
             except Exception as error:
                 failure = to_api_error(error, retry_after=1)
                 assert failure is not None, (surface.path, shown, repr(error))

@@ -201,6 +201,22 @@ async def test_a_gap_is_filled(tmp_path: Path) -> None:
     assert "insert" in shown["capabilities"]
 
 
+async def test_a_request_without_a_prompt_loads_the_model(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        for path, body in (("/api/chat", HI | {"messages": []}), ("/api/generate", ASK)):
+            asked = {name: value for name, value in body.items() if name != "prompt"}
+            answer = await c.client.post(path, json=asked)
+            assert answer.status_code == 200, answer.text
+            loaded = answer.json()
+            assert loaded["done"] and loaded["done_reason"] == "load"
+            assert loaded["model"] == body["model"]
+            other = await c.client.post(path, json=asked | {"model": "other"})
+            assert other.status_code == 404
+            unload = await c.client.post(path, json=asked | {"keep_alive": 0})
+            assert unload.status_code == 400
+        assert c.node.requests == []
+
+
 async def test_vectors(tmp_path: Path) -> None:
     long = "one two " * CONTEXT
     async with cluster(tmp_path) as c:

@@ -19,7 +19,7 @@ from tandem import (
     StructuredOutputs,
     ThinkingBudget,
 )
-from tandem.router.openai.tools.chat_tools.forced_calls import required_calls
+from tandem.router.openai.tools.forced_calls import required_calls
 from tandem.shared.engine.structured.constraint import Constraint
 from tandem.shared.errors import RequestError
 from tandem.tests.shared.engine.structured.schemas import schemas
