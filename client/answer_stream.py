@@ -56,9 +56,9 @@ class AnswerStream:
         try:
             for event in self._server.stream(self._path, self._body):
                 self._count(event.get("usage"))
-                for choice in event.get("choices") or ():
+                for choice in _objects(event.get("choices")):
                     reason = choice.get("finish_reason")
-                    self.stats.finish_reason = reason or self.stats.finish_reason
+                    self.stats.finish_reason = str(reason or self.stats.finish_reason)
                     for piece in self._of(choice.get("delta") or {"content": choice.get("text")}):
                         if self.stats.first is None:
                             self.stats.first = time.monotonic() - begun
@@ -67,25 +67,41 @@ class AnswerStream:
         finally:
             self.stats.seconds = time.monotonic() - begun
 
-    def _of(self, delta: dict[str, Any]) -> Iterator[Piece]:
-        reasoning = delta.get("reasoning") or delta.get("reasoning_content")
-        if reasoning:
-            yield Piece(reasoning, aside=True)
-        for call in delta.get("tool_calls") or ():
-            function = call.get("function") or {}
-            name = function.get("name")
-            text = (f"\n{name} " if name else "") + (function.get("arguments") or "")
-            yield Piece(text, aside=True)
-        if delta.get("content"):
-            yield from self._tags.split(delta["content"])
+    def _of(self, delta: Any) -> Iterator[Piece]:
+        for fields in _objects([delta]):
+            reasoning = fields.get("reasoning") or fields.get("reasoning_content")
+            if isinstance(reasoning, str):
+                yield Piece(reasoning, aside=True)
+            for call in _objects(fields.get("tool_calls")):
+                yield Piece(_described(call), aside=True)
+            if isinstance(fields.get("content"), str):
+                yield from self._tags.split(fields["content"])
 
     def _count(self, usage: Any) -> None:
-        if isinstance(usage, dict):
-            stats = self.stats
-            stats.tokens = usage.get("completion_tokens") or 0
-            stats.prompt_tokens = usage.get("prompt_tokens") or 0
-            details = usage.get("prompt_tokens_details") or {}
-            stats.cached_tokens = details.get("cached_tokens") or 0
+        for fields in _objects([usage]):
+            self.stats.tokens = _number(fields.get("completion_tokens"))
+            self.stats.prompt_tokens = _number(fields.get("prompt_tokens"))
+            for details in _objects([fields.get("prompt_tokens_details")]):
+                self.stats.cached_tokens = _number(details.get("cached_tokens"))
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    """The objects of a list; servers leave out or null what they do not have."""
+    return (
+        (item for item in value if isinstance(item, dict)) if isinstance(value, list) else iter(())
+    )
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _described(call: dict[str, Any]) -> str:
+    """A piece of a tool call: its name once, then its arguments."""
+    for function in _objects([call.get("function")]):
+        name, arguments = function.get("name"), function.get("arguments")
+        return (f"\n{name} " if name else "") + str(arguments or "")
+    return ""
 
 
 class _ThinkTags:

@@ -74,7 +74,7 @@ class BatchFile:
         problem = _problem(value)
         if problem:
             raise UsageError(f"{self._name}:{number}: {problem}")
-        body = json.dumps(value["body"], ensure_ascii=False).encode(errors="surrogatepass")
+        body = json.dumps(value["body"]).encode()
         return BatchLine(number, value["custom_id"], value["url"].removeprefix(PREFIX), body)
 
 

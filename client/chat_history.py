@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..shared.errors import TandemError
+from .json_text import json_text
 from .whole_file import whole_file
 
 MAX_FILE_BYTES = 64 << 20
@@ -53,8 +54,7 @@ class ChatHistory:
     def save(self, path: Path, **about: Any) -> None:
         """Write a JSON file with the messages, whole or not at all. Raises ``UsageError``."""
         with whole_file("/save", str(path)) as file:
-            json.dump({**about, "messages": self.messages}, file, ensure_ascii=False, indent=1)
-            file.write("\n")
+            file.write(json_text({**about, "messages": self.messages}) + "\n")
 
     def load(self, path: Path) -> dict[str, Any]:
         """Replace everything by the messages of a file, and return its other members. Raises

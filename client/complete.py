@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Iterable
@@ -15,8 +14,10 @@ from ..shared.config.client_config import CompleteConfig, RequestConfig
 from ..shared.errors import TandemError
 from .answer_views import PlainView
 from .concurrent_answers import PendingAnswer, answers
+from .json_text import json_text
 from .line_input import LineInput, line_editing
 from .openai_server import OpenAIServer
+from .printable import printable
 from .prompts import GivenPrompt, prompt_of, read_prompts
 from .whole_file import whole_file
 
@@ -57,16 +58,16 @@ class CompletionRun:
         else:
             for _ in answer.pieces():
                 pass
-            print(json.dumps(answer.result(), ensure_ascii=False), file=file, flush=True)
+            print(json_text(answer.result()), file=file, flush=True)
         self._answers += 1
         self._tokens += answer.stats.tokens
         if answer.error:
             self._failed += 1
-            print(f"tandem: prompt {answer.number + 1}: {answer.error}", file=sys.stderr)
+            print(f"tandem: prompt {answer.number + 1}: {printable(answer.error)}", file=sys.stderr)
 
     def _show(self, answer: PendingAnswer, *, titled: bool) -> None:
         if titled:
-            title = " ".join(str(answer.prompt.text).split())[:LONGEST_TITLE]
+            title = " ".join(printable(str(answer.prompt.text)).split())[:LONGEST_TITLE]
             self._console.print(
                 f"[{answer.number + 1}] {title}", style="bold", markup=False, soft_wrap=True
             )

@@ -16,6 +16,7 @@ from .printable import printable
 
 CONNECT_SECONDS = 10.0
 MAX_MESSAGE = 500
+JSON = {"content-type": "application/json"}
 
 
 class ServerError(TandemError):
@@ -30,7 +31,7 @@ class OpenAIServer:
     ) -> None:
         self.url = _base(config.url)
         self._name = config.model_name
-        headers = {"authorization": f"Bearer {config.api_key}"} if config.api_key else {}
+        headers = {"authorization": f"Bearer {config.key}"} if config.key else {}
         try:
             self._client = httpx.Client(
                 base_url=self.url,
@@ -72,13 +73,14 @@ class OpenAIServer:
 
     def post(self, path: str, body: bytes) -> httpx.Response:
         """The answer to a JSON body, whatever its status. Raises ``httpx.HTTPError``."""
-        return self._client.post(path, content=body, headers={"content-type": "application/json"})
+        return self._client.post(path, content=body, headers=JSON)
 
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The events of a streamed answer. Raises ``ServerError``; closing the iterator ends the
         request."""
         try:
-            with self._client.stream("POST", path, json={**body, "stream": True}) as answer:
+            content = json.dumps({**body, "stream": True}).encode()
+            with self._client.stream("POST", path, content=content, headers=JSON) as answer:
                 if answer.status_code != HTTPStatus.OK:
                     answer.read()
                     self._checked(answer)
@@ -95,7 +97,9 @@ class OpenAIServer:
                 event = json.loads(data)
             except ValueError:
                 raise ServerError(f"{self.url} sent an event that is not JSON") from None
-            if "error" in event:
+            if not isinstance(event, dict):
+                raise ServerError(f"{self.url} sent an event that is not a JSON object")
+            if event.get("error"):
                 raise ServerError(f"the answer broke off: {message_of(event)}")
             yield event
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..shared.errors import UsageError
+from .json_text import json_text
 
 
 class PartialResults:
@@ -50,8 +51,7 @@ class PartialResults:
     def add(self, number: int, result: dict[str, Any]) -> None:
         """Keep the result of a line."""
         assert self._file is not None
-        line = json.dumps({"line": number, "result": result}, ensure_ascii=False)
-        data = line.encode(errors="surrogatepass") + b"\n"
+        data = json_text({"line": number, "result": result}).encode() + b"\n"
         self._places[number] = self._file.tell(), len(data)
         self._file.write(data)
         self._file.flush()
@@ -62,7 +62,7 @@ class PartialResults:
         for _, (at, size) in sorted(self._places.items()):
             self._file.seek(at)
             result = json.loads(self._file.read(size))["result"]
-            yield json.dumps(result, ensure_ascii=False) + "\n"
+            yield json_text(result) + "\n"
 
     def close(self, *, remove: bool = False) -> None:
         """Close the file, and remove it when its results are elsewhere."""

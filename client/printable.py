@@ -4,7 +4,12 @@ from __future__ import annotations
 
 # Terminals act on control characters, which a model or a server may write: only line ends and tabs
 # pass.
-CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+# Halves of surrogate pairs cannot be written.
+CONTROLS = {
+    code: None
+    for code in (*range(32), *range(127, 160), *range(0xD800, 0xE000))
+    if chr(code) not in "\n\t"
+}
 
 
 def printable(text: str) -> str:

@@ -45,10 +45,17 @@ def read_prompts(
     elif sys.stdin.isatty():
         return None
     else:
-        texts = [sys.stdin.read(MAX_LINE).strip()]
+        texts = [_standard_input().strip()]
     if not any(texts):
         raise UsageError(f"there is no prompt in {named[0] if named else 'the standard input'}")
     return (prompt_of(text, config, parameters) for text in texts)
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.read(MAX_LINE)
+    except UnicodeDecodeError:
+        raise UsageError("the standard input is not UTF-8") from None
 
 
 def prompt_of(text: str, config: CompleteConfig, parameters: dict[str, Any]) -> GivenPrompt:
@@ -79,6 +86,8 @@ def _opened(name: str) -> Iterator[TextIO]:
             yield file
     except OSError as error:
         raise UsageError(f"--input {name}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"--input {name} is not UTF-8") from None
 
 
 def _of_line(

@@ -50,7 +50,7 @@ class BatchRunner:
         self._results = results
         self._threads = WorkerThreads(concurrency)
         self._most = 2 * concurrency
-        self._answers: queue.SimpleQueue[tuple[BatchLine, Response | Exception]] = (
+        self._answers: queue.SimpleQueue[tuple[BatchLine, Response | Exception | None]] = (
             queue.SimpleQueue()
         )
         self._stopped = threading.Event()
@@ -77,7 +77,7 @@ class BatchRunner:
         line, response = self._answers.get()
         if isinstance(response, Exception):
             raise response
-        self.failed += response["status_code"] != HTTPStatus.OK
+        self.failed += response is None or response["status_code"] != HTTPStatus.OK
         self._results.add(line.number, _result(line, response))
         progress.advance(progress.task_ids[0])
 
@@ -87,13 +87,16 @@ class BatchRunner:
         except Exception as error:
             self._answers.put((line, error))
 
-    def _answer(self, line: BatchLine) -> Response:
-        """The response to a line, which is patient with a server that is busy or restarts."""
+    def _answer(self, line: BatchLine) -> Response | None:
+        """The response to a line, from a server that may be busy or restart; ``None`` if it takes
+        too long."""
         backoff, failures = Backoff(FIRST_PAUSE, LONGEST_PAUSE), 0
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
                 answer = self._server.post(line.path, line.body)
+            except httpx.ReadTimeout:
+                return None
             except httpx.HTTPError as error:
                 if time.monotonic() > deadline or self._stopped.is_set():
                     raise ServerError(
@@ -117,13 +120,14 @@ def _response(answer: httpx.Response) -> Response:
     return {"status_code": answer.status_code, "request_id": request_id, "body": body}
 
 
-def _result(line: BatchLine, response: Response) -> dict[str, Any]:
+def _result(line: BatchLine, response: Response | None) -> dict[str, Any]:
     """A line of the output, as in OpenAI's API."""
+    late = {"code": "request_timeout", "message": "The server did not answer within --timeout."}
     return {
         "id": f"batch_req_{secrets.token_hex(12)}",
         "custom_id": line.custom_id,
         "response": response,
-        "error": None,
+        "error": late if response is None else None,
     }
 
 

@@ -33,6 +33,14 @@ class ConnectionConfig:
         600.0, "--timeout", "Seconds without a byte from the server that are too long.", minimum=0.1
     )
 
+    @property
+    def key(self) -> str:
+        """The key to send. ``TANDEM_API_KEY`` may be that of a server, which lists several, with
+        names and limits."""
+        first = (self.api_key or "").split(",")[0]
+        words = first.rpartition(": ")[2].split()
+        return words[0] if words else ""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RequestConfig:
@@ -151,6 +159,8 @@ class RunBatchConfig:
     max_concurrency: int = option(
         64, "--max-concurrency", "Requests at once.", minimum=1, maximum=4096
     )
+    # Answers come whole, and may have waited for many others.
+    timeout: float = option(3600.0, "--timeout", "Seconds that a request may take.", minimum=0.1)
 
     @property
     def files(self) -> tuple[str, str]:

@@ -194,9 +194,14 @@ class Cluster:
                 kind = UsageError if status == USAGE_STATUS else StartupError
                 raise kind(_death_notice(part, status))
 
-    def keep(self, router: ProcessSpec, serves: Callable[[], bool]) -> None:
-        """Restart nodes that die, until no decode node is left: none of this cluster, and by
-        ``serves`` none that joined the router from elsewhere.
+    def keep(
+        self,
+        router: ProcessSpec,
+        serves: Callable[[], bool],
+        ended: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Restart nodes that die, until it has ``ended`` or no decode node is left: none of this
+        cluster, and by ``serves`` none that joined the router from elsewhere.
 
         Raises ``StartupError`` when the router dies or the last decode node died too often;
         returns when the last one has drained, and when the router was shut down.
@@ -204,7 +209,7 @@ class Cluster:
         now = time.monotonic()
         nodes = [_Watched(part, now) for part in self._parts if part is not router]
         unserved_since: float | None = None
-        while True:
+        while not ended():
             status = router.process.poll()
             if status == 0:
                 self._tell("the router has been shut down")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -106,11 +107,32 @@ def serve_cluster(
                 greet(address, joins_at, config, with_key=front.asks_for_keys)
                 cluster.keep(router, lambda: is_ready(address))
             else:
-                use(address)
+                _use_while_kept(cluster, router, address, use)
         except KeyboardInterrupt:
             click.echo("stopping ...", err=True)
         finally:
             cluster.stop()
+
+
+def _use_while_kept(
+    cluster: Cluster, router: ProcessSpec, address: str, use: Callable[[str], None]
+) -> None:
+    """Run ``use`` while a thread keeps the parts serving."""
+    ended = threading.Event()
+
+    def keep() -> None:
+        try:
+            cluster.keep(router, lambda: is_ready(address), ended.is_set)
+        except StartupError as error:
+            click.echo(f"tandem: {error}", err=True)
+
+    keeper = threading.Thread(target=keep, daemon=True)
+    keeper.start()
+    try:
+        use(address)
+    finally:
+        ended.set()
+        keeper.join()
 
 
 def _with_defaults(config: ServeConfig, values: Values) -> Values:

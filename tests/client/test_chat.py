@@ -15,7 +15,7 @@ from tandem.client.chat import TerminalChat
 from tandem.client.chat_commands import COMMANDS, run_command
 from tandem.client.line_input import LineInput
 from tandem.client.openai_server import ServerError
-from tandem.shared.config.client_config import ChatConfig
+from tandem.shared.config.client_config import ChatConfig, ConnectionConfig
 from tandem.shared.errors import TandemError, UsageError
 from tandem.tests.client.fake_openai import FakeOpenAI, delta, words
 
@@ -198,6 +198,30 @@ def test_a_file_that_is_no_conversation(tmp_path: Path, content: str) -> None:
     chat = chat_with(FakeOpenAI(lambda body: []))
     with pytest.raises(TandemError, match=r"x\.json"):
         chat.conversation.load(file)
+
+
+def test_events_of_any_shape_do_no_harm() -> None:
+    events: list[Any] = [
+        {"choices": None, "usage": 3},
+        {"choices": [3, {"delta": 3}, {"delta": {"content": 3, "tool_calls": [{"function": {}}]}}]},
+        {"usage": {"completion_tokens": None, "prompt_tokens_details": None}},
+        delta(tool_calls=[{"function": {"name": "f", "arguments": "{}"}}]),
+        delta(content="\ud800four"),
+    ]
+    chat = chat_with(FakeOpenAI(lambda body: events))
+    chat.ask("x")
+    assert chat.conversation.messages[-1]["content"] == "\ud800four"
+    assert "f {}" in output(chat)
+    with pytest.raises(ServerError, match="an event that is not a JSON object"):
+        chat_with(FakeOpenAI(lambda body: [[]])).ask_once("x")
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [("k", "k"), ("a: k,other", "k"), ("a: k rpm=3", "k"), ("sk-a:b", "sk-a:b"), ("", "")],
+)
+def test_the_key_of_a_server_may_be_one_of_its_list(given: str, sent: str) -> None:
+    assert ConnectionConfig(api_key=given).key == sent
 
 
 def test_where_the_server_is() -> None:

@@ -54,16 +54,17 @@ def test_lines_of_jsonl_become_lines_of_jsonl(tmp_path: Path, capsys) -> None:
         '{"prompt": "with", "max_tokens": 3, "custom_id": "c"}',
         '{"messages": [{"role": "user", "content": "chat"}], "id": 7}',
         '{"prompt": [1, 2]}',
+        '"\\ud800"',
     ]
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
     fake = FakeOpenAI(upper)
     files = {"input": str(tmp_path / "in.jsonl"), "output": str(tmp_path / "out.jsonl")}
     complete(fake, files, max_tokens=9)
     made = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert [line["text"] for line in made] == ["PLAIN", "WITH", "CHAT ", "[1, 2]"]
+    assert [line["text"] for line in made] == ["PLAIN", "WITH", "CHAT ", "[1, 2]", "\ud800"]
     assert (made[1]["custom_id"], made[2]["id"], made[0]["index"]) == ("c", 7, 0)
     assert made[0]["finish_reason"] == "length" and made[2]["usage"]["completion_tokens"] == 1
-    assert sorted(body["max_tokens"] for body in fake.bodies) == [3, 9, 9, 9]
+    assert sorted(body["max_tokens"] for body in fake.bodies) == [3, 9, 9, 9, 9]
     assert capsys.readouterr().out == "" and len(list(tmp_path.iterdir())) == 2
 
 
@@ -87,9 +88,11 @@ def test_wrong_prompts(tmp_path: Path) -> None:
         file.write_text('"fine"\n' + content)
         with pytest.raises(UsageError, match=rf"x\.jsonl:2 {problem}"):
             complete(FakeOpenAI(upper), {"input": str(file), "json": True})
+    (tmp_path / "bytes").write_bytes(b'"\xff"')
     for config, problem in (
         ({"prompts": "a", "quick": "b"}, "--prompts and --quick are two sources"),
         ({"prompts": " | "}, "no prompt in --prompts"),
+        ({"input": str(tmp_path / "bytes")}, "bytes is not UTF-8"),
         ({"input": str(tmp_path / "none")}, "--input .*none: No such file"),
         ({"quick": "a", "output": "/none/x"}, "--output /none/x: No such file"),
     ):

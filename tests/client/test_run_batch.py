@@ -48,7 +48,10 @@ def requests(folder: Path, *prompts: str) -> RunBatchConfig:
         for p in prompts
     ]
     (folder / "in.jsonl").write_text("".join(json.dumps(line) + "\n\n" for line in lines))
-    files = {"input_file": str(folder / "in.jsonl"), "output_file": str(folder / "out.jsonl")}
+    files: dict[str, Any] = {
+        "input_file": str(folder / "in.jsonl"),
+        "output_file": str(folder / "out.jsonl"),
+    }
     return RunBatchConfig(max_concurrency=4, **files)
 
 
@@ -106,6 +109,15 @@ def test_a_busy_server_is_asked_again(tmp_path: Path, monkeypatch) -> None:
     first, second = output(tmp_path)
     assert (first["response"]["status_code"], second["response"]["status_code"]) == (200, 500)
     assert len([prompt for _, prompt in server.asked if prompt == "b"]) == module.MAX_FAILURES
+
+
+def test_a_request_that_takes_too_long_has_an_error(tmp_path: Path) -> None:
+    server = Server()
+    server.errors = {"a": [httpx.ReadTimeout("late")]}
+    run_batch(server.client(), requests(tmp_path, "a", "b"))
+    first, second = output(tmp_path)
+    assert first["response"] is None and first["error"]["code"] == "request_timeout"
+    assert second["response"]["status_code"] == 200
 
 
 def test_results_of_another_input_are_not_mixed(tmp_path: Path) -> None:
