@@ -34,7 +34,7 @@ class NodeAttempt:
         self._choices = [ChoiceStream(request, first + i, offset) for i in range(request.n)]
         self.served = ServedPrompt(node.node_id)
         self.finished = False
-        self._stopped: list[int] = []
+        self.stopped: list[int] = []
 
     def take(self, events: Sequence[NodeEvent]) -> list[Output]:
         """The outputs of events. Raises ``NodeError`` for a choice that was not requested."""
@@ -69,7 +69,7 @@ class NodeAttempt:
         choice = self._choice(index)
         deltas = choice.push(tokens, logprobs)
         if choice.finished and deltas:
-            self._stopped.append(index)
+            self.stopped.append(index)
             self._note_finished()
         return self._with_echo(deltas) if self._echo else deltas
 
@@ -93,7 +93,7 @@ class NodeAttempt:
     def take_stopped(self) -> list[int]:
         """The choices that stop strings have ended since the last call of this method, unknown to
         the node. Empty once all choices have finished, which ends the whole call."""
-        stopped, self._stopped = self._stopped, []
+        stopped, self.stopped = self.stopped, []
         return [] if self.finished else stopped
 
     def account(self, usage: Usage) -> None:

@@ -54,6 +54,8 @@ class ChoiceStream:
         """
         if self._discard or self.finished:
             return []
+        if len(tokens) == 1 and not logprobs:
+            return self._deltas(self._text.push(tokens[0]), tokens, ())
         texts: list[TextDelta] = []
         taken = []
         scored = []
@@ -88,13 +90,21 @@ class ChoiceStream:
     def _deltas(
         self,
         texts: Deltas,
-        tokens: list[int],
-        scored: list[ScoredToken],
+        tokens: Sequence[int],
+        scored: Sequence[ScoredToken],
         reason: str | None = None,
         stop_id: int | None = None,
     ) -> list[ChoiceDelta]:
         """One delta, unless text follows a call; the tokens are in the last, as the reason is. A
         stop string overrides the node's reason."""
+        if reason is None and len(texts) == 1 and self._text.stopped_by is None:
+            (text,) = texts
+            self._called = self._called or bool(text.calls)
+            return [
+                ChoiceDelta(
+                    self.index, text.content, tokens, scored, None, None, text.reasoning, text.calls
+                )
+            ]
         *before, text = texts if len(texts) == 1 else joined(texts) or [TextDelta()]
         self._called = self._called or any(each.calls for each in (*before, text))
         stopped_by: str | int | None = stop_id

@@ -72,7 +72,7 @@ class Dispatcher:
             try:
                 with node_call(self._nodes, node, request, self._options.admission_timeout) as call:
                     while arrived := await call.read():
-                        shown = [event for event in arrived if self._shows(event)]
+                        shown = self._shown(arrived)
                         if (usage := self._usage) is not None:
                             self._usage = None
                             inflight.end(node.node_id, usage.prefill_node)
@@ -94,6 +94,12 @@ class Dispatcher:
                 inflight.end()
                 self._nodes.prefills.end(prefill)
         raise failure or self._unplaced or UnavailableError(NO_NODE)
+
+    def _shown(self, events: Sequence[NodeEvent]) -> Sequence[NodeEvent]:
+        """Those that the request sees."""
+        if len(events) == 1 and isinstance(events[0], PlainTokens):
+            return events
+        return [event for event in events if self._shows(event)]
 
     def _shows(self, event: NodeEvent) -> bool:
         """Note what an event tells about nodes. True if the request sees the event."""

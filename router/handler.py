@@ -369,7 +369,10 @@ async def _stream(
         if not exchange.started:
             await exchange.start_stream()
             await exchange.write(response.opening())
-        await exchange.write(await form(arrived, metrics, response))
+        if len(arrived) == 1 and not wide:
+            await exchange.write(_event(arrived[0], metrics, response))
+        else:
+            await exchange.write(await form(arrived, metrics, response))
     metrics.finish(exchange.access.usage)
     await exchange.write(response.closing(exchange.access.usage))
     await exchange.end_stream(response.end_of_stream())
@@ -380,11 +383,14 @@ async def _events(outputs: Sequence[Output], metrics: RequestMetrics, response: 
     slices = TimeSlices()
     events: list[bytes] = []
     for output in outputs:
-        metrics.count(output)
-        if isinstance(output, ChoiceDelta):
-            events.append(response.chunk(output))
+        events.append(_event(output, metrics, response))
         await slices.checkpoint()
     return b"".join(events)
+
+
+def _event(output: Output, metrics: RequestMetrics, response: Response) -> bytes:
+    metrics.count(output)
+    return response.chunk(output) if isinstance(output, ChoiceDelta) else b""
 
 
 async def _wide_events(

@@ -168,7 +168,7 @@ class RequestMetrics:
         self._access = access
         access.model = self._name = request.model.name
         access.prompt_tokens = request.prompt_tokens
-        self._between = metrics.vllm.histogram("inter_token_latency_seconds", self._name)
+        self._gaps = metrics.vllm.token_gaps.of(self._name)
         self._tokens = metrics.vllm.counter("generation_tokens", self._name)
         self._request = request
         self._start = 0.0
@@ -246,8 +246,7 @@ class RequestMetrics:
     def _count_tokens(self, index: int, count: int, now: float) -> None:
         last = self._last.get(index)
         if last is not None:
-            for _ in range(count):
-                self._between.observe((now - last) / count)
+            self._gaps.observe(now - last, count)
         else:
             if not self._last:
                 self._count_first(now)

@@ -78,7 +78,7 @@ async def _serve_prompt(
                 usage.served[number] = attempt.served
             outputs = attempt.take(arrived)
             # At once, because a client that reads slowly would keep the choice running.
-            for index in attempt.take_stopped():
+            for index in attempt.stopped and attempt.take_stopped():
                 node.end_choice(message.call_id, index)
             if outputs:
                 yield outputs

@@ -40,7 +40,8 @@ class MultiplexedCall:
             # The request is behind. Others go first, and meanwhile more arrives to be read at once.
             await asyncio.sleep(0)
         else:
-            await self._arrival()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         if self._events:
             return self._taken()
         if self._error is not None:
@@ -78,18 +79,15 @@ class MultiplexedCall:
 
     # -- parts -------------------------------------------------------------------------------
 
-    async def _arrival(self) -> None:
-        self._reader = asyncio.get_running_loop().create_future()
-        try:
-            await self._reader
-        finally:
-            self._reader = None
-
     def _taken(self) -> Sequence[NodeEvent]:
-        events, self._events = self._events[:MOST_EVENTS], self._events[MOST_EVENTS:]
         self._growing.clear()
-        self._waiting = len(self._events) and self._waiting  # exact again once nothing waits
-        return events
+        events = self._events
+        if len(events) <= MOST_EVENTS:
+            self._events = []
+            self._waiting = 0  # exact again
+            return events
+        self._events = events[MOST_EVENTS:]
+        return events[:MOST_EVENTS]
 
     def _note(self, size: int) -> None:
         self._waiting += size

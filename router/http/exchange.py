@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
 from typing import Any
@@ -199,10 +200,10 @@ class HttpExchange:
 
     async def _write(self, data: bytes, *, more: bool) -> None:
         """Wait for a slow client, but at most ``send_timeout``: then the connection is cut."""
-        loop = asyncio.get_running_loop()
         self.writes += 1
-        self._writing_since = loop.time()
+        self._writing_since = time.monotonic()
         if self._watch is None:
+            loop = asyncio.get_running_loop()
             self._watch = loop.call_later(self._options.send_timeout, self._check_write)
         try:
             await self._send({"type": "http.response.body", "body": data, "more_body": more})
@@ -215,7 +216,8 @@ class HttpExchange:
         """Cut the connection if the current write takes too long. One timer serves all writes,
         because a stream has thousands."""
         loop, limit = asyncio.get_running_loop(), self._options.send_timeout
-        waited = 0.0 if self._writing_since is None else loop.time() - self._writing_since
+        since = self._writing_since
+        waited = 0.0 if since is None else time.monotonic() - since
         if waited < limit:
             self._watch = loop.call_later(limit - waited, self._check_write)
             return

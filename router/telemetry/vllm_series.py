@@ -12,6 +12,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from .token_gaps import TokenGaps
+
 PREFIX = "vllm:"
 LABELS = ("model_name", "engine")
 # A router shows the sums of all engines.
@@ -26,6 +28,8 @@ WHOLE = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60
 # fmt: on
 TOKENS = tuple(mantissa * 10**power for power in range(6) for mantissa in (1, 2, 5))
 COUNT = (1, 2, 5, 10, 20)
+
+BETWEEN_TOKENS = "inter_token_latency_seconds"
 
 GAUGES = {
     "num_requests_running": "Requests that nodes compute.",
@@ -60,7 +64,7 @@ HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     "request_params_n": ("Choices that a request asks for.", COUNT),
     "request_params_max_tokens": ("Tokens that a choice may have.", TOKENS),
     "time_to_first_token_seconds": ("From the parsed request to its first output.", FIRST_TOKEN),
-    "inter_token_latency_seconds": ("Between two outputs of a choice, a token.", BETWEEN),
+    BETWEEN_TOKENS: ("Between two outputs of a choice, a token.", BETWEEN),
     "request_time_per_output_token_seconds": ("Mean time between tokens of a choice.", BETWEEN),
     "e2e_request_latency_seconds": ("From the parsed request to its end.", WHOLE),
     "request_queue_time_seconds": ("Time of a prompt in the queues of nodes.", WHOLE),
@@ -85,7 +89,11 @@ class VllmSeries:
         self._histograms = {
             name: Histogram(PREFIX + name, text, LABELS, buckets=buckets, registry=registry)
             for name, (text, buckets) in HISTOGRAMS.items()
+            if name != BETWEEN_TOKENS
         }
+        text, buckets = HISTOGRAMS[BETWEEN_TOKENS]
+        self.token_gaps = TokenGaps(PREFIX + BETWEEN_TOKENS, text, LABELS, ENGINE, buckets)
+        registry.register(self.token_gaps)
         self.cache_config = CacheConfig()
         registry.register(self.cache_config)
 

@@ -121,6 +121,7 @@ class OutputText:
         self._include_stop = include_stop
         self._min_tokens = min_tokens
         self._parser = parser or PlainText()
+        self._plain = parser is None and self._stops.passes_all
         self.tokens = 0
         self.reasoning_tokens = 0
         self.characters = 0
@@ -131,7 +132,12 @@ class OutputText:
 
     def push(self, token: int) -> Deltas:
         """Add a token; its new text, in order. Check ``stopped_by`` afterwards."""
-        text = self._before_stop(self._detokenizer.push(token))
+        text = self._detokenizer.push(token)
+        if self._plain:  # as below, in half of the time
+            self.tokens += 1
+            self.characters += len(text)
+            return (TextDelta(text),)
+        text = self._before_stop(text)
         self.tokens += 1
         self.reasoning_tokens += self._parser.reasoning
         return self._parsed(text)

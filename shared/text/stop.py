@@ -47,6 +47,11 @@ class StopMatcher:
         self._held = ""
         self.matched: str | None = None
 
+    @property
+    def passes_all(self) -> bool:
+        """True if there are no stop strings."""
+        return not self._patterns
+
     def push(self, text: str) -> str:
         """Add generated text; return the part that may be shown. Check ``matched`` afterwards."""
         if not self._patterns:

@@ -1,7 +1,8 @@
 """A process with a simulated decode node and the clients of a router; see ``router_tokens.py``.
 
 A step gives each running request one token. The next step begins when the clients have received all
-but one step, so the router always has work, and no more waits than two steps. Prints a line of JSON
+but ``--ahead`` steps: with one, the router always has work, and hardly a token waits for it; with
+more, tokens wait as behind nodes that are faster than the router. Prints a line of JSON
 when the first step begins, and another one with what was received when the last client has its end.
 """
 
@@ -38,8 +39,8 @@ CONTEXT = 1 << 20
 class Pace:
     """Counts tokens on both sides of the router, and holds the next step back."""
 
-    def __init__(self, streams: int) -> None:
-        self._streams = streams
+    def __init__(self, ahead: int) -> None:
+        self._ahead = ahead  # tokens
         self._progress = asyncio.Event()
         self.sent = 0
         self.received = 0
@@ -48,11 +49,11 @@ class Pace:
     def receive(self, tokens: int, events: int) -> None:
         self.received += tokens
         self.events += events
-        if self.sent - self.received <= self._streams:
+        if self.sent - self.received <= self._ahead:
             self._progress.set()
 
     async def next_step(self, size: int) -> None:
-        while self.sent - self.received > self._streams:
+        while self.sent - self.received > self._ahead:
             self._progress.clear()
             await self._progress.wait()
         self.sent += size
@@ -197,7 +198,7 @@ async def join(options: argparse.Namespace, port: int, vocabulary: int) -> None:
 
 
 async def run(options: argparse.Namespace) -> None:
-    pace = Pace(options.streams)
+    pace = Pace(options.ahead * options.streams)
     if options.registry:
         token = model(Path(options.folder))
         server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
@@ -223,6 +224,7 @@ def main() -> None:
     parser.add_argument("--folder", default="")
     parser.add_argument("--streams", type=int, required=True)
     parser.add_argument("--tokens", type=int, required=True)
+    parser.add_argument("--ahead", type=int, default=1)
     parser.add_argument("--single", action="store_true", help="a node without Decode.Stream")
     asyncio.run(run(parser.parse_args()))
 

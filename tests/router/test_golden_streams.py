@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from tandem.proto import tandem_pb2 as pb
 from tandem.tests.router.golden import check_golden
 from tandem.tests.router.support import admitted, cluster, make_model, tokens_event, usage
@@ -68,7 +70,7 @@ async def test_streams_that_fail_end_as_the_golden_ones(tmp_path: Path) -> None:
             yield admitted()
             yield usage(request)
             yield tokens_event(0, c.encode("hello"))
-            await context.abort(14, "gone")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
 
         c.node.script = dying
         for name, path, body in (("chat", CHATS, CHAT), ("completion", TEXTS, TEXT)):
