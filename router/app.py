@@ -30,12 +30,14 @@ from .errors import ApiError, internal_error, to_api_error
 from .handler import GenerateHandler
 from .http.access_log import PROBES
 from .http.exchange import ClientGoneError, HttpExchange
+from .mcp.mcp_chat import McpChat
+from .mcp.mcp_servers import mcp_servers
 from .metrics import Metrics
 from .ollama.ollama_errors import OllamaErrors
 from .openai.error_body import OpenAIErrors
 from .options import RouterOptions
 from .processes.siblings import Siblings
-from .responses.background import BackgroundRuns
+from .responses.background_runs import BackgroundRuns
 from .responses.response_store import ResponseStore
 from .responses.response_surface import ResponseErrors
 from .routes import (
@@ -125,6 +127,7 @@ class App:
     ) -> None:
         """``shared_limits`` is a file by which several processes share the limits of keys."""
         self._options = options
+        self.mcp = mcp_servers(options)
         self._usage = KeyUsage()
         self._access = Access(options)
         metrics.add(self._usage)
@@ -140,6 +143,7 @@ class App:
             usage=self._usage,
             responses=ResponseStore(options.max_stored_responses, options.response_lifetime),
             runs=BackgroundRuns(self._usage),
+            chat=McpChat(self.mcp),
             overview=Overview(
                 nodes,
                 options.heartbeat_period,

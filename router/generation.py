@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+    Set,
+)
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from ..proto import tandem_pb2 as pb
 from ..shared.text.output import CallDelta
@@ -113,6 +121,7 @@ class GenerationRequest:
     beams: BeamOptions | None = None  # search, instead of drawing
     ignored: Set[str] = frozenset()  # unknown fields of the request
     function_calls: bool = False  # the answer has calls in the shape of OpenAI's functions
+    rounds: ToolRounds | None = None  # calls that the router runs
     embed: VectorOptions | None = None  # generate nothing: return a vector of each prompt
 
     @property
@@ -169,6 +178,35 @@ class ScoredToken:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerTool:
+    """A tool that the router runs, by the label of its server and the server's name for it."""
+
+    label: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutedCall:
+    """A call that the router has run: either its ``output`` or its ``error`` is set."""
+
+    id: str
+    tool: ServerTool
+    arguments: str
+    output: str | None = None
+    error: dict[str, Any] | None = None
+
+    @property
+    def size(self) -> int:
+        """About as many bytes as it takes in a response."""
+        return len(self.arguments) + len(self.output or str(self.error))
+
+    def outcome(self) -> dict[str, Any]:
+        """The fields of the call in a response that say how it ended."""
+        status = "completed" if self.error is None else "failed"
+        return {"status": status, "output": self.output, "error": self.error}
+
+
+@dataclass(frozen=True, slots=True)
 class RequestAdmitted:
     """A node has admitted the request; from here on its HTTP status is 200."""
 
@@ -187,6 +225,7 @@ class ChoiceDelta:
     stop_reason: str | int | None = None
     reasoning: str = ""
     calls: Sequence[CallDelta] = ()
+    executed: Sequence[ExecutedCall] = ()  # calls that the router has run, after all others
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +249,32 @@ class PromptRestarted:
     """The node of one prompt died, and another starts again: all earlier output is void."""
 
     prompt: int
+
+
+# Each time all that have arrived.
+Outputs = AsyncGenerator[Sequence["Output"], None]
+# Parses a request in a thread.
+Parsing = Callable[[Callable[[], GenerationRequest]], Awaitable[GenerationRequest]]
+
+
+class ToolRounds(Protocol):
+    """The calls of a request that the router runs, and the generations between them. ``tools`` has
+    the tools by the names that the model uses."""
+
+    @property
+    def tools(self) -> Mapping[str, ServerTool]: ...
+
+    @property
+    def listings(self) -> Sequence[Mapping[str, Any]]:
+        """The tools of each server, as items of a response, without ids."""
+
+    def outputs(
+        self,
+        request: GenerationRequest,
+        generate: Callable[[GenerationRequest], Outputs],
+        parse: Parsing,
+    ) -> Outputs:
+        """The outputs of all generations as those of one."""
 
 
 Output = RequestAdmitted | ChoiceDelta | PromptScores | PromptEmbedded | PromptRestarted

@@ -28,6 +28,7 @@ from .http.keep_alive import kept_alive
 from .http.memory_budget import MemoryBudget, MemoryShare
 from .http.parsing import ParserPools
 from .http.slices import TimeSlices
+from .mcp.serve_rounds import serve_rounds
 from .metrics import Metrics, RequestMetrics
 from .node_call import LATE
 from .options import RouterOptions
@@ -42,6 +43,7 @@ log = logger("router")
 BACKGROUND_CLIENT = "background"
 # Names of unknown fields that are logged, once each; clients may invent any number of them.
 MAX_NAMED_FIELDS = 64
+
 
 T = TypeVar("T")
 Outputs = AsyncGenerator[Sequence[Output], None]
@@ -188,10 +190,10 @@ class GenerateHandler:
     ) -> None:
         usage = work.access.usage
         with RequestMetrics(self._metrics, request, work.access) as metrics:
-            served = serve(request, self._nodes, self._options, usage, deadline)
+            served = self._outputs(request, work.access, deadline)
             async with aclosing(served) as outputs:
                 if work.log is not None:
-                    await _stream(work.log, outputs, metrics, response)
+                    await _stream(work.log, outputs, metrics, response, wide=request.wide)
                 else:
                     await _collect(outputs, metrics, response.add)
                     metrics.finish(usage)
@@ -299,9 +301,21 @@ class GenerateHandler:
         if isinstance(response, HeldResponse):
             response.hold(memory)
         with RequestMetrics(self._metrics, request, access) as metrics:
-            served = serve(request, self._nodes, self._options, access.usage, deadline)
+            served = self._outputs(request, access, deadline)
             async with aclosing(served) as outputs, kept_alive(exchange, response):
                 await _stream(exchange, outputs, metrics, response, wide=request.wide)
+
+    def _outputs(
+        self, request: GenerationRequest, access: AccessRecord, deadline: float
+    ) -> Outputs:
+        """The outputs of a request, and of the rounds that follow it."""
+
+        def generate(one: GenerationRequest) -> Outputs:
+            return serve(one, self._nodes, self._options, access.usage, deadline)
+
+        if request.rounds is None:
+            return generate(request)
+        return serve_rounds(request, access, generate, self._parsers, self.prompts)
 
     async def _whole(
         self,
@@ -315,7 +329,7 @@ class GenerateHandler:
         usage = access.usage
         collector = _collector(request, response, memory)
         with RequestMetrics(self._metrics, request, access) as metrics:
-            served = serve(request, self._nodes, self._options, usage, deadline)
+            served = self._outputs(request, access, deadline)
             async with aclosing(served) as outputs:
                 if request.wide and isinstance(collector, ResultCollector):
                     await _collect_wide(outputs, metrics, collector)

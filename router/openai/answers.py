@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from ..requests.body_model import AnswerModel
 
@@ -86,12 +86,27 @@ class AnsweredCall(AnswerModel):
 FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 
 
+class ExecutedMcpCall(AnswerModel):
+    """A call of an MCP server's tool that the router has run: an extension, in the shape of the
+    items of responses."""
+
+    id: str
+    type: Literal["mcp_call"]
+    server_label: str
+    name: str
+    arguments: str
+    status: Literal["completed", "failed"]
+    output: str | None
+    error: dict[str, Any] | None
+
+
 class AnswerMessage(AnswerModel):
     role: str
     content: str | None
     refusal: None
     tool_calls: list[AnsweredCall] | None = None
     function_call: AnsweredFunction | None = None
+    mcp_calls: list[ExecutedMcpCall] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
 
@@ -139,6 +154,7 @@ class MessageDelta(AnswerModel):
     content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
     function_call: FunctionDelta | None = None
+    mcp_calls: list[ExecutedMcpCall] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
 

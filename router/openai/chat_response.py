@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from io import StringIO
 from typing import Any
 
@@ -10,7 +11,7 @@ from ...proto import tandem_pb2 as pb
 from ...shared.text.output import CallDelta
 from ...shared.text.reasoning import NO_PARSER
 from ...shared.text.tokenizer import Tokenizer
-from ..generation import ChoiceDelta, GenerationRequest, ScoredToken, Usage
+from ..generation import ChoiceDelta, ExecutedCall, GenerationRequest, ScoredToken, Usage
 from ..http.encoding import EncodedArray
 from ..http.sse import data_event
 from ..http.text_template import TextTemplates
@@ -74,6 +75,7 @@ class ChatResponse:
         self._entries = TokenEntries(self._tokenizer, token_names(request))
         self._continuous = ContinuousUsage(request) if request.continuous_usage else None
         self._created = created
+        self._call_numbers: dict[int, int] = {}
         self._parsed = request.text.reasoning_parser != NO_PARSER
         self._texts = TextTemplates(self._text_event)
         self._reasonings = TextTemplates(self._reasoning_event)
@@ -105,8 +107,11 @@ class ChatResponse:
         elif delta.text or (not ended and self._has_tokens(delta)):
             choice = _choice(delta.index, {"content": delta.text}) | self._tokens(delta)
             events += data_event(self._chunk([choice]))
-        for call in delta.calls:
+        for call in self._clients(delta.calls):
             choice = _choice(delta.index, self._call_delta(call))
+            events += data_event(self._chunk([choice]))
+        if delta.executed:
+            choice = _choice(delta.index, {"mcp_calls": list(map(_executed, delta.executed))})
             events += data_event(self._chunk([choice]))
         if delta.finish_reason is not None:
             choice = _choice(delta.index, {}, self._finish_reason(delta.finish_reason))
@@ -189,10 +194,13 @@ class ChatResponse:
             "content": self._content(choice),
             "refusal": None,
         }
-        if choice.calls and self._request.function_calls:
-            message["function_call"] = _call(choice.calls[0])["function"]
-        elif choice.calls:
-            message["tool_calls"] = [_call(call) for call in choice.calls]
+        calls = [call for call in choice.calls if not self._is_servers(call.name)]
+        if calls and self._request.function_calls:
+            message["function_call"] = _call(calls[0])["function"]
+        elif calls:
+            message["tool_calls"] = [_call(call) for call in calls]
+        if choice.executed:
+            message["mcp_calls"] = [_executed(call) for call in choice.executed]
         said = choice.text.tell() or self._request.opening_text
         if not said and (choice.calls or self._parsed):
             message["content"] = None
@@ -209,6 +217,20 @@ class ChatResponse:
         if tools and tools.named:
             return "stop"
         return "function_call" if self._request.function_calls else reason
+
+    def _is_servers(self, name: str) -> bool:
+        """True for a tool that the router runs."""
+        return self._request.rounds is not None and name in self._request.rounds.tools
+
+    def _clients(self, calls: Sequence[CallDelta]) -> Sequence[CallDelta]:
+        """The calls that the client runs, by their own numbers."""
+        if self._request.rounds is None:
+            return calls
+        for call in calls:
+            if call.name and not self._is_servers(call.name):
+                self._call_numbers[call.index] = len(self._call_numbers)
+        numbers = self._call_numbers
+        return [replace(c, index=numbers[c.index]) for c in calls if c.index in numbers]
 
     def _call_delta(self, call: CallDelta) -> dict[str, Any]:
         made = _call_delta(call)
@@ -260,6 +282,13 @@ def _call_delta(call: CallDelta) -> dict[str, Any]:
 def _call(call: ToolCallResult) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}
+
+
+def _executed(call: ExecutedCall) -> dict[str, Any]:
+    """A call that the router has run, in the shape of OpenAI's Responses API."""
+    named = {"server_label": call.tool.label, "name": call.tool.name}
+    head = {"id": call.id, "type": "mcp_call", **named, "arguments": call.arguments}
+    return head | call.outcome()
 
 
 def _reasoning(text: str | StringIO | None) -> dict[str, Any]:

@@ -68,6 +68,8 @@ class HttpFront:
             backlog=BACKLOG,
         )
         uvicorn_log.addFilter(self._log_filter)
+        if self._app.mcp is not None:
+            self._app.mcp.start()
         self._http = server = _HttpServer(config)
         self.serving = asyncio.create_task(server.serve(sockets=list(listeners)))
         while not server.started:
@@ -89,7 +91,10 @@ class HttpFront:
             deadline = loop.call_later(self._options.drain_timeout, self._app.handler.abort)
             self._http.should_exit = True
             await asyncio.gather(self.serving, return_exceptions=True)
+            await self._app.handler.ended()  # in the background
             deadline.cancel()
+        if self._app.mcp is not None:
+            await self._app.mcp.close()
         uvicorn_log.removeFilter(self._log_filter)
 
 

@@ -26,6 +26,7 @@ from ..cluster.node_commands import UnknownNodeError
 from ..cluster.pinned_model import read_pinned
 from ..cluster.registry_service import Registry
 from ..cluster.static_nodes import StaticNodes
+from ..mcp.mcp_servers import mcp_servers
 from ..metrics import Metrics
 from ..options import RouterOptions
 from .http_front import listen
@@ -50,6 +51,7 @@ class Keeper:
     def __init__(
         self, options: RouterOptions, shut_down: Callable[[], None], credentials: Credentials
     ) -> None:
+        mcp_servers(options)  # if they are configured wrongly, no worker would start
         self.options = options
         self.http_port = self.registry_port = self.metrics_port = 0
         self._shut_down = shut_down

@@ -11,7 +11,7 @@ from ...shared.errors import UnavailableError
 from ..errors import ApiError
 from ..http.encoding import encode
 from ..options import RouterOptions
-from ..responses.background import BackgroundRuns
+from ..responses.background_runs import BackgroundRuns
 from ..responses.response_store import ResponseStore, StoredResponse
 from .link import ANSWER_SECONDS, Link, Topic
 

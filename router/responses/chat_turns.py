@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from ..mcp.tool_names import model_name
+from ..requests.call_arguments import usable_arguments
 
 Item = dict[str, Any]
 
@@ -73,7 +74,7 @@ class _Turns:
         self._open()["content"] = text
 
     def _call(self, call_id: str, name: str, arguments: str) -> None:
-        function = {"name": name, "arguments": _arguments(arguments)}
+        function = {"name": name, "arguments": usable_arguments(arguments)}
         call = {"id": call_id, "type": "function", "function": function}
         self._open().setdefault("tool_calls", []).append(call)
 
@@ -90,12 +91,3 @@ def _outcome(item: Item) -> str:
     if item["output"] is not None:
         return str(item["output"])
     return f"Error: {json.dumps(item['error'], ensure_ascii=False)}"
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    """Models write invalid JSON too, which must not make a conversation unusable."""
-    try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        value = text
-    return value if isinstance(value, dict) else {"arguments": value}

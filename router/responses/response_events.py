@@ -3,6 +3,7 @@ the model writes them."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from ...shared.text.output import CallDelta
 from ..errors import ApiError
 from ..generation import (
     ChoiceDelta,
+    ExecutedCall,
     GenerationRequest,
     Output,
     PromptRestarted,
@@ -27,7 +29,7 @@ from .response_body import response_body
 from .response_request import ENCRYPTED_REASONING, CreateResponseRequest
 
 if TYPE_CHECKING:
-    from .background import BackgroundRun
+    from .background_runs import BackgroundRun
 
 # Called with the body of a response that has ended, and the bytes that its output takes.
 Store = Callable[[dict[str, Any], int], None]
@@ -60,6 +62,7 @@ class ResponseEvents:
         self._open: OutputItem | None = None  # what is being written
         self._output: list[dict[str, Any]] = []
         self._finish: str | None = None
+        self._running: dict[str, OutputItem] = {}  # calls whose results follow, by their ids
         self._held: list[ScoredToken] = []  # tokens without text so far
         self._bytes = 0
 
@@ -72,6 +75,7 @@ class ResponseEvents:
         match output:
             case RequestAdmitted():
                 self._begun_status = "in_progress"
+                self._listed()
             case ChoiceDelta():
                 self.chunk(output)
             case PromptRestarted():
@@ -88,7 +92,7 @@ class ResponseEvents:
     def abandoned(self, error: ApiError | None) -> bytes:
         """The end of a response in the background: with an error, or because it is cancelled."""
         self._finish = "length"  # no item is complete
-        events = self._ended()
+        events = self._ended() + self._unanswered()
         body = self._body("cancelled" if error is None else "failed", self._output, error=error)
         self._store(body, self._bytes)
         if error is None:
@@ -116,7 +120,7 @@ class ResponseEvents:
         body = self._body("in_progress", [])
         if self.background is None:
             events = self._event("response.created", response=body)
-        return events + self._event("response.in_progress", response=body)
+        return events + self._event("response.in_progress", response=body) + self._listed()
 
     def chunk(self, delta: ChoiceDelta) -> bytes:
         events = b""
@@ -130,6 +134,8 @@ class ResponseEvents:
         for call in delta.calls:
             self._held.clear()
             events += self._called(call)
+        for executed in delta.executed:
+            events += self._executed(executed)
         self._finish = delta.finish_reason or self._finish
         return events
 
@@ -141,7 +147,9 @@ class ResponseEvents:
         return b""
 
     def _end(self, usage: Usage) -> tuple[bytes, dict[str, Any]]:
-        events = b"" if self._output or self._open else self._begun("message")
+        events = self._unanswered()
+        spoken = any(item["type"] != "mcp_list_tools" for item in self._output)
+        events += b"" if spoken else self._begun("message")
         events += self._ended()
         status = _status(self._finish)
         body = self._body(status, self._output, usage)
@@ -168,7 +176,7 @@ class ResponseEvents:
         """New arguments of a call, the first with its name."""
         events = b""
         if call.name:
-            events = self._begun("function_call", {"call_id": call.id, "name": call.name})
+            events = self._begun_call(call)
         item = self._open
         assert item is not None
         self._take(len(call.arguments))
@@ -178,12 +186,60 @@ class ResponseEvents:
             events += self._event(name, **item.place, delta=call.arguments)
         return events
 
+    def _begun_call(self, call: CallDelta) -> bytes:
+        rounds = self._request.rounds
+        tool = None if rounds is None else rounds.tools.get(call.name)
+        if tool is None:
+            return self._begun("function_call", {"call_id": call.id, "name": call.name})
+        about = {"server_label": tool.label, "name": tool.name, "approval_request_id": None}
+        events = self._begun("mcp_call", about | {"output": None, "error": None})
+        item = self._open
+        assert item is not None
+        self._running[call.id] = item
+        return events + self._event("response.mcp_call.in_progress", **item.place)
+
+    def _executed(self, call: ExecutedCall) -> bytes:
+        """The result of a call that the router has run."""
+        events = self._ended()
+        item = self._running.pop(call.id)
+        outcome = call.outcome()
+        item.about |= {"output": outcome["output"], "error": outcome["error"]}
+        self._take(call.size)
+        events += self._event(f"response.mcp_call.{outcome['status']}", **item.place)
+        return events + self._done(item, outcome["status"])
+
+    def _unanswered(self) -> bytes:
+        """The end of calls that are not run, because the response ends."""
+        running, self._running = self._running, {}
+        open_id = "" if self._open is None else self._open.id
+        ended = [item for item in running.values() if item.id != open_id]
+        return b"".join(self._done(item, "incomplete") for item in ended)
+
+    def _listed(self) -> bytes:
+        """The tools of the servers that the request names."""
+        events = b""
+        rounds = self._request.rounds
+        listings = () if rounds is None or self._output else rounds.listings
+        for listing in listings:
+            item = {"id": f"mcpl_{uuid.uuid4().hex}", **listing}
+            place = {"item_id": item["id"], "output_index": len(self._output)}
+            self._output.append(item)
+            begun = item | {"tools": [], "error": None}
+            index = place["output_index"]
+            ending = "completed" if listing["error"] is None else "failed"
+            events += self._event("response.output_item.added", output_index=index, item=begun)
+            events += self._event("response.mcp_list_tools.in_progress", **place)
+            events += self._event(f"response.mcp_list_tools.{ending}", **place)
+            events += self._event("response.output_item.done", output_index=index, item=item)
+        return events
+
     def _begun(self, kind: str, about: dict[str, Any] | None = None) -> bytes:
         events = self._ended()
         encrypts = ENCRYPTED_REASONING in self._asked.include
         item = OutputItem(kind=kind, index=len(self._output), about=about or {}, encrypts=encrypts)
         self._open = item
         body = item.body("in_progress")
+        self._output.append(body)
         events += self._event("response.output_item.added", output_index=item.index, item=body)
         if item.is_call:
             return events
@@ -204,10 +260,14 @@ class ResponseEvents:
             events = self._event(name, long=True, **item.place, text=text, **scored)
             name = "response.content_part.done"
             events += self._event(name, long=True, **item.place, part=item.part())
-        body = item.body(_status(self._finish))
-        self._output.append(body)
+        if item.kind == "mcp_call" and self._finish is None:
+            return events  # its result follows
+        return events + self._done(item, _status(self._finish))
+
+    def _done(self, item: OutputItem, status: str) -> bytes:
+        body = self._output[item.index] = item.body(status)
         name = "response.output_item.done"
-        return events + self._event(name, long=True, output_index=item.index, item=body)
+        return self._event(name, long=True, output_index=item.index, item=body)
 
     def _scored(self) -> list[dict[str, Any]]:
         held, self._held = self._held, []

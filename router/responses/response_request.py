@@ -10,11 +10,13 @@ from pydantic import Field
 
 from ..errors import invalid
 from ..openai.logprob_fields import Alternatives
+from ..requests.body_errors import too_long
 from ..requests.body_model import WHOLE, BodyModel, DocumentedAs
 from .response_tools import ResponseTool, ResponseToolChoice, chat_tool_choice, chat_tools
 
 INT32 = 2**31
 MAX_METADATA = 16
+MAX_KEY, MAX_VALUE = 64, 512  # of metadata
 MAX_TOOLS = 1024
 # Fields that chat completions check, under the same names.
 SAME = (
@@ -96,10 +98,9 @@ class CreateResponseRequest(BodyModel):
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=INT32 - 1), WHOLE] | None = None
     max_tool_calls: Annotated[int, Field(ge=1, le=INT32 - 1), WHOLE] | None = None
-    metadata: Annotated[
-        dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-        Field(max_length=MAX_METADATA),
-    ] = Field(default_factory=dict)
+    metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA)] = Field(
+        default_factory=dict
+    )
     previous_response_id: Annotated[str, Field(max_length=128)] | None = None
     reasoning: Annotated[dict[str, Any], DocumentedAs(ReasoningOptions)] = Field(
         default_factory=dict
@@ -147,6 +148,11 @@ def check_response(asked: CreateResponseRequest, ignored: set[str]) -> None:
                 f"include[{i}]",
                 "unsupported_value",
             )
+    for name, value in asked.metadata.items():
+        if len(name) > MAX_KEY:
+            raise too_long("metadata", name, MAX_KEY)
+        if len(value) > MAX_VALUE:
+            raise too_long(f"metadata.{name}", value, MAX_VALUE)
     if asked.top_logprobs and LOGPROBS not in asked.include:
         message = f"'top_logprobs' needs '{LOGPROBS}' in 'include'."
         raise invalid(message, "top_logprobs", "invalid_value")

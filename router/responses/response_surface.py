@@ -9,18 +9,18 @@ from typing import Any
 from ..errors import ApiError
 from ..generation import GenerationRequest
 from ..http.sse import named_event
-from ..openai.chat_request import parse_chat
+from ..mcp.mcp_chat import McpChat
 from ..openai.error_body import OpenAIErrors
 from ..options import RouterOptions
 from ..requests.renamed_errors import fields_renamed
 from ..served_model import ServedModel
-from .background import BackgroundRun, BackgroundRuns
+from .background_runs import BackgroundRun, BackgroundRuns
 from .chat_turns import as_messages
+from .fitting_turns import parse_fitting
 from .input_items import Item, read_input
 from .response_events import ResponseEvents
 from .response_request import FIELD_NAMES, CreateResponseRequest, chat_body, check_response
 from .response_store import ResponseStore, StoredResponse
-from .truncation import parse_fitting
 
 RESPONSE_FORMAT, TEXT_FORMAT = "response_format", "text.format"
 
@@ -30,7 +30,10 @@ class Responses:
 
     path = "/v1/responses"
 
-    def __init__(self, store: ResponseStore, runs: BackgroundRuns, owner: str) -> None:
+    def __init__(
+        self, chat: McpChat, store: ResponseStore, runs: BackgroundRuns, owner: str
+    ) -> None:
+        self._chat = chat
         self._stored = store
         self._runs = runs
         self._owner = owner
@@ -74,7 +77,8 @@ class Responses:
         told = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
 
         def parse(messages: list[dict[str, Any]]) -> GenerationRequest:
-            return parse_chat(chat_body(asked, [*told, *messages]), model, options)
+            body = chat_body(asked, [*told, *messages])
+            return self._chat.parse(body, model, options, most_calls=asked.max_tool_calls)
 
         messages = as_messages(self._conversation)
         return parse_fitting(messages, parse) if asked.truncation == "auto" else parse(messages)

@@ -12,6 +12,7 @@ from ..anthropic.models import (
     model_entry,
     model_page,
 )
+from ..mcp.mcp_chat import McpChatCompletions
 from ..openai.answers import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -21,14 +22,13 @@ from ..openai.answers import (
 )
 from ..openai.chat_request import ChatCompletionRequest
 from ..openai.completion_request import CompletionRequest
-from ..openai.surfaces import ChatCompletions, Completions
+from ..openai.surfaces import Completions
 from ..served_model import ModelCard
 from .documentation import documented, documented_errors
 from .guards import KEY_CHECKED
 from .responses import GenerationResponse
 from .services import Exchange, RouterServices
 
-CHAT = ChatCompletions()
 COMPLETIONS = Completions()
 
 MODELS = (
@@ -51,10 +51,13 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
-@router.post(CHAT.path, **documented(ChatCompletionRequest, ChatCompletion, ChatCompletionChunk))
+@router.post(
+    McpChatCompletions.path,
+    **documented(ChatCompletionRequest, ChatCompletion, ChatCompletionChunk),
+)
 async def create_chat_completion(exchange: Exchange, services: RouterServices) -> Response:
     """Generate the next message of a chat."""
-    return GenerationResponse(exchange, services.handler, CHAT)
+    return GenerationResponse(exchange, services.handler, McpChatCompletions(services.chat))
 
 
 @router.post(COMPLETIONS.path, **documented(CompletionRequest, TextCompletion, TextCompletionChunk))

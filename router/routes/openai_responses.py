@@ -128,7 +128,7 @@ class EventsResponse(Response):
 @router.post(Responses.path, **documented(CreateResponseRequest, ResponseObject, ResponseEvent))
 async def create_response(exchange: Exchange, services: RouterServices, owner: Owner) -> Response:
     """Generate the next turn of a conversation, which the router may keep."""
-    surface = Responses(services.responses, services.runs, owner)
+    surface = Responses(services.chat, services.responses, services.runs, owner)
     return GenerationResponse(exchange, services.handler, surface)
 
 

@@ -16,10 +16,11 @@ from ..cluster.node_table import NodeTable
 from ..cluster.registry_service import Registry
 from ..handler import GenerateHandler
 from ..http.exchange import HttpExchange
+from ..mcp.mcp_chat import McpChat
 from ..metrics import Metrics
 from ..options import RouterOptions
 from ..processes.siblings import Siblings
-from ..responses.background import BackgroundRuns
+from ..responses.background_runs import BackgroundRuns
 from ..responses.response_store import ResponseStore
 from ..web.overview import Overview
 
@@ -38,6 +39,7 @@ class Services:
     usage: KeyUsage
     responses: ResponseStore
     runs: BackgroundRuns
+    chat: McpChat
     overview: Overview
     siblings: Siblings
     batches: Batches | None = None

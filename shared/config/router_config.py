@@ -10,11 +10,12 @@ from . import fields
 from .access_config import AccessConfig
 from .batch_config import BatchConfig
 from .fields import option, split_addresses
+from .mcp_config import McpConfig
 from .sampling_config import SamplingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouterConfig(AccessConfig, BatchConfig, SamplingConfig):
+class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
     """Options of the router."""
 
     model: str | None = option(

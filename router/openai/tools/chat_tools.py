@@ -17,6 +17,7 @@ from ...errors import invalid
 from ...options import RouterOptions
 from ...requests.body_errors import wrong_type
 from ...requests.body_model import BodyModel, DocumentedAs
+from ...requests.mcp_fields import McpToolChoice, McpToolRequest
 from ...requests.written_tools import WRITTEN_FORMAT, shows_tools
 from ...served_model import ServedModel
 from .allowed_tools import AllowedToolsChoice, allowed_tools
@@ -54,8 +55,10 @@ class NamedTool(BodyModel):
     function: NamedFunction
 
 
-Tools = Annotated[list[Any], Field(max_length=MAX_TOOLS), DocumentedAs(list[Tool])]
-ToolChoice = Annotated[Any, DocumentedAs(Literal[CHOICES] | NamedTool | AllowedToolsChoice)]
+Tools = Annotated[list[Any], Field(max_length=MAX_TOOLS), DocumentedAs(list[Tool | McpToolRequest])]
+ToolChoice = Annotated[
+    Any, DocumentedAs(Literal[CHOICES] | NamedTool | AllowedToolsChoice | McpToolChoice)
+]
 Functions = Annotated[
     list[Any], Field(max_length=MAX_TOOLS), DocumentedAs(list[FunctionDefinition])
 ]

@@ -1,0 +1,164 @@
+"""Tools of the type ``mcp`` in a request: replaced by functions that the model may call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import invalid
+from ..generation import ServerTool
+from ..requests.body_errors import wrong_type
+from ..requests.mcp_fields import McpToolFilter, McpToolRequest
+from .server_tools import McpListing, McpTool
+from .tool_names import model_name
+
+KIND = "mcp"
+# A server that a request could choose would be called from inside the operator's network.
+CHOOSES_SERVER = ("server_url", "connector_id", "tunnel_id", "headers", "authorization")
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """The body of a chat with functions instead of tools of servers; ``tools`` has these by the
+    names that the model uses."""
+
+    body: dict[str, Any]
+    tools: dict[str, ServerTool] = field(default_factory=dict)
+    listings: list[dict[str, Any]] = field(default_factory=list)
+
+
+def offer_tools(
+    body: dict[str, Any], servers: Mapping[str, McpListing], ignored: set[str]
+) -> Offered:
+    """Replace the tools of servers in the body of a chat. Raises ``RequestError``."""
+    offered = Offered(dict(body))
+    made: list[Any] = []
+    labels: dict[str, list[str]] = {}  # names of functions by the label of their server
+    for i, tool in enumerate(body["tools"]):
+        if not is_mcp(tool):
+            made.append(tool)
+            continue
+        param = f"tools[{i}]"
+        listing, chosen = _chosen(tool, param, servers, ignored)
+        if listing.label in labels:
+            message = f"'{param}.server_label': the server '{listing.label}' is listed twice."
+            raise invalid(message, f"{param}.server_label", "duplicate_tool")
+        labels[listing.label] = [model_name(listing.label, each.name) for each in chosen]
+        made += [as_function(listing.label, each) for each in chosen]
+        offered.tools.update(
+            (model_name(listing.label, each.name), ServerTool(listing.label, each.name))
+            for each in chosen
+        )
+        offered.listings.append(_listed(listing, chosen))
+    offered.body["tools"] = made
+    offered.body["tool_choice"] = _choice(body.get("tool_choice"), labels)
+    return offered
+
+
+def is_mcp(tool: Any) -> bool:
+    return isinstance(tool, dict) and tool.get("type") == KIND
+
+
+def as_function(label: str, tool: McpTool) -> dict[str, Any]:
+    """A tool of a server as a function."""
+    function = {"name": model_name(label, tool.name), "parameters": tool.schema}
+    if tool.description:
+        function["description"] = tool.description
+    return {"type": "function", "function": function}
+
+
+def _chosen(
+    tool: dict[str, Any], param: str, servers: Mapping[str, McpListing], ignored: set[str]
+) -> tuple[McpListing, list[McpTool]]:
+    for name in CHOOSES_SERVER:
+        if tool.get(name) is not None:
+            raise invalid(
+                f"'{param}.{name}' is not supported: requests use the MCP servers of the router's "
+                f"configuration, by 'server_label'.",
+                f"{param}.{name}",
+                "unsupported_parameter",
+            )
+    asked = McpToolRequest.read(tool, ignored, "tools[].", at=param)
+    listing = servers.get(asked.server_label)
+    if listing is None:
+        known = ", ".join(f"'{label}'" for label in servers) or "none"
+        message = (
+            f"'{param}.server_label': this router has no MCP server '{asked.server_label}'; it "
+            f"has {known}."
+        )
+        raise invalid(message, f"{param}.server_label", "invalid_value")
+    return listing, _allowed(listing, asked.allowed_tools, param, ignored)
+
+
+def _allowed(listing: McpListing, allowed: Any, param: str, ignored: set[str]) -> list[McpTool]:
+    if allowed is None:
+        return list(listing.tools)
+    if isinstance(allowed, list):
+        allowed = {"tool_names": allowed}
+    if not isinstance(allowed, dict):
+        raise wrong_type(f"{param}.allowed_tools", "an array or an object", allowed)
+    asked = McpToolFilter.read(allowed, ignored, "", at=f"{param}.allowed_tools")
+    return [
+        tool
+        for tool in listing.tools
+        if (asked.tool_names is None or tool.name in asked.tool_names)
+        and (tool.read_only or not asked.read_only)
+    ]
+
+
+def _listed(listing: McpListing, chosen: list[McpTool]) -> dict[str, Any]:
+    """An item of a response, without its id."""
+    tools = [
+        {
+            "name": tool.name,
+            "description": tool.description,
+            "input_schema": tool.schema,
+            "annotations": {"read_only": tool.read_only},
+        }
+        for tool in chosen
+    ]
+    return {
+        "type": "mcp_list_tools",
+        "server_label": listing.label,
+        "tools": tools,
+        "error": listing.error,
+    }
+
+
+def _choice(choice: Any, labels: Mapping[str, list[str]]) -> Any:
+    """The ``tool_choice`` among functions."""
+    if not isinstance(choice, dict):
+        return choice
+    if choice.get("type") == KIND:
+        names = _names(choice, labels)
+        if not names:
+            return "auto"  # a server that is not available costs only its tools
+        return _among(names, "required")
+    allowed = choice.get("allowed_tools")
+    if isinstance(allowed, dict) and isinstance(allowed.get("tools"), list):
+        tools: list[Any] = []
+        for tool in allowed["tools"]:
+            tools += _functions(_names(tool, labels)) if is_mcp(tool) else [tool]
+        return choice | {"allowed_tools": allowed | {"tools": tools}}
+    return choice
+
+
+def _names(choice: dict[str, Any], labels: Mapping[str, list[str]]) -> list[str]:
+    label, name = choice.get("server_label"), choice.get("name")
+    if not isinstance(label, str) or label not in labels:
+        message = "'tool_choice' names an MCP server that is not in 'tools'."
+        raise invalid(message, "tool_choice", "invalid_value")
+    names = labels[label]
+    return [each for each in names if name is None or each == model_name(label, str(name))]
+
+
+def _among(names: list[str], mode: str) -> dict[str, Any]:
+    return {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": mode, "tools": _functions(names)},
+    }
+
+
+def _functions(names: list[str]) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": name}} for name in names]

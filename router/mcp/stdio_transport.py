@@ -1,0 +1,104 @@
+"""A server that the router starts: messages are lines on its standard input and output.
+
+The SDK's own transport has no limit on a line, so that a hostile server could fill the memory.
+Needs the package ``mcp``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import mcp_types
+from mcp.client.stdio import get_default_environment
+from mcp.shared.message import SessionMessage
+
+from .pacing import Pacer
+from .server_config import McpServerConfig
+
+# For a server to end by itself when its input ends, and after SIGTERM.
+END_SECONDS = 1.0
+
+Streams = tuple[Any, Any]
+
+
+@asynccontextmanager
+async def stdio_transport(config: McpServerConfig, most: int) -> AsyncIterator[Streams]:
+    """Start the server, and end it with the block. A message of more than ``most`` bytes ends the
+    connection."""
+    process = await asyncio.create_subprocess_exec(
+        config.command,
+        *config.args,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=get_default_environment() | dict(config.env),
+        cwd=config.cwd,
+        limit=most,
+        start_new_session=True,
+    )
+    received, incoming = anyio.create_memory_object_stream[Any](0)
+    outgoing, sent = anyio.create_memory_object_stream[Any](0)
+    tasks = [
+        asyncio.create_task(_read(process, received)),
+        asyncio.create_task(_write(process, sent)),
+    ]
+    try:
+        yield incoming, outgoing
+    finally:
+        for task in tasks:
+            task.cancel()
+        for stream in (incoming, outgoing, received, sent):
+            stream.close()
+        await asyncio.shield(_end(process))
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _read(process: asyncio.subprocess.Process, received: Any) -> None:
+    """Read messages until the output ends, or a line is too long. What is no message is skipped."""
+    assert process.stdout is not None
+    pacer = Pacer()
+    with received, contextlib.suppress(ValueError, anyio.BrokenResourceError):
+        while line := await process.stdout.readline():
+            await pacer.pace(len(line))
+            message = _message(line)
+            if message is not None:
+                await received.send(message)
+
+
+def _message(line: bytes) -> SessionMessage | None:
+    try:
+        return SessionMessage(mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False))
+    except ValueError:
+        return None
+
+
+async def _write(process: asyncio.subprocess.Process, sent: Any) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        async for message in sent:
+            text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+            process.stdin.write(text.encode() + b"\n")
+            await process.stdin.drain()
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Close the input, then end the server with all its children."""
+    assert process.stdin is not None
+    process.stdin.close()
+    for number in (None, signal.SIGTERM, signal.SIGKILL):
+        if number is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_SECONDS):
+                await process.wait()
+            break
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # children that outlived it

@@ -1,0 +1,67 @@
+"""One turn of the model: its output, as the message that the next round begins with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from io import StringIO
+from typing import Any
+
+from ...shared.text.output import CallDelta
+from ..generation import ChoiceDelta
+from ..requests.call_arguments import usable_arguments
+
+
+@dataclass(slots=True)
+class TurnCall:
+    """One call of a turn."""
+
+    id: str
+    name: str
+    arguments: StringIO = field(default_factory=StringIO)
+
+
+class ModelTurn:
+    """Collects the output of one generation. Its calls follow the ``before`` calls of earlier
+    turns."""
+
+    def __init__(self, before: int) -> None:
+        self._before = before
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget everything: another node starts again."""
+        self.calls: list[TurnCall] = []
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+        self.tokens = 0
+        self._text = StringIO()
+        self._reasoning = StringIO()
+
+    def take(self, delta: ChoiceDelta) -> ChoiceDelta:
+        """Add output; it is returned as a part of the whole response's, which does not finish."""
+        self._text.write(delta.text)
+        self._reasoning.write(delta.reasoning)
+        self.tokens += len(delta.tokens)
+        if delta.finish_reason is not None:
+            self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+        return replace(delta, calls=[self._take_call(c) for c in delta.calls], finish_reason=None)
+
+    def _take_call(self, call: CallDelta) -> CallDelta:
+        if call.index == len(self.calls):
+            self.calls.append(TurnCall(call.id, call.name))
+        self.calls[call.index].arguments.write(call.arguments)
+        return replace(call, index=self._before + call.index)
+
+    def message(self) -> dict[str, Any]:
+        """The turn as a message of the assistant."""
+        message: dict[str, Any] = {"role": "assistant", "content": self._text.getvalue()}
+        if reasoning := self._reasoning.getvalue():
+            message["reasoning_content"] = reasoning
+        message["tool_calls"] = [_called(call) for call in self.calls]
+        return message
+
+
+def _called(call: TurnCall) -> dict[str, Any]:
+    arguments = usable_arguments(call.arguments.getvalue())
+    function: dict[str, Any] = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}

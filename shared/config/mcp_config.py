@@ -1,0 +1,56 @@
+"""Options of a router about MCP servers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .fields import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class McpConfig:
+    """Options about MCP servers, of which there are none by default."""
+
+    mcp_command: str | None = option(
+        None,
+        "--mcp-command",
+        "Program of one MCP server, whose label is mcp; the router starts and ends it.",
+    )
+    mcp_args: str | None = option(
+        None, "--mcp-args", "Arguments of --mcp-command, separated by commas."
+    )
+    mcp_config: str | None = option(
+        None,
+        "--mcp-config",
+        "JSON file of MCP servers by label: {'mcpServers': {LABEL: {'command': ..., 'args': [...], "
+        "'env': {...}}}}, or {'url': ..., 'headers': {...}} for one that runs elsewhere. ${NAME} "
+        "stands for a variable of the environment.",
+    )
+    mcp_offer_tools: bool = option(
+        False,
+        "--mcp-offer-tools",
+        "Show the tools of all MCP servers to every chat that brings no tools; their calls are the "
+        "client's to run.",
+    )
+    mcp_max_rounds: int = option(
+        8,
+        "--mcp-max-rounds",
+        "Maximum number of times that the calls of one request are run and the model is asked "
+        "again; then it has to answer.",
+        minimum=1,
+        maximum=64,
+    )
+    mcp_timeout: float = option(
+        60.0,
+        "--mcp-timeout",
+        "Maximum seconds of one call, of connecting to an MCP server, and of listing its tools.",
+        minimum=0.1,
+        maximum=3600.0,
+    )
+    mcp_max_result_bytes: int = option(
+        64 << 10,
+        "--mcp-max-result-bytes",
+        "Maximum size of a call's result; a longer one is cut.",
+        minimum=1024,
+        maximum=1 << 20,
+    )

@@ -1,0 +1,256 @@
+"""Requests whose calls the router runs, on chat completions and responses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tandem.router.mcp.mcp_chat import McpChat
+from tandem.router.mcp.server_tools import CallOutcome, McpListing, McpTool
+from tandem.tests.router.mcp.test_mcp_servers import SCRIPT
+from tandem.tests.router.openai.test_tools import NOW, TEMPLATE, prompt
+from tandem.tests.router.support import Cluster, cluster, events, make_model, until
+
+ADD = McpTool(name="add", description="Add.", schema={"type": "object"}, read_only=True)
+DROP = McpTool(name="drop", schema={"type": "object"})
+SERVER = {"type": "mcp", "server_label": "s"}
+CLIENTS = {"type": "function", "name": "now"}
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+class FakeServers:
+    """Servers whose tools answer at once, with what they were called with."""
+
+    def __init__(self) -> None:
+        self.called: list[tuple[str, str, str]] = []
+        self.listings = {
+            "s": McpListing(label="s", tools=(ADD, DROP)),
+            "broken": McpListing(label="broken", error="The server is not available (OSError)."),
+        }
+
+    async def call(self, label: str, tool: str, arguments: str) -> CallOutcome:
+        self.called.append((label, tool, arguments))
+        if tool == "drop":
+            return CallOutcome(text="not allowed", failed=True, by_tool=True)
+        return CallOutcome(text=f"result {len(self.called)}")
+
+
+@asynccontextmanager
+async def served(
+    tmp_path: Path, *replies: str, **options: Any
+) -> AsyncIterator[tuple[Cluster, FakeServers]]:
+    """A cluster whose node gives one reply after the other, and then the last one again."""
+    make_model(tmp_path / "model", TEMPLATE)
+    async with cluster(tmp_path, context=4096, **options) as c:
+        servers: Any = FakeServers()
+        c.router.app.services.chat = McpChat(servers)
+        left = list(replies)
+
+        async def talk(request: Any, context: Any) -> AsyncIterator[Any]:
+            c.node.reply = c.encode(left.pop(0) if len(left) > 1 else left[0])
+            async for event in c.node._talk(request, context):
+                yield event
+
+        c.node.script = talk
+        yield c, servers
+
+
+TWO_ROUNDS = (
+    "I add." + call("s__add", a=1),
+    "More." + call("s__drop") + call("s__add", a=2),
+    "Done.",
+)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_chat_goes_on_until_the_model_answers(tmp_path: Path, stream: bool) -> None:
+    async with served(tmp_path, *TWO_ROUNDS) as (c, servers):
+        answer = await c.chat(tools=[SERVER, NOW], stream=stream)
+        assert answer.status_code == 200, answer.text
+        if stream:
+            deltas = [x["choices"][0]["delta"] for x in events(answer.text)[:-1]]
+            assert not any("tool_calls" in delta for delta in deltas)
+            text = "".join(delta.get("content", "") for delta in deltas)
+            calls = [one for delta in deltas for one in delta.get("mcp_calls", ())]
+            reasons = [x["choices"][0]["finish_reason"] for x in events(answer.text)[:-1]]
+            assert [reason for reason in reasons if reason] == ["stop"]
+        else:
+            [choice] = answer.json()["choices"]
+            text, calls = choice["message"]["content"], choice["message"]["mcp_calls"]
+            assert choice["finish_reason"] == "stop" and "tool_calls" not in choice["message"]
+            used = answer.json()["usage"]
+            assert used["prompt_tokens"] == sum(len(r.prompt) for r in c.node.requests)
+        assert text == "I add.More.Done."
+        assert [(one["name"], one["status"], one["output"]) for one in calls] == [
+            ("add", "completed", "result 1"),
+            ("drop", "failed", None),
+            ("add", "completed", "result 3"),
+        ]
+        assert calls[1]["error"]["content"][0]["text"] == "not allowed"
+        assert [arguments for _, _, arguments in servers.called] == ['{"a": 1}', "{}", '{"a": 2}']
+        shown = prompt(c)
+        assert "I add.[s__add]" in shown and "tool\nresult 1" in shown
+        assert "Error: not allowed" in shown and len(c.node.requests) == 3
+
+
+async def test_a_response_has_items_and_events_of_each_call(tmp_path: Path) -> None:
+    async with (
+        served(tmp_path, *TWO_ROUNDS) as (c, _),
+        openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="x", max_retries=0) as typed,
+    ):
+        client: Any = typed
+        tools: Any = [SERVER, {"type": "mcp", "server_label": "broken"}]
+        stream = await client.responses.create(input="hi", tools=tools, stream=True)
+        found = [event async for event in stream]
+        assert [event.sequence_number for event in found] == list(range(len(found)))
+        last = found[-1].response
+        assert [item.type for item in last.output] == [
+            "mcp_list_tools", "mcp_list_tools", "message", "mcp_call", "message", "mcp_call",
+            "mcp_call", "message",
+        ]  # fmt: skip
+        assert [tool.name for tool in last.output[0].tools] == ["add", "drop"]
+        assert "not available" in last.output[1].error
+        failed = [event.type for event in found if getattr(event, "output_index", 0) == 5]
+        assert list(dict.fromkeys(failed)) == [
+            "response.output_item.added", "response.mcp_call.in_progress",
+            "response.mcp_call_arguments.delta", "response.mcp_call_arguments.done",
+            "response.mcp_call.failed", "response.output_item.done",
+        ]  # fmt: skip
+        assert last.output[5].error.content[0]["text"] == "not allowed"
+        assert last.output[6].output == "result 3" and last.status == "completed"
+        # The calls stay in the conversation.
+        again = await client.responses.create(
+            input="again", previous_response_id=last.id, tools=[SERVER]
+        )
+        assert "tool\nresult 3" in prompt(c) and again.output_text == "Done."
+        whole = await client.responses.create(
+            input=[*last.output, {"role": "user", "content": "x"}]
+        )
+        assert "tool\nresult 1" in prompt(c) and whole.status == "completed"
+
+
+async def test_calls_of_the_clients_own_tools_end_the_loop(tmp_path: Path) -> None:
+    both = call("s__add", a=1) + call("now")
+    async with served(tmp_path, both) as (c, servers):
+        message = (await c.chat(tools=[SERVER, NOW])).json()["choices"][0]
+        assert message["finish_reason"] == "tool_calls" and len(servers.called) == 1
+        [own] = message["message"]["tool_calls"]
+        assert own["function"]["name"] == "now"
+        assert [one["name"] for one in message["message"]["mcp_calls"]] == ["add"]
+        chunks = events((await c.chat(tools=[SERVER, NOW], stream=True)).text)[:-1]
+        deltas = [x["choices"][0]["delta"] for x in chunks]
+        numbers = [t["index"] for delta in deltas for t in delta.get("tool_calls", ())]
+        assert set(numbers) == {0}
+        answer = await c.client.post(
+            "/v1/responses", json={"input": "hi", "tools": [SERVER, CLIENTS]}
+        )
+        kinds = [item["type"] for item in answer.json()["output"]]
+        assert kinds == ["mcp_list_tools", "mcp_call", "function_call"]
+
+
+async def test_rounds_calls_and_tokens_are_bounded(tmp_path: Path) -> None:
+    endless = call("s__add", a=1) * 2
+    async with served(tmp_path, endless, mcp_max_rounds=3) as (c, servers):
+        choice = (await c.chat(tools=[SERVER])).json()["choices"][0]
+        # The last round has no calls: what looks like one is text.
+        assert len(servers.called) == 6 and choice["message"]["content"] == endless
+        body = {"input": "hi", "tools": [SERVER], "max_tool_calls": 1}
+        answer = (await c.client.post("/v1/responses", json=body)).json()
+        outcomes = [i["error"] for i in answer["output"] if i["type"] == "mcp_call"]
+        assert outcomes[0] is None and "limit of calls" in outcomes[1]["message"]
+        assert len(servers.called) == 7 and answer["max_tool_calls"] == 1
+        tokens = len(c.encode(endless)) + 1
+        for most in (tokens, tokens + 5):
+            answer = (await c.chat(tools=[SERVER], max_tokens=most)).json()
+            assert answer["choices"][0]["finish_reason"] == "length"
+            assert answer["usage"]["completion_tokens"] <= most
+        c.node.requests.clear()
+        body |= {"max_output_tokens": 20}
+        answer = (await c.client.post("/v1/responses", json=body)).json()
+        assert answer["status"] == "incomplete" and answer["output"][-1]["status"] == "incomplete"
+
+
+async def test_tool_choice_names_tools_of_servers(tmp_path: Path) -> None:
+    required = '[{"name":"s__add","parameters":{}}]'
+    async with served(tmp_path, required, "Done.") as (c, servers):
+        choice = {"type": "mcp", "server_label": "s", "name": "add"}
+        answer = await c.chat(tools=[SERVER, NOW], tool_choice=choice)
+        assert answer.json()["choices"][0]["message"]["content"] == "Done."
+        first, second = c.node.requests
+        assert first.sampling.HasField("structured_outputs") and len(servers.called) == 1
+        assert not second.sampling.HasField("structured_outputs")
+        only = SERVER | {"allowed_tools": {"read_only": True}}
+        await c.chat(tools=[only], tool_choice="none")
+        assert "s__add" in prompt(c) and "s__drop" not in prompt(c)
+
+
+INVALID: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"tools": [SERVER | {"server_url": "http://10.0.0.1"}]}, "tools[0].server_url"),
+    ({"tools": [SERVER | {"connector_id": "connector_gmail"}]}, "tools[0].connector_id"),
+    ({"tools": [SERVER | {"headers": {"a": "b"}}]}, "tools[0].headers"),
+    ({"tools": [SERVER | {"authorization": "x"}]}, "tools[0].authorization"),
+    ({"tools": [NOW, {"type": "mcp", "server_label": "x"}]}, "tools[1].server_label"),
+    ({"tools": [SERVER, SERVER]}, "tools[1].server_label"),
+    ({"tools": [SERVER | {"require_approval": "always"}]}, "tools[0].require_approval"),
+    ({"tools": [SERVER | {"allowed_tools": 5}]}, "tools[0].allowed_tools"),
+    ({"tools": [SERVER], "n": 2}, "n"),
+    ({"tools": [SERVER], "tool_choice": {"type": "mcp", "server_label": "x"}}, "tool_choice"),
+)
+
+
+async def test_requests_use_configured_servers_only(tmp_path: Path) -> None:
+    async with served(tmp_path, "x") as (c, servers):
+        for fields, param in INVALID:
+            answer = await c.chat(**fields)
+            assert answer.status_code == 400, answer.text
+            assert answer.json()["error"]["param"] == param, answer.text
+        c.router.app.services.chat = McpChat(None)
+        answer = await c.chat(tools=[SERVER])
+        assert answer.status_code == 400 and "--mcp-config" in answer.text
+        assert servers.called == []
+
+
+async def test_tools_are_offered_to_chats_without_any_if_the_router_says_so(tmp_path: Path) -> None:
+    async with served(tmp_path, call("s__add", a=1), mcp_offer_tools=True) as (c, servers):
+        message = (await c.chat()).json()["choices"][0]["message"]
+        assert message["tool_calls"][0]["function"]["name"] == "s__add" and not servers.called
+        await c.chat(tools=[NOW])
+        assert "s__add" not in prompt(c)
+
+
+async def test_a_configured_router_runs_calls_in_the_background_too(tmp_path: Path) -> None:
+    config = tmp_path / "mcp.json"
+    command = {"command": sys.executable, "args": ["-S", str(SCRIPT)]}
+    config.write_text(json.dumps({"mcpServers": {"real": command}}))
+    make_model(tmp_path / "model", TEMPLATE)
+    async with cluster(tmp_path, context=4096, mcp_config=str(config)) as c:
+        mcp = c.router.app.mcp
+        assert mcp is not None
+        await until(lambda: mcp.listings["real"].error is None)
+        replies = [call("real__add", a=2, b=3), "five"]
+
+        async def talk(request: Any, context: Any) -> AsyncIterator[Any]:
+            c.node.reply = c.encode(replies.pop(0))
+            async for event in c.node._talk(request, context):
+                yield event
+
+        c.node.script = talk
+        tools = [{"type": "mcp", "server_label": "real"}]
+        body = {"input": "2 + 3", "tools": tools, "background": True}
+        made = (await c.client.post("/v1/responses", json=body)).json()
+        assert made["status"] == "queued", made
+        await c.router.app.handler.ended()
+        ended = (await c.client.get(f"/v1/responses/{made['id']}")).json()
+        _, ran, message = ended["output"]
+        assert ran["output"] == "5" and message["content"][0]["text"] == "five"
+    assert not mcp._thread.is_alive()
