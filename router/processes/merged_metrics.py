@@ -39,6 +39,7 @@ KEEPERS = frozenset(
         "vllm:num_requests_running",
         "vllm:num_requests_waiting",
         "vllm:kv_cache_usage_perc",
+        "vllm:cache_config_info",
     )
 )
 
