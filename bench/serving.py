@@ -6,8 +6,8 @@ import asyncio
 import gc
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from math import inf
@@ -153,9 +153,10 @@ async def _measure_open(
     async def send(index: int, answer: MeasuredAnswer) -> None:
         await server.ask(requests[index].body, answer, f"{prefix}{index}")
 
-    gc.collect()
-    gc.freeze()  # the requests need not be looked through while answers are measured
-    with progress_bar("Requests", len(requests), hidden=values["disable_tqdm"]) as advance:
+    with (
+        _frozen_requests(),
+        progress_bar("Requests", len(requests), hidden=values["disable_tqdm"]) as advance,
+    ):
         begin = time.perf_counter()
         answers = await send_all(
             times, send, lambda _: advance(), max_concurrency=values["max_concurrency"]
@@ -179,6 +180,17 @@ def ready(server: ApiServer, planned: Any) -> list[ReadyRequest]:
             )
         made.append(ReadyRequest(body, one.prompt_tokens, one.output_tokens, one.at))
     return made
+
+
+@contextmanager
+def _frozen_requests() -> Iterator[None]:
+    """Let the collector leave alone what there is: answers come while it looks through that."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 async def _warm_up(values: Values, server: ApiServer, body: bytes) -> None:

@@ -63,6 +63,8 @@ class HttpClient:
     target: Target
     headers: Mapping[str, str] = field(default_factory=dict)
     _idle: list[HttpConnection] = field(default_factory=list)
+    # The address that answered: names are resolved in threads, which would delay requests.
+    _address: str = ""
 
     def request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
         """The bytes of a request. Raises ``UsageError`` for an invalid header."""
@@ -121,9 +123,14 @@ class HttpClient:
     async def _connect(self) -> HttpConnection:
         loop, target = asyncio.get_running_loop(), self.target
         async with asyncio.timeout(CONNECT_SECONDS):
-            _, connection = await loop.create_connection(
-                HttpConnection, target.host, target.port, ssl=target.tls
+            transport, connection = await loop.create_connection(
+                HttpConnection,
+                self._address or target.host,
+                target.port,
+                ssl=target.tls,
+                server_hostname=target.host if target.tls else None,
             )
+        self._address = transport.get_extra_info("peername")[0]
         return connection
 
 

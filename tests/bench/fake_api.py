@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -30,13 +31,15 @@ class FakeApi:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     heads: list[str] = field(default_factory=list)
     connections: int = 0
+    tls: ssl.SSLContext | None = None
     port: int = 0
     words: dict[str, int] = field(default_factory=dict)
 
     def server(self, **more: Any) -> ApiServer:
         """The client's side."""
         given = {"backend": "openai", "endpoint": None, "header": (), "insecure": False} | more
-        return api_server(url=f"http://127.0.0.1:{self.port}", **given)
+        scheme = "https" if self.tls else "http"
+        return api_server(url=f"{scheme}://127.0.0.1:{self.port}", **given)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -100,7 +103,7 @@ class FakeApi:
 async def fake_api(**settings: Any) -> AsyncIterator[FakeApi]:
     """A running one."""
     api = FakeApi(**settings)
-    server = await asyncio.start_server(api.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(api.serve, "127.0.0.1", 0, ssl=api.tls)
     api.port = server.sockets[0].getsockname()[1]
     try:
         yield api

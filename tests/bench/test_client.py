@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from tandem.bench.client.http_connection import ExchangeFailed, HttpConnection
 from tandem.bench.client.measured_answer import MAX_LINE_BYTES, MeasuredAnswer, StreamError
 from tandem.shared.errors import BenchmarkError, UsageError
 from tandem.tests.bench.fake_api import fake_api
+from tandem.tests.certificates import issue
 
 
 def stream(*events: dict | str) -> bytes:
@@ -111,6 +114,18 @@ async def test_nobody_listening_is_in_the_answer_and_an_error_of_the_command() -
     assert not answer.success and "Connect call failed" in answer.error
     with pytest.raises(BenchmarkError, match=r"cannot reach 127\.0\.0\.1"):
         await server.first_model()
+
+
+async def test_certificates_are_checked_unless_told_otherwise(tmp_path: Path) -> None:
+    papers = issue(tmp_path, "127.0.0.1")
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(papers.cert, papers.key)
+    async with fake_api(tls=tls) as api:
+        strict, lenient = api.server(), api.server(insecure=True)
+        refused = await strict.ask(strict.body("a", 1))
+        assert "CERTIFICATE_VERIFY_FAILED" in refused.error
+        assert (await lenient.ask(lenient.body("a", 1))).success
+        lenient.client.close()
 
 
 async def respond(response: bytes) -> str:
