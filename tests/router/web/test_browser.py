@@ -140,6 +140,20 @@ async def test_hostile_output_stays_text(t: Tab, c: Cluster) -> None:
     t.problems = [problem for problem in t.problems if "TrustedHTML" not in problem]
 
 
+HARD = r"""async () => {
+  const { MarkdownView } = await import("/web/markdown/render.js");
+  const texts = ["*a ", "**a _b ", "_a", "[", "[a](", "`a ``b ", "$a ", "$$a ", "\\(", "> ", "- ",
+                 "|a", "a|b\n-|-\n", "```js\n/* ", "```yaml\n-", "http://a)", "~~a", "![", "$$x^{",
+                 "\n", "\\[a\n", "1. ", "#", "<http://"];
+  for (const text of texts) new MarkdownView().show(text.repeat(40_000 / text.length));
+  return texts.length;
+}"""
+
+
+async def test_hard_texts_take_no_time_that_grows_with_their_square(t: Tab) -> None:
+    assert await t.page.evaluate(HARD) == 24
+
+
 async def test_reasoning_is_folded_and_calls_are_shown(t: Tab) -> None:
     deltas: list[dict[str, Any]] = [
         {"role": "assistant", "reasoning": "I should", "reasoning_content": "I should"},
@@ -148,6 +162,8 @@ async def test_reasoning_is_folded_and_calls_are_shown(t: Tab) -> None:
                          "function": {"name": "weather", "arguments": '{"city": '}}]},
         {"tool_calls": [{"index": 0, "function": {"arguments": '"Paris"}'}}]},
     ]  # fmt: skip
+    ran = {"server_label": "clock", "name": "now", "arguments": "{}", "output": "noon"}
+    deltas.append({"mcp_calls": [{"type": "mcp_call", "id": "m1", "error": None} | ran]})
     events = [
         {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas
     ]
@@ -158,6 +174,8 @@ async def test_reasoning_is_folded_and_calls_are_shown(t: Tab) -> None:
     )
     await t.send("weather?")
     await t.has(".call:has-text('weather') :text('\"Paris\"')")
+    await t.click(".call summary:has-text('Ran clock: now')")
+    await t.has(".call pre:has-text('noon')")
     assert not await t.page.is_visible(".reasoning .markdown")
     await t.click(".reasoning summary")
     assert await t.page.inner_text(".reasoning .markdown") == "I should call."

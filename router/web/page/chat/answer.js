@@ -24,7 +24,7 @@ export async function stream(message, body, signal, changed) {
 function take(message, event, clock) {
   const [choice] = event.choices;
   if (choice) {
-    const { content, tool_calls } = choice.delta;
+    const { content, tool_calls, mcp_calls } = choice.delta;
     const reasoning = choice.delta.reasoning ?? choice.delta.reasoning_content;
     if (reasoning || content || tool_calls) clock.tick();
     if (reasoning) message.reasoning = (message.reasoning ?? "") + reasoning;
@@ -33,6 +33,8 @@ function take(message, event, clock) {
       message.text += content;
     }
     for (const call of tool_calls ?? []) takeCall(message, call);
+    // Calls that the router has run, of tools of MCP servers.
+    for (const call of mcp_calls ?? []) (message.ran ??= []).push(executed(call));
     if (choice.finish_reason) message.ended = choice.finish_reason;
   }
   if (event.usage) clock.counted(event);
@@ -44,6 +46,11 @@ function takeCall(message, { index, id, function: called }) {
   if (id) call.id = id;
   if (called?.name) call.name = called.name;
   call.text += called?.arguments ?? "";
+}
+
+function executed({ name, server_label, arguments: text, output, error }) {
+  const failure = typeof error === "string" || !error ? error : error.message ?? JSON.stringify(error);
+  return { name: `${server_label}: ${name}`, text, output: output ?? failure ?? "", failed: !!error };
 }
 
 /** Times of one answer, by this browser's clock. */

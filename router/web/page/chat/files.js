@@ -75,6 +75,10 @@ function cleaned(message, id, parent) {
     made.calls = message.calls.map(call =>
       ({ id: textOf(call?.id), name: textOf(call?.name), text: textOf(call?.text) }));
   }
+  if (Array.isArray(message.ran)) {
+    made.ran = message.ran.map(call => ({ name: textOf(call?.name), text: textOf(call?.text),
+                                          output: textOf(call?.output), failed: !!call?.failed }));
+  }
   const seconds = ["first", "total", "rate", "tokens", "prompt", "cached", "remote"];
   if (stats && seconds.every(name => typeof (stats[name] ?? 0) === "number")) {
     made.stats = Object.fromEntries(seconds.map(name => [name, stats[name]]));

@@ -48,11 +48,11 @@ export class MessageView {
   }
 
   showCalls() {
-    const calls = (this.message.calls ?? []).filter(Boolean);
-    const key = JSON.stringify(calls);
+    const { calls = [], ran = [] } = this.message;
+    const key = JSON.stringify([calls, ran]);
     if (this.calls.dataset.key === key) return;
     this.calls.dataset.key = key;
-    this.calls.replaceChildren(...calls.map(callBox));
+    this.calls.replaceChildren(...ran.map(ranBox), ...calls.filter(Boolean).map(callBox));
   }
 
   showNotes() {
@@ -128,11 +128,21 @@ function reasoningBox() {
 }
 
 function callBox({ name, text }) {
-  const shown = pretty(text);
-  const code = el("code", {}, highlighted(shown, "json"));
-  const title = el("summary", {}, "Calls ", el("b", {}, name || "…"));
-  return el("details", { class: "call", open: true }, title,
-            el("pre", { tabindex: "0", role: "region", "aria-label": `Arguments of ${name}` }, code));
+  return el("details", { class: "call", open: true },
+            el("summary", {}, "Calls ", el("b", {}, name || "…")),
+            json(`Arguments of ${name}`, text));
+}
+
+/** A call that the router has run. */
+function ranBox({ name, text, output, failed }) {
+  return el("details", { class: "call" },
+            el("summary", {}, failed ? "Failed: " : "Ran ", el("b", {}, name)),
+            json(`Arguments of ${name}`, text), json(`Result of ${name}`, output));
+}
+
+function json(name, text) {
+  const code = el("code", {}, highlighted(pretty(text), "json"));
+  return el("pre", { tabindex: "0", role: "region", "aria-label": name }, code);
 }
 
 function pretty(text) {
