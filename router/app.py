@@ -133,6 +133,12 @@ class App:
         metrics.add(self._usage)
         limits = RateLimits(options, self._usage, shared_limits)
         self.handler = GenerateHandler(options, nodes, registry, metrics, tracer, limits)
+        overview = Overview(
+            nodes,
+            options.heartbeat_period,
+            metrics.work,
+            lambda: self.handler.active + self.handler.elsewhere,
+        )
         self.services = Services(
             options=options,
             access=self._access,
@@ -144,13 +150,8 @@ class App:
             responses=ResponseStore(options.max_stored_responses, options.response_lifetime),
             runs=BackgroundRuns(self._usage),
             chat=McpChat(self.mcp),
-            overview=Overview(
-                nodes,
-                options.heartbeat_period,
-                metrics.work,
-                lambda: self.handler.active + self.handler.elsewhere,
-            ),
-            siblings=Siblings(registry.commands, metrics, self._usage.all),
+            overview=overview,
+            siblings=Siblings(registry.commands, metrics, self._usage.all, overview.share),
             batches=self._batches(),
         )
         self._door = with_cross_origin(self._serve, options)

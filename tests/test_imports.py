@@ -184,6 +184,7 @@ ROUTER = {
         "options",
         "openai",
         "responses",
+        "web",
     ),
     "web": ("cluster", "placement"),
 }

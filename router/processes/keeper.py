@@ -192,6 +192,9 @@ class Keeper:
             answers = await self._gather(Topic.USAGE, body)
             return json.dumps([json.loads(answer) for answer in answers]).encode()
 
+        async def overview(body: bytes) -> bytes:
+            return b"[%b]" % b",".join(await self._gather(Topic.OVERVIEW, body))
+
         async def page(body: bytes) -> bytes:
             return await self._page.get()
 
@@ -205,6 +208,7 @@ class Keeper:
                 Topic.COMMAND: self._command,
                 Topic.PAGE: page,
                 Topic.USAGE: usage,
+                Topic.OVERVIEW: overview,
                 Topic.RESPONSE: self._ask_for_response,
             },
         )

@@ -52,6 +52,7 @@ class Topic(enum.IntEnum):
     SERIES = 40
     USAGE = 41
     RESPONSE = 42
+    OVERVIEW = 43
 
 
 class _MessageKind(enum.IntEnum):

@@ -8,6 +8,7 @@ from ...proto import tandem_pb2 as pb
 from ..access.key_usage import KeyCounts
 from ..cluster.node_commands import NodeCommands
 from ..metrics import Metrics
+from ..web.overview import WorkerShare
 
 
 class Siblings:
@@ -22,10 +23,12 @@ class Siblings:
         commands: NodeCommands,
         metrics: Metrics,
         usage: Callable[[], dict[str, KeyCounts]],
+        share: Callable[[], WorkerShare],
     ) -> None:
         self._commands = commands
         self._metrics = metrics
         self._usage = usage
+        self._share = share
 
     async def drain(self, node_id: str, seconds: float | None) -> None:
         """Drain a node. Raises ``RequestError``."""
@@ -38,6 +41,10 @@ class Siblings:
     async def usage(self) -> dict[str, KeyCounts]:
         """The counts of every key, at all workers."""
         return self._usage()
+
+    async def shares(self) -> list[WorkerShare]:
+        """The shares of all workers in the overview of the cluster."""
+        return [self._share()]
 
     async def page(self) -> bytes:
         """The metrics of all workers."""

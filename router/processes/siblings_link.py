@@ -11,6 +11,7 @@ from ...proto import tandem_pb2 as pb
 from ...shared.errors import RequestError
 from ..access.key_usage import KeyCounts
 from ..cluster.node_commands import UnknownNodeError
+from ..web.overview import WorkerShare
 from .link import Link, LinkClosedError, Topic
 from .siblings import Siblings
 
@@ -32,6 +33,13 @@ class LinkedSiblings(Siblings):
         except LinkClosedError:
             return await super().usage()
         return merged_usage(json.loads(told))
+
+    async def shares(self) -> list[WorkerShare]:
+        try:
+            told = await self.link.ask(Topic.OVERVIEW)
+        except LinkClosedError:
+            return await super().shares()
+        return [WorkerShare.model_validate(each) for each in json.loads(told)]
 
     async def page(self) -> bytes:
         try:

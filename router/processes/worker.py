@@ -83,6 +83,7 @@ class Worker:
             {
                 Topic.SERIES: self._series,
                 Topic.USAGE: self._usage,
+                Topic.OVERVIEW: self._overview,
                 Topic.RESPONSE: self._response,
             },
         )
@@ -90,7 +91,9 @@ class Worker:
         self.app = App(options, self.nodes, self.registry, self.metrics, tracer, limits)
         services = self.app.services
         services.shut_down = lambda: self._link.tell(Topic.SHUT_DOWN)
-        self._siblings = LinkedSiblings(self.registry.commands, self.metrics, services.usage.all)
+        self._siblings = LinkedSiblings(
+            self.registry.commands, self.metrics, services.usage.all, services.overview.share
+        )
         self._siblings.link = self._link
         self._siblings.whole = False
         services.siblings = self._siblings
@@ -227,6 +230,9 @@ class Worker:
 
     async def _usage(self, body: bytes) -> bytes:
         return describe_usage(self.app.services.usage.all())
+
+    async def _overview(self, body: bytes) -> bytes:
+        return self.app.services.overview.share().model_dump_json().encode()
 
     async def _response(self, body: bytes) -> bytes:
         services = self.app.services

@@ -3,9 +3,10 @@ much there is to see, the sums of all others, and the prompts whose KV moves."""
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import islice
 
 from pydantic import BaseModel
@@ -14,7 +15,7 @@ from ...proto.roles import role_name
 from ...shared.telemetry.stats_line import Work
 from ..cluster.node import Node
 from ..cluster.node_table import NodeTable
-from ..placement.recent_prefills import Prefill
+from ..placement.recent_prefills import Prefill, RecentPrefills
 
 # Of each role; more cannot be read at once.
 MAX_SHOWN = 16
@@ -92,19 +93,27 @@ class PrefillTotals(BaseModel):
     local: int
 
 
-class ClusterOverview(BaseModel):
+class WorkerShare(BaseModel):
+    """The part of an overview that each worker process of a router knows for itself."""
+
+    prefills: list[PrefillEntry]
+    prefills_left_out: int
+    totals: PrefillTotals
+    prompt_tokens: int
+    generated_tokens: int
+
+
+class ClusterOverview(WorkerShare):
     """The state of the cluster as this router sees it."""
 
     nodes: list[NodeState]
     others: list[OtherNodes]
     missing: list[MissingNode]
     missing_left_out: int
-    prefills: list[PrefillEntry]
-    prefills_left_out: int
-    totals: PrefillTotals
     requests: int
-    prompt_tokens: int
-    generated_tokens: int
+
+
+AskAll = Callable[[], Awaitable[list[WorkerShare]]]
 
 
 class Overview:
@@ -122,43 +131,76 @@ class Overview:
         self._beat = beat
         self._work = work
         self._requests = requests
-        self._last: ClusterOverview | None = None
         self._made = 0.0
+        self._last: asyncio.Task[ClusterOverview] | None = None
 
-    def now(self) -> ClusterOverview:
-        """The present state, at most ``REUSE_SECONDS`` old."""
-        now = self._nodes.now()
-        if self._last is None or now - self._made >= REUSE_SECONDS:
-            self._last, self._made = self._new(), now
-        return self._last
+    async def now(self, ask: AskAll) -> ClusterOverview:
+        """The present state, at most ``REUSE_SECONDS`` old. ``ask`` returns the shares of all
+        workers."""
+        last = self._last
+        if last is None or (last.done() and self._nodes.now() - self._made >= REUSE_SECONDS):
+            self._last = last = asyncio.create_task(self._new(ask))
+        # Shielded, because other pages wait for the same, and the first may go.
+        return await asyncio.shield(last)
 
-    def _new(self) -> ClusterOverview:
-        shown, others = node_states(self._nodes, self._beat)
-        missing, missing_left_out = missing_nodes(self._nodes)
-        prefills, prefills_left_out = prefill_states(self._nodes)
-        of_prefills, work = self._nodes.prefills, self._work()
-        return ClusterOverview(
-            nodes=shown,
-            others=others,
-            missing=missing,
-            missing_left_out=missing_left_out,
-            prefills=prefills,
-            prefills_left_out=prefills_left_out,
+    def share(self) -> WorkerShare:
+        """The share of this process."""
+        prefills, work = self._nodes.prefills, self._work()
+        entries, left_out = prefill_entries(prefills)
+        return WorkerShare(
+            prefills=entries,
+            prefills_left_out=left_out,
             totals=PrefillTotals(
-                moved=of_prefills.prompts_moved,
-                moved_tokens=of_prefills.tokens_moved,
-                local=of_prefills.prompts_local,
+                moved=prefills.prompts_moved,
+                moved_tokens=prefills.tokens_moved,
+                local=prefills.prompts_local,
             ),
-            requests=self._requests(),
             prompt_tokens=int(work.prompt_tokens),
             generated_tokens=int(work.generated_tokens),
         )
 
+    async def _new(self, ask: AskAll) -> ClusterOverview:
+        share = together(await ask())
+        shown, others = node_states(self._nodes, self._beat, share.prefills)
+        missing, missing_left_out = missing_nodes(self._nodes)
+        self._made = self._nodes.now()
+        return ClusterOverview(
+            **dict(share),
+            nodes=shown,
+            others=others,
+            missing=missing,
+            missing_left_out=missing_left_out,
+            requests=self._requests(),
+        )
 
-def node_states(nodes: NodeTable, beat: float) -> tuple[list[NodeState], list[OtherNodes]]:
+
+def together(shares: Sequence[WorkerShare]) -> WorkerShare:
+    """The shares of several workers as one."""
+    prefills = [each for share in shares for each in share.prefills]
+    running = [each for each in prefills if each.ended_seconds_ago is None]
+    running.sort(key=lambda each: -each.seconds)
+    recent = [each for each in prefills if each.ended_seconds_ago is not None]
+    recent.sort(key=lambda each: each.ended_seconds_ago or 0.0)
+    left_out = max(0, len(running) - MAX_PREFILLS)
+    return WorkerShare(
+        prefills=[*running, *recent][:MAX_PREFILLS],
+        prefills_left_out=sum(share.prefills_left_out for share in shares) + left_out,
+        totals=PrefillTotals(
+            moved=sum(share.totals.moved for share in shares),
+            moved_tokens=sum(share.totals.moved_tokens for share in shares),
+            local=sum(share.totals.local for share in shares),
+        ),
+        prompt_tokens=sum(share.prompt_tokens for share in shares),
+        generated_tokens=sum(share.generated_tokens for share in shares),
+    )
+
+
+def node_states(
+    nodes: NodeTable, beat: float, prefills: Sequence[PrefillEntry]
+) -> tuple[list[NodeState], list[OtherNodes]]:
     """The nodes to show, prefill nodes first, and the sums of the others by role. Heartbeats come
     every ``beat`` seconds."""
-    now, busy = nodes.now(), _busy(nodes)
+    now, busy = nodes.now(), _busy(prefills)
     shown: list[NodeState] = []
     others: list[OtherNodes] = []
     for prefill in (True, False):
@@ -188,22 +230,20 @@ def missing_nodes(nodes: NodeTable) -> tuple[list[MissingNode], int]:
     return shown, len(absent) - len(shown)
 
 
-def prefill_states(nodes: NodeTable) -> tuple[list[PrefillEntry], int]:
+def prefill_entries(prefills: RecentPrefills) -> tuple[list[PrefillEntry], int]:
     """The prompts that prefill nodes compute, then those computed lately, and the number of the
     running ones that are left out."""
-    now = nodes.prefills.now()
-    running = list(nodes.prefills.running())
+    now, running = prefills.now(), list(prefills.running())
     shown = running[:MAX_PREFILLS]
     room = MAX_PREFILLS - len(shown)
-    recent = list(islice(reversed(nodes.prefills.recent()), room))
-    return [_prefill_state(each, now) for each in (*shown, *recent)], len(running) - len(shown)
+    recent = list(islice(reversed(prefills.recent()), room))
+    return [_prefill_entry(each, now) for each in (*shown, *recent)], len(running) - len(shown)
 
 
-def _busy(nodes: NodeTable) -> Counter[str]:
+def _busy(prefills: Sequence[PrefillEntry]) -> Counter[str]:
     """How many prompts move from or to each node."""
-    return Counter(
-        name for each in nodes.prefills.running() for name in (each.prefill_node, each.decode_node)
-    )
+    running = (each for each in prefills if each.ended_seconds_ago is None)
+    return Counter(name for each in running for name in (each.prefill_node, each.decode_node))
 
 
 def _interest(node: Node, busy: Counter[str]) -> tuple[int, bool, int]:
@@ -264,7 +304,7 @@ def _sum(nodes: Iterable[Node], now: float, beat: float) -> OtherNodes:
     )
 
 
-def _prefill_state(each: Prefill, now: float) -> PrefillEntry:
+def _prefill_entry(each: Prefill, now: float) -> PrefillEntry:
     spent = each.spent.ListFields() if each.spent is not None else ()
     return PrefillEntry(
         number=each.number,

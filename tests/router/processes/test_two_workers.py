@@ -137,6 +137,8 @@ async def test_two_workers_are_one_router(tmp_path: Path) -> None:
         assert await router.sum_of("tandem_node_up") == [1.0]
         usage = await router.request("GET", "/v1/usage", headers=ADMIN)
         assert sum(entry["completion_tokens"] for entry in usage.json()["data"]) == 54
+        state = (await router.request("GET", "/cluster/state")).json()
+        assert (state["generated_tokens"], state["totals"]["local"]) == (54, 18)
 
         # A limit holds across both: 18 of 40 requests are used up.
         statuses = [
