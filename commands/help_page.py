@@ -17,6 +17,7 @@ ALL = "all"
 INDENT = 6
 # Groups that a command which talks to a server only needs if it starts one.
 OF_MODELS = ("engine",)
+TITLES = {"http": "HTTP", "mcp": "MCP"}
 # The options of ``tandem serve`` that most people need.
 COMMON = (
     "model",
@@ -122,12 +123,13 @@ class HelpfulCommand(click.Command):
             formatter.write_dl([(g.name, f"{len(g.options)}: {g.about}") for g in groups])
         path = ctx.command_path
         first = groups[0].name.split()[0]
+        one = groups[0].options[0].opts[0].lstrip("-")
         with formatter.section("More"):
             formatter.write_dl(
                 [
                     (f"{path} --help=all", "every option"),
                     (f"{path} --help={first}", "a group of options"),
-                    (f"{path} --help=port", "one option, or those whose names contain the word"),
+                    (f"{path} --help={one}", "an option, or those whose names contain the word"),
                 ]
             )
         formatter.write_paragraph()
@@ -178,11 +180,15 @@ def _named(options: list[click.Option], wanted: str) -> list[click.Option]:
     return exact or [o for o in options if any(wanted in name for name in names[id(o)])]
 
 
+def title_of(group: OptionGroup) -> str:
+    """The name of a group at the beginning of a line."""
+    return TITLES.get(group.name) or group.name[:1].upper() + group.name[1:]
+
+
 def write_group(formatter: click.HelpFormatter, group: OptionGroup, *, titled: bool = True) -> None:
     """Append a group's title and options."""
     formatter.write_paragraph()
-    title = group.name[:1].upper() + group.name[1:] if titled else "Options"
-    formatter.write(f"{title}:\n")
+    formatter.write(f"{title_of(group) if titled else 'Options'}:\n")
     if group.about and titled:
         _write_text(formatter, group.about, 2)
     _write_options(formatter, group.options)

@@ -10,6 +10,7 @@ from ..shared.errors import UsageError
 
 # Other names of an option; the value stays.
 RENAMED = {
+    "--api-server-count": "--router-workers",
     "-tp": "--tensor-parallel-size",
     "--enforce-parser": "--tool-call-parser",
     "--otlp-traces-endpoint": "--otlp-endpoint",
@@ -77,7 +78,6 @@ _TOKEN = "set the environment variable HF_TOKEN"
 REFUSED = {
     "--all2all-backend": "experts are split as the rest of a model; leave it out",
     "--allowed-local-media-path": _NO_IMAGES,
-    "--api-server-count": "start several routers, which share nodes with --join",
     "--attention-backend": "use --decode-kernel, or --cpu-kernels",
     "--batch": "use tandem bench throughput --num-prompts",
     "--calculate-kv-scales": "int8 has scales of its own, fp8 needs none; leave it out",

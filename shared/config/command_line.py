@@ -38,6 +38,7 @@ GROUPS = {
     "BatchConfig": ("batches", "stored responses, files and batches"),
     "SamplingConfig": ("sampling", "defaults of what requests leave out"),
     "NodeConfig": ("node", "where a node listens, and which routers it joins"),
+    "McpConfig": ("mcp", "servers of tools, whose calls the router runs"),
     "HandoffConfig": ("handoff", "how KV moves between nodes"),
     "SecurityConfig": ("security", "TLS and tokens between the parts"),
     "TelemetryConfig": ("logs", "logs and traces"),
