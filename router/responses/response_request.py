@@ -34,6 +34,7 @@ SAME = (
     "priority",
     "cache_salt",
     "chat_template_kwargs",
+    "thinking_token_budget",
     "parallel_tool_calls",
 )
 LOGPROBS = "message.output_text.logprobs"
@@ -128,6 +129,7 @@ class CreateResponseRequest(BodyModel):
     priority: Any = None
     cache_salt: Any = None
     chat_template_kwargs: Any = None
+    thinking_token_budget: Any = None
     # No effect: obfuscation, and fields of OpenAI's accounting.
     stream_options: Any = None
     service_tier: Any = None

@@ -36,6 +36,10 @@ async def test_a_budget_has_the_markers_of_the_output(
             found = sent(c)
             assert (None if found is None else found.tokens) == wanted
             assert found is None or (found.start, found.end) == (start, "</think>")
+        asked = {"input": "hi", "thinking_token_budget": 4}
+        assert (await c.client.post("/v1/responses", json=asked)).status_code == 200
+        found = sent(c)
+        assert found is not None and found.tokens == 4
 
 
 async def test_a_budget_ends_the_analysis_of_channels(tmp_path: Path) -> None:

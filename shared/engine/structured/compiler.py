@@ -57,8 +57,11 @@ class GrammarCompiler:
         )
 
     async def _thinking_rule(self, budget: ThinkingBudget) -> ThinkingRule:
+        """Microseconds once there is a backend, so it never waits for grammars then."""
         try:
-            return await self._small.run(lambda: ThinkingRule(budget, self._loaded()))
+            if self._backend is None:
+                await self._small.run(self._loaded)
+            return ThinkingRule(budget, self._loaded())
         except GrammarError as error:
             raise budget.error(str(error)) from None
 
