@@ -23,6 +23,7 @@ from .client.api_server import ApiServer, api_server, key_values
 from .client.measured_answer import MeasuredAnswer
 from .datasets.text_tokens import LocalTokens
 from .open_loop import send_all
+from .probes import probe_result, probing
 from .progress_bar import progress_bar
 from .report.plot import write_plot
 from .report.result_file import DETAILS, default_name, read_detailed, write_result
@@ -54,6 +55,8 @@ def run_serving(values: Values) -> None:
         if not values["plot"]:
             raise UsageError("--compare-with is for plots; give --plot FILE.html too")
         other = read_detailed(Path(values["compare_with"]))
+    if values["probe_request_rate"] == inf:
+        raise UsageError("--probe-request-rate must be finite")
     metadata = key_values("--metadata", values["metadata"])
     server = server_of(values, ignore_eos=_ignores_eos(values))
     prefix = values["request_id_prefix"] or f"bench-{secrets.token_hex(4)}-"
@@ -157,14 +160,16 @@ async def _measure_open(
         _frozen_requests(),
         progress_bar("Requests", len(requests), hidden=values["disable_tqdm"]) as advance,
     ):
-        begin = time.perf_counter()
-        answers = await send_all(
-            times, send, lambda _: advance(), max_concurrency=values["max_concurrency"]
-        )
-        duration = time.perf_counter() - begin
+        async with probing(server, values["probe_request_rate"]) as probes:
+            begin = time.perf_counter()
+            answers = await send_all(
+                times, send, lambda _: advance(), max_concurrency=values["max_concurrency"]
+            )
+            duration = time.perf_counter() - begin
     show_errors(answers)
     lengths = [request.prompt_tokens for request in requests]
-    return server.model, serving_result(answers, lengths, duration, wanted)
+    result = serving_result(answers, lengths, duration, wanted)
+    return server.model, result | probe_result(probes)
 
 
 def ready(server: ApiServer, planned: Any) -> list[ReadyRequest]:

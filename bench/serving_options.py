@@ -184,6 +184,12 @@ def _traffic_options() -> list[click.Parameter]:
         ),
         whole("--ramp-up-start-rps", default=None, low=0, help="Its first requests a second."),
         whole("--ramp-up-end-rps", default=None, low=0, help="Its last requests a second."),
+        number(
+            "--probe-request-rate",
+            default=0.0,
+            low=0,
+            help="Requests of one token a second that are sent besides, and reported apart.",
+        ),
         whole("--seed", default=0, low=0, help="Of prompts and times."),
         whole("--num-warmups", default=0, low=0, help="Requests before, which do not count."),
         whole(

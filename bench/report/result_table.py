@@ -28,6 +28,7 @@ def result_table(
     """The whole table."""
     lines = [heading(" Serving Benchmark Result ")]
     lines += _totals(result, request_rate, max_concurrency)
+    lines += _probe_lines(result)
     lines += _distribution_lines(result, wanted)
     lines += _client_lines(result)
     return "\n".join([*lines, "=" * WIDTH])
@@ -54,6 +55,16 @@ def _totals(
     yield line("Total token throughput (tok/s):", float(result["total_token_throughput"]))
     if result["remote_prefill_tokens"]:
         yield line("Input tokens prefilled remotely:", result["remote_prefill_tokens"])
+
+
+def _probe_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    if "probe_completed" in result:
+        yield heading("Probe Requests", "-")
+        yield line("Probe requests completed:", result["probe_completed"])
+        yield line("Probe requests failed:", result["probe_failed"])
+        yield line("Median probe E2EL (ms):", float(result["probe_median_e2el_ms"]))
+        yield line("P99 probe E2EL (ms):", float(result["probe_p99_e2el_ms"]))
+        yield line("Max probe E2EL (ms):", float(result["probe_max_e2el_ms"]))
 
 
 def _distribution_lines(result: Mapping[str, Any], wanted: Evaluation) -> Iterator[str]:

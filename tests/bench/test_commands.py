@@ -114,6 +114,17 @@ def test_serve_replays_a_trace_at_its_times(tmp_path: Path) -> None:
     assert found["duration"] >= 0.01 and "late_requests" in found and "ttfts" not in found
 
 
+def test_probes_are_sent_beside_the_load_and_reported_apart() -> None:
+    with running(delay=0.01) as api:
+        options = ["--num-prompts=2", "--random-input-len=3", "--random-output-len=8"]
+        table = run("serve", f"--port={api.port}", *options, "--probe-request-rate=100")
+    probes = [body for body in api.bodies if body["prompt"] == "Hi"]
+    assert len(probes) == len(api.bodies) - 2 > 0
+    assert {body["max_tokens"] for body in probes} == {1}
+    assert f"Probe requests completed:                {len(probes)}" in table
+    assert "Successful requests:                     2" in table
+
+
 def test_serve_chats(tmp_path: Path) -> None:
     lines = tmp_path / "prompts.jsonl"
     lines.write_text('{"prompt": "one two"}\n')
@@ -166,6 +177,7 @@ def test_a_victim_that_ends_too_early_is_an_error_with_the_remedy() -> None:
         (["--request-rate=nan"], "nan"),
         (["--request-rate=0"], "0.0 is not in the range"),
         (["--burstiness=-1"], "not in the range"),
+        (["--probe-request-rate=inf"], "--probe-request-rate must be finite"),
         (["--ramp-up-strategy=linear"], "--ramp-up-strategy needs"),
         (["--extra-body=["], "--extra-body is not JSON"),
         (["--extra-body=[]"], "--extra-body must be a JSON object"),
