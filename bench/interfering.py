@@ -18,7 +18,7 @@ from .datasets.random_prompts import find_prompt_maker
 from .datasets.text_tokens import LocalTokens
 from .interference import Attack, Scene, attack, summary
 from .progress_bar import progress_bar
-from .report.result_file import write_result
+from .report.result_file import check_writable, write_result
 from .report.result_table import WIDTH, heading, line
 from .serving import server_of
 
@@ -32,6 +32,7 @@ def run_interference(values: Mapping[str, Any]) -> None:
         victim_tokens=values["victim_tokens"],
         alone_seconds=values["alone_seconds"],
     )
+    check_writable(values["output_json"])
     model, attacks = asyncio.run(_rounds(values, scene))
     result = {
         "date": datetime.now().strftime("%Y%m%d-%H%M%S"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from .open_loop import send_all
 from .probes import probe_result, probing
 from .progress_bar import progress_bar
 from .report.plot import write_plot
-from .report.result_file import DETAILS, default_name, read_detailed, write_result
+from .report.result_file import DETAILS, check_writable, default_name, read_detailed, write_result
 from .report.result_table import result_table
 from .report.serving_result import GOODPUT_METRICS, METRICS, Evaluation, serving_result
 from .serving_options import SAMPLING, TRACES, goals, json_object, numbers, url_of, words
@@ -57,6 +58,7 @@ def run_serving(values: Values) -> None:
         other = read_detailed(Path(values["compare_with"]))
     if values["probe_request_rate"] == inf:
         raise UsageError("--probe-request-rate must be finite")
+    check_writable(values["plot"], _result_path(values, "x", "x") if _is_saved(values) else None)
     metadata = key_values("--metadata", values["metadata"])
     server = server_of(values, ignore_eos=_ignores_eos(values))
     prefix = values["request_id_prefix"] or f"bench-{secrets.token_hex(4)}-"
@@ -65,14 +67,23 @@ def run_serving(values: Values) -> None:
     click.echo(result_table(result, wanted, values["request_rate"], values["max_concurrency"]))
     now = datetime.now().strftime("%Y%m%d-%H%M%S")
     full = _settings(values, model, now) | metadata | result
-    if values["save_result"] or values["append_result"]:
-        name = values["result_filename"] or default_name(values, model, now)
+    if _is_saved(values):
         kept = full if values["save_detailed"] else _without_details(full)
-        write_result(Path(values["result_dir"] or ".", name), kept, append=values["append_result"])
+        path = Path(_result_path(values, model, now))
+        write_result(path, kept, append=values["append_result"])
     if values["plot"]:
         write_plot(Path(values["plot"]), [full, other] if other else [full])
     if not result["completed"]:
         raise BenchmarkError(f"no request of {result['failed']} was answered")
+
+
+def _is_saved(values: Values) -> bool:
+    return values["save_result"] or values["append_result"]
+
+
+def _result_path(values: Values, model: str, now: str) -> str:
+    name = values["result_filename"] or default_name(values, model, now)
+    return os.path.join(values["result_dir"] or ".", name)
 
 
 def server_of(values: Values, **more: Any) -> ApiServer:

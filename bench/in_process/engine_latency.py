@@ -14,7 +14,7 @@ from ...shared.engine.api.engine import Engine
 from ...shared.engine.sampling_params import SamplingParams
 from ..progress_bar import progress_bar
 from ..report.figures import deviation, mean, percent_word, percentiles
-from ..report.result_file import write_result
+from ..report.result_file import check_writable, write_result
 from .engine_options import engine_config
 
 PERCENTS = (10.0, 25.0, 50.0, 75.0, 90.0, 99.0)
@@ -25,6 +25,7 @@ LONGEST_SECONDS = 24 * 3600.0
 
 def run_latency(values: Mapping[str, Any]) -> None:
     """The whole command."""
+    check_writable(values["output_json"])
     batch = values["batch_size"]
     config = engine_config(values, waiting=batch * values["n"])
     params = SamplingParams(n=values["n"], max_tokens=values["output_len"], ignore_eos=True)

@@ -22,7 +22,7 @@ from ...shared.config import EngineConfig
 from ...shared.errors import BenchmarkError
 from ..progress_bar import progress_bar
 from ..report.figures import mean
-from ..report.result_file import write_result
+from ..report.result_file import check_writable, write_result
 from .engine_latency import percentiles_by_word
 from .engine_options import engine_config
 
@@ -31,6 +31,7 @@ PHASES = ("cold", "warm")
 
 def run_startup(values: Mapping[str, Any]) -> None:
     """The whole command."""
+    check_writable(values["output_json"])
     config = engine_config(values)
     counts = {
         "cold": values["num_iters_cold"],

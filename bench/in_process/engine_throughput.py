@@ -17,7 +17,7 @@ from ..chosen_requests import check_no_path, custom_of, random_of, sharegpt_of
 from ..datasets.planned_request import PlannedRequest
 from ..datasets.random_prompts import WORDS, IdPrompts
 from ..datasets.text_tokens import LocalTokens
-from ..report.result_file import write_result
+from ..report.result_file import check_writable, write_result
 from .engine_options import engine_config
 
 LONGEST_SECONDS = 24 * 3600.0
@@ -25,6 +25,7 @@ LONGEST_SECONDS = 24 * 3600.0
 
 def run_throughput(values: Mapping[str, Any]) -> None:
     """The whole command."""
+    check_writable(values["output_json"])
     config = engine_config(values, waiting=values["num_prompts"] * values["n"])
     values = {**values, "seed": config.seed}
     with Engine(config) as engine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,20 @@ def default_name(settings: Mapping[str, Any], model: str, now: str) -> str:
     limit = settings["max_concurrency"]
     concurrency = "" if limit is None else f"-concurrency{limit}"
     return f"{label}-{rate}{concurrency}-{model.rpartition('/')[2]}-{now}.json"
+
+
+def check_writable(*names: str | None) -> None:
+    """Raise ``UsageError`` for a file that could not be written later, when all has been measured.
+    Makes its folder."""
+    for path in (Path(name) for name in names if name):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror}") from None
+        if path.is_dir():
+            raise UsageError(f"cannot write {path}: it is a folder")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise UsageError(f"cannot write {path}: permission denied")
 
 
 def write_result(path: Path, result: Mapping[str, Any], *, append: bool = False) -> None:

@@ -186,6 +186,8 @@ def test_a_victim_that_ends_too_early_is_an_error_with_the_remedy() -> None:
         (["--base-url=ftp://x"], "--base-url 'ftp://x'"),
         (["--endpoint=v1"], "--endpoint 'v1' is not a path"),
         (["--request-id-prefix=a\nb"], "--header x-request-id"),
+        (["--plot=/dev/null/p.html"], "cannot write /dev/null/p.html"),
+        (["--save-result", "--result-filename=."], "it is a folder"),
         (["--compare-with=x.json"], "give --plot"),
         (["--compare-with=x.json", "--plot=p.html"], "cannot read x.json"),
         (["--random-range-ratio=1"], "not in the range"),
