@@ -12,8 +12,8 @@ from typing import Any, get_type_hints
 from ..shared.config.client_config import RequestConfig
 from ..shared.config.fields import check_option
 from ..shared.errors import UsageError
-from .chat import TerminalChat, described
 from .printable import printable
+from .terminal_chat import TerminalChat, described
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from ..shared.config.client_config import CompleteConfig, RequestConfig
 from ..shared.errors import TandemError
 from .answer_views import PlainView
 from .concurrent_answers import PendingAnswer, answers
+from .given_prompts import GivenPrompt, prompt_of, read_prompts
 from .json_text import json_text
 from .line_input import LineInput, line_editing
 from .openai_server import OpenAIServer
 from .printable import printable
-from .prompts import GivenPrompt, prompt_of, read_prompts
 from .whole_file import whole_file
 
 LONGEST_TITLE = 72

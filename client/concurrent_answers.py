@@ -9,8 +9,8 @@ from typing import Any
 
 from ..shared.errors import TandemError
 from .answer_stream import AnswerStats, AnswerStream, Piece
+from .given_prompts import GivenPrompt
 from .openai_server import OpenAIServer
-from .prompts import GivenPrompt
 from .worker_threads import WorkerThreads
 
 # Answers that may wait until those before them are taken, for each request at once.

@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+from ..shared.config.refused_options import REFUSED
 from ..shared.errors import UsageError
 
 # Other names of an option; the value stays.
@@ -63,110 +64,6 @@ VALUES = {
         "half": "float16",
     },
     "--tool-call-parser": PARSERS,
-}
-_FILES = "a model is read from one folder or file, given as MODEL; leave it out"
-_NO_OFFLOAD = "nothing is offloaded to the host's memory; --kv-fraction sizes the KV cache"
-_NO_LORA = "adapters are not supported; serve a model into which they are merged"
-_NO_SPECULATION = "speculative decoding is not supported; leave it out"
-_NO_TLS = "HTTP is served without TLS; put a proxy in front"
-_ROPE = "write rope_scaling into the model's config.json"
-_GRAPHS = "no graphs are captured and nothing is compiled by torch; leave it out"
-_NO_IMAGES = "models take text only; leave it out"
-_NO_CODE = "code of a model or a user is never loaded; leave it out"
-_NODES = "nodes on other machines join a router: tandem decode-node MODEL --join"
-_TOKEN = "set the environment variable HF_TOKEN"
-REFUSED = {
-    "--all2all-backend": "experts are split as the rest of a model; leave it out",
-    "--allowed-local-media-path": _NO_IMAGES,
-    "--attention-backend": "use --decode-kernel, or --cpu-kernels",
-    "--batch": "use tandem bench throughput --num-prompts",
-    "--calculate-kv-scales": "int8 has scales of its own, fp8 needs none; leave it out",
-    "--chat-template-content-format": "the template shows whether it takes parts; leave it out",
-    "--code-revision": _NO_CODE,
-    "--collect-detailed-traces": "--otlp-endpoint exports all spans; leave it out",
-    "--compilation-config": _GRAPHS,
-    "--config-format": _FILES,
-    "--cpu-mem-fold": _NO_OFFLOAD,
-    "--cpu-offload-gb": _NO_OFFLOAD,
-    "--cuda-graph-sizes": _GRAPHS,
-    "--data-parallel-address": _NODES,
-    "--data-parallel-backend": _NODES,
-    "--data-parallel-rank": _NODES,
-    "--data-parallel-size": "start more nodes with --decode-nodes",
-    "--data-parallel-size-local": _NODES,
-    "--disable-custom-all-reduce": "ranks use NCCL or gloo alone; leave it out",
-    "--disable-frontend-multiprocessing": "the router is a process of its own; leave it out",
-    "--disable-sliding-window": "set sliding_window in the model's config.json",
-    "--distributed-executor-backend": "ranks are processes of their node; leave it out",
-    "--download-dir": "set the environment variable HF_HOME",
-    "--enable-expert-parallel": "experts are split as the rest of a model; leave it out",
-    "--enable-force-include-usage": "requests ask for it with stream_options.include_usage",
-    "--enable-log-outputs": "contents of requests are never logged; leave it out",
-    "--enable-log-requests": "contents of requests are never logged; --access-log logs the rest",
-    "--enable-lora": _NO_LORA,
-    "--enable-metrics": "a router serves /metrics; see --metrics-port",
-    "--enable-prompt-embeds": "prompts are text or token ids; leave it out",
-    "--enable-sleep-mode": "stop nodes instead (tandem nodes drain)",
-    "--guided-decoding-backend": "grammars are compiled by llguidance; leave it out",
-    "--headless": "start tandem decode-node MODEL --join ROUTER",
-    "--hf-config-path": _FILES,
-    "--hf-overrides": _ROPE,
-    "--hf-token": _TOKEN,
-    "--hf-token-path": _TOKEN,
-    "--isq": "weights are not quantised while loading; use a GGUF file, --f FILE",
-    "--kv-cache-memory-bytes": "use --num-gpu-blocks-override",
-    "--kv-events-config": "nodes tell their routers by themselves; leave it out",
-    "--kv-offloading-size": _NO_OFFLOAD,
-    "--kv-transfer-config": "use --prefill-nodes, or --pd-server and --pd-client",
-    "--limit-mm-per-prompt": _NO_IMAGES,
-    "--log": "use --log-level",
-    "--log-config-file": "use --log-format and --log-level",
-    "--logits-processors": _NO_CODE,
-    "--long-prefill-token-threshold": "use --itl-target",
-    "--lora-modules": _NO_LORA,
-    "--mamba-fraction": "models with states are not supported; leave it out",
-    "--master-addr": _NODES,
-    "--master-port": _NODES,
-    "--max-log-len": "contents of requests are never logged; leave it out",
-    "--max-num-partial-prefills": "use --itl-target",
-    "--middleware": "no code is loaded from outside; put a proxy in front",
-    "--mm-processor-kwargs": _NO_IMAGES,
-    "--model-impl": "models are implemented here alone; leave it out",
-    "--model-loader-extra-config": _FILES,
-    "--nnodes": _NODES,
-    "--node-rank": _NODES,
-    "--num-speculative-tokens": _NO_SPECULATION,
-    "--pipeline-parallel-size": "split the model with --tensor-parallel-size",
-    "--quantization": "the checkpoint itself says how it is quantised; leave it out",
-    "--reasoning-parser-plugin": _NO_CODE,
-    "--response-role": "answers have the role assistant; leave it out",
-    "--revision": "download that revision (hf download --revision), and give its folder as MODEL",
-    "--root-path": "let the proxy strip the path",
-    "--rope-scaling": _ROPE,
-    "--rope-theta": _ROPE,
-    "--scheduler-cls": _NO_CODE,
-    "--skip-tokenizer-init": "the router needs the tokenizer; leave it out",
-    "--speculative-config": _NO_SPECULATION,
-    "--speculative-model": _NO_SPECULATION,
-    "--ssl-ca-certs": _NO_TLS,
-    "--ssl-certfile": _NO_TLS,
-    "--ssl-keyfile": _NO_TLS,
-    "--stream-interval": "each token is sent as soon as it is there; leave it out",
-    "--structured-outputs-config": "grammars are compiled by llguidance; leave it out",
-    "--swap-space": _NO_OFFLOAD,
-    "--task": "generation and embeddings are served together; leave it out",
-    "--tokenizer": _FILES,
-    "--tokenizer-mode": "tokenizers are those of tokenizer.json; leave it out",
-    "--tokenizer-revision": _FILES,
-    "--tool-parser-plugin": _NO_CODE,
-    "--tool-prompt": "tools are shown as the chat template has them; leave it out",
-    "--tool-server": "use --mcp-config",
-    "--trust-remote-code": _NO_CODE,
-    "--uds": "use --host and --port",
-    "--worker-cls": _NO_CODE,
-    "--yarn-scaling-factor": _ROPE,
-    "-dp": "start more nodes with --decode-nodes",
-    "-pp": "split the model with --tensor-parallel-size",
 }
 
 

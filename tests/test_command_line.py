@@ -124,6 +124,7 @@ def test_aliases_of_the_model(alias: str) -> None:
         ("a: [", "not YAML"),
         ("port: [1]", "one value"),
         ("tp: 1\ntensor-parallel-size: 2", "twice"),
+        ("swap_space: 4", "swap_space is not supported: nothing is offloaded"),
     ],
 )
 def test_a_wrong_yaml_file_is_refused(tmp_path: Path, text: str, word: str) -> None:

@@ -21,6 +21,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from ..errors import UsageError
+from .refused_options import REFUSED
 
 T = TypeVar("T")
 
@@ -108,9 +109,12 @@ def to_arguments(config: Any, *, without: Collection[str] = ()) -> list[str]:
 def check_unknown(where: str, name: str, known: Collection[str]) -> None:
     """Warn about an option that no command has; a newer release may share its configuration.
 
-    Raises ``UsageError`` if the name resembles an option, or looks like a secret, which must not be
-    ignored silently.
+    Raises ``UsageError`` if the name resembles an option, is one of a peer that cannot be honoured,
+    or looks like a secret, which must not be ignored silently.
     """
+    flag = "--" + name.removeprefix("TANDEM_").lower().replace("_", "-")
+    if flag in REFUSED:
+        raise UsageError(f"{where}: {name} is not supported: {REFUSED[flag]}")
     near = difflib.get_close_matches(name, known, 1, CLOSE)
     if near:
         raise UsageError(

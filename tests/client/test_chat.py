@@ -11,10 +11,10 @@ import httpx
 import pytest
 from rich.console import Console
 
-from tandem.client.chat import TerminalChat
 from tandem.client.chat_commands import COMMANDS, run_command
 from tandem.client.line_input import LineInput
 from tandem.client.openai_server import ServerError
+from tandem.client.terminal_chat import TerminalChat
 from tandem.shared.config.client_config import ChatConfig, ConnectionConfig
 from tandem.shared.errors import TandemError, UsageError
 from tandem.tests.client.fake_openai import FakeOpenAI, delta, words

@@ -7,7 +7,8 @@ import shlex
 import pytest
 
 from tandem.__main__ import cli
-from tandem.commands.spellings import ALWAYS_SO, REFUSED, RENAMED, SWITCHES, translate
+from tandem.commands.spellings import ALWAYS_SO, RENAMED, SWITCHES, translate
+from tandem.shared.config.refused_options import REFUSED
 from tandem.shared.errors import UsageError
 
 OPTIONS = {name for made in cli.commands["serve"].params for name in made.opts}

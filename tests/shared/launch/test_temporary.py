@@ -1,0 +1,47 @@
+"""The options of a cluster that one command starts for itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tandem.__main__ import cli
+from tandem.shared.config import EngineConfig, HandoffConfig, RouterConfig, ServeConfig
+from tandem.shared.config.command_line import fill, to_arguments
+from tandem.shared.launch.temporary import for_own_use, log_folder, of_engine
+
+
+def test_a_cluster_of_one_engine_has_defaults_and_a_free_port(tmp_path: Path) -> None:
+    values = of_engine(EngineConfig(model="m", block_size=32), tmp_path)
+    assert fill(EngineConfig, values) == EngineConfig(model="m", block_size=32)
+    assert fill(HandoffConfig, values) == HandoffConfig()
+    assert fill(ServeConfig, values) == ServeConfig(log_dir=str(tmp_path))
+    assert "--port=0" in to_arguments(fill(RouterConfig, values))
+
+
+@pytest.mark.parametrize("given", [None, "secret", "alice: secret"])
+def test_this_command_has_a_key_of_its_own_if_clients_need_one(given: str | None) -> None:
+    arguments = [] if given is None else ["--api-key", given]
+    values = cli.commands["serve"].make_context("serve", arguments).params
+    made, connection = for_own_use(values, fixed_port=False)
+    if given is None:
+        assert made["api_key"] is None and connection.key == ""
+    else:
+        assert made["api_key"] == f"{given},this-terminal: {connection.key}"
+        assert len(connection.key) == 32
+    assert (made["port"], made["reasoning_parser"]) == (0, "auto")
+    assert for_own_use(values, fixed_port=True)[0]["port"] == 8000
+
+
+def test_logs_stay_if_the_cluster_fails() -> None:
+    with log_folder() as folder:
+        (folder / "router.log").touch()
+    assert not folder.exists()
+    with pytest.raises(ValueError), log_folder() as folder:
+        raise ValueError
+    assert folder.exists()
+    folder.rmdir()
+    with pytest.raises(KeyboardInterrupt), log_folder() as folder:
+        raise KeyboardInterrupt
+    assert not folder.exists()
