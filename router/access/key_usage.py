@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from ..http.access_log import POLLED, AccessRecord
+from ..http.access_log import PAGE, AccessRecord
 from .api_keys import MAX_KEYS
 
 # Names change with the file of keys; beyond these, further ones are counted together.
@@ -36,8 +36,10 @@ class KeyUsage(Collector):
         self._counts: dict[str, KeyCounts] = {}
 
     def count(self, access: AccessRecord) -> None:
-        """Count a request that has ended, unless it is one of a monitor's."""
-        if access.path in POLLED or (access.status == 401 and not access.key):
+        """Count a request that has ended, unless it is one of a monitor's, or the page."""
+        if access.is_routine or access.path in PAGE:
+            return
+        if access.status == 401 and not access.key:
             return
         counts = self.of(access.key)
         counts.requests += 1

@@ -20,7 +20,10 @@ CLIENT_CLOSED_REQUEST = 499
 # Open to everybody, because the machines that ask have no key.
 PROBES = frozenset(("/live", "/health", "/ready", "/health/live", "/health/ready", "/ping"))
 # Polled by machines all the time; their lines are for debugging.
-POLLED = PROBES | {"/metrics", "/load"}
+POLLED = PROBES | {"/metrics", "/load", "/cluster/state"}
+# The page for browsers, which has no data and needs no key, and its files.
+PAGE = frozenset(("/", "/cluster"))
+PAGE_FILES = "/web/"
 LONGEST_PATH = 200
 
 
@@ -47,6 +50,11 @@ class AccessRecord:
     begun: float = field(default_factory=time.monotonic)
 
     @property
+    def is_routine(self) -> bool:
+        """True for what monitors and the page ask for all the time, and nobody counts."""
+        return self.path in POLLED or self.path.startswith(PAGE_FILES)
+
+    @property
     def cached_tokens(self) -> int:
         """Of the prompt tokens, those that nodes had."""
         computed = [prompt.computed for prompt in self.usage.served.values()]
@@ -58,7 +66,7 @@ class AccessRecord:
         return self.prompt_tokens + self.output_tokens if self.usage.served else 0
 
     def log(self) -> None:
-        level = logging.DEBUG if self.path in POLLED else logging.INFO
+        level = logging.DEBUG if self.is_routine else logging.INFO
         if log.isEnabledFor(level):
             fields = self._fields()
             words = " ".join(f"{name}={_word(value)}" for name, value in fields.items())

@@ -178,7 +178,7 @@ async def test_reasoning_is_folded_and_calls_are_shown(t: Tab) -> None:
     await t.has(".call pre:has-text('noon')")
     assert not await t.page.is_visible(".reasoning .markdown")
     await t.click(".reasoning summary")
-    await t.has(".reasoning .markdown:text-is('I should call.')")
+    await t.has(".reasoning .markdown p:text-is('I should call.')")
 
 
 @pytest.mark.parametrize(

@@ -106,3 +106,9 @@ async def test_the_page_needs_no_key_and_its_data_does(tmp_path: Path) -> None:
         assert data.status_code == 401
         # A browser that was asked for a password by the server would not show the page's own field.
         assert data.headers["www-authenticate"].startswith("Bearer")
+        given = {"authorization": "Bearer secret"}
+        assert (await c.client.get("/cluster/state", headers=given)).status_code == 200
+        for path in ("/cluster", "/web/main.js"):
+            assert (await c.client.get(path)).status_code == 200
+        counted = c.router.app.services.usage.all()
+        assert not any(counts.requests for counts in counted.values()), "none of these is counted"

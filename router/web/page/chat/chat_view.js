@@ -3,7 +3,7 @@
 import { announce, el, icon, iconButton, relabel } from "../dom.js";
 import { ServerError } from "../server.js";
 import { bodyOf, stream } from "./answer.js";
-import { add, choose, messagesUpTo, newChat, path, siblings } from "./conversation.js";
+import { add, choose, messagesUpTo, newChat, path, remove, siblings } from "./conversation.js";
 import { MessageView } from "./message_view.js";
 import { defaults, showSettings } from "./settings.js";
 
@@ -196,13 +196,8 @@ export class ChatView {
   /** Ask again in the place of an answer that failed; what had arrived stays as a version. */
   retry(message) {
     if (this.running) return;
-    if (!message.text && !message.reasoning) this.forget(message);
+    if (!message.text && !message.reasoning) remove(this.chat, message);
     this.answer(message.parent);
-  }
-
-  forget(message) {
-    delete this.chat.messages[message.id];
-    this.views.delete(message.id);
   }
 
   edit(message) {
