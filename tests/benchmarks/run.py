@@ -16,6 +16,7 @@ BENCHMARKS = (
     "startup",
     "placement",
     "router_tokens",
+    "served_rate",
     "handoff_tcp",
     "handoff_shared_memory",
     "handoff_blocks",
