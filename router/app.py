@@ -244,11 +244,23 @@ class App:
             if path != METRICS:
                 self.services.access.check_key(exchange)
         if error.status_code == 405:
-            allowed = (error.headers or {})["Allow"]
+            allowed = _methods(path) or (error.headers or {})["Allow"]
             message = f"Not allowed to {method} on {path[:200]}; use {allowed}."
             allow = ((b"allow", allowed.encode()),)
             return ApiError(405, message, code="method_not_supported", headers=allow)
         return ApiError(404, f"Invalid URL ({method} {path[:200]})", code="unknown_url")
+
+
+def _methods(path: str) -> str:
+    """The methods of a path, which may be those of several routes."""
+    methods = {
+        method
+        for api in APIS
+        for route in api.router.routes
+        if isinstance(route, APIRoute) and route.path_regex.match(path)
+        for method in route.methods or ()
+    }
+    return ", ".join(sorted(methods))
 
 
 def _routes(services: Services) -> FastAPI:

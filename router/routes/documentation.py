@@ -12,14 +12,16 @@ SCHEMA = "#/components/schemas/{model}"
 
 
 def documented(
-    body: Any, answer: Any, events: Any = None, *, optional: bool = False
+    body: Any, answer: Any, events: Any = None, *, lines: Any = None, optional: bool = False
 ) -> dict[str, Any]:
     """Arguments of a route: models of its body, which may be ``optional``, its answer, and of the
-    data of streamed events. Each is a model or a union; ``components`` must be given all of
-    them."""
+    data of streamed events, or of streamed lines. Each is a model or a union; ``components`` must
+    be given all of them."""
     content = {"application/json": {"schema": _reference(answer)}}
     if events is not None:
         content["text/event-stream"] = {"schema": _reference(events)}
+    if lines is not None:
+        content["application/x-ndjson"] = {"schema": _reference(lines)}
     asked = {"application/json": {"schema": _reference(body)}}
     return {
         "openapi_extra": {"requestBody": {"required": not optional, "content": asked}},

@@ -67,14 +67,17 @@ router = APIRouter(
 )
 
 
-@router.post(CHAT.path, **documented(OllamaChatRequest, OllamaChatAnswer))
+@router.post(CHAT.path, **documented(OllamaChatRequest, OllamaChatAnswer, lines=OllamaChatAnswer))
 async def ollama_chat(exchange: Exchange, services: RouterServices) -> Response:
     """Generate the next message of a chat."""
     exchange.speak_ollama(LINES)
     return OllamaGenerationResponse(exchange, services.handler, CHAT)
 
 
-@router.post(GENERATE.path, **documented(OllamaGenerateRequest, OllamaGenerateAnswer))
+@router.post(
+    GENERATE.path,
+    **documented(OllamaGenerateRequest, OllamaGenerateAnswer, lines=OllamaGenerateAnswer),
+)
 async def ollama_generate(exchange: Exchange, services: RouterServices) -> Response:
     """Answer a prompt."""
     exchange.speak_ollama(LINES)
