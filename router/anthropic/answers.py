@@ -33,7 +33,11 @@ class MessageUsage(AnswerModel):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
-    output_tokens_details: ThinkingTokens | None = None
+    output_tokens_details: ThinkingTokens | None
+    cache_creation: None  # this and the others are of Anthropic's own service
+    server_tool_use: None
+    service_tier: None
+    inference_geo: None
 
 
 class AppliedEdit(AnswerModel):
@@ -49,6 +53,7 @@ class AppliedEdits(AnswerModel):
 class TextContent(AnswerModel):
     type: Literal["text"]
     text: str
+    citations: None = None  # not at the beginning of a streamed block
 
 
 class ThinkingContent(AnswerModel):
@@ -77,6 +82,8 @@ class AnthropicMessage(AnswerModel):
     content: list[Content]
     stop_reason: StopReason | None
     stop_sequence: str | None
+    stop_details: None
+    container: None
     usage: MessageUsage
     context_management: AppliedEdits | None = None
 

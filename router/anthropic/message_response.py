@@ -75,7 +75,7 @@ class MessageResponse:
             content.append(block)
         others = bool(content or choice.calls)
         if not others or not _is_blank(choice):
-            content.append({"type": "text", "text": choice.text})
+            content.append({"type": "text", "text": choice.text, "citations": None})
         return content + [_tool_use(call) for call in choice.calls]
 
     def _message(self, content: list[dict[str, Any]], stop: Stop, usage: Any) -> dict[str, Any]:
@@ -86,6 +86,8 @@ class MessageResponse:
             "model": self._request.model.name,
             "content": content,
             **stop,
+            "stop_details": None,
+            "container": None,
             "usage": usage,
         }
 
@@ -93,9 +95,14 @@ class MessageResponse:
         """Anthropic counts tokens that were cached apart from the others."""
         body: dict[str, Any] = {
             "input_tokens": usage.prompt_tokens - usage.all_cached_tokens,
+            "cache_creation": None,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": usage.all_cached_tokens,
             "output_tokens": usage.completion_tokens,
+            "output_tokens_details": None,
+            "server_tool_use": None,
+            "service_tier": None,
+            "inference_geo": None,
         }
         if self._parsed:
             body["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}

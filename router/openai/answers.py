@@ -104,6 +104,7 @@ class AnswerMessage(AnswerModel):
     role: str
     content: str | None
     refusal: None
+    annotations: list[str]  # none
     tool_calls: list[AnsweredCall] | None = None
     function_call: AnsweredFunction | None = None
     mcp_calls: list[ExecutedMcpCall] | None = None

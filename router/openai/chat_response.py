@@ -193,6 +193,7 @@ class ChatResponse:
             "role": self._request.role,
             "content": self._content(choice),
             "refusal": None,
+            "annotations": [],
         }
         calls = [call for call in choice.calls if not self._is_servers(call.name)]
         if calls and self._request.function_calls:

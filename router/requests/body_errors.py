@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from ..errors import invalid
 
@@ -18,6 +19,8 @@ JSON_NAMES = {
     dict: "an object",
     type(None): "null",
 }
+# The end of the place of a wrong key, behind the key itself.
+KEY = "[key]"
 # By pydantic's types of errors.
 EXPECTED = {
     "bool_type": "a boolean",
@@ -35,6 +38,9 @@ def to_request_error(error: ValidationError, body: dict[str, Any], at: str = "")
     it is a part of another."""
     found = error.errors(include_url=False, include_input=False)[0]
     place, limits = found["loc"], found.get("ctx", {})
+    if place[-1] == KEY:
+        *outer, key, _ = place
+        return _wrong_key(f"{at}.{_name(tuple(outer))}" if at else _name(tuple(outer)), key, found)
     name = f"{at}.{_name(place)}" if at else _name(place)
     kind = found["type"]
     if kind == "missing":
@@ -54,6 +60,11 @@ def to_request_error(error: ValidationError, body: dict[str, Any], at: str = "")
     if kind in ("string_too_long", "too_long"):
         return too_long(name, value, limits["max_length"])
     return invalid(f"Invalid value for '{name}': {found['msg']}.", name, "invalid_value")
+
+
+def _wrong_key(name: str, key: int | str, found: ErrorDetails) -> Exception:
+    shown = str(key)[:64]
+    return invalid(f"Invalid key '{shown}' in '{name}': {found['msg']}.", name, "invalid_key")
 
 
 def wrong_type(name: str, expected: str, value: Any) -> Exception:

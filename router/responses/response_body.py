@@ -42,12 +42,16 @@ def response_body(
         "metadata": asked.metadata,
         "model": request.model.name,
         "output": list(output),
+        "frequency_penalty": round(sampling.frequency_penalty, 6),
         "parallel_tool_calls": asked.parallel_tool_calls,
+        "presence_penalty": round(sampling.presence_penalty, 6),
         "previous_response_id": asked.previous_response_id,
+        "prompt_cache_key": _text_of(asked.prompt_cache_key),
         "reasoning": {
             "effort": asked.reasoning.get("effort"),
             "summary": asked.reasoning.get("summary"),
         },
+        "safety_identifier": _text_of(asked.safety_identifier),
         "service_tier": "default",
         "store": asked.store,
         "temperature": round(sampling.temperature, 6),
@@ -58,8 +62,13 @@ def response_body(
         "top_p": round(sampling.top_p, 6),
         "truncation": asked.truncation,
         "usage": None if usage is None else _usage(usage),
-        "user": asked.user if isinstance(asked.user, str) else None,
+        "user": _text_of(asked.user),
     }
+
+
+def _text_of(value: object) -> str | None:
+    """A field that is taken in any form, and returned if it is a text."""
+    return value if isinstance(value, str) else None
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

@@ -54,6 +54,10 @@ class ResponseObject(BaseModel):
     tools: list[dict[str, Any]]
     top_logprobs: int
     top_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    prompt_cache_key: str | None
+    safety_identifier: str | None
     truncation: str
     usage: dict[str, Any] | None
     user: str | None

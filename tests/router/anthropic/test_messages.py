@@ -55,8 +55,13 @@ async def official_client(c: Cluster, **fields: Any) -> AsyncIterator[Any]:
         yield client
 
 
-def usage(prompt: int, cached: int, output: int) -> dict[str, int]:
-    return {
+def text_block(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text, "citations": None}
+
+
+def usage(prompt: int, cached: int, output: int) -> dict[str, Any]:
+    absent = ("cache_creation", "output_tokens_details", "server_tool_use", "service_tier")
+    return dict.fromkeys((*absent, "inference_geo")) | {
         "input_tokens": prompt - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
@@ -73,9 +78,11 @@ async def test_a_message(tmp_path: Path) -> None:
             "type": "message",
             "role": "assistant",
             "model": "tiny",
-            "content": [{"type": "text", "text": "hello world"}],
+            "content": [text_block("hello world")],
             "stop_reason": "end_turn",
             "stop_sequence": None,
+            "stop_details": None,
+            "container": None,
             "usage": usage(len(request.prompt), cached=3, output=3),
         }
 
@@ -96,6 +103,8 @@ async def test_the_events_of_a_stream(tmp_path: Path) -> None:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
+            "stop_details": None,
+            "container": None,
             "usage": usage(tokens, cached=0, output=0),
         },
     }
@@ -295,7 +304,7 @@ async def test_a_stream_that_fails_ends_with_an_error_event(tmp_path: Path) -> N
 async def test_the_reasoning_of_a_model_is_left_out(tmp_path: Path) -> None:
     async with cluster(tmp_path, reasoning_parser="qwen3") as c:
         c.node.reply = c.encode("<think>one two</think>three")
-        assert (await ask(c)).json()["content"] == [{"type": "text", "text": "three"}]
+        assert (await ask(c)).json()["content"] == [text_block("three")]
         events = named_events((await ask(c, stream=True)).text)
     said = [event["delta"].get("text", "") for event in events if "delta" in event]
     assert "".join(said) == "three"
@@ -352,7 +361,7 @@ async def test_an_answer_continues_the_last_message(tmp_path: Path) -> None:
         )
         assert count.json()["input_tokens"] == len(c.node.requests[-1].prompt)
     assert prompt.endswith("<|start|>assistant\none two")
-    assert body["content"] == [{"type": "text", "text": "hello world"}]
+    assert body["content"] == [text_block("hello world")]
 
 
 async def test_pings_while_a_long_prompt_is_computed(

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tandem.tests.router.anthropic.test_messages import HI, ask, named_events, official_client
+from tandem.tests.router.anthropic.test_messages import (
+    HI,
+    ask,
+    named_events,
+    official_client,
+    text_block,
+)
 from tandem.tests.router.golden import check_golden
 from tandem.tests.router.support import Cluster, cluster, make_model
 
@@ -42,7 +48,7 @@ async def test_reasoning_is_a_block_of_its_own(tmp_path: Path) -> None:
     thought, said = whole["content"]
     assert thought.pop("signature")
     assert thought == {"type": "thinking", "thinking": "one two"}
-    assert said == {"type": "text", "text": "\n\nthree"}
+    assert said == text_block("\n\nthree")
     assert whole["usage"]["output_tokens_details"]["thinking_tokens"] > 0
     check_golden("anthropic_thinking", stream)
     assert unseen["content"][0]["thinking"] == "" and unseen["content"][0]["signature"]
@@ -55,7 +61,7 @@ async def test_reasoning_is_a_block_of_its_own(tmp_path: Path) -> None:
 async def test_an_answer_without_text_has_an_empty_block(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         c.node.reply = []
-        assert (await ask(c)).json()["content"] == [{"type": "text", "text": ""}]
+        assert (await ask(c)).json()["content"] == [text_block("")]
         check_golden("anthropic_empty", (await ask(c, stream=True)).text)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.tests.router.anthropic.test_conversation import TOOLS
-from tandem.tests.router.anthropic.test_messages import HI, ask, official_client
+from tandem.tests.router.anthropic.test_messages import HI, ask, official_client, text_block
 from tandem.tests.router.golden import check_golden
 from tandem.tests.router.support import Cluster, cluster, make_model
 
@@ -65,4 +65,4 @@ async def test_tools_that_must_not_be_used_are_not_offered(tmp_path: Path) -> No
         c.node.reply = c.encode(CALL)
         body = (await ask(c, **ASKED, tool_choice={"type": "none"})).json()
         assert shown(c).startswith("user=hi")
-    assert body["content"] == [{"type": "text", "text": CALL}]
+    assert body["content"] == [text_block(CALL)]
