@@ -1,0 +1,1 @@
+"""Contract suites: published clients and testers against a served model."""
