@@ -97,7 +97,7 @@ class Router:
         ]
         if self.app.services.batches is not None:
             self._loops.append(asyncio.create_task(self.app.services.batches.run()))
-        await self._http.start([listener])
+        await self._http.start(listener)
 
     async def retire(self) -> None:
         """Turn /ready off, and keep serving for a while: a load balancer sends new requests until

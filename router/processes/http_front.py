@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
@@ -45,13 +46,14 @@ class HttpFront:
         self._log_filter = RateLimitedFilter()
         self._http: _HttpServer | None = None
         self.serving: asyncio.Task[None] | None = None
+        self.taking: set[asyncio.Task[Any]] = set()
 
     @property
     def connections(self) -> set[Any]:
         """The open connections."""
         return self._http.server_state.connections if self._http is not None else set()
 
-    async def start(self, listeners: Sequence[socket.socket]) -> None:
+    async def start(self, listener: socket.socket) -> None:
         """Accept connections. Raises ``StartupError`` if the server ends at once."""
         config = uvicorn.Config(
             self._outermost,
@@ -71,12 +73,27 @@ class HttpFront:
         if self._app.mcp is not None:
             self._app.mcp.start()
         self._http = server = _HttpServer(config)
-        self.serving = asyncio.create_task(server.serve(sockets=list(listeners)))
+        self.serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:
             if self.serving.done():
                 await self.serving
                 raise StartupError("the HTTP server ended while it was starting")
             await asyncio.sleep(0.005)
+
+    def take(self, accepted: socket.socket) -> None:
+        """Serve a connection that was accepted elsewhere."""
+        assert self._http is not None
+        config, server = self._http.config, self._http
+        make = functools.partial(
+            config.http_protocol_class,
+            config=config,
+            server_state=server.server_state,
+            app_state=server.lifespan.state,
+        )
+        loop = asyncio.get_running_loop()
+        task = asyncio.create_task(loop.connect_accepted_socket(make, accepted))
+        self.taking.add(task)
+        task.add_done_callback(self.taking.discard)
 
     async def stop(self) -> None:
         """Stop listening, let requests finish until the deadline, then abort them."""
@@ -98,17 +115,14 @@ class HttpFront:
         uvicorn_log.removeFilter(self._log_filter)
 
 
-def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """A socket that listens; ``shared`` if others of this process do so on the same port. Raises
-    ``StartupError``."""
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens. Raises ``StartupError``."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With an explicit protocol, asyncio turns off Nagle's algorithm for accepted connections; it
     # would delay tokens by up to 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((host, port))
         listener.listen(BACKLOG)
         listener.setblocking(False)

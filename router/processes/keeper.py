@@ -29,6 +29,7 @@ from ..cluster.static_nodes import StaticNodes
 from ..mcp.mcp_servers import mcp_servers
 from ..metrics import Metrics
 from ..options import RouterOptions
+from .fair_accept import ConnectionCounts
 from .http_front import listen
 from .link import Link, LinkClosedError, Topic
 from .merged_metrics import MergedPage
@@ -70,13 +71,14 @@ class Keeper:
         self._page = MergedPage(self.metrics, self._gather)
         self._metrics_page = ProbeServer("--metrics-port")
         self._loads = PlacedLoads()
-        self._listeners: list[socket.socket] = []
+        self._listener: socket.socket | None = None
         self._workers: list[WorkerProcess] = []
         self._running: list[asyncio.Task[None]] = []
         self._loops: list[asyncio.Task[None]] = []
         self._introducing: set[asyncio.Task[None]] = set()
         self._until_end = ExitStack()
         self._folder = Path()
+        self._connections: ConnectionCounts
         self._all_serve = asyncio.Event()
         self._draining = False
 
@@ -89,8 +91,8 @@ class Keeper:
             self._credentials, options.insecure, {"--registry-host": options.registry_host}
         )
         self.registry.pin(await read_pinned(options))
-        self._listeners = shared_listeners(options.host, options.port, options.router_workers)
-        self.http_port = self._listeners[0].getsockname()[1]
+        self._listener = listener = listen(options.host, options.port)
+        self.http_port = listener.getsockname()[1]
         self.registry_port = await self._registry_front.start()
         if options.metrics_port is not None:
             host = options.metrics_host or options.host
@@ -106,10 +108,13 @@ class Keeper:
             )
         ]
         self._folder = Path(self._until_end.enter_context(TemporaryDirectory(prefix="tandem-")))
+        self._connections = ConnectionCounts(self._folder / "connections", options.router_workers)
+        for number in range(options.router_workers):
+            self._connections.gone(number)
         command = sys.argv[1:]
         self._workers = [
             WorkerProcess(number, listener, self._folder, self._link_to, self._changed, command)
-            for number, listener in enumerate(self._listeners)
+            for number in range(options.router_workers)
         ]
         self._running = [asyncio.create_task(worker.run()) for worker in self._workers]
         await self._until_whole()
@@ -125,8 +130,8 @@ class Keeper:
     async def stop(self) -> None:
         """Close the port, and let the workers finish their requests until the deadline."""
         self._draining = True
-        for listener in self._listeners:
-            listener.close()
+        if self._listener is not None:
+            self._listener.close()
         for worker in self._workers:
             worker.stopping = True
         self._publish(Topic.STOP, b"")
@@ -220,6 +225,7 @@ class Keeper:
             self._introducing.add(task)
             task.add_done_callback(self._introducing.discard)
         elif worker.link is None:
+            self._connections.gone(worker.number)
             self._share(set(self._loads.drop(worker.number)), worker.number)
         if self._is_whole():
             self._all_serve.set()
@@ -301,25 +307,6 @@ class Keeper:
             if names != before:
                 before = names
                 self._publish(Topic.ABSENT, pb.ListReply(absent=absent).SerializeToString())
-
-
-def shared_listeners(host: str, port: int, count: int) -> list[socket.socket]:
-    """Sockets that share a port; the kernel spreads connections over them. Raises
-    ``StartupError``."""
-    if not sys.platform.startswith("linux"):
-        raise StartupError("--router-workers above 1 needs Linux, which spreads connections")
-    # A socket that does not share finds a port that another router's sockets share.
-    with listen(host, port) as alone:
-        port = alone.getsockname()[1]
-    listeners: list[socket.socket] = []
-    try:
-        for _ in range(count):
-            listeners.append(listen(host, port, shared=True))
-    except StartupError:
-        for listener in listeners:
-            listener.close()
-        raise
-    return listeners
 
 
 def _others(active: int, loads: Any) -> bytes:

@@ -21,6 +21,7 @@ from ..cluster.pinned_model import read_pinned
 from ..cluster.registry_service import Registry
 from ..metrics import Metrics
 from ..options import RouterOptions
+from .fair_accept import ConnectionCounts, FairAccept
 from .forwarding import Forwarding, open_door
 from .http_front import HttpFront
 from .link import Link, Topic
@@ -99,6 +100,7 @@ class Worker:
         services.siblings = self._siblings
         services.responses = responses = SharedResponses(options, place.number, self._link)
         forwarding = Forwarding(self.app, place.folder, responses.keeper_of)
+        self._accept: FairAccept | None = None
         self._http = HttpFront(options, self.app, forwarding)
 
     # -- life --------------------------------------------------------------------------------
@@ -126,7 +128,12 @@ class Worker:
             )
         ]
         place = self._place
-        await self._http.start([place.listener, open_door(place.folder, place.number)])
+        await self._http.start(open_door(place.folder, place.number))
+        counts = ConnectionCounts(place.folder / "connections", self.options.router_workers)
+        self._accept = FairAccept(
+            place.listener, counts, place.number, self._connections, self._http.take
+        )
+        self._accept.start()
         self._link.tell(Topic.SERVING)
 
     async def retire(self) -> None:
@@ -134,6 +141,8 @@ class Worker:
 
     async def stop(self) -> None:
         """Stop listening, let requests finish until the deadline, then abort them."""
+        if self._accept is not None:
+            self._accept.stop()
         await self._http.stop()
         for task in (*self._loops, *self._following):
             task.cancel()
@@ -158,6 +167,9 @@ class Worker:
             log.error("the keeper of this worker is gone: ending with what runs")
             self._stop.set()
         await asyncio.Event().wait()
+
+    def _connections(self) -> int:
+        return len(self._http.connections) + len(self._http.taking)
 
     def _retire(self) -> None:
         self.app.services.draining = True
@@ -201,6 +213,8 @@ class Worker:
         """Tell what this worker has placed on nodes, whenever it has changed."""
         while True:
             await asyncio.sleep(LOAD_SECONDS)
+            if self._accept is not None:
+                self._accept.count()
             changed = {
                 node.key: node.placed
                 for node in self.nodes

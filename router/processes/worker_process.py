@@ -1,4 +1,4 @@
-"""One worker as its keeper sees it: the process, its listening socket, and the link to it."""
+"""One worker as its keeper sees it: the process, and the link to it."""
 
 from __future__ import annotations
 
@@ -54,8 +54,7 @@ class WorkerPlace:
 
 
 class WorkerProcess:
-    """A worker, started again whenever it ends. The keeper holds its listening socket, so that
-    connections wait in it meanwhile."""
+    """A worker, started again whenever it ends."""
 
     def __init__(
         self,

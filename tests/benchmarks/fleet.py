@@ -47,13 +47,13 @@ AGE = re.compile(rb"tandem_node_heartbeat_age_seconds\{[^}]*\} (\S+)")
 class Router:
     """A router in a process of its own, that logs to ``log``."""
 
-    def __init__(self, log: Path, nodes: int) -> None:
+    def __init__(self, log: Path, nodes: int, *more_flags: str) -> None:
         self._log = log
         read, ready = os.pipe()
         flags = ("--port=0", "--registry-port=0", f"--max-nodes={max(nodes, 1024)}")
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tandem", "router", *flags],
+                [sys.executable, "-m", "tandem", "router", *flags, *more_flags],
                 pass_fds=[ready],
                 env=os.environ | {"TANDEM_READY_FD": str(ready)},
                 stderr=output,

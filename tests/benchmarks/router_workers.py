@@ -1,0 +1,140 @@
+"""A router with two workers against one process: ``python -m ...benchmarks.router_workers``.
+
+The node and all clients are one process (``router_tokens_load.py``), which takes a whole core, so on
+two cores two workers cannot have one each: they share the other. What they could pass on with a core
+each is the tokens over the CPU time of the busiest worker. That counts what workers cost each other,
+and how evenly connections are spread over them. Each figure is the median of ``--rounds``, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from .cores import two_cores
+from .fleet import Router
+from .report import write
+from .sides import pinned
+
+LOAD = "tandem.tests.benchmarks.router_tokens_load"
+RUN_SECONDS = 300.0
+GOAL = 1.7
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round passed on. ``workers`` has the CPU seconds of each process that serves HTTP,
+    ``keeper`` those of the one that does not, if there is one."""
+
+    tokens: int
+    workers: tuple[float, ...]
+    keeper: float
+
+    @property
+    def capacity(self) -> float:
+        """Tokens a second if each worker had a core."""
+        return self.tokens / max(self.workers)
+
+
+def one_round(options: argparse.Namespace, workers: int) -> Round:
+    with tempfile.TemporaryDirectory() as folder:
+        flags = (f"--router-workers={workers}", "--no-access-log")
+        with pinned(two_cores()[:1]):
+            router = Router(Path(folder) / "router.log", 1, *flags)
+        try:
+            whole = psutil.Process(router.process.pid)
+            serving = [*whole.children()] if workers > 1 else [whole]
+            return _load(options, router, whole, serving, folder)
+        finally:
+            router.stop()
+
+
+def _load(
+    options: argparse.Namespace,
+    router: Router,
+    whole: psutil.Process,
+    serving: list[psutil.Process],
+    folder: str,
+) -> Round:
+    counts = [f"--streams={options.streams}", f"--tokens={options.tokens}"]
+    flags = [f"--http={router.http_port}", f"--registry={router.registry}"]
+    with pinned(two_cores()[1:]):
+        process = subprocess.Popen(
+            [sys.executable, "-m", LOAD, *counts, *flags, f"--folder={folder}/model"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    try:
+        assert process.stdout is not None
+        json.loads(process.stdout.readline())
+        before = [_cpu(one) for one in (whole, *serving)]
+        counted = json.loads(process.stdout.readline())
+        spent = [_cpu(one) - was for one, was in zip((whole, *serving), before, strict=True)]
+        process.wait(RUN_SECONDS)
+    finally:
+        process.kill()
+        process.communicate()
+    expected = options.streams * options.tokens
+    if counted["received"] != expected:
+        raise RuntimeError(f"{counted['received']} tokens of {expected} came")
+    return Round(expected, tuple(spent[1:]), spent[0] if len(serving) > 1 else 0.0)
+
+
+def _cpu(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def rows(options: argparse.Namespace, one: list[Round], two: list[Round]) -> list[dict[str, Any]]:
+    """The report's rows."""
+    alone = statistics.median(each.capacity for each in one)
+    both = statistics.median(each.capacity for each in two)
+    load = f"{options.streams} streams"
+    keeper = statistics.median(each.keeper / sum(each.workers) for each in two)
+    return [
+        {
+            "metric": f"router with two workers, {load}: tokens, with a core for each",
+            "value": both,
+            "unit": "tokens/s",
+            "goal": f">={GOAL}",
+            "against": f"one process ({alone:.0f} tokens/s)",
+            "ratio": both / alone,
+        },
+        {
+            "metric": f"keeper of two workers, {load}: CPU time, of that of its workers",
+            "value": keeper,
+            "unit": "",
+        },
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=2000, help="of each stream")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dry", action="store_true", help="print, and write no results")
+    options = parser.parse_args()
+    one, two = [], []
+    for _ in range(options.rounds):
+        one.append(one_round(options, 1))
+        two.append(one_round(options, 2))
+        print(one[-1], two[-1], file=sys.stderr)
+    found = rows(options, one, two)
+    for row in found:
+        print(f"{row['metric']}: {row['value']:.4g} {row['unit']} {row.get('ratio', '')}")
+    if not options.dry:
+        print(write("router_workers", found))
+
+
+if __name__ == "__main__":
+    main()
