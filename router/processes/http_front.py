@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
@@ -84,8 +84,9 @@ class HttpFront:
         """Serve a connection that was accepted elsewhere."""
         assert self._http is not None
         config, server = self._http.config, self._http
+        protocol: Callable[..., asyncio.Protocol] = config.http_protocol_class
         make = functools.partial(
-            config.http_protocol_class,
+            protocol,
             config=config,
             server_state=server.server_state,
             app_state=server.lifespan.state,

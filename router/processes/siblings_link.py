@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 from ...proto import tandem_pb2 as pb
@@ -47,15 +47,19 @@ class LinkedSiblings(Siblings):
         except LinkClosedError:
             return await super().page()
 
-    async def _command(self, fields: dict[str, Any]) -> None:
-        answer = json.loads(await self.link.ask(Topic.COMMAND, json.dumps(fields).encode()))
+    async def _command(self, command: dict[str, Any]) -> None:
+        answer = json.loads(await self.link.ask(Topic.COMMAND, json.dumps(command).encode()))
         if refused := answer.get("refused"):
             raise UnknownNodeError(refused) if answer["unknown"] else RequestError(refused)
 
 
 def describe_usage(usage: dict[str, KeyCounts]) -> bytes:
     """The counts of one worker, for its keeper."""
-    return json.dumps({name: asdict(counts) for name, counts in usage.items()}).encode()
+    described = {
+        name: {field.name: getattr(counts, field.name) for field in fields(counts)}
+        for name, counts in usage.items()
+    }
+    return json.dumps(described).encode()
 
 
 def merged_usage(workers: list[dict[str, dict[str, Any]]]) -> dict[str, KeyCounts]:

@@ -1,9 +1,10 @@
 """A router with two workers against one process: ``python -m ...benchmarks.router_workers``.
 
-The node and all clients are one process (``router_tokens_load.py``), which takes a whole core, so on
-two cores two workers cannot have one each: they share the other. What they could pass on with a core
-each is the tokens over the CPU time of the busiest worker. That counts what workers cost each other,
-and how evenly connections are spread over them. Each figure is the median of ``--rounds``, in turns.
+The node and all clients are one process (``router_tokens_load.py``), which takes a whole core, so
+on two cores two workers cannot have one each: they share the other. What they could pass on with a
+core each is the tokens over the CPU time of the busiest worker. That counts what workers cost each
+other, and how evenly connections are spread over them. Each figure is the median of ``--rounds``,
+in turns.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Round:
     ``keeper`` those of the one that does not, if there is one."""
 
     tokens: int
+    events: int
     workers: tuple[float, ...]
     keeper: float
 
@@ -86,7 +88,9 @@ def _load(
     expected = options.streams * options.tokens
     if counted["received"] != expected:
         raise RuntimeError(f"{counted['received']} tokens of {expected} came")
-    return Round(expected, tuple(spent[1:]), spent[0] if len(serving) > 1 else 0.0)
+    return Round(
+        expected, counted["events"], tuple(spent[1:]), spent[0] if len(serving) > 1 else 0.0
+    )
 
 
 def _cpu(process: psutil.Process) -> float:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -146,6 +147,15 @@ async def test_two_workers_are_one_router(tmp_path: Path) -> None:
             for _ in range(24)
         ]
         assert statuses == [200] * 22 + [429] * 2
+
+        # Without a word from the keeper the workers serve on, with the nodes that they know.
+        os.kill(router.process.pid, signal.SIGSTOP)
+        try:
+            answers = [await router.request("POST", "/tokenize", json={"prompt": "a"})]
+            answers.append(await router.request("GET", f"/v1/responses/{made[1]['id']}"))
+        finally:
+            os.kill(router.process.pid, signal.SIGCONT)
+        assert [answer.status_code for answer in answers] == [200, 200]
 
         # A worker that dies is replaced, and nobody who connects meanwhile is refused.
         psutil.Process(router.process.pid).children()[0].kill()

@@ -1,0 +1,61 @@
+"""One page of metrics from several processes."""
+
+from __future__ import annotations
+
+import json
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from tandem.router.access.key_usage import KeyCounts
+from tandem.router.cluster.node_table import NodeTable
+from tandem.router.metrics import Metrics
+from tandem.router.processes.link import Topic
+from tandem.router.processes.merged_metrics import MergedPage, describe
+from tandem.router.processes.siblings_link import describe_usage, merged_usage
+
+
+def worker(requests: int, seconds: float) -> bytes:
+    metrics = Metrics(NodeTable(3.0))
+    own: CollectorRegistry = metrics.registry
+    Counter("tandem_key_requests", "Requests.", ["key"], registry=own).labels("a").inc(requests)
+    Histogram("tandem_lag_seconds", "Lag.", buckets=(1,), registry=own).observe(seconds)
+    Gauge("tandem_build_info", "Always 1.", registry=own).set(1)
+    metrics.requests["m"] = metrics.unstarted["m"] = requests
+    return describe(metrics)
+
+
+async def test_each_series_is_there_once_with_the_sum() -> None:
+    asked: list[Topic] = []
+
+    async def gather(topic: Topic) -> list[bytes]:
+        asked.append(topic)
+        return [worker(2, 0.5), worker(3, 5.0)]
+
+    metrics = Metrics(NodeTable(3.0))
+    Gauge("tandem_build_info", "Always 1.", registry=metrics.registry).set(1)
+    merged = MergedPage(metrics, gather)
+    page = (await merged.get()).decode()
+    assert await merged.get() == page.encode() and asked == [Topic.SERIES]
+    lines = [line for line in page.splitlines() if not line.startswith("#")]
+    names = [line.rpartition(" ")[0] for line in lines]
+    assert len(names) == len(set(names))
+    for line in (
+        'tandem_key_requests_total{key="a"} 5.0',
+        'tandem_lag_seconds_bucket{le="1.0"} 1.0',
+        "tandem_lag_seconds_count 2.0",
+        "tandem_lag_seconds_sum 5.5",
+        "tandem_build_info 1.0",
+        'vllm:num_requests_running{engine="0",model_name="m"} 5.0',
+        'tandem_nodes{role="decode",state="ready"} 0',
+    ):
+        assert line in lines, line
+    heads = [line for line in page.splitlines() if line.startswith("# TYPE")]
+    assert len(heads) == len(set(heads))
+
+
+def test_usage_is_summed_by_key() -> None:
+    first, second = KeyCounts(requests=1, prompt_tokens=10), KeyCounts(requests=2)
+    second.limited["tokens"] = 3
+    told = [json.loads(describe_usage({"a": each})) for each in (first, second)]
+    total = merged_usage(told)["a"]
+    assert (total.requests, total.prompt_tokens, total.limited["tokens"]) == (3, 10, 3)
