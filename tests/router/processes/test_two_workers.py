@@ -151,7 +151,8 @@ async def test_two_workers_are_one_router(tmp_path: Path) -> None:
         # Without a word from the keeper the workers serve on, with the nodes that they know.
         os.kill(router.process.pid, signal.SIGSTOP)
         try:
-            answers = [await router.request("POST", "/tokenize", json={"prompt": "a"})]
+            asked = {"json": {"prompt": "a"}, "headers": ADMIN}
+            answers = [await router.request("POST", "/v1/completions", **asked)]
             answers.append(await router.request("GET", f"/v1/responses/{made[1]['id']}"))
         finally:
             os.kill(router.process.pid, signal.SIGCONT)
