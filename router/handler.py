@@ -17,7 +17,7 @@ from .access.rate_limits import LimitedRequest, RateLimits
 from .cluster.node_table import NodeTable
 from .cluster.registry_service import Registry
 from .detached import DetachedRequest, run_detached
-from .errors import DeadlineError, DrainingError, invalid
+from .errors import DeadlineError, DrainingError
 from .generation import ChoiceDelta, GenerationRequest, Output, Usage
 from .http.access_log import AccessRecord
 from .http.deadline import seconds_allowed
@@ -32,6 +32,7 @@ from .mcp.serve_rounds import serve_rounds
 from .metrics import Metrics, RequestMetrics
 from .node_call import LATE
 from .options import RouterOptions
+from .requests.unknown_fields import UnknownFields
 from .result import GenerationResult, ResultCollector
 from .serve_request import serve
 from .served_model import ServedModel
@@ -41,9 +42,6 @@ log = logger("router")
 
 # Turns of requests that come from no connection.
 BACKGROUND_CLIENT = "background"
-# Names of unknown fields that are logged, once each; clients may invent any number of them.
-MAX_NAMED_FIELDS = 64
-
 
 T = TypeVar("T")
 Outputs = AsyncGenerator[Sequence[Output], None]
@@ -75,7 +73,7 @@ class GenerateHandler:
         self.answers = MemoryBudget(options.max_held_answer_bytes, "bytes of answers")
         self.active = 0  # requests in progress
         self.elsewhere = 0  # those of the other workers of this router
-        self._named_fields: set[str] = set()
+        self._unknown = UnknownFields(strict=options.strict_parameters)
 
     def abort(self) -> None:
         """End every request in progress with an error."""
@@ -100,7 +98,7 @@ class GenerateHandler:
         self._limits.count_request(exchange)
         with self._slot(), serving(self._tracer, "request", traceparent, **about) as span:
             request = await _by(deadline, self._read(exchange, parse))
-            self._note_ignored(request)
+            self._unknown.note(request.ignored)
             span.set(**_attributes(request))
             response = surface.response(request, int(time.time()))
             if isinstance(response, HeldResponse) and response.background is not None:
@@ -141,7 +139,7 @@ class GenerateHandler:
 
         deadline = asyncio.get_running_loop().time() + self._options.request_timeout
         request = await self._parsers.run(BACKGROUND_CLIENT, size, parse)
-        self._note_ignored(request)
+        self._unknown.note(request.ignored)
         response = surface.response(request, int(time.time()))
         reserved = self._reserved(client, request)
         with reserved, self.prompts.share() as prompts, self.answers.share() as memory:
@@ -250,18 +248,6 @@ class GenerateHandler:
                 return parse(parse_json(body, model.max_model_len), model)
 
             return await self._parsers.run(exchange.client, len(body), parsed)
-
-    def _note_ignored(self, request: GenerationRequest) -> None:
-        """Log each unknown field once: it may be misspelt. Raises ``RequestError`` with
-        ``--strict-parameters``."""
-        if request.ignored and self._options.strict_parameters:
-            name = min(request.ignored)
-            message = f"Unknown parameter: '{name}'; this server rejects what no API has."
-            raise invalid(message, name, "unknown_parameter")
-        for name in sorted(request.ignored - self._named_fields):
-            if len(self._named_fields) < MAX_NAMED_FIELDS:
-                self._named_fields.add(name)
-                log.warning("requests have the field %r, which is unknown and ignored", name)
 
     async def _unless_gone(
         self, exchange: HttpExchange, work: Coroutine[Any, Any, None], deadline: float

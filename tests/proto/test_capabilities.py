@@ -66,7 +66,7 @@ def test_a_prefill_node_needs_only_what_a_transfer_carries(monkeypatch: pytest.M
     assert not has(none, {ALLOWED_TOKEN_IDS}, prefill=False)
     assert has(none, {ALLOWED_TOKEN_IDS}, prefill=True)
     assert has({ALLOWED_TOKEN_IDS}, {ALLOWED_TOKEN_IDS}, prefill=False)
-    monkeypatch.setitem(FIELDS["OpenRequest"], "cache_salt", ALLOWED_TOKEN_IDS)
+    monkeypatch.setattr(capabilities, "_OF_TRANSFERS", frozenset({ALLOWED_TOKEN_IDS}))
     assert not has(none, {ALLOWED_TOKEN_IDS}, prefill=True)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from tandem.router.handler import MAX_NAMED_FIELDS
+from tandem.router.requests.unknown_fields import MAX_NAMED_FIELDS
 from tandem.tests.router.support import Cluster, cluster, make_model
 
 # A template that shows tool calls and thinking, as those of Qwen3 and others do.
