@@ -53,9 +53,12 @@ def read_prompts(
 
 def _standard_input() -> str:
     try:
-        return sys.stdin.read(MAX_LINE)
+        text = sys.stdin.read(MAX_LINE + 1)
     except UnicodeDecodeError:
         raise UsageError("the standard input is not UTF-8") from None
+    if len(text) > MAX_LINE:
+        raise UsageError(f"the standard input is a prompt of more than {MAX_LINE} characters")
+    return text
 
 
 def prompt_of(text: str, config: CompleteConfig, parameters: dict[str, Any]) -> GivenPrompt:

@@ -25,7 +25,7 @@ from ..shared.process.backoff import Backoff
 from .batch_file import BatchFile, BatchLine
 from .openai_server import OpenAIServer, ServerError
 from .partial_results import PartialResults
-from .whole_file import whole_file
+from .whole_file import check_target, whole_file
 from .worker_threads import WorkerThreads
 
 # They say nothing about the request: it is tried again, for so long.
@@ -135,6 +135,8 @@ def run_batch(server: OpenAIServer, config: RunBatchConfig) -> None:
     """Answer the requests of the input, and write the output when all are. Raises ``TandemError``;
     another run goes on with what is answered."""
     source, target = config.files
+    if not target.startswith(WEB):
+        check_target("--output-file", target)
     with contextlib.ExitStack() as until_end:
         file = BatchFile(until_end.enter_context(_local(source)), source)
         file.check()

@@ -11,10 +11,20 @@ from typing import TextIO
 from ..shared.errors import UsageError
 
 
+def check_target(flag: str, name: str) -> None:
+    """Raise ``UsageError`` if no file of this name can be written, before there is work for it."""
+    path = Path(name)
+    if path.is_dir():
+        raise UsageError(f"{flag} {name} is a folder; give the name of a file")
+    if not path.parent.is_dir():
+        raise UsageError(f"{flag} {name}: the folder does not exist")
+
+
 @contextlib.contextmanager
 def whole_file(flag: str, name: str) -> Iterator[TextIO]:
     """A text file that replaces ``name`` when the block ends without an error. Raises
     ``UsageError`` if it cannot be written there."""
+    check_target(flag, name)
     path = Path(name)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:

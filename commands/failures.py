@@ -33,6 +33,10 @@ def exit_with(error: BaseException, arguments: Sequence[str]) -> NoReturn:
     if isinstance(error, TandemError):
         _say(str(error))
         sys.exit(WRONG_USAGE if isinstance(error, UsageError) else FAILED)
+    if isinstance(error, OSError) and error.strerror and not debugging(arguments):
+        place = f"{error.filename}: " if error.filename else ""
+        _say(place + error.strerror)
+        sys.exit(FAILED)
     if debugging(arguments):
         traceback.print_exception(error)
     _say(_described(error))

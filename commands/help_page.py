@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ..shared.config.command_line import FILE_GROUP, GROUPS, NO_GROUP
+from ..shared.config.command_line import FILE_GROUP, GROUPS, NO_GROUP, NumberRange
 
 # A command with more options shows its most used ones, and the names of its groups.
 MANY = 40
@@ -222,7 +222,12 @@ def _value(option: click.Option) -> str:
     """The placeholder of an option's value."""
     if option.metavar:
         return option.metavar
-    kinds: dict[type[Any], str] = {click.IntRange: "N", click.FloatRange: "X", click.Choice: "NAME"}
+    kinds: dict[type[Any], str] = {
+        click.IntRange: "N",
+        NumberRange: "X",
+        click.FloatRange: "X",
+        click.Choice: "NAME",
+    }
     return kinds.get(type(option.type), "TEXT")
 
 

@@ -168,4 +168,6 @@ class RunBatchConfig:
         for flag, name in (("-i", self.input_file), ("-o", self.output_file)):
             if not name:
                 raise UsageError(f"run-batch needs {flag} FILE")
+        if self.input_file == self.output_file:
+            raise UsageError(f"-i and -o are the same file, {self.input_file}")
         return self.input_file or "", self.output_file or ""

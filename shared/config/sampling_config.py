@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from .fields import option
+from .fields import check_option, option
 
 # vLLM's words for the model's own generation_config.json, and for none.
 MODELS_OWN, NONE = "auto", "vllm"
@@ -95,6 +95,8 @@ class SamplingConfig:
 
     def _check_sampling(self) -> None:
         """Raise ``UsageError`` for a default that no request may have."""
+        for item in fields(SamplingConfig):
+            check_option(item.metadata, getattr(self, item.name))
         check_defaults("--override-generation-config", self.overrides)
         for name in POSITIVE:
             if getattr(self, name) == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -90,4 +91,5 @@ def _numbers(generation_config: Mapping[str, Any]) -> dict[str, float]:
         for name in RANGES
         if isinstance(value := generation_config.get(name), (int, float))
         and not isinstance(value, bool)
+        and math.isfinite(value)
     }

@@ -181,7 +181,7 @@ def test_commands(tmp_path: Path) -> None:
         ("/set top_k 1.5", "must be an integer"),
         ("/model none", "the server has no model 'none', but m, other"),
         ("/save", "needs the name of one file"),
-        ("/save /none/x", "/save /none/x: No such file"),
+        ("/save /none/x", "/save /none/x: the folder does not exist"),
         ("/load /none", "/none: No such file"),
         ("/retry", "nothing was asked yet"),
     ],

@@ -94,7 +94,8 @@ def test_wrong_prompts(tmp_path: Path) -> None:
         ({"prompts": " | "}, "no prompt in --prompts"),
         ({"input": str(tmp_path / "bytes")}, "bytes is not UTF-8"),
         ({"input": str(tmp_path / "none")}, "--input .*none: No such file"),
-        ({"quick": "a", "output": "/none/x"}, "--output /none/x: No such file"),
+        ({"quick": "a", "output": "/none/x"}, "--output /none/x: the folder does not"),
+        ({"quick": "a", "output": str(tmp_path)}, "is a folder; give the name of a file"),
     ):
         with pytest.raises(UsageError, match=problem):
             complete(FakeOpenAI(upper), config)

@@ -168,7 +168,7 @@ def test_an_invalid_line_is_found_before_anything_is_sent(
         ({"input_file": "in"}, "needs -o FILE"),
         ({"output_file": "out"}, "needs -i FILE"),
         ({"input_file": "/none/in", "output_file": "o"}, "--input-file /none/in: No such file"),
-        ({"output_file": "/none/out"}, "--output-file: /none/out.partial: No such file"),
+        ({"output_file": "/none/out"}, "--output-file /none/out: the folder does not exist"),
     ],
 )
 def test_files_that_are_not_there(tmp_path: Path, files: dict[str, Any], words: str) -> None:

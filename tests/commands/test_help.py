@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -71,6 +72,8 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         (["router", "--max-model-len", "1"], "It is one of tandem prefill-node, decode-node,"),
         (["serv"], "Did you mean 'serve'?"),
         (["--m", "x", "--isq", "q4k"], "--isq is not supported: weights are not quantised"),
+        (["router", "--temperature", "nan"], "'nan' is not a number"),
+        (["run-batch", "-i", "a", "-o", "a"], "-i and -o are the same file"),
         (["--max-model-len", "x"], "Invalid value for '--max-model-len'"),
         (["serve", "--help=nothing"], "the groups are processes, engine, "),
     ],
@@ -108,6 +111,12 @@ def test_an_interrupt_and_a_closed_pipe_are_quiet(monkeypatch, capsys, error, st
     monkeypatch.setattr(cli.commands["router"], "callback", fail)
     assert run(monkeypatch, "router") == status
     assert capsys.readouterr().err.strip() == ("" if status == 1 else "tandem: interrupted")
+
+
+def test_an_error_of_the_system_names_its_file(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(cli.commands["router"], "callback", lambda **_: Path("/none/x").read_text())
+    assert run(monkeypatch, "router") == 1
+    assert capsys.readouterr().err == "tandem: /none/x: No such file or directory\n"
 
 
 def test_debugging_is_the_last_level_given(monkeypatch) -> None:

@@ -86,7 +86,13 @@ async def test_a_template_in_place_of_the_models_own(tmp_path: Path) -> None:
 
 
 def test_the_source_of_the_defaults(tmp_path: Path) -> None:
-    model = {"temperature": 0.1, "top_k": True, "max_new_tokens": 1e9, "eos_token_id": 0}
+    model = {
+        "temperature": 0.1,
+        "top_k": True,
+        "top_p": float("inf"),
+        "max_new_tokens": 1e9,
+        "eos_token_id": 0,
+    }
     (tmp_path / "generation_config.json").write_text('{"min_p": 0.2}')
     for source, found in (
         ("auto", {"temperature": 0.1}),
@@ -107,6 +113,8 @@ def test_the_source_of_the_defaults(tmp_path: Path) -> None:
         ({"override_generation_config": '{"top_k": 1.5}'}, "top_k 1.5 must be an integer from"),
         ({"override_generation_config": '{"temperature": NaN}'}, "temperature nan must be"),
         ({"top_p": 0.0}, "--top-p 0 is out of range"),
+        ({"temperature": float("nan")}, "--temperature nan is out of range"),
+        ({"max_tokens": 0}, "--max-tokens 0 is out of range"),
         ({"default_chat_template_kwargs": '{"tools": []}'}, "must not set 'tools'"),
         ({"chat_template": "/none.jinja"}, "--chat-template /none.jinja: No such file"),
         ({"default_chat_template_kwargs": "[]"}, "is not a JSON object"),
