@@ -215,6 +215,9 @@ async def test_settings_are_sent(t: Tab, c: Cluster) -> None:
     }
     for name, value in values.items():
         await t.page.fill(f"#setting-{name}", str(value))
+    tops = "[...document.querySelectorAll('dialog label')].map(l => l.getBoundingClientRect().top)"
+    found = await t.page.evaluate(tops)
+    assert found == sorted(found), "the fields stand below each other"
     await t.page.fill("#setting-more", '{"min_tokens": 1}')
     await t.page.keyboard.press("Escape")
     await t.page.select_option("#model", "other")
