@@ -201,13 +201,13 @@ def _talk_to_own(config: ServeConfig, values: Values) -> None:
     """A chat, or answers to ``--prompts``, with the cluster that is started."""
     from .client.complete import run_complete
     from .client.terminal_chat import run_chat
-    from .shared.launch.temporary import for_own_use
+    from .shared.launch.temporary import for_own_use, mcp_labels
 
     values, connection = for_own_use(values, fixed_port=is_given("port"))
 
     def use(server: OpenAIServer) -> None:
         if config.prompts is None:
-            run_chat(server, ChatConfig(), RequestConfig())
+            run_chat(server, ChatConfig(mcp=mcp_labels(values)), RequestConfig())
         else:
             run_complete(server, CompleteConfig(prompts=config.prompts, chat=True), RequestConfig())
 

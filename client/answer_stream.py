@@ -13,6 +13,10 @@ from .openai_server import OpenAIServer
 OPENING, CLOSING = "<think>", "</think>"
 
 
+# Characters of a tool's result that are shown.
+MAX_RESULT = 400
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Some text of an answer, or of the reasoning or the tool call before it."""
@@ -74,6 +78,8 @@ class AnswerStream:
                 yield Piece(reasoning, aside=True)
             for call in _objects(fields.get("tool_calls")):
                 yield Piece(_described(call), aside=True)
+            for call in _objects(fields.get("mcp_calls")):
+                yield Piece(_executed(call), aside=True)
             if isinstance(fields.get("content"), str):
                 yield from self._tags.split(fields["content"])
 
@@ -94,6 +100,13 @@ def _objects(value: Any) -> Iterator[dict[str, Any]]:
 
 def _number(value: Any) -> int:
     return value if isinstance(value, int) else 0
+
+
+def _executed(call: dict[str, Any]) -> str:
+    """A tool call that the server has run."""
+    result = call.get("output") or call.get("error") or ""
+    named = f"{call.get('server_label', '')} {call.get('name', '')}".strip()
+    return f"\n{named} {call.get('arguments', '')}: {str(result)[:MAX_RESULT]}\n"
 
 
 def _described(call: dict[str, Any]) -> str:

@@ -32,6 +32,7 @@ class TerminalChat:
         self.server = server
         self.conversation = ChatHistory(config.system_prompt)
         self.parameters = parameters
+        self._tools = config.tools
         self.console = console or Console(highlight=False)
         # Notes are no part of an output that is written to a file.
         self.notes = self.console if self.console.is_terminal else Console(stderr=True)
@@ -96,7 +97,12 @@ class TerminalChat:
         return "".join(text)
 
     def _stream(self) -> AnswerStream:
-        body = {"model": self.server.model, "messages": self.conversation.messages}
+        body: dict[str, Any] = {
+            "model": self.server.model,
+            "messages": self.conversation.messages,
+        }
+        if self._tools:
+            body["tools"] = self._tools
         return AnswerStream(self.server, body | self.parameters)
 
     def _show(self, stream: AnswerStream, text: list[str]) -> None:

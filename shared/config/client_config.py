@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..errors import UsageError
-from .fields import option
+from .fields import option, split_list
 from .sampling_config import LARGEST_INT
 
 
@@ -100,6 +100,11 @@ class ChatConfig:
         None, "--system-prompt", "First message, with the role system."
     )
     quick: str | None = option(None, "--quick -q", "Send this message, print the answer, and end.")
+    mcp: str | None = option(
+        None,
+        "--mcp",
+        "Labels of the router's MCP servers whose tools the model may use, separated by commas.",
+    )
     stats: bool = option(False, "--stats", "Show tokens and times after each answer.")
     markdown: bool = option(True, "--markdown", "Format answers, if the output is a terminal.")
     history: bool = option(
@@ -108,6 +113,11 @@ class ChatConfig:
         "Keep what you type, for the arrow keys: the last 1,000 lines, in "
         "~/.local/state/tandem/chat_history.",
     )
+
+    @property
+    def tools(self) -> list[dict[str, str]]:
+        """The tools of requests."""
+        return [{"type": "mcp", "server_label": name} for name in split_list("--mcp", self.mcp)]
 
 
 @dataclass(frozen=True, kw_only=True)

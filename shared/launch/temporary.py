@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 import shutil
 import signal
@@ -49,6 +50,15 @@ def for_own_use(values: Values, *, fixed_port: bool) -> tuple[Values, Connection
         key = secrets.token_hex(16)
         values["api_key"] = ",".join(filter(None, (values["api_key"], f"this-terminal: {key}")))
     return values, ConnectionConfig(api_key=key)
+
+
+def mcp_labels(values: Values) -> str | None:
+    """The labels of the MCP servers of ``--mcp-command`` and ``--mcp-config``, whose file the
+    router has read."""
+    labels = ["mcp"] if values["mcp_command"] is not None else []
+    if values["mcp_config"] is not None:
+        labels += json.loads(Path(values["mcp_config"]).read_text()).get("mcpServers", {})
+    return ",".join(labels) or None
 
 
 @contextlib.contextmanager

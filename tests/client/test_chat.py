@@ -200,6 +200,15 @@ def test_a_file_that_is_no_conversation(tmp_path: Path, content: str) -> None:
         chat.conversation.load(file)
 
 
+def test_tools_of_mcp_servers_are_offered_and_their_calls_shown() -> None:
+    call = {"name": "list", "server_label": "files", "arguments": "{}", "output": "a.txt"}
+    fake = FakeOpenAI(lambda body: [delta(mcp_calls=[call]), *words("one file")])
+    chat = chat_with(fake, mcp="files, web")
+    chat.ask("which?")
+    assert [tool["server_label"] for tool in fake.bodies[0]["tools"]] == ["files", "web"]
+    assert "files list {}: a.txt" in output(chat)
+
+
 def test_events_of_any_shape_do_no_harm() -> None:
     events: list[Any] = [
         {"choices": None, "usage": 3},

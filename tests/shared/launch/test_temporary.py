@@ -9,7 +9,7 @@ import pytest
 from tandem.__main__ import cli
 from tandem.shared.config import EngineConfig, HandoffConfig, RouterConfig, ServeConfig
 from tandem.shared.config.command_line import fill, to_arguments
-from tandem.shared.launch.temporary import for_own_use, log_folder, of_engine
+from tandem.shared.launch.temporary import for_own_use, log_folder, mcp_labels, of_engine
 
 
 def test_a_cluster_of_one_engine_has_defaults_and_a_free_port(tmp_path: Path) -> None:
@@ -32,6 +32,13 @@ def test_this_command_has_a_key_of_its_own_if_clients_need_one(given: str | None
         assert len(connection.key) == 32
     assert (made["port"], made["reasoning_parser"]) == (0, "auto")
     assert for_own_use(values, fixed_port=True)[0]["port"] == 8000
+
+
+def test_a_chat_may_use_the_tools_that_the_router_has(tmp_path: Path) -> None:
+    (tmp_path / "mcp.json").write_text('{"mcpServers": {"files": {"command": "x"}, "web": {}}}')
+    values = {"mcp_command": "x", "mcp_config": str(tmp_path / "mcp.json")}
+    assert mcp_labels(values) == "mcp,files,web"
+    assert mcp_labels({"mcp_command": None, "mcp_config": None}) is None
 
 
 def test_logs_stay_if_the_cluster_fails() -> None:
