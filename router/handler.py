@@ -18,7 +18,7 @@ from .cluster.node_table import NodeTable
 from .cluster.registry_service import Registry
 from .detached import DetachedRequest, run_detached
 from .errors import DeadlineError, DrainingError
-from .generation import ChoiceDelta, GenerationRequest, Output, Usage
+from .generation import ChoiceDelta, GenerationRequest, Output, Outputs
 from .http.access_log import AccessRecord
 from .http.deadline import seconds_allowed
 from .http.encoding import encode
@@ -36,7 +36,7 @@ from .requests.unknown_fields import UnknownFields
 from .result import GenerationResult, ResultCollector
 from .serve_request import serve
 from .served_model import ServedModel
-from .surface import BackgroundWork, HeldResponse, Response, StreamSink, Surface
+from .surface import BackgroundWork, HeldOutput, HeldResponse, Response, StreamSink, Surface
 
 log = logger("router")
 
@@ -44,7 +44,6 @@ log = logger("router")
 BACKGROUND_CLIENT = "background"
 
 T = TypeVar("T")
-Outputs = AsyncGenerator[Sequence[Output], None]
 
 
 class GenerateHandler:
@@ -325,22 +324,11 @@ class GenerateHandler:
         return await encode(response.whole(collector.result(usage)))
 
 
-class _Held:
-    """The collector of a response that keeps its output itself."""
-
-    def __init__(self, response: HeldResponse, memory: MemoryShare) -> None:
-        response.hold(memory)
-        self.add = response.add
-
-    def result(self, usage: Usage) -> GenerationResult:
-        return GenerationResult([], usage=usage)
-
-
 def _collector(
     request: GenerationRequest, response: Response, memory: MemoryShare
-) -> ResultCollector | _Held:
+) -> ResultCollector | HeldOutput:
     if isinstance(response, HeldResponse):
-        return _Held(response, memory)
+        return HeldOutput(response, memory)
     return ResultCollector(request, response.choice_logprobs, response.prompt_logprobs, memory)
 
 

@@ -92,6 +92,17 @@ class HeldResponse(Response, Protocol):
         """The last events of a response in the background that failed, or was cancelled."""
 
 
+class HeldOutput:
+    """The collector of a response that keeps its output itself."""
+
+    def __init__(self, response: HeldResponse, memory: MemoryShare) -> None:
+        response.hold(memory)
+        self.add = response.add
+
+    def result(self, usage: Usage) -> GenerationResult:
+        return GenerationResult([], usage=usage)
+
+
 class StreamSink(Protocol):
     """Takes the events of a stream: a client's connection, or a log."""
 

@@ -13,6 +13,7 @@ from ...shared.text.chat_template import ChatTemplate, flatten_content
 from ..errors import invalid
 from ..requests.body_errors import wrong_type
 from ..requests.body_model import BodyModel, DocumentedAs
+from ..requests.ran_calls import RanCall, ran_turn
 from ..served_model import ServedModel
 
 MAX_MESSAGES = 16_384
@@ -52,8 +53,8 @@ class ToolCall(BodyModel):
 
 class ChatMessage(BodyModel):
     """One message of a chat. ``reasoning`` is vLLM's newer name of ``reasoning_content``,
-    ``function_call`` the former way to write one of ``tool_calls``; ``refusal`` and ``annotations``
-    come in responses that are sent back as part of the history."""
+    ``function_call`` the former way to write one of ``tool_calls``; ``mcp_calls``, ``refusal`` and
+    ``annotations`` come in responses that are sent back as part of the history."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"audio": ()}
 
@@ -67,6 +68,9 @@ class ChatMessage(BodyModel):
         list[Any], Field(max_length=MAX_TOOL_CALLS), DocumentedAs(list[ToolCall])
     ] = Field(default_factory=list)
     function_call: Annotated[Any, DocumentedAs(CalledFunction)] = None
+    mcp_calls: Annotated[
+        list[Any], Field(max_length=MAX_TOOL_CALLS), DocumentedAs(list[RanCall])
+    ] = Field(default_factory=list)
     refusal: Any = None
     annotations: Any = None
 
@@ -94,10 +98,12 @@ def read_messages(
         )
     template = template or model.tokenizer.template
     source = "" if template is None else template.source
-    return [
-        _MessageReader(item, f"messages[{i}]", source, ignored).read()
-        for i, item in enumerate(messages)
-    ]
+    made: list[dict[str, Any]] = []
+    for i, item in enumerate(messages):
+        reader = _MessageReader(item, f"messages[{i}]", source, ignored)
+        made += reader.ran()
+        made.append(reader.read())
+    return made
 
 
 class _MessageReader:
@@ -113,6 +119,12 @@ class _MessageReader:
             message = f"Missing required parameter: '{name}'."
             raise invalid(message, name, "missing_required_parameter")
         self._message = ChatMessage.read(item, ignored, "messages[].")
+        self._ignored = ignored
+
+    def ran(self) -> list[dict[str, Any]]:
+        """The calls before this message that the router has run."""
+        calls = self._message.mcp_calls
+        return ran_turn(calls, f"{self._param}.mcp_calls", self._ignored) if calls else []
 
     def read(self) -> dict[str, Any]:
         message = self._message

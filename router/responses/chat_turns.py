@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from ..mcp.tool_names import model_name
 from ..requests.call_arguments import usable_arguments
+from ..requests.mcp_names import model_name
+from ..requests.ran_calls import outcome_text
 
 Item = dict[str, Any]
 
@@ -44,7 +44,9 @@ class _Turns:
             case "mcp_call":
                 name = model_name(item["server_label"], item["name"])
                 self._call(item["id"], name, item["arguments"])
-                self._results.append(_result(item["id"], _outcome(item)))
+                self._results.append(
+                    _result(item["id"], outcome_text(item["output"], item["error"]))
+                )
 
     def end(self) -> None:
         """End the turn of the model, if one is open."""
@@ -85,9 +87,3 @@ def _text(item: Item) -> str:
 
 def _result(call_id: str, text: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call_id, "content": text}
-
-
-def _outcome(item: Item) -> str:
-    if item["output"] is not None:
-        return str(item["output"])
-    return f"Error: {json.dumps(item['error'], ensure_ascii=False)}"

@@ -16,7 +16,7 @@ import uvicorn
 
 from tandem.router.mcp.mcp_servers import McpServers
 from tandem.router.mcp.server_config import McpServerConfig, read_servers
-from tandem.router.mcp.tool_names import model_name
+from tandem.router.requests.mcp_names import model_name
 from tandem.shared.config.mcp_config import McpConfig
 from tandem.shared.errors import UsageError
 from tandem.tests.support.waiting import until
@@ -76,19 +76,20 @@ async def test_a_server_on_stdio_lists_and_runs_its_tools(
 
 
 async def test_hostile_servers_cost_only_their_tools(caplog: pytest.LogCaptureFixture) -> None:
-    hostile = [stdio(fault, fault) for fault in ("silent", "garbage", "endless")]
+    async with connected(stdio("endless", "endless")) as servers:
+        await until(lambda: has_tools(servers, "endless"))
+        assert len(servers.listings["endless"].tools) == 64  # pages
+        servers._connections["endless"]._seconds = 0.2
+        hanging = await servers.call("endless", "hang", "{}")
+        assert hanging.failed and "did not answer within 0.2 s" in hanging.text
     missing = McpServerConfig(label="missing", command="/nowhere", args=(SECRET,))
     unreachable = McpServerConfig(label="url", url=f"http://127.0.0.1:1/{SECRET}")
-    all_of = (stdio("s"), *hostile, missing, unreachable)
-    async with connected(*all_of, seconds=2.0) as servers:
-        await until(lambda: has_tools(servers, "s") and has_tools(servers, "endless"))
-        assert len(servers.listings["endless"].tools) == 64  # pages
-        for label in ("silent", "garbage", "missing", "url"):
+    silent, garbage = stdio("silent", "silent"), stdio("garbage", "garbage")
+    async with connected(silent, garbage, missing, unreachable, seconds=0.5) as servers:
+        for label in servers.listings:
             await until(partial(is_lost, servers, label))
-        hanging = await servers.call("s", "hang", "{}")
-        assert hanging.failed and "did not answer within 2 s" in hanging.text
-    warned = [r.getMessage() for r in caplog.records if "MCP server" in r.getMessage()]
-    assert len(warned) >= 4 and SECRET not in caplog.text
+    warned = [r.getMessage() for r in caplog.records if "is not available" in r.getMessage()]
+    assert len(warned) == 4 and SECRET not in caplog.text
 
 
 @pytest.mark.parametrize("tool", ["huge", "exit"])

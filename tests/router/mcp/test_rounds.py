@@ -103,6 +103,21 @@ async def test_a_chat_goes_on_until_the_model_answers(tmp_path: Path, stream: bo
         assert "Error: not allowed" in shown and len(c.node.requests) == 3
 
 
+async def test_calls_of_a_chat_go_back_with_its_answer(tmp_path: Path) -> None:
+    async with served(tmp_path, *TWO_ROUNDS) as (c, _):
+        message = (await c.chat(tools=[SERVER])).json()["choices"][0]["message"]
+        history = [{"role": "user", "content": "hi"}, message, {"role": "user", "content": "x"}]
+        answer = await c.client.post("/v1/chat/completions", json={"messages": history})
+        assert answer.status_code == 200, answer.text
+        shown = prompt(c)
+        assert "[s__add][s__drop][s__add]" in shown and "tool\nresult 3" in shown
+        assert shown.index("result 3") < shown.index("I add.More.Done.")
+        for wrong in ([5], [{"id": "x"}], [{**message["mcp_calls"][0], "name": ""}]):
+            body = {"messages": [{"role": "assistant", "mcp_calls": wrong}]}
+            answer = await c.client.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 400 and "messages[0].mcp_calls[0]" in answer.text
+
+
 async def test_a_response_has_items_and_events_of_each_call(tmp_path: Path) -> None:
     async with (
         served(tmp_path, *TWO_ROUNDS) as (c, _),
