@@ -68,7 +68,7 @@ class Keeper:
         self._static = StaticNodes(
             self.nodes, self.registry, options.prefill_addresses, credentials
         )
-        self._page = MergedPage(self.metrics, self._gather)
+        self._page = MergedPage(self.metrics, self._gather_by_number)
         self._metrics_page = ProbeServer("--metrics-port")
         self._loads = PlacedLoads()
         self._listener: socket.socket | None = None
@@ -226,6 +226,7 @@ class Keeper:
             task.add_done_callback(self._introducing.discard)
         elif worker.link is None:
             self._connections.gone(worker.number)
+            self._page.worker_ended(worker.number)
             self._share(set(self._loads.drop(worker.number)), worker.number)
         if self._is_whole():
             self._all_serve.set()
@@ -265,13 +266,17 @@ class Keeper:
 
     async def _gather(self, topic: Topic, body: bytes = b"") -> list[bytes]:
         """The answers of all workers that answer."""
-        links = [worker.link for worker in self._workers if worker.link is not None]
-        asked = (link.ask(topic, body) for link in links)
+        return list((await self._gather_by_number(topic, body)).values())
+
+    async def _gather_by_number(self, topic: Topic, body: bytes = b"") -> dict[int, bytes]:
+        links = {w.number: w.link for w in self._workers if w.link is not None}
+        asked = (link.ask(topic, body) for link in links.values())
         answers = await asyncio.gather(*asked, return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, LinkClosedError):
                 raise answer
-        return [answer for answer in answers if isinstance(answer, bytes)]
+        pairs = zip(links, answers, strict=True)
+        return {number: answer for number, answer in pairs if isinstance(answer, bytes)}
 
     async def _command(self, body: bytes) -> bytes:
         """Run an operator's command; the answer says why it is refused, if it is."""

@@ -43,22 +43,19 @@ KEEPERS = frozenset(
     )
 )
 
+# Kinds of series that only grow.
+CUMULATIVE = ("counter", "histogram")
+
 Labels = tuple[tuple[str, str], ...]
+# Name, meaning, kind, and the samples with their labels, as they are told.
+Family = list[Any]
+Families = list[Family]
 
 
 def describe(metrics: Metrics) -> bytes:
     """A worker's series, for its keeper."""
-    families = [
-        [
-            family.name,
-            family.documentation,
-            family.type,
-            [[sample.name, sample.labels, sample.value] for sample in family.samples],
-        ]
-        for family in metrics.registry.collect()
-    ]
     fields = {
-        "families": families,
+        "families": [_family(metric) for metric in metrics.registry.collect()],
         "requests": metrics.requests,
         "unstarted": metrics.unstarted,
     }
@@ -68,9 +65,14 @@ def describe(metrics: Metrics) -> bytes:
 class MergedPage:
     """The page of the keeper's ``metrics`` and those of all workers, which ``gather`` asks."""
 
-    def __init__(self, metrics: Metrics, gather: Callable[[Topic], Awaitable[list[bytes]]]) -> None:
+    def __init__(
+        self, metrics: Metrics, gather: Callable[[Topic], Awaitable[dict[int, bytes]]]
+    ) -> None:
+        """``gather`` gives the answers by the workers' numbers."""
         self._metrics = metrics
         self._gather = gather
+        self._told: dict[int, Families] = {}
+        self._ended: dict[str, _SummedSeries] = {}
         self._page: asyncio.Task[bytes] | None = None
         self._until = 0.0
 
@@ -80,33 +82,47 @@ class MergedPage:
             self._page = asyncio.create_task(self._new_page())
         return await asyncio.shield(self._page)
 
+    def worker_ended(self, number: int) -> None:
+        """Go on counting what a worker has counted: a sum that falls would look like a restart."""
+        told = self._told.pop(number, [])
+        _add(self._ended, (family for family in told if family[2] in CUMULATIVE))
+
     async def _new_page(self) -> bytes:
         told = await self._gather(Topic.SERIES)
-        workers = await asyncio.to_thread(lambda: [json.loads(one) for one in told])
-        self._metrics.requests = _sum(one["requests"] for one in workers)
-        self._metrics.unstarted = _sum(one["unstarted"] for one in workers)
-        families = [one["families"] for one in workers]
-        page = await self._metrics.page_with(lambda own: merged(own, families))
+        workers = await asyncio.to_thread(
+            lambda: {number: json.loads(one) for number, one in told.items()}
+        )
+        self._metrics.requests = _sum(one["requests"] for one in workers.values())
+        self._metrics.unstarted = _sum(one["unstarted"] for one in workers.values())
+        # One that does not answer has not gone back to zero either.
+        self._told |= {number: one["families"] for number, one in workers.items()}
+        parts = [*self._told.values(), [series.family() for series in self._ended.values()]]
+        page = await self._metrics.page_with(lambda own: merged(own, parts))
         self._until = time.monotonic() + PAGE_SECONDS
         return page
 
 
-def merged(own: CollectorRegistry, workers: Iterable[list[Any]]) -> bytes:
+def merged(own: CollectorRegistry, workers: Iterable[Families]) -> bytes:
     """The text of the keeper's registry, with the workers' series added to it."""
-    families: dict[str, _SummedSeries] = {}
-    for family in own.collect():
-        made = families[family.name] = _SummedSeries(family.name, family.documentation, family.type)
-        for sample in family.samples:
-            made.add(sample.name, sample.labels, sample.value)
-    for name, meaning, kind, samples in (family for told in workers for family in told):
-        if name in KEEPERS:
-            continue
-        made = families.setdefault(name, _SummedSeries(name, meaning, kind))
+    total: dict[str, _SummedSeries] = {}
+    _add(total, (_family(metric) for metric in own.collect()))
+    for told in workers:
+        _add(total, (family for family in told if family[0] not in KEEPERS))
+    registry = CollectorRegistry()
+    registry.register(_AllSeries(total.values()))
+    return generate_latest(registry)
+
+
+def _family(metric: Metric) -> Family:
+    samples = [[sample.name, sample.labels, sample.value] for sample in metric.samples]
+    return [metric.name, metric.documentation, metric.type, samples]
+
+
+def _add(total: dict[str, _SummedSeries], families: Iterable[Family]) -> None:
+    for name, meaning, kind, samples in families:
+        made = total.setdefault(name, _SummedSeries(name, meaning, kind))
         for sample_name, labels, value in samples:
             made.add(sample_name, labels, value)
-    registry = CollectorRegistry()
-    registry.register(_AllSeries(families.values()))
-    return generate_latest(registry)
 
 
 class _SummedSeries:
@@ -127,6 +143,12 @@ class _SummedSeries:
             self._values[key] = min(before, value)
         else:
             self._values[key] = before + value
+
+    def family(self) -> Family:
+        samples = [
+            [sample, dict(labels), value] for (sample, labels), value in self._values.items()
+        ]
+        return [self._name, self._meaning, self._kind, samples]
 
     def metric(self) -> Metric:
         made = Metric(self._name, self._meaning, self._kind)

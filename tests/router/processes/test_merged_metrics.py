@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tandem.router.access.key_usage import KeyCounts
 from tandem.router.cluster.node_table import NodeTable
 from tandem.router.metrics import Metrics
+from tandem.router.processes import merged_metrics
 from tandem.router.processes.link import Topic
 from tandem.router.processes.merged_metrics import MergedPage, describe
 from tandem.router.processes.siblings_link import describe_usage, merged_usage
@@ -27,9 +29,9 @@ def worker(requests: int, seconds: float) -> bytes:
 async def test_each_series_is_there_once_with_the_sum() -> None:
     asked: list[Topic] = []
 
-    async def gather(topic: Topic) -> list[bytes]:
+    async def gather(topic: Topic) -> dict[int, bytes]:
         asked.append(topic)
-        return [worker(2, 0.5), worker(3, 5.0)]
+        return {0: worker(2, 0.5), 1: worker(3, 5.0)}
 
     metrics = Metrics(NodeTable(3.0))
     Gauge("tandem_build_info", "Always 1.", registry=metrics.registry).set(1)
@@ -51,6 +53,30 @@ async def test_each_series_is_there_once_with_the_sum() -> None:
         assert line in lines, line
     heads = [line for line in page.splitlines() if line.startswith("# TYPE")]
     assert len(heads) == len(set(heads))
+
+
+async def test_what_an_ended_worker_counted_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merged_metrics, "PAGE_SECONDS", 0.0)
+    told = {0: worker(2, 0.5), 1: worker(3, 5.0)}
+
+    async def gather(topic: Topic) -> dict[int, bytes]:
+        return told
+
+    merged = MergedPage(Metrics(NodeTable(3.0)), gather)
+
+    async def counts() -> list[str]:
+        lines = (await merged.get()).decode().splitlines()
+        names = ("tandem_key_requests_total{", "tandem_lag_seconds_count", "vllm:num_requests_run")
+        return [line.rpartition(" ")[2] for line in lines if line.startswith(names)]
+
+    assert sorted(await counts()) == ["2.0", "5.0", "5.0"]
+    del told[1]  # does not answer
+    assert sorted(await counts()) == ["2.0", "2.0", "5.0"]
+    merged.worker_ended(1)
+    merged.worker_ended(1)
+    assert sorted(await counts()) == ["2.0", "2.0", "5.0"]
+    told[1] = worker(1, 0.1)  # its successor
+    assert sorted(await counts()) == ["3.0", "3.0", "6.0"]
 
 
 def test_usage_is_summed_by_key() -> None:
