@@ -102,10 +102,15 @@ def _show(chat: TerminalChat, _: str) -> None:
 
 
 def _retry(chat: TerminalChat, _: str) -> None:
+    before = list(chat.conversation.turns)
     text = chat.conversation.undo()
     if text is None:
         raise UsageError("nothing was asked yet")
-    chat.ask(text)
+    try:
+        chat.ask(text)
+    finally:
+        if len(chat.conversation.turns) < len(before):
+            chat.conversation.turns = before  # there is no other answer
 
 
 def _undo(chat: TerminalChat, _: str) -> None:

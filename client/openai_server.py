@@ -55,7 +55,8 @@ class OpenAIServer:
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
         listed = self._checked(answer).get("data")
-        return [str(model.get("id")) for model in listed or () if isinstance(model, dict)]
+        models = listed if isinstance(listed, list) else ()
+        return [printable(str(model.get("id"))) for model in models if isinstance(model, dict)]
 
     @property
     def model(self) -> str:

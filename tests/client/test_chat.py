@@ -110,6 +110,14 @@ def test_an_answer_that_breaks_off_is_kept() -> None:
     assert "[the answer broke off: the node died]" in output(chat)
 
 
+def test_a_retry_that_fails_leaves_the_former_answer() -> None:
+    replies = [words("four"), httpx.Response(503, json={"error": {"message": "busy"}})]
+    chat = chat_with(FakeOpenAI(lambda body: replies.pop(0)))
+    chat.run(Typed("two and two", "/retry"), run_command)
+    assert [m["content"] for m in chat.conversation.messages] == ["two and two", "four "]
+    assert "503: busy" in output(chat)
+
+
 def test_control_characters_of_a_model_do_not_reach_the_terminal() -> None:
     hostile = "\x1b]0;title\x07 \x9b31m <b>bold</b> [red]x[/red]\r"
     for markdown in (True, False):
