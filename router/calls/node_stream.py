@@ -20,13 +20,21 @@ from .single_call import EOF
 IDLE_SECONDS = 30.0
 
 
-# A node may have to send so many logprobs with each token. More would delay the other calls.
+# Logprobs of one token, which delay the other calls.
 MOST_LOGPROBS = 64
+# Tokens and logprobs of a whole answer, some 40 MB, which may have to wait for its client.
+MOST_WAITING = 1 << 20
 
 
 def fits_stream(request: pb.GenerateRequest) -> bool:
-    """True if the events of a request are small enough to share a stream."""
-    return max(request.sampling.logprobs, request.sampling.prompt_logprobs) <= MOST_LOGPROBS
+    """True if a request may share a stream: its events are small, and so are all of them together.
+    Another call has a flow control of its own."""
+    sampling = request.sampling
+    listed = sampling.logprobs + 1 if sampling.HasField("logprobs") else 0
+    of_prompt = sampling.prompt_logprobs + 1 if sampling.HasField("prompt_logprobs") else 0
+    tokens = max(1, sampling.n) * sampling.max_tokens
+    waiting = tokens * (1 + listed) + len(request.prompt) * of_prompt
+    return max(listed, of_prompt) <= MOST_LOGPROBS + 1 and waiting <= MOST_WAITING
 
 
 class NodeStream:

@@ -13,6 +13,7 @@ from tandem.proto.capabilities import CAPABILITIES, STREAM
 from tandem.router.calls import node_stream
 from tandem.router.calls.multiplexed_call import MultiplexedCall
 from tandem.router.calls.node_events import CallFailedError, PlainTokens
+from tandem.router.calls.node_stream import fits_stream
 from tandem.tests.router.support import (
     admitted,
     cluster,
@@ -39,6 +40,24 @@ async def test_nodes_without_streams_are_called_one_by_one(tmp_path: Path) -> No
         assert events(answers[0].text)[-1] == "[DONE]"
         assert len(answers[1].json()["choices"]) == 2
         assert len(older.requests) == 2 and older.streams == []
+
+
+async def test_requests_with_large_events_have_a_call_of_their_own(tmp_path: Path) -> None:
+    async with cluster(tmp_path, max_logprobs=100) as c:
+        assert (await c.complete(logprobs=100, max_tokens=2)).status_code == 200
+        assert c.node.streams == [] and len(c.node.requests) == 1
+        assert (await c.complete(logprobs=20, max_tokens=2)).status_code == 200
+        assert len(c.node.streams) == 1 and len(c.node.requests) == 2
+
+
+def test_long_answers_have_a_flow_control_of_their_own() -> None:
+    def fits(**sampling: int) -> bool:
+        return fits_stream(pb.GenerateRequest(prompt=[1] * 9, sampling=pb.Sampling(**sampling)))  # type: ignore[arg-type]
+
+    assert fits(max_tokens=1_000_000) and fits(max_tokens=10_000, logprobs=20)
+    assert not fits(max_tokens=100_000, n=16)
+    assert not fits(max_tokens=100_000, logprobs=20)
+    assert not fits(max_tokens=1, prompt_logprobs=100)
 
 
 async def test_a_client_that_goes_away_ends_its_call_alone(tmp_path: Path) -> None:
