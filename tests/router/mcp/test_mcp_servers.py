@@ -92,12 +92,12 @@ async def test_hostile_servers_cost_only_their_tools(caplog: pytest.LogCaptureFi
     assert len(warned) == 4 and SECRET not in caplog.text
 
 
-@pytest.mark.parametrize("tool", ["huge", "exit"])
-async def test_a_server_that_breaks_is_connected_again(tool: str) -> None:
+async def test_a_server_that_breaks_is_connected_again() -> None:
     async with connected(stdio("s")) as servers:
-        await until(lambda: has_tools(servers, "s"))
-        assert (await servers.call("s", tool, "{}")).failed
-        await until(lambda: not has_tools(servers, "s"))
+        for tool in ("huge", "exit"):
+            await until(lambda: has_tools(servers, "s"))
+            assert (await servers.call("s", tool, "{}")).failed
+            await until(lambda: not has_tools(servers, "s"))
         await until(lambda: has_tools(servers, "s"))
         assert (await servers.call("s", "add", '{"a": 1, "b": 1}')).text == "2"
 
