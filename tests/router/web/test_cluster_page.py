@@ -17,7 +17,8 @@ from tandem.tests.router.web.browser import axe_source, browser, playwright, tab
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-LONG = 100
+# Tokens; prompts of streams are about 100 tokens of the tiny tokenizer, and the long one 500.
+LONG = 250
 
 
 class HeldPrefill:

@@ -19,6 +19,8 @@ export const FIELDS = [
   lines("stop", "Stop strings", "One a line; an answer ends before any of them."),
   { kind: "choice", name: "reasoning_effort", label: "Reasoning effort",
     options: ["", "low", "medium", "high"], help: "For models whose template takes it." },
+  whole("thinking_token_budget", "Thinking budget", -1, 2 ** 31 - 2,
+        "Tokens of reasoning; needs a reasoning parser."),
   { kind: "switch", name: "ignore_eos", label: "Go on after the end",
     help: "Generates up to max tokens." },
 ];
