@@ -61,6 +61,8 @@ def read_conversation(
         reader.add_system(system, "system")
     for i, item in enumerate(messages):
         reader.add(item, f"messages.{i}")
+    if not reader.turns:
+        raise invalid("'messages' must have a message that is not empty.", "messages")
     return reader.turns
 
 

@@ -196,6 +196,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model": ...}, "Missing required parameter: 'model'."),
     ({"messages": ...}, "Missing required parameter: 'messages'."),
     ({"messages": []}, "'messages' must have at least one message."),
+    (
+        {"messages": [{"role": "system", "content": ""}]},
+        "'messages' must have a message that is not empty.",
+    ),
     ({"messages": ["hi"]}, "'messages.0': expected an object, but got a string"),
     ({"max_tokens": 0}, "'max_tokens': 0 is below the minimum of 1."),
     (
