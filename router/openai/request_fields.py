@@ -180,7 +180,7 @@ def read_shared(
         beams=read_beams(body, model, constrained=constrained),
         prompt_logprobs=read_alternatives("prompt_logprobs", body.prompt_logprobs, model, options),
         return_token_ids=body.return_token_ids,
-        tokens_as_ids=body.return_tokens_as_token_ids,
+        tokens_as_ids=body.return_tokens_as_token_ids or options.return_tokens_as_token_ids,
         priority=body.priority,
         cache_salt=body.cache_salt,
     )

@@ -152,6 +152,11 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
         "and of the prompt's (-1: no limit; thousands for each token slow down all streams).",
         minimum=-1,
     )
+    return_tokens_as_token_ids: bool = option(
+        False,
+        "--return-tokens-as-token-ids",
+        "Name tokens in logprobs as token_id:5, also for requests that do not ask for it.",
+    )
     max_held_answer_bytes: int = option(
         1 << 30,
         "--max-held-answer-bytes",

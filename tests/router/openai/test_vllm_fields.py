@@ -72,6 +72,12 @@ async def test_logprobs_name_tokens_by_their_ids(c: Cluster) -> None:
     assert bytes(b for token in content for b in token["bytes"]) == b"hello world"
 
 
+async def test_a_server_may_name_all_tokens_by_their_ids(tmp_path: Path) -> None:
+    async with cluster(tmp_path, return_tokens_as_token_ids=True) as c:
+        [choice] = (await c.complete(logprobs=1)).json()["choices"]
+        assert choice["logprobs"]["tokens"] == list(map(_name, c.node.reply))
+
+
 def _name(token: int) -> str:
     return f"token_id:{token}"
 
