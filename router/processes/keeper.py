@@ -10,8 +10,8 @@ import asyncio
 import json
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -44,6 +44,8 @@ START_SECONDS = 120.0
 # Time that workers may take to end beyond --drain-timeout.
 STOP_SECONDS = 5.0
 ABSENT_SECONDS = 1.0
+# The path of a Unix socket has at most 107 characters.
+MAX_FOLDER = 80
 
 
 class Keeper:
@@ -107,7 +109,7 @@ class Keeper:
                 self._publish_absent(),
             )
         ]
-        self._folder = Path(self._until_end.enter_context(TemporaryDirectory(prefix="tandem-")))
+        self._folder = self._until_end.enter_context(_private_folder())
         self._connections = ConnectionCounts(self._folder / "connections", options.router_workers)
         for number in range(options.router_workers):
             self._connections.gone(number)
@@ -312,6 +314,27 @@ class Keeper:
             if names != before:
                 before = names
                 self._publish(Topic.ABSENT, pb.ListReply(absent=absent).SerializeToString())
+
+
+@contextmanager
+def _private_folder() -> Iterator[Path]:
+    """A folder of the sockets and files that workers share. Raises ``StartupError``."""
+    if not hasattr(socket, "AF_UNIX"):
+        raise StartupError("--router-workers above 1 needs a system with Unix sockets")
+    try:
+        folder = TemporaryDirectory(prefix="tandem-")
+    except OSError as error:
+        raise StartupError(
+            f"--router-workers above 1 needs a folder for temporary files: {error.strerror}; set "
+            f"TMPDIR to one"
+        ) from None
+    with folder as path:
+        if len(path) > MAX_FOLDER:
+            raise StartupError(
+                f"{path} is too long for the sockets of --router-workers; set TMPDIR to a path of "
+                f"at most {MAX_FOLDER} characters"
+            )
+        yield Path(path)
 
 
 def _others(active: int, loads: Any) -> bytes:
