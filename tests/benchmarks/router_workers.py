@@ -118,9 +118,9 @@ def rows(options: argparse.Namespace, one: list[Round], two: list[Round]) -> lis
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=2000, help="of each stream")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--streams", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=400, help="of each stream")
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--dry", action="store_true", help="print, and write no results")
     options = parser.parse_args()
     one, two = [], []

@@ -15,6 +15,7 @@ from .report import RESULTS
 BENCHMARKS = (
     "startup",
     "placement",
+    "router_workers",
     "router_tokens",
     "served_rate",
     "handoff_tcp",
