@@ -31,9 +31,9 @@ from ..metrics import Metrics
 from ..options import RouterOptions
 from .fair_accept import ConnectionCounts
 from .http_front import listen
-from .link import Link, LinkClosedError, Topic
 from .merged_metrics import MergedPage
 from .node_messages import KeptCommands, KeptNodes, PlacedLoads, introduce, pack_loads, unpack_loads
+from .process_link import Link, LinkClosedError, Topic
 from .registry_front import RegistryFront
 from .shared_responses import refusal_of
 from .worker_process import WorkerProcess

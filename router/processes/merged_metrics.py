@@ -17,7 +17,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from ..metrics import Metrics
-from .link import Topic
+from .process_link import Topic
 
 # A page is reused for so long: several servers may scrape.
 PAGE_SECONDS = 1.0

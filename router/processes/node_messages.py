@@ -13,7 +13,7 @@ from ..cluster.node import Node
 from ..cluster.node_commands import NodeCommands
 from ..cluster.node_table import NodeTable
 from ..options import RouterOptions
-from .link import Topic
+from .process_link import Topic
 
 Publish = Callable[[Topic, bytes], None]
 # What is placed on nodes, by their names and epochs.

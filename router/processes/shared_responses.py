@@ -13,7 +13,7 @@ from ..http.encoding import encode
 from ..options import RouterOptions
 from ..responses.background_runs import BackgroundRuns
 from ..responses.response_store import ResponseStore, StoredResponse
-from .link import ANSWER_SECONDS, Link, Topic
+from .process_link import ANSWER_SECONDS, Link, Topic
 
 MARK = 2  # hexadecimal digits at the end of an id
 

@@ -12,7 +12,7 @@ from ...shared.errors import RequestError
 from ..access.key_usage import KeyCounts
 from ..cluster.node_commands import UnknownNodeError
 from ..web.overview import WorkerShare
-from .link import Link, LinkClosedError, Topic
+from .process_link import Link, LinkClosedError, Topic
 from .siblings import Siblings
 
 

@@ -24,9 +24,9 @@ from ..options import RouterOptions
 from .fair_accept import ConnectionCounts, FairAccept
 from .forwarding import Forwarding, open_door
 from .http_front import HttpFront
-from .link import Link, Topic
 from .merged_metrics import describe
 from .node_messages import Loads, pack_loads, take_state, unpack_loads
+from .process_link import Link, Topic
 from .shared_responses import SharedResponses, describe_response
 from .siblings_link import LinkedSiblings, describe_usage
 from .worker_process import WorkerPlace

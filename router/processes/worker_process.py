@@ -15,7 +15,7 @@ from ...shared.errors import StartupError
 from ...shared.process.backoff import Backoff
 from ...shared.process.lifeline import LIFELINE_FD, READY_FD, WORKER
 from ...shared.telemetry.logs import logger
-from .link import Link
+from .process_link import Link
 
 log = logger("router")
 

@@ -380,9 +380,16 @@ async def test_a_connection_is_used_again_after_line_ends_and_unread_bodies(
 
 async def test_keys_are_asked_for_on_every_route_but_those_of_machines(tmp_path: Path) -> None:
     async with cluster(tmp_path, api_key="secret,other") as c:
-        for path in ("/live", "/health", "/ready"):
+        for path in ("/live", "/health", "/ready", "/"):
             assert (await c.client.get(path)).status_code == 200
-        for path in ("/", "/version", "/v1/models", "/v1/models/tiny", "/nowhere"):
+        for path in (
+            "/cluster/state",
+            "/docs",
+            "/version",
+            "/v1/models",
+            "/v1/models/tiny",
+            "/nowhere",
+        ):
             for key in (None, "", "wrong", "Secret", "x" * 10_000, "sécret"):
                 headers = (
                     [] if key is None else [(b"authorization", f"Bearer {key}".strip().encode())]
@@ -393,7 +400,7 @@ async def test_keys_are_asked_for_on_every_route_but_those_of_machines(tmp_path:
         for key in ("secret", "other"):
             headers = [(b"authorization", f"Bearer {key}".encode())]
             assert (await c.client.get("/v1/models", headers=headers)).status_code == 200
-        assert (await c.client.get("/", auth=("anyone", "secret"))).status_code == 200
+        assert (await c.client.get("/docs", auth=("anyone", "secret"))).status_code == 200
 
 
 async def test_a_template_that_refuses_or_runs_away_is_the_requests_error(tmp_path: Path) -> None:

@@ -21,7 +21,12 @@ async def test_a_chat_is_answered_in_openais_shape(tmp_path: Path) -> None:
         assert body["object"] == "chat.completion"
         assert body["model"] == "tiny"
         choice = body["choices"][0]
-        assert choice["message"] == {"role": "assistant", "content": "hello world", "refusal": None}
+        assert choice["message"] == {
+            "role": "assistant",
+            "content": "hello world",
+            "refusal": None,
+            "annotations": [],
+        }
         assert choice["finish_reason"] == "stop"
         usage = body["usage"]
         prompt = c.encode("<|start|>user\nhi<|end|>\n<|start|>assistant\n")

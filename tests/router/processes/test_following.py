@@ -12,7 +12,6 @@ from tandem.router.cluster.inflight import PlacedLoad
 from tandem.router.cluster.node_table import NodeTable
 from tandem.router.options import RouterOptions
 from tandem.router.placement.node_prefixes import PromptKeys
-from tandem.router.processes.link import Topic
 from tandem.router.processes.node_messages import (
     KeptCommands,
     KeptNodes,
@@ -20,6 +19,7 @@ from tandem.router.processes.node_messages import (
     introduce,
     take_state,
 )
+from tandem.router.processes.process_link import Topic
 from tandem.shared.kv.prefix_keys import chain_keys, pack_keys, short_key
 
 PROMPT = list(range(64))

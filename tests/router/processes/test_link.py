@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tandem.router.processes.link import Link, LinkClosedError, Topic
+from tandem.router.processes.process_link import Link, LinkClosedError, Topic
 from tandem.shared.errors import UnavailableError
 
 

@@ -11,8 +11,8 @@ from tandem.router.access.key_usage import KeyCounts
 from tandem.router.cluster.node_table import NodeTable
 from tandem.router.metrics import Metrics
 from tandem.router.processes import merged_metrics
-from tandem.router.processes.link import Topic
 from tandem.router.processes.merged_metrics import MergedPage, describe
+from tandem.router.processes.process_link import Topic
 from tandem.router.processes.siblings_link import describe_usage, merged_usage
 
 
