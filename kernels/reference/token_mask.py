@@ -20,8 +20,9 @@ class TokenMask:
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         bits = torch.arange(1 << _BITS)[:, None] >> torch.arange(_BITS) & 1
-        self._table = torch.where(bits == 1, 0.0, _FORBIDDEN).to(device)
-        self._host = _HostMask(self._table.cpu().numpy())
+        table = torch.where(bits == 1, 0.0, _FORBIDDEN)
+        self._table = table.to(device)
+        self._host = _HostMask(table.numpy())
 
     def apply(
         self,

@@ -8,6 +8,8 @@ from pathlib import Path
 import click
 import pytest
 
+from tandem.shared.errors import UsageError
+
 from . import deployment as d
 
 SERVICES = [
@@ -27,7 +29,7 @@ def test_every_flag_and_value_is_one_the_command_takes(path: Path, name: str) ->
 
 
 def test_an_unknown_flag_or_variable_would_be_noticed() -> None:
-    with pytest.raises(click.UsageError):
+    with pytest.raises(UsageError):
         d.Part("nowhere", ("router", "--no-such-flag=1")).parse()
     with pytest.raises(click.UsageError):
         d.Part("nowhere", ("router",), {"TANDEM_NO_SUCH": "1"}).parse()

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 import trustme
 
+from tandem.tests.support.extent import selected
+
 from . import deployment as d
 from .place import USER, contained, impossible
 from .test_documents import inline
@@ -123,7 +125,7 @@ def lock(folder: Path) -> Path:
     return made
 
 
-@pytest.mark.parametrize("name", ["kubernetes", "kubernetes-locked"])
+@pytest.mark.parametrize("name", selected(["kubernetes-locked"], full=["kubernetes"]))
 def test_the_manifests_serve(name: str, tmp_path: Path) -> None:
     (tmp_path / "try").mkdir()
     if reason := impossible(tmp_path / "try", addresses=("10.99.0.1",)):

@@ -56,7 +56,7 @@ BAD: dict[str, tuple[str, Any, int]] = {
     "not an object": (CHAT, b"[1]", 400),
     "wrong type": (CHAT, {"messages": "hi"}, 400),
     "wrong type of number": (CHAT, {"messages": HELLO, "max_tokens": "ten"}, 400),
-    "unsupported parameter": (CHAT, {"messages": HELLO, "use_beam_search": True}, 400),
+    "unsupported parameter": (CHAT, {"messages": HELLO, "web_search_options": {}}, 400),
     "a hundred thousand prompts": (COMPLETIONS, {"prompt": ["x"] * 100_000}, 400),
     "body over the limit": (COMPLETIONS, b" " * (33 * MIB), 413),
 }

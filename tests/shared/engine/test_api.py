@@ -14,6 +14,7 @@ import pytest
 from tandem import Engine, EngineConfig, Message, SamplingParams
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.errors import ModelError, RequestError, UnavailableError, UsageError
+from tandem.tests.support.extent import selected
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 PROMPT = "Once upon a time there was"
@@ -248,7 +249,7 @@ def test_an_fp8_cache_over_two_ranks_gives_the_same_again_from_its_prefix_cache(
         assert first.tokens == again.tokens and first.tokens
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", selected([2], full=[1]))
 def test_compiled_kernels_give_the_same_tokens(engine: Engine, ranks: int) -> None:
     prompts = [PROMPT, "Hello!", "The"]
     with Engine(config(cpu_kernels="compiled", tensor_parallel_size=ranks)) as compiled:
