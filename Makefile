@@ -12,7 +12,7 @@ TORCH := torch==2.13.0
 # torch's CUDA builds bring their own; beside the others it is for the tests of kernels.
 TRITON := $(if $(TORCH_INDEX),'triton==3.9.0; sys_platform == "linux"')
 # Tests wait for processes half of their time. Those of a file share clusters and stay together.
-WORKERS ?= 3
+WORKERS ?= 2
 
 .PHONY: serve test check format bench model stubs docs clean
 
