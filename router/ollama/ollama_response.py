@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import time
 from array import array
-from collections.abc import Sequence
 from typing import Any
 
 from ...shared.text.output import CallDelta
-from ..generation import ChoiceDelta, ScoredToken, Usage, new_tokens
+from ..generation import ChoiceDelta, Usage, new_tokens
 from ..http.encoding import EncodedArray, dump
-from ..openai.chat_response import TokenEntries
+from ..openai.chat_response import EncodedEntries, TokenEntries
 from ..openai.response_fields import token_names
 from ..result import GenerationResult
 from .load_request import timestamp
@@ -124,21 +123,11 @@ class OllamaResponse:
         }
 
 
-class OllamaLogprobs:
+class OllamaLogprobs(EncodedEntries):
     """The logprobs of an answer: one entry for each token."""
 
-    def __init__(self, entries: TokenEntries) -> None:
-        self._entries = entries
-        self._content = EncodedArray()
-
-    def __len__(self) -> int:
-        return len(self._content)
-
-    def add(self, items: Sequence[ScoredToken]) -> None:
-        self._content.extend(map(self._entries.scored, items))
-
     def body(self) -> EncodedArray:
-        return self._content
+        return self.content
 
 
 class _StreamedCall:

@@ -49,21 +49,25 @@ class TokenEntries:
         }
 
 
-class ChatLogprobsEncoder:
-    """Logprobs of a choice: one entry for each token."""
+class EncodedEntries:
+    """The entries of a choice's tokens, encoded as they arrive."""
 
     def __init__(self, entries: TokenEntries) -> None:
         self._entries = entries
-        self._content = EncodedArray()
+        self.content = EncodedArray()
 
     def __len__(self) -> int:
-        return len(self._content)
+        return len(self.content)
 
     def add(self, items: Sequence[ScoredToken]) -> None:
-        self._content.extend(map(self._entries.scored, items))
+        self.content.extend(map(self._entries.scored, items))
+
+
+class ChatLogprobsEncoder(EncodedEntries):
+    """Logprobs of a choice: one entry for each token."""
 
     def body(self) -> dict[str, Any]:
-        return {"content": self._content, "refusal": None}
+        return {"content": self.content, "refusal": None}
 
 
 class ChatResponse:

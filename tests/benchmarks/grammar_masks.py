@@ -25,7 +25,8 @@ from tandem.shared.engine.structured.grammar import Grammar
 from tandem.shared.engine.structured.llguidance_backend import LLGuidanceBackend
 from tandem.shared.engine.structured.params import StructuredOutputs
 from tandem.shared.text.tokenizer_files import TokenizerFiles
-from tandem.tests.benchmarks.report import write
+
+from .report import add_dry, publish
 
 HIDDEN = 896
 STEPS = 40
@@ -120,14 +121,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--vocab", type=int, default=151_936)
     parser.add_argument("--rows", type=int, default=32)
-    parser.add_argument("--dry", action="store_true", help="print, and write no results")
+    add_dry(parser)
     given = parser.parse_args()
-    found = measure(given.vocab, given.rows)
-    for row in found:
-        share = f", {row['ratio']:.3f} of {row['against']}" if "ratio" in row else ""
-        print(f"{row['metric']}: {row['value']:.2f} {row['unit']}{share}")
-    if not given.dry:
-        print(write("grammar_masks", found))
+    publish("grammar_masks", measure(given.vocab, given.rows), dry=given.dry)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from tandem.router.placement.node_prefixes import PromptKeys
 from tandem.router.placement.policies import POLICIES
 from tandem.shared.kv.prefix_keys import chain, pack_keys, short_key
 
-from .report import write
+from .report import add_dry, publish
 
 BLOCK = 16
 PROMPT_TOKENS = 512
@@ -130,13 +130,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--dry", action="store_true", help="print, and write no results")
+    add_dry(parser)
     options = parser.parse_args()
     rows = [row for nodes in options.nodes for row in measure(nodes, options.rounds)]
-    for row in rows:
-        print(f"{row['metric']}: {row['value']:.4f} {row['unit']}; {row['against']}")
-    if not options.dry:
-        print(write("placement", rows))
+    publish("placement", rows, dry=options.dry)
 
 
 if __name__ == "__main__":

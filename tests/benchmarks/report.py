@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import operator
 import os
@@ -57,6 +58,35 @@ def write(name: str, rows: Sequence[dict[str, Any]], folder: Path = RESULTS) -> 
     path = folder / f"{name}.json"
     path.write_text(json.dumps(full, indent=2) + "\n")
     return path
+
+
+def publish(name: str, rows: Sequence[dict[str, Any]], *, dry: bool) -> None:
+    """Print the rows, and write them unless the run is ``dry``."""
+    for row in rows:
+        figures = [f"{row['value']:.4g} {row['unit']}"]
+        figures += [f"{key} {row[key]}" for key in ("goal", "against") if row.get(key)]
+        if row.get("ratio") is not None:
+            figures.append(f"ratio {row['ratio']:.3f}")
+        print(f"{row['metric']}: {', '.join(figures)}")
+    if not dry:
+        print(write(name, rows))
+
+
+def load_parser(
+    description: str | None, *, streams: int, tokens: int, rounds: int
+) -> argparse.ArgumentParser:
+    """The options of a benchmark of streams, with these defaults."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--streams", type=int, default=streams)
+    parser.add_argument("--tokens", type=int, default=tokens, help="of each stream")
+    parser.add_argument("--rounds", type=int, default=rounds)
+    add_dry(parser)
+    return parser
+
+
+def add_dry(parser: argparse.ArgumentParser) -> None:
+    """The option of ``publish``."""
+    parser.add_argument("--dry", action="store_true", help="print, and write no results")
 
 
 def machine() -> str:

@@ -25,7 +25,7 @@ import psutil
 
 from .cores import two_cores
 from .fleet import Router
-from .report import write
+from .report import load_parser, publish
 from .router_tokens_load import MARK
 from .sides import pinned
 
@@ -193,11 +193,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options; of the command line if there are no ``arguments``."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=4000, help="of each stream")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--dry", action="store_true", help="print, and write no results")
+    parser = load_parser(__doc__, streams=64, tokens=4000, rounds=3)
     parser.add_argument("--bare", type=int, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
@@ -207,11 +203,7 @@ def main() -> None:
     if options.bare is not None:
         serve_bare(options.tokens, options.bare)
         return
-    found = measure(options)
-    for row in found:
-        print(f"{row['metric']}: {row['value']:.4g} {row['unit']} {row.get('goal', '')}")
-    if not options.dry:
-        print(write("router_tokens", found))
+    publish("router_tokens", measure(options), dry=options.dry)
 
 
 if __name__ == "__main__":

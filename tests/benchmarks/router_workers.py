@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from .fleet import Router
-from .report import write
+from .report import load_parser, publish
 
 LOAD = "tandem.tests.benchmarks.router_tokens_load"
 RUN_SECONDS = 300.0
@@ -117,22 +117,14 @@ def rows(options: argparse.Namespace, one: list[Round], two: list[Round]) -> lis
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--streams", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=400, help="of each stream")
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--dry", action="store_true", help="print, and write no results")
+    parser = load_parser(__doc__, streams=256, tokens=400, rounds=4)
     options = parser.parse_args()
     one, two = [], []
     for _ in range(options.rounds):
         one.append(one_round(options, 1))
         two.append(one_round(options, 2))
         print(one[-1], two[-1], file=sys.stderr)
-    found = rows(options, one, two)
-    for row in found:
-        print(f"{row['metric']}: {row['value']:.4g} {row['unit']} {row.get('ratio', '')}")
-    if not options.dry:
-        print(write("router_workers", found))
+    publish("router_workers", rows(options, one, two), dry=options.dry)
 
 
 if __name__ == "__main__":

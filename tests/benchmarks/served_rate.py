@@ -31,7 +31,7 @@ from tandem.shared.engine.request import build_sequences
 from tandem.shared.engine.sequence import StepOutput
 
 from .cores import two_cores
-from .report import write
+from .report import load_parser, publish
 from .router_tokens_load import Client, Pace
 from .sides import Side, pinned, serving
 
@@ -203,11 +203,7 @@ def rows(
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options; of the command line if there are no ``arguments``."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=500, help="of each stream")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--dry", action="store_true", help="print, and write no results")
+    parser = load_parser(__doc__, streams=64, tokens=500, rounds=7)
     parser.add_argument("--engine", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
@@ -217,11 +213,7 @@ def main() -> None:
     if options.engine:
         run_engine(options)
         return
-    found = measure(options)
-    for row in found:
-        print(f"{row['metric']}: {row['value']:.0f} {row['unit']}, {row['ratio']:.3f}")
-    if not options.dry:
-        print(write("served_rate", found))
+    publish("served_rate", measure(options), dry=options.dry)
 
 
 if __name__ == "__main__":
