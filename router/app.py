@@ -30,6 +30,7 @@ from .errors import ApiError, internal_error, to_api_error
 from .handler import GenerateHandler
 from .http.access_log import PROBES
 from .http.exchange import ClientGoneError, HttpExchange
+from .mcp.approvals import Approvals
 from .mcp.mcp_chat import McpChat
 from .mcp.mcp_servers import mcp_servers
 from .metrics import Metrics
@@ -149,6 +150,7 @@ class App:
             usage=self._usage,
             responses=ResponseStore(options.max_stored_responses, options.response_lifetime),
             runs=BackgroundRuns(self._usage),
+            approvals=Approvals(options.response_lifetime),
             chat=McpChat(self.mcp),
             overview=overview,
             siblings=Siblings(registry.commands, metrics, self._usage.all, overview.share),

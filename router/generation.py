@@ -7,6 +7,7 @@ from collections.abc import (
     AsyncGenerator,
     Awaitable,
     Callable,
+    Collection,
     Iterable,
     Mapping,
     Sequence,
@@ -206,6 +207,15 @@ class ExecutedCall:
         return {"status": status, "output": self.output, "error": self.error}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApprovalRequest:
+    """A call that the router runs once the client has approved it, in a later request."""
+
+    id: str
+    tool: ServerTool
+    arguments: str
+
+
 @dataclass(frozen=True, slots=True)
 class RequestAdmitted:
     """A node has admitted the request; from here on its HTTP status is 200."""
@@ -226,6 +236,7 @@ class ChoiceDelta:
     reasoning: str = ""
     calls: Sequence[CallDelta] = ()
     executed: Sequence[ExecutedCall] = ()  # calls that the router has run, after all others
+    asked: Sequence[ApprovalRequest] = ()  # calls that the client has to approve, the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,10 +270,14 @@ Parsing = Callable[[Callable[[], GenerationRequest]], Awaitable[GenerationReques
 
 class ToolRounds(Protocol):
     """The calls of a request that the router runs, and the generations between them. ``tools`` has
-    the tools by the names that the model uses."""
+    the tools by the names that the model uses; ``approved`` are the calls to begin with, whose ids
+    are those of the requests for their approval."""
 
     @property
     def tools(self) -> Mapping[str, ServerTool]: ...
+
+    @property
+    def approved(self) -> Collection[str]: ...
 
     @property
     def listings(self) -> Sequence[Mapping[str, Any]]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ...shared.errors import UnavailableError
 from ..errors import invalid
 from ..generation import GenerationRequest
 from ..openai.chat_request import parse_chat
 from ..openai.surfaces import ChatCompletions
 from ..options import RouterOptions
+from ..requests.mcp_names import model_name
 from ..served_model import ServedModel
+from .approvals import ApprovalAnswer
 from .mcp_servers import McpServers
-from .mcp_tools import as_function, is_mcp, offer_tools
+from .mcp_tools import Offered, as_function, is_mcp, offer_tools
+from .request_approvals import RequestApprovals
 from .rounds import Rounds
 
 _TOOL_FIELDS = ("tools", "functions", "tool_choice", "function_call")
@@ -32,11 +36,15 @@ class McpChat:
         options: RouterOptions,
         *,
         most_calls: int | None = None,
+        approvals: RequestApprovals | None = None,
     ) -> GenerationRequest:
-        """Check a body, and tokenize it. Raises ``RequestError``."""
+        """Check a body, and tokenize it; ``approvals`` are those of an API that has them. Raises
+        ``RequestError``."""
         tools = body.get("tools") if isinstance(body, dict) else None
         if isinstance(tools, list) and any(map(is_mcp, tools)):
-            return self._with_rounds(body, model, options, most_calls)
+            return self._with_rounds(body, model, options, most_calls, approvals)
+        if approvals is not None:
+            _check_answers(approvals.answers, Offered(body))
         if self._servers is not None and options.mcp_offer_tools and _has_no_tools(body):
             listings = self._servers.listings.values()
             offered = [as_function(each.label, tool) for each in listings for tool in each.tools]
@@ -49,6 +57,7 @@ class McpChat:
         model: ServedModel,
         options: RouterOptions,
         most_calls: int | None,
+        approvals: RequestApprovals | None,
     ) -> GenerationRequest:
         if self._servers is None:
             param = f"tools[{next(i for i, tool in enumerate(body['tools']) if is_mcp(tool))}].type"
@@ -56,7 +65,10 @@ class McpChat:
             raise invalid(message, param, "unsupported_value")
         _check_alone(body)
         servers, ignored = self._servers, set[str]()
-        offered = offer_tools(body, servers.listings, ignored)
+        allowed = approvals is not None
+        offered = offer_tools(body, servers.listings, ignored, approvals=allowed)
+        if approvals is not None:
+            _check_answers(approvals.answers, offered)
 
         def parse(body: dict[str, Any]) -> GenerationRequest:
             return parse_chat(body, model, options)
@@ -65,6 +77,8 @@ class McpChat:
         rounds = Rounds(
             body=offered.body,
             tools=offered.tools,
+            guarded=offered.guarded,
+            approvals=approvals,
             listings=offered.listings,
             parse=parse,
             run=lambda tool, arguments: servers.call(tool.label, tool.name, arguments),
@@ -86,6 +100,21 @@ class McpChatCompletions(ChatCompletions):
 
 def _has_no_tools(body: Any) -> bool:
     return isinstance(body, dict) and not any(body.get(name) for name in _TOOL_FIELDS)
+
+
+def _check_answers(answers: Sequence[ApprovalAnswer], offered: Offered) -> None:
+    """The request has to offer the tools whose calls are approved."""
+    for answer in answers:
+        label, name = answer.tool.label, answer.tool.name
+        if label not in offered.errors:
+            message = f"'tools' must have the MCP server '{label}', whose call is answered."
+            raise invalid(message, "tools", "missing_required_parameter")
+        if answer.approve and model_name(label, name) not in offered.tools:
+            if offered.errors[label] is not None:
+                message = f"The MCP server '{label}' of the approved call is not available."
+                raise UnavailableError(message)
+            message = f"'tools' does not offer the approved tool '{name[:64]}' of '{label}'."
+            raise invalid(message, "tools", "invalid_value")
 
 
 def _check_alone(body: Mapping[str, Any]) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ..errors import invalid
 from ..generation import ServerTool
 from ..requests.body_errors import wrong_type
-from ..requests.mcp_fields import McpToolFilter, McpToolRequest
+from ..requests.mcp_fields import McpApprovalFilter, McpToolFilter, McpToolRequest
 from ..requests.mcp_names import model_name
 from .server_tools import McpListing, McpTool
 
@@ -21,17 +22,25 @@ CHOOSES_SERVER = ("server_url", "connector_id", "tunnel_id", "headers", "authori
 @dataclass(frozen=True, slots=True)
 class Offered:
     """The body of a chat with functions instead of tools of servers; ``tools`` has these by the
-    names that the model uses."""
+    names that the model uses, ``guarded`` the names of those whose calls need an approval.
+    ``errors`` has each server by its label, with the reason if it has no tools."""
 
     body: dict[str, Any]
     tools: dict[str, ServerTool] = field(default_factory=dict)
+    guarded: set[str] = field(default_factory=set)
     listings: list[dict[str, Any]] = field(default_factory=list)
+    errors: dict[str, str | None] = field(default_factory=dict)
 
 
 def offer_tools(
-    body: dict[str, Any], servers: Mapping[str, McpListing], ignored: set[str]
+    body: dict[str, Any],
+    servers: Mapping[str, McpListing],
+    ignored: set[str],
+    *,
+    approvals: bool = False,
 ) -> Offered:
-    """Replace the tools of servers in the body of a chat. Raises ``RequestError``."""
+    """Replace the tools of servers in the body of a chat, which may demand ``approvals``. Raises
+    ``RequestError``."""
     offered = Offered(dict(body))
     made: list[Any] = []
     labels: dict[str, list[str]] = {}  # names of functions by the label of their server
@@ -40,17 +49,20 @@ def offer_tools(
             made.append(tool)
             continue
         param = f"tools[{i}]"
-        listing, chosen = _chosen(tool, param, servers, ignored)
-        if listing.label in labels:
-            message = f"'{param}.server_label': the server '{listing.label}' is listed twice."
+        asked, listing = _asked(tool, param, servers, ignored)
+        label = listing.label
+        if label in labels:
+            message = f"'{param}.server_label': the server '{label}' is listed twice."
             raise invalid(message, f"{param}.server_label", "duplicate_tool")
-        labels[listing.label] = [model_name(listing.label, each.name) for each in chosen]
-        made += [as_function(listing.label, each) for each in chosen]
-        offered.tools.update(
-            (model_name(listing.label, each.name), ServerTool(listing.label, each.name))
-            for each in chosen
-        )
+        chosen = _allowed(listing, asked.allowed_tools, param, ignored)
+        made += [as_function(label, each) for each in chosen]
+        names = {model_name(label, each.name): each for each in chosen}
+        labels[label] = list(names)
+        offered.tools.update((name, ServerTool(label, each.name)) for name, each in names.items())
+        guarded = _guard(asked.require_approval, f"{param}.require_approval", approvals, ignored)
+        offered.guarded.update(name for name, each in names.items() if guarded(each))
         offered.listings.append(_listed(listing, chosen))
+        offered.errors[label] = listing.error
     offered.body["tools"] = made
     offered.body["tool_choice"] = _choice(body.get("tool_choice"), labels)
     return offered
@@ -68,9 +80,9 @@ def as_function(label: str, tool: McpTool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _chosen(
+def _asked(
     tool: dict[str, Any], param: str, servers: Mapping[str, McpListing], ignored: set[str]
-) -> tuple[McpListing, list[McpTool]]:
+) -> tuple[McpToolRequest, McpListing]:
     for name in CHOOSES_SERVER:
         if tool.get(name) is not None:
             raise invalid(
@@ -88,7 +100,7 @@ def _chosen(
             f"has {known}."
         )
         raise invalid(message, f"{param}.server_label", "invalid_value")
-    return listing, _allowed(listing, asked.allowed_tools, param, ignored)
+    return asked, listing
 
 
 def _allowed(listing: McpListing, allowed: Any, param: str, ignored: set[str]) -> list[McpTool]:
@@ -99,12 +111,39 @@ def _allowed(listing: McpListing, allowed: Any, param: str, ignored: set[str]) -
     if not isinstance(allowed, dict):
         raise wrong_type(f"{param}.allowed_tools", "an array or an object", allowed)
     asked = McpToolFilter.read(allowed, ignored, "", at=f"{param}.allowed_tools")
-    return [
-        tool
-        for tool in listing.tools
-        if (asked.tool_names is None or tool.name in asked.tool_names)
-        and (tool.read_only or not asked.read_only)
-    ]
+    return [tool for tool in listing.tools if _matches(asked, tool)]
+
+
+def _matches(asked: McpToolFilter, tool: McpTool) -> bool:
+    named = asked.tool_names is None or tool.name in asked.tool_names
+    return named and (tool.read_only or not asked.read_only)
+
+
+def _guard(asked: Any, param: str, approvals: bool, ignored: set[str]) -> Callable[[McpTool], bool]:
+    """True for tools whose calls need an approval."""
+    if asked in (None, "never"):
+        return lambda tool: False
+    if not approvals:
+        message = f"'{param}' must be 'never' here: only /v1/responses asks for approvals."
+        raise invalid(message, param, "unsupported_value")
+    if asked == "always":
+        return lambda tool: True
+    if not isinstance(asked, dict):
+        raise invalid(
+            f"Invalid '{param}': it must be 'always', 'never' or an object with filters of tools.",
+            param,
+            "invalid_value",
+        )
+    filters = McpApprovalFilter.read(asked, ignored, "", at=param)
+    always = _filter(filters.always, f"{param}.always", ignored)
+    never = _filter(filters.never, f"{param}.never", ignored)
+    return lambda tool: always(tool) or not never(tool)
+
+
+def _filter(asked: Any, param: str, ignored: set[str]) -> Callable[[McpTool], bool]:
+    if asked is None:
+        return lambda tool: False
+    return partial(_matches, McpToolFilter.read(asked, ignored, "", at=param))
 
 
 def _listed(listing: McpListing, chosen: list[McpTool]) -> dict[str, Any]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
+from ...shared.text.output import CallDelta
 from ..generation import (
+    ApprovalRequest,
     ChoiceDelta,
     ExecutedCall,
     GenerationRequest,
@@ -20,28 +23,39 @@ from ..generation import (
     ServerTool,
 )
 from ..requests.context import ContextError
+from ..requests.mcp_names import model_name
+from .approvals import ApprovalAnswer
+from .request_approvals import RequestApprovals
 from .server_tools import CallOutcome
 from .turn import ModelTurn, TurnCall
 
 MAX_CALLS_IN_ROUND = 32
 NOT_RUN = "The call was not run: the request has reached its limit of calls. Answer without it."
-RunCall = Callable[[ServerTool, str], Awaitable[CallOutcome]]
+RunCall = Callable[[ServerTool, str], Coroutine[Any, Any, CallOutcome]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
     """The rounds of one request. ``parse`` makes the request of a body; ``most_calls`` and
-    ``most_rounds`` limit what the router runs."""
+    ``most_rounds`` limit what the router runs. The ``guarded`` tools need ``approvals``."""
 
     body: dict[str, Any]
     tools: Mapping[str, ServerTool]
+    guarded: Set[str]
+    approvals: RequestApprovals | None
     listings: Sequence[Mapping[str, Any]]
     parse: Callable[[dict[str, Any]], GenerationRequest]
     run: RunCall
     most_rounds: int
     most_calls: int | None = None
 
-    async def outputs(
+    @cached_property
+    def approved(self) -> Mapping[str, ApprovalAnswer]:
+        """The calls that have been approved, by the ids of the requests for approval."""
+        answers = () if self.approvals is None else self.approvals.answers
+        return {answer.id: answer for answer in answers if answer.approve}
+
+    def outputs(
         self,
         request: GenerationRequest,
         generate: Callable[[GenerationRequest], Outputs],
@@ -49,8 +63,45 @@ class Rounds:
     ) -> Outputs:
         """The outputs of all generations as those of one: admitted once, finished once."""
         state = _Progress(self.body)
+        if self.approvals is None or not self.approvals.answers:
+            return self._rounds(request, generate, parse, state)
+        return self._resumed(request, generate, parse, state, self.approvals)
+
+    async def _resumed(
+        self,
+        request: GenerationRequest,
+        generate: Callable[[GenerationRequest], Outputs],
+        parse: Parsing,
+        state: _Progress,
+        approvals: RequestApprovals,
+    ) -> Outputs:
+        """Run the approved calls before the first generation."""
+        async with approvals:
+            following: GenerationRequest | None = request
+            if self.approved:
+                begun = [_begun(i, each) for i, each in enumerate(self.approved.values())]
+                yield [RequestAdmitted(), ChoiceDelta(0, calls=begun)]
+                executed = await self._run_approved(state, approvals)
+                yield [ChoiceDelta(0, executed=executed)]
+                state.resume(executed)
+                following = await self._parsed(request, state, parse)
+            if following is None:
+                yield [ChoiceDelta(0, finish_reason="length")]
+            else:
+                async with aclosing(self._rounds(following, generate, parse, state)) as outputs:
+                    async for arrived in outputs:
+                        yield arrived
+            approvals.settle()
+
+    async def _rounds(
+        self,
+        request: GenerationRequest,
+        generate: Callable[[GenerationRequest], Outputs],
+        parse: Parsing,
+        state: _Progress,
+    ) -> Outputs:
         while True:
-            turn = ModelTurn(state.calls)
+            turn = ModelTurn(state.calls, self.guarded)
             async for arrived in _generated(request, generate, turn):
                 if state.rounds:
                     arrived = [one for one in arrived if not isinstance(one, RequestAdmitted)]
@@ -60,10 +111,11 @@ class Rounds:
             state.calls += len(turn.calls)
             if not mine or turn.finish_reason == "length":
                 break
-            executed = await self._run_all(mine, state)
-            yield [ChoiceDelta(0, executed=executed)]
-            if len(mine) < len(turn.calls):
-                break  # the client runs the others
+            executed = await self._run_all([c for c in mine if c.name not in self.guarded], state)
+            asked = [self._ask(call) for call in mine if call.name in self.guarded]
+            yield [ChoiceDelta(0, executed=executed, asked=asked)]
+            if asked or len(mine) < len(turn.calls):
+                break  # the client approves or runs the others
             following = await self._following(request, turn, executed, state, parse)
             if following is None:
                 turn.finish_reason = "length"
@@ -76,24 +128,40 @@ class Rounds:
 
     async def _run_all(self, calls: Sequence[TurnCall], state: _Progress) -> list[ExecutedCall]:
         """Run the calls of one round, all at once."""
+        left = self._take_calls(len(calls), state)
+        work = []
+        for i, call in enumerate(calls):
+            tool, arguments = self.tools[call.name], call.arguments.getvalue()
+            run = partial(self.run, tool, arguments) if i < left else _not_run
+            work.append(_executed(call.id, tool, arguments, run()))
+        return list(await asyncio.gather(*work))
+
+    async def _run_approved(
+        self, state: _Progress, approvals: RequestApprovals
+    ) -> list[ExecutedCall]:
+        """Run the calls that have been approved, all at once."""
+        left = self._take_calls(len(self.approved), state)
+        work = []
+        for i, call in enumerate(self.approved.values()):
+            run = partial(self.run, call.tool, call.arguments)
+            outcome = approvals.run(call.id, run) if i < left else _not_run()
+            work.append(_executed(call.id, call.tool, call.arguments, outcome))
+        return list(await asyncio.gather(*work))
+
+    def _take_calls(self, count: int, state: _Progress) -> int:
+        """The number of ``count`` calls that may be run."""
         left = MAX_CALLS_IN_ROUND
         if self.most_calls is not None:
             left = min(left, self.most_calls - state.executed)
-        work = [self._run(call, allowed=i < left) for i, call in enumerate(calls)]
-        state.executed += min(len(calls), max(0, left))
-        return list(await asyncio.gather(*work))
+        taken = min(count, max(0, left))
+        state.executed += taken
+        return taken
 
-    async def _run(self, call: TurnCall, *, allowed: bool) -> ExecutedCall:
+    def _ask(self, call: TurnCall) -> ApprovalRequest:
+        assert self.approvals is not None
         tool, arguments = self.tools[call.name], call.arguments.getvalue()
-        outcome = CallOutcome(text=NOT_RUN, failed=True)
-        if allowed:
-            outcome = await self.run(tool, arguments)
-        return ExecutedCall(
-            id=call.id,
-            tool=tool,
-            arguments=arguments,
-            output=None if outcome.failed else outcome.text,
-            error=outcome.error(),
+        return ApprovalRequest(
+            id=self.approvals.ask(tool, arguments), tool=tool, arguments=arguments
         )
 
     async def _following(
@@ -105,11 +173,19 @@ class Rounds:
         parse: Parsing,
     ) -> GenerationRequest | None:
         """The request of the next round; ``None`` if no more tokens may be generated."""
-        state.rounds += 1
-        exhausted = self.most_calls is not None and state.executed >= self.most_calls
-        state.add(turn, executed, answer=exhausted or state.rounds >= self.most_rounds)
+        state.add(turn, executed)
         if not state.has_tokens_left(turn.tokens):
             return None
+        return await self._parsed(request, state, parse)
+
+    async def _parsed(
+        self, request: GenerationRequest, state: _Progress, parse: Parsing
+    ) -> GenerationRequest | None:
+        """The request of the next round; ``None`` if the context has no room for it."""
+        state.rounds += 1
+        exhausted = self.most_calls is not None and state.executed >= self.most_calls
+        if exhausted or state.rounds >= self.most_rounds:
+            state.body = state.body | {"tool_choice": "none"}
         try:
             parsed = await parse(lambda: self.parse(state.body))
         except ContextError:
@@ -127,12 +203,19 @@ class _Progress:
     calls: int = 0
     executed: int = 0
 
-    def add(self, turn: ModelTurn, executed: Sequence[ExecutedCall], *, answer: bool) -> None:
-        """Continue the chat; the model has to ``answer`` if no more calls may be run."""
+    def resume(self, executed: Sequence[ExecutedCall]) -> None:
+        """Enter the results of calls that the chat has already."""
+        self.calls = len(executed)
+        results = {call.id: _result(call) for call in executed}
+        messages = [results.get(m.get("tool_call_id"), m) for m in self.body["messages"]]
+        self.body = self.body | {"messages": messages}
+
+    def add(self, turn: ModelTurn, executed: Sequence[ExecutedCall]) -> None:
+        """Continue the chat."""
         messages = [*self.body["messages"], turn.message(), *map(_result, executed)]
         self.body = self.body | {
             "messages": messages,
-            "tool_choice": "none" if answer else _free(self.body.get("tool_choice")),
+            "tool_choice": _free(self.body.get("tool_choice")),
             # Of the first prompt only.
             "add_generation_prompt": None,
             "continue_final_message": None,
@@ -170,6 +253,28 @@ async def _generated(
                 held += taken
     if held:
         yield held
+
+
+def _begun(index: int, call: ApprovalAnswer) -> CallDelta:
+    name = model_name(call.tool.label, call.tool.name)
+    return CallDelta(index, call.id, name, call.arguments)
+
+
+async def _not_run() -> CallOutcome:
+    return CallOutcome(text=NOT_RUN, failed=True)
+
+
+async def _executed(
+    call_id: str, tool: ServerTool, arguments: str, run: Coroutine[Any, Any, CallOutcome]
+) -> ExecutedCall:
+    outcome = await run
+    return ExecutedCall(
+        id=call_id,
+        tool=tool,
+        arguments=arguments,
+        output=None if outcome.failed else outcome.text,
+        error=outcome.error(),
+    )
 
 
 def _result(call: ExecutedCall) -> dict[str, Any]:

@@ -23,6 +23,8 @@ async def serve_rounds(
 ) -> Outputs:
     """The outputs of all rounds; the prompt of each is counted in ``access`` and ``budget``."""
     assert request.rounds is not None
+    if request.rounds.approved:
+        access.prompt_tokens = 0  # the first prompt is parsed again, with the results of calls
     with budget.share() as prompts:
 
         async def parse(work: Callable[[], GenerationRequest]) -> GenerationRequest:

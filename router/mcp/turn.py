@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from io import StringIO
 from typing import Any
@@ -22,10 +23,11 @@ class TurnCall:
 
 class ModelTurn:
     """Collects the output of one generation. Its calls follow the ``before`` calls of earlier
-    turns."""
+    turns; those of the ``guarded`` tools are not passed on, because they wait for an approval."""
 
-    def __init__(self, before: int) -> None:
+    def __init__(self, before: int, guarded: Container[str] = ()) -> None:
         self._before = before
+        self._guarded = guarded
         self.restart()
 
     def restart(self) -> None:
@@ -44,12 +46,16 @@ class ModelTurn:
         self.tokens += len(delta.tokens)
         if delta.finish_reason is not None:
             self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
-        return replace(delta, calls=[self._take_call(c) for c in delta.calls], finish_reason=None)
+        calls = [call for call in map(self._take_call, delta.calls) if call is not None]
+        return replace(delta, calls=calls, finish_reason=None)
 
-    def _take_call(self, call: CallDelta) -> CallDelta:
+    def _take_call(self, call: CallDelta) -> CallDelta | None:
         if call.index == len(self.calls):
             self.calls.append(TurnCall(call.id, call.name))
-        self.calls[call.index].arguments.write(call.arguments)
+        taken = self.calls[call.index]
+        taken.arguments.write(call.arguments)
+        if taken.name in self._guarded:
+            return None
         return replace(call, index=self._before + call.index)
 
     def message(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -216,7 +217,8 @@ class Keeper:
                 Topic.PAGE: page,
                 Topic.USAGE: usage,
                 Topic.OVERVIEW: overview,
-                Topic.RESPONSE: self._ask_for_response,
+                Topic.RESPONSE: partial(self._pass_on, Topic.RESPONSE),
+                Topic.APPROVAL: partial(self._pass_on, Topic.APPROVAL),
             },
         )
 
@@ -295,13 +297,13 @@ class Keeper:
             return json.dumps({"refused": str(error), "unknown": unknown}).encode()
         return b"{}"
 
-    async def _ask_for_response(self, question: bytes) -> bytes:
-        """What the worker that has a response answers."""
+    async def _pass_on(self, topic: Topic, question: bytes) -> bytes:
+        """What the worker that has a response or an approval answers."""
         worker = self._workers[json.loads(question)[0]]
         try:
             if worker.link is None:
                 raise LinkClosedError("The process that had this response has ended.")
-            return await worker.link.ask(Topic.RESPONSE, question)
+            return await worker.link.ask(topic, question)
         except LinkClosedError as error:
             return refusal_of(error)
 

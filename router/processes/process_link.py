@@ -53,6 +53,7 @@ class Topic(enum.IntEnum):
     USAGE = 41
     RESPONSE = 42
     OVERVIEW = 43
+    APPROVAL = 44
 
 
 class _MessageKind(enum.IntEnum):

@@ -29,15 +29,11 @@ class SharedResponses(ResponseStore):
         self._loop = asyncio.get_running_loop()
 
     def new_id(self) -> str:
-        return super().new_id()[:-MARK] + f"{self._number:0{MARK}x}"
+        return marked(super().new_id(), self._number)
 
     def keeper_of(self, response_id: str) -> int | None:
         """The number of another worker that may have the response; ``None`` if none does."""
-        try:
-            number = int(response_id[-MARK:], 16)
-        except ValueError:
-            return None
-        return number if number != self._number and number < self._workers else None
+        return number_of(response_id, self._number, self._workers)
 
     def get(self, response_id: str, owner: str, param: str | None = None) -> StoredResponse:
         """Raises ``ApiError``. Of another worker's response only the conversation is told, in the
@@ -53,6 +49,20 @@ class SharedResponses(ResponseStore):
         if "refused" in told:
             raise ApiError(told["status"], told["refused"], param=param, code=told["code"])
         return StoredResponse(owner=owner, body={}, items=[], **told)
+
+
+def marked(random_id: str, number: int) -> str:
+    """An id that ends with the number of its worker."""
+    return random_id[:-MARK] + f"{number:0{MARK}x}"
+
+
+def number_of(marked_id: str, own: int, workers: int) -> int | None:
+    """The number in an id, if it is that of another worker."""
+    try:
+        number = int(marked_id[-MARK:], 16)
+    except ValueError:
+        return None
+    return number if number != own and 0 <= number < workers else None
 
 
 async def describe_response(store: ResponseStore, runs: BackgroundRuns, question: bytes) -> bytes:

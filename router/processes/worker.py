@@ -27,6 +27,7 @@ from .http_front import HttpFront
 from .merged_metrics import describe
 from .node_messages import Loads, pack_loads, take_state, unpack_loads
 from .process_link import Link, Topic
+from .shared_approvals import SharedApprovals, take_answer
 from .shared_responses import SharedResponses, describe_response
 from .siblings_link import LinkedSiblings, describe_usage
 from .worker_process import WorkerPlace
@@ -86,6 +87,7 @@ class Worker:
                 Topic.USAGE: self._usage,
                 Topic.OVERVIEW: self._overview,
                 Topic.RESPONSE: self._response,
+                Topic.APPROVAL: self._approval,
             },
         )
         limits = place.folder / "limits"
@@ -99,6 +101,9 @@ class Worker:
         self._siblings.whole = False
         services.siblings = self._siblings
         services.responses = responses = SharedResponses(options, place.number, self._link)
+        services.approvals = SharedApprovals(
+            options.response_lifetime, place.number, options.router_workers, self._link
+        )
         forwarding = Forwarding(self.app, place.folder, responses.keeper_of)
         self._accept: FairAccept | None = None
         self._http = HttpFront(options, self.app, forwarding)
@@ -251,6 +256,9 @@ class Worker:
     async def _response(self, body: bytes) -> bytes:
         services = self.app.services
         return await describe_response(services.responses, services.runs, body)
+
+    async def _approval(self, body: bytes) -> bytes:
+        return await take_answer(self.app.services.approvals, body)
 
 
 def share_of(options: RouterOptions) -> RouterOptions:

@@ -9,12 +9,26 @@ from pydantic import Field
 
 from .body_model import BodyModel, DocumentedAs
 
+# In a filter; a server has at most 512 tools.
+MAX_NAMES = 1024
+
 
 class McpToolFilter(BodyModel):
     """Some tools of a server."""
 
-    tool_names: list[str] | None = None
+    tool_names: Annotated[list[str], Field(max_length=MAX_NAMES)] | None = None
     read_only: bool = False
+
+
+class McpApprovalFilter(BodyModel):
+    """The tools of a server whose calls wait for the client: those of ``always``, and all that are
+    not in ``never``."""
+
+    always: Annotated[Any, DocumentedAs(McpToolFilter)] = None
+    never: Annotated[Any, DocumentedAs(McpToolFilter)] = None
+
+
+ApprovalMode = Literal["always", "never"]
 
 
 class McpToolRequest(BodyModel):
@@ -29,7 +43,7 @@ class McpToolRequest(BodyModel):
     server_label: Annotated[str, Field(min_length=1, max_length=64)]
     server_description: Any = None
     allowed_tools: Annotated[Any, DocumentedAs(list[str] | McpToolFilter)] = None
-    require_approval: Literal["never"] | None = None
+    require_approval: Annotated[Any, DocumentedAs(Literal["never"])] = None
 
 
 class McpToolChoice(BodyModel):

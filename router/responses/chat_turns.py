@@ -7,24 +7,47 @@ from typing import Any
 from ..requests.call_arguments import usable_arguments
 from ..requests.mcp_names import model_name
 from ..requests.ran_calls import outcome_text
+from .approval_items import REQUEST, RESPONSE, result_text
 
 Item = dict[str, Any]
 
 
 def as_messages(items: list[Item]) -> list[dict[str, Any]]:
     """Reasoning, text and calls of one turn of the model are one message."""
-    turns = _Turns()
+    turns = _Turns(_Approvals(items))
     for item in items:
         turns.add(item)
     turns.end()
     return turns.messages
 
 
+class _Approvals:
+    """The calls of a conversation that waited for an approval: each is shown once, where the model
+    made it."""
+
+    def __init__(self, items: list[Item]) -> None:
+        self._asked = {item["id"] for item in items if item["type"] == REQUEST}
+        self._answers = {i["approval_request_id"]: i for i in items if i["type"] == RESPONSE}
+        self._ran = {i["approval_request_id"]: i for i in items if self.is_shown(i)}
+
+    def is_shown(self, item: Item) -> bool:
+        """True for a call that has run behind the request for its approval."""
+        return item["type"] == "mcp_call" and item.get("approval_request_id") in self._asked
+
+    def result(self, request: Item) -> str:
+        """What the model is told of a call."""
+        ran = self._ran.get(request["id"])
+        if ran is not None:
+            return outcome_text(ran["output"], ran["error"])
+        return result_text(request, self._answers)
+
+
 class _Turns:
     """Collects messages. The last may be an open turn of the model, whose results of calls that the
     router has run follow it."""
 
-    def __init__(self) -> None:
+    def __init__(self, approvals: _Approvals) -> None:
+        self._approvals = approvals
         self.messages: list[dict[str, Any]] = []
         self._turn: dict[str, Any] | None = None
         self._results: list[dict[str, Any]] = []
@@ -41,12 +64,10 @@ class _Turns:
                 self._call(item["call_id"], item["name"], item["arguments"])
             case "function_call_output":
                 self._append(_result(item["call_id"], item["output"]))
-            case "mcp_call":
-                name = model_name(item["server_label"], item["name"])
-                self._call(item["id"], name, item["arguments"])
-                self._results.append(
-                    _result(item["id"], outcome_text(item["output"], item["error"]))
-                )
+            case "mcp_call" if not self._approvals.is_shown(item):
+                self._run(item, outcome_text(item["output"], item["error"]))
+            case "mcp_approval_request":
+                self._run(item, self._approvals.result(item))
 
     def end(self) -> None:
         """End the turn of the model, if one is open."""
@@ -74,6 +95,12 @@ class _Turns:
         if self._turn is not None and (self._results or self._turn["content"]):
             self.end()
         self._open()["content"] = text
+
+    def _run(self, item: Item, result: str) -> None:
+        """A call that the router runs, with its result."""
+        name = model_name(item["server_label"], item["name"])
+        self._call(item["id"], name, item["arguments"])
+        self._results.append(_result(item["id"], result))
 
     def _call(self, call_id: str, name: str, arguments: str) -> None:
         function = {"name": name, "arguments": usable_arguments(arguments)}

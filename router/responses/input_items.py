@@ -18,6 +18,7 @@ from ..requests.body_model import BodyModel
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = ("input_text", "output_text", "text")
 MAX_ID = 256
+MAX_REASON = 4096
 
 Item = dict[str, Any]
 Id = Annotated[str, Field(max_length=MAX_ID)]
@@ -55,7 +56,28 @@ class McpCallItem(BodyModel):
     output: str | None = None
     error: Any = None
     status: Any = None
-    approval_request_id: Any = None
+    approval_request_id: Id | None = None
+
+
+class ApprovalRequestItem(BodyModel):
+    """A call that the router runs if the client approves it."""
+
+    type: Any
+    id: Id
+    server_label: Annotated[str, Field(max_length=64)]
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    arguments: str
+    status: Any = None
+
+
+class ApprovalResponseItem(BodyModel):
+    """The client's answer to a request for approval."""
+
+    type: Any
+    id: Id | None = None
+    approval_request_id: Id
+    approve: bool
+    reason: Annotated[str, Field(max_length=MAX_REASON)] | None = None
 
 
 class ReasoningItem(BodyModel):
@@ -158,6 +180,29 @@ def _mcp_call(item: Item, param: str, ignored: set[str]) -> Item:
         "arguments": read.arguments,
         "output": read.output,
         "error": read.error,
+        "approval_request_id": read.approval_request_id,
+    }
+
+
+def _approval_request(item: Item, param: str, ignored: set[str]) -> Item:
+    read = ApprovalRequestItem.read(item, ignored, "input[].", at=param)
+    return {
+        "id": read.id,
+        "type": "mcp_approval_request",
+        "server_label": read.server_label,
+        "name": read.name,
+        "arguments": read.arguments,
+    }
+
+
+def _approval_response(item: Item, param: str, ignored: set[str]) -> Item:
+    read = ApprovalResponseItem.read(item, ignored, "input[].", at=param)
+    return {
+        "id": _id(item, "mcpa"),
+        "type": "mcp_approval_response",
+        "approval_request_id": read.approval_request_id,
+        "approve": read.approve,
+        "reason": read.reason,
     }
 
 
@@ -209,6 +254,8 @@ _KINDS: Mapping[str, Callable[[Item, str, set[str]], Item]] = {
     "function_call": _function_call,
     "function_call_output": _function_output,
     "mcp_call": _mcp_call,
+    "mcp_approval_request": _approval_request,
+    "mcp_approval_response": _approval_response,
     "mcp_list_tools": _listing,
     "reasoning": _reasoning,
 }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...shared.text.output import CallDelta
 from ..errors import ApiError
 from ..generation import (
+    ApprovalRequest,
     ChoiceDelta,
     ExecutedCall,
     GenerationRequest,
@@ -24,6 +25,7 @@ from ..http.sse import long_event, named_event
 from ..openai.chat_response import TokenEntries
 from ..openai.response_fields import token_names
 from ..result import GenerationResult
+from .approval_items import REQUEST
 from .output_item import EVENTS, OutputItem
 from .response_body import response_body
 from .response_request import ENCRYPTED_REASONING, CreateResponseRequest
@@ -136,6 +138,8 @@ class ResponseEvents:
             events += self._called(call)
         for executed in delta.executed:
             events += self._executed(executed)
+        for asked in delta.asked:
+            events += self._asked_for(asked)
         self._finish = delta.finish_reason or self._finish
         return events
 
@@ -191,7 +195,8 @@ class ResponseEvents:
         tool = None if rounds is None else rounds.tools.get(call.name)
         if tool is None:
             return self._begun("function_call", {"call_id": call.id, "name": call.name})
-        about = {"server_label": tool.label, "name": tool.name, "approval_request_id": None}
+        approval = call.id if rounds is not None and call.id in rounds.approved else None
+        about = {"server_label": tool.label, "name": tool.name, "approval_request_id": approval}
         events = self._begun("mcp_call", about | {"output": None, "error": None})
         item = self._open
         assert item is not None
@@ -207,6 +212,22 @@ class ResponseEvents:
         self._take(call.size)
         events += self._event(f"response.mcp_call.{outcome['status']}", **item.place)
         return events + self._done(item, outcome["status"])
+
+    def _asked_for(self, asked: ApprovalRequest) -> bytes:
+        """A call that the client has to approve."""
+        events, index = self._ended(), len(self._output)
+        item = {
+            "id": asked.id,
+            "type": REQUEST,
+            "arguments": asked.arguments,
+            "name": asked.tool.name,
+            "server_label": asked.tool.label,
+        }
+        self._output.append(item)
+        self._take(len(asked.arguments))
+        for name in ("response.output_item.added", "response.output_item.done"):
+            events += self._event(name, long=True, output_index=index, item=item)
+        return events
 
     def _unanswered(self) -> bytes:
         """The end of calls that are not run, because the response ends."""

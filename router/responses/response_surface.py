@@ -9,11 +9,14 @@ from typing import Any
 from ..errors import ApiError
 from ..generation import GenerationRequest
 from ..http.sse import named_event
+from ..mcp.approvals import Approvals
 from ..mcp.mcp_chat import McpChat
+from ..mcp.request_approvals import RequestApprovals
 from ..openai.error_body import OpenAIErrors
 from ..options import RouterOptions
 from ..requests.renamed_errors import fields_renamed
 from ..served_model import ServedModel
+from .approval_items import new_answers
 from .background_runs import BackgroundRun, BackgroundRuns
 from .chat_turns import as_messages
 from .fitting_turns import parse_fitting
@@ -31,9 +34,15 @@ class Responses:
     path = "/v1/responses"
 
     def __init__(
-        self, chat: McpChat, store: ResponseStore, runs: BackgroundRuns, owner: str
+        self,
+        chat: McpChat,
+        store: ResponseStore,
+        runs: BackgroundRuns,
+        approvals: Approvals,
+        owner: str,
     ) -> None:
         self._chat = chat
+        self._approvals = approvals
         self._stored = store
         self._runs = runs
         self._owner = owner
@@ -75,10 +84,13 @@ class Responses:
     ) -> GenerationRequest:
         """Streams have the limits of whole answers: their last event is one."""
         told = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
+        answers = new_answers(self._items, self._conversation)
+        approvals = RequestApprovals(self._approvals, self._owner, answers)
+        most = asked.max_tool_calls
 
         def parse(messages: list[dict[str, Any]]) -> GenerationRequest:
             body = chat_body(asked, [*told, *messages])
-            return self._chat.parse(body, model, options, most_calls=asked.max_tool_calls)
+            return self._chat.parse(body, model, options, most_calls=most, approvals=approvals)
 
         messages = as_messages(self._conversation)
         return parse_fitting(messages, parse) if asked.truncation == "auto" else parse(messages)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from ..errors import invalid
 from ..requests.body_errors import wrong_type
 from ..requests.body_model import BodyModel
+from ..requests.mcp_fields import ApprovalMode, McpApprovalFilter
 
 FUNCTION, MCP = "function", "mcp"
 
@@ -22,7 +23,7 @@ class ResponseTool(BodyModel):
     server_label: str | None = None
     server_description: str | None = None
     allowed_tools: list[str] | dict[str, Any] | None = None
-    require_approval: Literal["never"] | None = None
+    require_approval: ApprovalMode | McpApprovalFilter | None = None
 
 
 class NamedResponseTool(BodyModel):

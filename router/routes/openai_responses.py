@@ -132,7 +132,7 @@ class EventsResponse(Response):
 @router.post(Responses.path, **documented(CreateResponseRequest, ResponseObject, ResponseEvent))
 async def create_response(exchange: Exchange, services: RouterServices, owner: Owner) -> Response:
     """Generate the next turn of a conversation, which the router may keep."""
-    surface = Responses(services.chat, services.responses, services.runs, owner)
+    surface = Responses(services.chat, services.responses, services.runs, services.approvals, owner)
     return GenerationResponse(exchange, services.handler, surface)
 
 

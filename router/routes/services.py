@@ -16,6 +16,7 @@ from ..cluster.node_table import NodeTable
 from ..cluster.registry_service import Registry
 from ..handler import GenerateHandler
 from ..http.exchange import HttpExchange
+from ..mcp.approvals import Approvals
 from ..mcp.mcp_chat import McpChat
 from ..metrics import Metrics
 from ..options import RouterOptions
@@ -39,6 +40,7 @@ class Services:
     usage: KeyUsage
     responses: ResponseStore
     runs: BackgroundRuns
+    approvals: Approvals
     chat: McpChat
     overview: Overview
     siblings: Siblings

@@ -1,0 +1,328 @@
+"""Calls that wait for the client's approval, on responses."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tandem.router.errors import ApiError
+from tandem.router.generation import ServerTool
+from tandem.router.mcp import approvals as approvals_module
+from tandem.router.mcp.approvals import ApprovalAnswer, Approvals
+from tandem.router.mcp.request_approvals import RequestApprovals
+from tandem.router.mcp.server_tools import CallOutcome
+from tandem.router.processes.shared_approvals import SharedApprovals, take_answer
+from tandem.shared.errors import RequestError
+from tandem.tests.router.mcp.test_rounds import CLIENTS, SERVER, call, served
+from tandem.tests.router.openai.test_tools import prompt
+from tandem.tests.router.support import Cluster, until
+
+GUARDED = SERVER | {"require_approval": "always"}
+SOME = SERVER | {"require_approval": {"never": {"tool_names": ["add"]}}}
+TWO_CALLS = "I try." + call("s__drop", a=1) + call("s__drop", a=2)
+
+
+def yes(item: Any, **fields: Any) -> dict[str, Any]:
+    """The approval of a call, or another answer to it."""
+    asked = item["id"] if isinstance(item, dict) else item.id
+    return {"type": "mcp_approval_response", "approval_request_id": asked, "approve": True} | fields
+
+
+def asked_of(response: Any) -> list[Any]:
+    return [item for item in response["output"] if item["type"] == "mcp_approval_request"]
+
+
+async def post(c: Cluster, given: Any, **fields: Any) -> httpx.Response:
+    return await c.client.post("/v1/responses", json={"input": given, "tools": [GUARDED], **fields})
+
+
+async def asking(c: Cluster, **fields: Any) -> dict[str, Any]:
+    """A response that asks for approvals."""
+    answer = await post(c, "hi", **fields)
+    assert answer.status_code == 200, answer.text
+    made: dict[str, Any] = answer.json()
+    return made
+
+
+def error_of(answer: httpx.Response) -> tuple[int, str, str]:
+    error = answer.json()["error"]
+    return answer.status_code, error["param"], error["code"]
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_approved_calls_run_and_denied_ones_are_told(tmp_path: Path, stored: bool) -> None:
+    async with (
+        served(tmp_path, TWO_CALLS, "Done.") as (c, servers),
+        openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="x", max_retries=0) as typed,
+    ):
+        client: Any = typed
+        common: dict[str, Any] = {"tools": [GUARDED], "stream": True, "store": stored}
+        events = [event async for event in await client.responses.create(input="hi", **common)]
+        first = events[-1].response
+        assert first.status == "completed" and servers.called == []
+        kinds = ["mcp_list_tools", "message", "mcp_approval_request", "mcp_approval_request"]
+        assert [item.type for item in first.output] == kinds
+        shown = [event.type for event in events if getattr(event, "output_index", 0) == 3]
+        assert shown == ["response.output_item.added", "response.output_item.done"]
+        one, two = first.output[2:]
+        assert (one.server_label, one.name, one.arguments) == ("s", "drop", '{"a": 1}')
+        answers = [yes(one), yes(two, approve=False, reason="too dear")]
+        history: dict[str, Any] = {"input": answers, "previous_response_id": first.id}
+        if not stored:
+            told = [item.model_dump(exclude_unset=True) for item in first.output]
+            history = {"input": [{"role": "user", "content": "hi"}, *told, *answers]}
+        events = [event async for event in await client.responses.create(**history, **common)]
+        second = events[-1].response
+        assert [item.type for item in second.output] == ["mcp_list_tools", "mcp_call", "message"]
+        ran = second.output[1]
+        assert (ran.approval_request_id, ran.status) == (one.id, "failed")
+        assert ran.error.content[0]["text"] == "not allowed" and second.output_text == "Done."
+        shown = [event.type for event in events if getattr(event, "output_index", 0) == 1]
+        assert shown == [
+            "response.output_item.added", "response.mcp_call.in_progress",
+            "response.mcp_call_arguments.delta", "response.mcp_call_arguments.done",
+            "response.mcp_call.failed", "response.output_item.done",
+        ]  # fmt: skip
+        assert servers.called == [("s", "drop", '{"a": 1}')]
+        text = prompt(c)
+        assert text.index("I try.[s__drop][s__drop]") < text.index("Error: not allowed")
+        assert (
+            text.index("Error: not allowed") < text.index("denied this call") < text.index("dear")
+        )
+        # Both are a part of the conversation from now on, once.
+        following: dict[str, Any] = {"input": "x", "previous_response_id": second.id}
+        if not stored:
+            told = [item.model_dump(exclude_unset=True) for item in second.output]
+            following = {"input": [*history["input"], *told, {"role": "user", "content": "x"}]}
+        last = await client.responses.create(**following, tools=[GUARDED], store=stored)
+        assert last.output_text == "Done." and len(servers.called) == 1
+        assert prompt(c).count("[s__drop]") == 2 and prompt(c).count("not allowed") == 1
+
+
+async def test_only_tools_that_need_it_wait_for_an_approval(tmp_path: Path) -> None:
+    both = call("s__add", a=1) + call("s__drop") + call("now")
+    async with served(tmp_path, both) as (c, servers):
+        made = await asking(c, tools=[SOME, CLIENTS])
+        kinds = [item["type"] for item in made["output"]]
+        assert kinds == ["mcp_list_tools", "mcp_call", "function_call", "mcp_approval_request"]
+        assert [name for _, name, _ in servers.called] == ["add"]
+        for mode, waiting in (
+            ({"always": {"tool_names": ["drop"]}, "never": {"read_only": True}}, ["drop"]),
+            ({"always": {"tool_names": ["add"]}, "never": {}}, ["add"]),
+            ({"always": {"tool_names": []}}, ["add", "drop"]),
+            ("never", []),
+        ):
+            made = await asking(c, tools=[SERVER | {"require_approval": mode}, CLIENTS])
+            assert [item["name"] for item in asked_of(made)] == waiting
+            assert made["tools"][0]["require_approval"] == mode
+
+
+async def test_a_call_runs_once_however_often_it_is_approved(tmp_path: Path) -> None:
+    async with served(tmp_path, call("s__add", a=1), "Done.") as (c, servers):
+        first = await asking(c)
+        [asked] = asked_of(first)
+        c.node.delay = 0.01
+        again: dict[str, Any] = {"previous_response_id": first["id"]}
+        answers = await asyncio.gather(*(post(c, [yes(asked)], **again) for _ in range(3)))
+        assert sorted(answer.status_code for answer in answers) == [200, 400, 400]
+        repeated = await post(c, [yes(asked)], **again)
+        assert error_of(repeated)[2] == "approval_request_answered"
+        denied = await post(c, [yes(asked, approve=False)], **again)
+        assert error_of(denied)[2] == "approval_request_answered"
+        assert servers.called == [("s", "add", '{"a": 1}')]
+
+
+async def test_a_request_that_fails_can_be_sent_again_and_the_call_runs_once(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path, call("s__add", a=1), "Done.") as (c, servers):
+        first = await asking(c)
+        [asked] = asked_of(first)
+        again: dict[str, Any] = {"previous_response_id": first["id"]}
+        await c.node.stop()
+        assert (await post(c, [yes(asked)], **again)).status_code in (500, 503)
+        script = c.node.script
+        (await c.replace(c.node)).script = script
+        await until(lambda: c.router.app.handler.active == 0)
+        denied = await post(c, [yes(asked, approve=False)], **again)
+        assert error_of(denied)[2] == "approval_request_answered"
+        made = (await post(c, [yes(asked)], **again)).json()
+        assert made["output"][1]["output"] == "result 1" and len(servers.called) == 1
+        usage = made["usage"]
+        assert usage["input_tokens"] == len(c.nodes[-1].requests[-1].prompt)
+
+
+async def test_a_call_goes_on_when_its_client_leaves(tmp_path: Path) -> None:
+    async with served(tmp_path, call("s__add", a=1), "Done.") as (c, servers):
+        first = await asking(c)
+        [asked] = asked_of(first)
+        begun, finish = asyncio.Event(), asyncio.Event()
+
+        async def slow(label: str, tool: str, arguments: str) -> CallOutcome:
+            begun.set()
+            await finish.wait()
+            servers.called.append((label, tool, arguments))
+            return CallOutcome(text="late")
+
+        servers.call = slow  # type: ignore[method-assign]
+        again: dict[str, Any] = {"previous_response_id": first["id"]}
+        leaving = asyncio.create_task(post(c, [yes(asked)], **again))
+        await begun.wait()
+        leaving.cancel()
+        await until(lambda: c.router.app.handler.active == 0)
+        busy = await post(c, [yes(asked)], **again)
+        assert error_of(busy)[2] == "approval_request_in_progress"
+        finish.set()
+        await until(lambda: servers.called != [])
+        made = (await post(c, [yes(asked)], **again)).json()
+        assert made["output"][1]["output"] == "late" and len(servers.called) == 1
+
+
+UNKNOWN = "approval_request_not_found"
+
+
+def place(index: int) -> str:
+    return f"input[{index}].approval_request_id"
+
+
+async def test_answers_have_to_fit_the_conversation(tmp_path: Path) -> None:
+    async with served(tmp_path, TWO_CALLS, "Done.", api_key="one,two") as (c, servers):
+        c.client.headers["authorization"] = "Bearer one"
+        first = await asking(c)
+        one, two = asked_of(first)
+        again: dict[str, Any] = {"previous_response_id": first["id"]}
+        forged = one | {"id": "mcpr_0"}
+        changed = one | {"arguments": '{"a": 9}'}
+        both, long = [yes(one), yes(two)], "x" * 4097
+        narrow = GUARDED | {"allowed_tools": ["add"]}
+        cases: tuple[tuple[Any, dict[str, Any], tuple[int, str, str]], ...] = (
+            ("x", again, (400, "input", "missing_approval")),
+            ([yes(one)], again, (400, "input", "missing_approval")),
+            ([yes(one)], {}, (400, place(0), UNKNOWN)),
+            ([yes(one), yes(one)], again, (400, place(1), "duplicate_approval")),
+            ([yes(one, approve="yes")], again, (400, "input[0].approve", "invalid_type")),
+            ([yes(one, reason=long)], again, (400, "input[0].reason", "string_above_max_length")),
+            ([forged, yes(forged)], {}, (404, place(1), UNKNOWN)),
+            ([changed, yes(changed)], {}, (400, place(1), "approval_request_changed")),
+            (both, again | {"tools": []}, (400, "tools", "missing_required_parameter")),
+            (both, again | {"tools": [narrow]}, (400, "tools", "invalid_value")),
+        )
+        for given, fields, wanted in cases:
+            answer = await post(c, given, **fields)
+            assert error_of(answer) == wanted, answer.text
+        # Another key has no part in it, even with the items.
+        c.client.headers["authorization"] = "Bearer two"
+        answer = await post(c, [one, yes(one)])
+        assert error_of(answer) == (
+            404,
+            "input[1].approval_request_id",
+            "approval_request_not_found",
+        )
+        assert servers.called == []
+        c.client.headers["authorization"] = "Bearer one"
+        open_ids = (await post(c, "x", **again)).json()["error"]["message"]
+        assert open_ids.endswith(f"do not have an approval: {one['id']}, {two['id']}")
+        listing = servers.listings.pop("s")
+        servers.listings["s"] = type(listing)(label="s", error="gone")
+        assert (await post(c, both, **again)).status_code == 503
+        servers.listings["s"] = listing
+        made = (await post(c, both, **again, max_tool_calls=1)).json()
+        assert len(servers.called) == 1
+        assert "limit of calls" in made["output"][2]["error"]["message"]
+
+
+WRONG: tuple[tuple[Any, str], ...] = (
+    ("sometimes", "tools[0].require_approval"),
+    (["always"], "tools[0].require_approval"),
+    ({"always": 5}, "tools[0].require_approval.always"),
+    ({"never": {"tool_names": "x"}}, "tools[0].require_approval.never.tool_names"),
+    ({"never": {"tool_names": ["x"] * 1025}}, "tools[0].require_approval.never.tool_names"),
+)
+
+
+async def test_modes_are_checked_and_chats_have_none(tmp_path: Path) -> None:
+    async with served(tmp_path, "x") as (c, _):
+        for mode, param in WRONG:
+            answer = await post(c, "hi", tools=[SERVER | {"require_approval": mode}])
+            assert answer.status_code == 400 and error_of(answer)[1] == param, answer.text
+        answer = await c.chat(tools=[GUARDED])
+        assert "only /v1/responses" in answer.json()["error"]["message"]
+
+
+# ---- the calls that wait -------------------------------------------------------------------------
+
+TOOL = ServerTool("s", "t")
+
+
+def answer_to(approval_id: str, **fields: Any) -> ApprovalAnswer:
+    given: dict[str, Any] = {"tool": TOOL, "arguments": "{}", "approve": True, "param": "p"}
+    return ApprovalAnswer(id=approval_id, **(given | fields))
+
+
+async def test_waiting_calls_are_bounded_and_expire(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    kept = Approvals(10.0, lambda: now[0])
+    monkeypatch.setattr(approvals_module, "MAX_APPROVALS", 2)
+    monkeypatch.setattr(approvals_module, "MAX_CHARACTERS", 20)
+    ids = [kept.ask("", TOOL, "{}") for _ in range(3)]
+    assert len(kept._approvals) == 2
+    with pytest.raises(ApiError, match="not found"):
+        await kept.claim("", answer_to(ids[0]))
+    await kept.claim("", answer_to(ids[1]))
+    # An outcome counts; whoever is forgotten while it is claimed cannot run again.
+    kept.release(ids[1], CallOutcome(text="x" * 18), answered=False)
+    assert list(kept._approvals) == [ids[2]] and kept._characters == 2
+    kept.release(ids[1], None, answered=True)
+    now[0] = 11.0
+    with pytest.raises(ApiError, match="not found"):
+        await kept.claim("", answer_to(ids[2]))
+    kept.ask("", TOOL, "{}")
+    assert len(kept._approvals) == 1
+
+
+class FakeLink:
+    """The link of a worker to the keeper, which passes questions on at once."""
+
+    def __init__(self) -> None:
+        self.workers: list[SharedApprovals] = []
+
+    async def ask(self, topic: Any, question: bytes) -> bytes:
+        number = int(question[1:].partition(b",")[0])
+        return await take_answer(self.workers[number], question)
+
+
+async def test_another_worker_claims_an_approval_where_it_is_kept() -> None:
+    link: Any = FakeLink()
+    link.workers = [SharedApprovals(10.0, number, 2, link) for number in range(2)]
+    here, there = link.workers
+    approval_id = here.ask("k", TOOL, "{}")
+    wrong: tuple[tuple[str, dict[str, Any], type[Exception]], ...] = (
+        ("other", {}, ApiError),
+        ("k", {"arguments": "[]"}, ApiError),
+    )
+    for owner, fields, kind in wrong:
+        with pytest.raises(kind):
+            await there.claim(owner, answer_to(approval_id, **fields))
+    ran: list[int] = []
+
+    async def run() -> CallOutcome:
+        ran.append(1)
+        return CallOutcome(text="r")
+
+    for settled in (False, True):
+        request = RequestApprovals(there, "k", [answer_to(approval_id)])
+        async with request:
+            with pytest.raises(RequestError, match="Another request"):
+                await here.claim("k", answer_to(approval_id))
+            assert (await request.run(approval_id, run)).text == "r"
+            if settled:
+                request.settle()
+        await asyncio.gather(*there._releases)
+    with pytest.raises(ApiError, match="already been answered"):
+        await there.claim("k", answer_to(approval_id))
+    assert ran == [1]
