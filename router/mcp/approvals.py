@@ -8,6 +8,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import ApiError, invalid
 from ..generation import ServerTool
@@ -29,8 +30,13 @@ class ApprovalAnswer:
     approve: bool
     param: str
 
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> ApprovalAnswer:
+        """The inverse of ``asdict``."""
+        return cls(**(fields | {"tool": ServerTool(**fields["tool"])}))
 
-class _State(enum.Enum):
+
+class _ApprovalState(enum.Enum):
     WAITING = enum.auto()
     CLAIMED = enum.auto()  # by a request that answers it
     ANSWERED = enum.auto()
@@ -44,7 +50,7 @@ class _Approval:
     tool: ServerTool
     arguments: str
     expires: float
-    state: _State = _State.WAITING
+    state: _ApprovalState = _ApprovalState.WAITING
     outcome: CallOutcome | None = None
 
     @property
@@ -82,16 +88,16 @@ class Approvals:
         if approval is None or approval.owner != owner or approval.expires <= self._clock():
             message = f"The approval request '{answer.id[:64]}' was not found; it may have expired."
             raise ApiError(404, message, param=answer.param, code="approval_request_not_found")
-        if approval.state is _State.CLAIMED:
+        if approval.state is _ApprovalState.CLAIMED:
             message = f"Another request is answering the approval request '{answer.id[:64]}'."
             raise invalid(message, answer.param, "approval_request_in_progress")
-        if approval.state is _State.ANSWERED or (approval.outcome and not answer.approve):
+        if approval.state is _ApprovalState.ANSWERED or (approval.outcome and not answer.approve):
             message = f"The approval request '{answer.id[:64]}' has already been answered."
             raise invalid(message, answer.param, "approval_request_answered")
         if (approval.tool, approval.arguments) != (answer.tool, answer.arguments):
             message = f"The call of the approval request '{answer.id[:64]}' is not the original."
             raise invalid(message, answer.param, "approval_request_changed")
-        approval.state = _State.CLAIMED
+        approval.state = _ApprovalState.CLAIMED
         return approval.outcome
 
     def release(self, approval_id: str, outcome: CallOutcome | None, *, answered: bool) -> None:
@@ -101,9 +107,9 @@ class Approvals:
         if approval is None:
             return  # it has made room
         self._characters -= approval.size
-        approval.state, approval.outcome = _State.WAITING, outcome
+        approval.state, approval.outcome = _ApprovalState.WAITING, outcome
         if answered:
-            approval.state, approval.outcome, approval.arguments = _State.ANSWERED, None, ""
+            approval.state, approval.outcome, approval.arguments = _ApprovalState.ANSWERED, None, ""
         self._characters += approval.size
         self._make_room()
 

@@ -11,7 +11,6 @@ from typing import Any
 from ...shared.errors import RequestError, UnavailableError
 from ...shared.telemetry.logs import logger
 from ..errors import ApiError
-from ..generation import ServerTool
 from ..mcp.approvals import ApprovalAnswer, Approvals
 from ..mcp.server_tools import CallOutcome
 from .process_link import Link, Topic
@@ -77,10 +76,9 @@ async def take_answer(approvals: Approvals, question: bytes) -> bytes:
         outcome = fields["outcome"] and CallOutcome(**fields["outcome"])
         approvals.release(fields["id"], outcome, answered=fields["answered"])
         return b"{}"
-    answer = fields["answer"]
-    asked = ApprovalAnswer(**(answer | {"tool": ServerTool(**answer["tool"])}))
     try:
-        known = await approvals.claim(fields["owner"], asked)
+        answer = ApprovalAnswer.from_fields(fields["answer"])
+        known = await approvals.claim(fields["owner"], answer)
     except ApiError as error:
         return _refused(error.status, str(error), error.code)
     except RequestError as error:

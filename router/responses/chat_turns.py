@@ -14,14 +14,14 @@ Item = dict[str, Any]
 
 def as_messages(items: list[Item]) -> list[dict[str, Any]]:
     """Reasoning, text and calls of one turn of the model are one message."""
-    turns = _Turns(_Approvals(items))
+    turns = _Turns(_ApprovedCalls(items))
     for item in items:
         turns.add(item)
     turns.end()
     return turns.messages
 
 
-class _Approvals:
+class _ApprovedCalls:
     """The calls of a conversation that waited for an approval: each is shown once, where the model
     made it."""
 
@@ -46,7 +46,7 @@ class _Turns:
     """Collects messages. The last may be an open turn of the model, whose results of calls that the
     router has run follow it."""
 
-    def __init__(self, approvals: _Approvals) -> None:
+    def __init__(self, approvals: _ApprovedCalls) -> None:
         self._approvals = approvals
         self.messages: list[dict[str, Any]] = []
         self._turn: dict[str, Any] | None = None
