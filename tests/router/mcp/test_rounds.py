@@ -12,11 +12,22 @@ from typing import Any
 import openai
 import pytest
 
+from tandem.proto import tandem_pb2 as pb
 from tandem.router.mcp.mcp_chat import McpChat
 from tandem.router.mcp.server_tools import CallOutcome, McpListing, McpTool
 from tandem.tests.router.mcp.test_mcp_servers import SCRIPT
 from tandem.tests.router.openai.test_tools import NOW, TEMPLATE, prompt
-from tandem.tests.router.support import Cluster, cluster, events, make_model, until
+from tandem.tests.router.support import (
+    Cluster,
+    admitted,
+    cluster,
+    events,
+    finished,
+    make_model,
+    tokens_event,
+    until,
+    usage,
+)
 
 ADD = McpTool(name="add", description="Add.", schema={"type": "object"}, read_only=True)
 DROP = McpTool(name="drop", schema={"type": "object"})
@@ -193,6 +204,27 @@ async def test_rounds_calls_and_tokens_are_bounded(tmp_path: Path) -> None:
         body |= {"max_output_tokens": 20}
         answer = (await c.client.post("/v1/responses", json=body)).json()
         assert answer["status"] == "incomplete" and answer["output"][-1]["status"] == "incomplete"
+
+
+async def test_a_round_begins_anew_when_its_node_fails(tmp_path: Path) -> None:
+    turns = [call("s__add", a=1), call("s__add", a=1), "Done.", "Done."]
+    async with served(tmp_path, "") as (c, servers):
+        await c.add("decode-1")
+
+        async def fail_first(request: Any, context: Any) -> AsyncIterator[Any]:
+            reply = c.encode(turns.pop(0))
+            yield admitted()
+            yield usage(request)
+            fails = len(turns) % 2 == 1
+            yield tokens_event(0, reply[: len(reply) // 2] if fails else reply)
+            yield finished(0, pb.FINISH_REASON_ERROR if fails else pb.FINISH_REASON_STOP)
+
+        for node in c.nodes:
+            node.script = fail_first
+        choice = (await c.chat(tools=[SERVER])).json()["choices"][0]
+        assert choice["message"]["content"] == "Done." and turns == []
+        assert [each["output"] for each in choice["message"]["mcp_calls"]] == ["result 1"]
+        assert servers.called == [("s", "add", '{"a": 1}')]
 
 
 async def test_tool_choice_names_tools_of_servers(tmp_path: Path) -> None:

@@ -117,12 +117,17 @@ def test_preempted_outputs_go_on_where_they_were() -> None:
         assert engine._thread is not None
         core = engine._thread.runner.engine.core
         before = core.preemptions
-        thinking = replace(GREEDY, thinking=ThinkingBudget(tokens=40, start=""), max_tokens=60)
+        budget = ThinkingBudget(tokens=40, start="")
+        thinking = replace(GREEDY, thinking=budget, max_tokens=60, logprobs=2)
         alone = engine.generate_sync([PROMPT], thinking)[0][0]
         thought = engine.generate_sync([PROMPT] * 4, thinking)
         assert core.preemptions > before > 0
     assert alone.text.count("</think>") == 1
     assert [one.tokens for [one] in thought] == [alone.tokens] * 4
+    for [one] in thought:
+        assert [scored.token for scored in one.logprobs] == one.tokens
+        found = [scored.logprob for scored in one.logprobs]
+        assert found == pytest.approx([scored.logprob for scored in alone.logprobs], abs=1e-4)
     for [answer] in answers:
         if answer.finish_reason == "stop":
             assert len(json.loads(answer.text)) == 20
