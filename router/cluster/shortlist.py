@@ -7,8 +7,8 @@ of that kind are searched. Round robin compares nothing.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from operator import attrgetter
 
 from ..placement.node_prefixes import PromptKeys
 from ..placement.place import MAX_PREFILL_CANDIDATES
@@ -19,9 +19,11 @@ from .node import Node
 # Up to this many nodes, all are compared.
 FEW = 64
 # Nodes of each kind and version that are looked at for one prompt, and how many are compared.
-WINDOW = 64
+WINDOW = 32
 LIGHTEST = 8
 HOLDING = 12
+
+_SEQUENCES = attrgetter("sequences")
 
 Excluded = frozenset[tuple[str, int]]
 Needs = frozenset[str]
@@ -65,17 +67,17 @@ def _lightest(nodes: Sequence[Node], tokens: int, turn: int, exclude: Excluded) 
         able = usable(part, exclude)
         rates = [node.rate for node in able if node.rate]
         pace = sum(rates) / len(rates) if rates else ASSUMED_TOKENS_PER_SECOND
-        waits, sequences = [], []
-        for number, node in enumerate(able):  # numbered: of equals the first are taken
+
+        def wait(node: Node, pace: float = pace) -> tuple[bool, float]:
             load = node.inflight_load
             work = load.queued_tokens + tokens
             if not node.is_prefill:
                 work += node.sequences * SEQUENCE_TOKENS
             full = load.room_tokens is not None and load.room_tokens < tokens
-            waits.append((full, work / (node.rate or pace), number))
-            sequences.append((node.sequences, number))
-        few = [able[number] for *_, number in heapq.nsmallest(LIGHTEST, waits)]
-        few += [able[number] for _, number in heapq.nsmallest(LIGHTEST // 2, sequences)]
+            return full, work / (node.rate or pace)
+
+        few = sorted(able, key=wait)[:LIGHTEST]
+        few += sorted(able, key=_SEQUENCES)[: LIGHTEST // 2]
         if any(node.has_room(tokens) for node in few):
             break
     return few

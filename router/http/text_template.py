@@ -11,8 +11,9 @@ from .encoding import dump
 
 K = TypeVar("K", bound=Hashable)
 
-# No name or id of a client contains it.
+# No name or id of a client contains them.
 _MARK = f"text {secrets.token_hex(16)}"
+_STAMP = f"stamp {secrets.token_hex(16)}"
 
 
 class TextTemplates(Generic[K]):
@@ -29,3 +30,22 @@ class TextTemplates(Generic[K]):
         if around is None:
             around = self._around[key] = self._write(key, _MARK).split(dump(_MARK))
         return encode_basestring(text).encode().join(around)
+
+
+class StampedTemplates(Generic[K]):
+    """The same for JSON in which a stamp, such as a number or a time, precedes the text. ``write``
+    gets the key, the stamp and the text."""
+
+    def __init__(self, write: Callable[[K, str, str], bytes]) -> None:
+        self._write = write
+        self._around: dict[K, tuple[bytes, bytes, bytes]] = {}
+
+    def fill(self, key: K, stamp: bytes, text: str) -> bytes:
+        """The JSON of ``text`` and of a stamp that is JSON already."""
+        around = self._around.get(key)
+        if around is None:
+            head, rest = self._write(key, _STAMP, _MARK).split(dump(_STAMP))
+            middle, tail = rest.split(dump(_MARK))
+            around = self._around[key] = head, middle, tail
+        head, middle, tail = around
+        return b"".join((head, stamp, middle, encode_basestring(text).encode(), tail))

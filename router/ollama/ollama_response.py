@@ -10,6 +10,7 @@ from typing import Any
 from ...shared.text.output import CallDelta
 from ..generation import ChoiceDelta, Usage, new_tokens
 from ..http.encoding import EncodedArray, dump
+from ..http.text_template import StampedTemplates
 from ..openai.chat_response import EncodedEntries, TokenEntries
 from ..openai.response_fields import token_names
 from ..result import GenerationResult
@@ -30,6 +31,7 @@ class OllamaResponse:
         texts = token_names(request)
         self._entries = TokenEntries(request.model.tokenizer, texts)
         self._tokens = new_tokens()  # of a streamed answer whose context is returned
+        self._lines = StampedTemplates(self._text_line)
 
     def opening(self) -> bytes:
         return b""
@@ -42,8 +44,10 @@ class OllamaResponse:
             self._tokens.extend(delta.tokens)
         reasoning = delta.reasoning if self._request.include_reasoning else ""
         lines = b""
-        if delta.text or reasoning or delta.scored:
+        if delta.scored or (delta.text and reasoning):
             lines += self._line(self._content(delta.text, reasoning) | self._logprobs(delta))
+        elif delta.text or reasoning:
+            lines += self._lines.fill(not delta.text, _stamp(), delta.text or reasoning)
         for call in delta.calls:
             self._calls.setdefault(call.index, _StreamedCall()).add(call)
         if delta.finish_reason is not None:
@@ -78,7 +82,7 @@ class OllamaResponse:
             end["context"] = self._context(choice.tokens)
         if choice.logprobs is not None:
             content["logprobs"] = choice.logprobs.body()
-        return self._body(content, done=True) | end
+        return self._body(content, done=True, made=timestamp()) | end
 
     def _logprobs(self, delta: ChoiceDelta) -> dict[str, Any]:
         if not delta.scored:
@@ -100,12 +104,17 @@ class OllamaResponse:
             extra["tool_calls"] = calls
         return {"message": {"role": "assistant", "content": text, **extra}}
 
-    def _body(self, content: dict[str, Any], *, done: bool) -> dict[str, Any]:
-        head = {"model": self._request.asked_model, "created_at": timestamp()}
+    def _body(self, content: dict[str, Any], *, done: bool, made: str) -> dict[str, Any]:
+        head = {"model": self._request.asked_model, "created_at": made}
         return {**head, **content, "done": done}
 
     def _line(self, content: dict[str, Any], *, done: bool = False) -> bytes:
-        return dump(self._body(content, done=done)) + b"\n"
+        return dump(self._body(content, done=done, made=timestamp())) + b"\n"
+
+    def _text_line(self, thinking: bool, made: str, text: str) -> bytes:
+        """A line of text, or of reasoning, alone."""
+        content = self._content("", text) if thinking else self._content(text, "")
+        return dump(self._body(content, done=False, made=made)) + b"\n"
 
     def _end(self, usage: Usage, reason: str) -> dict[str, Any]:
         """Counts, and durations in nanoseconds. Of an answer that is not streamed, all of it counts
@@ -152,6 +161,11 @@ def _call(name: str, arguments: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         made = {}
     return {"function": {"name": name, "arguments": made if isinstance(made, dict) else {}}}
+
+
+def _stamp() -> bytes:
+    """The JSON of the time now."""
+    return b'"%b"' % timestamp().encode()
 
 
 def _done_reason(finish_reason: str | None) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...proto import tandem_pb2 as pb
-from ...shared.kv.prefix_keys import chain, pack_keys, short_key, unpack_keys
+from ...shared.kv.prefix_keys import chain, pack_keys, short_keys, unpack_keys
 from .key_set import KeySet
 from .prefix_table import Column
 
@@ -48,7 +48,7 @@ class PromptKeys:
             # Half of what is left, so that tiny blocks leave some for other block sizes.
             most = self._left // 2 * block_size
             tokens = self.tokens if len(self.tokens) <= most else self.tokens[:most]
-            keys = [short_key(key) for key in chain(tokens, block_size, self.salt)]
+            keys = short_keys(chain(tokens, block_size, self.salt))
             self._keys[block_size] = keys
             self._left -= len(keys)
         return self._keys[block_size]
@@ -145,14 +145,15 @@ class NodePrefixes:
         """
         sample = self.sample(prompt)
 
+        if not sample or not (self._holds(sample[0][1]) or expected(sample[0][1])):
+            return 0
+
         def lacks(item: tuple[int, int]) -> bool:
             return item[1] not in self.keys and not expected(item[1])
 
-        if not sample:
-            return 0
-        first = sample[0][1]
-        surely_not = self._column is not None and not self._column.may_hold(first)
-        if (surely_not or first not in self.keys) and not expected(first):
-            return 0
         count = bisect_left(sample, True, lo=1, key=lacks)
-        return min(sample[count - 1][0], len(prompt.tokens) - 1) if count else 0
+        return min(sample[count - 1][0], len(prompt.tokens) - 1)
+
+    def _holds(self, key: int) -> bool:
+        """True if the key is held. Quick for most that are not."""
+        return (self._column is None or self._column.may_hold(key)) and key in self.keys

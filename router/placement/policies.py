@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from statistics import fmean
 
 from .place import NodeView, Policy, PromptView, partners
 
@@ -80,7 +79,7 @@ class _Costs:
 
     def __init__(self, nodes: Sequence[NodeView], prompt: PromptView) -> None:
         rates = [n.prefill_tokens_per_second for n in nodes if n.prefill_tokens_per_second]
-        self._pace = fmean(rates) if rates else ASSUMED_TOKENS_PER_SECOND
+        self._pace = sum(rates) / len(rates) if rates else ASSUMED_TOKENS_PER_SECOND
         self._prompt = prompt
 
     def of(self, node: NodeView) -> _Cost:

@@ -22,6 +22,7 @@ from ..generation import (
 )
 from ..http.memory_budget import MemoryShare
 from ..http.sse import long_event, named_event
+from ..http.text_template import StampedTemplates
 from ..openai.chat_response import TokenEntries
 from ..openai.response_fields import token_names
 from ..result import GenerationResult
@@ -66,6 +67,7 @@ class ResponseEvents:
         self._finish: str | None = None
         self._running: dict[str, OutputItem] = {}  # calls whose results follow, by their ids
         self._held: list[ScoredToken] = []  # tokens without text so far
+        self._deltas = StampedTemplates(self._delta_event)
         self._bytes = 0
 
     # ---- of any response ---------------------------------------------------------------------
@@ -167,13 +169,13 @@ class ResponseEvents:
             events = self._begun(kind)
         item = self._open
         assert item is not None
+        if not logprobs:
+            return events + self._delta(item, text)
         before = len(item.logprobs)
         item.logprobs.extend(logprobs)
         self._take(len(text) + len(item.logprobs) - before)
         item.written.write(text)
-        fields: dict[str, Any] = {"delta": text}
-        if kind == "message":
-            fields["logprobs"] = list(logprobs)
+        fields = {"delta": text, "logprobs": list(logprobs)}
         return events + self._event(f"response.{EVENTS[kind]}.delta", **item.place, **fields)
 
     def _called(self, call: CallDelta) -> bytes:
@@ -183,12 +185,16 @@ class ResponseEvents:
             events = self._begun_call(call)
         item = self._open
         assert item is not None
-        self._take(len(call.arguments))
-        item.written.write(call.arguments)
-        if call.arguments:
-            name = f"response.{EVENTS[item.kind]}.delta"
-            events += self._event(name, **item.place, delta=call.arguments)
-        return events
+        return events + self._delta(item, call.arguments) if call.arguments else events
+
+    def _delta(self, item: OutputItem, text: str) -> bytes:
+        """New text or arguments of an item."""
+        self._take(len(text))
+        item.written.write(text)
+        if not self._request.stream:
+            return b""
+        number, self._number = self._number, self._number + 1
+        return self._deltas.fill(item.id, b"%d" % number, text)
 
     def _begun_call(self, call: CallDelta) -> bytes:
         rounds = self._request.rounds
@@ -298,6 +304,14 @@ class ResponseEvents:
         self._bytes += size
         if self._memory is not None:
             self._memory.take(size)
+
+    def _delta_event(self, item_id: str, number: str, text: str) -> bytes:
+        """An event of the open item."""
+        item = self._open
+        assert item is not None and item.id == item_id
+        kind = f"response.{EVENTS[item.kind]}.delta"
+        value = {"type": kind, "sequence_number": number, **item.place, "delta": text}
+        return named_event(kind, value | {"logprobs": []} if item.kind == "message" else value)
 
     def _body(
         self,

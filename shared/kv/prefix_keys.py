@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
+from struct import Struct
 
 KEY_BYTES = 16
 SHORT_BYTES = 8
@@ -21,11 +22,10 @@ def chain(
 ) -> Iterator[bytes]:
     """Generate the keys of the full blocks of ``tokens`` after the leading ``known`` ones."""
     parent = known[-1] if known else blake2b(salt.encode(), digest_size=KEY_BYTES).digest()
-    content = array("q", tokens[len(known) * block_size :])
-    size = block_size * content.itemsize
-    data = content.tobytes()
-    for start in range(0, len(data) - size + 1, size):
-        parent = blake2b(parent + data[start : start + size], digest_size=KEY_BYTES).digest()
+    packed = Struct(f"{block_size}q").pack
+    for start in range(len(known) * block_size, len(tokens) - block_size + 1, block_size):
+        block = packed(*tokens[start : start + block_size])
+        parent = blake2b(parent + block, digest_size=KEY_BYTES).digest()
         yield parent
 
 
@@ -40,6 +40,11 @@ def short_key(key: bytes) -> int:
     """The part of a key that routers get. A collision sends a request to the wrong node, which
     costs time; the node itself compares full keys."""
     return int.from_bytes(key[:SHORT_BYTES], "little")
+
+
+def short_keys(keys: Iterable[bytes]) -> list[int]:
+    """The short keys of many keys, without a call for each."""
+    return unpack_keys(b"".join(keys))[:: KEY_BYTES // SHORT_BYTES].tolist()
 
 
 def pack_keys(keys: Iterable[int]) -> bytes:
