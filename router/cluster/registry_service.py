@@ -38,8 +38,12 @@ WILDCARDS = ("", "0.0.0.0", "[::]", "::")
 class Registry(RegistryServicer):
     """Owns the node table and the model that all its nodes serve."""
 
-    def __init__(self, options: RouterOptions, nodes: NodeTable) -> None:
+    def __init__(
+        self, options: RouterOptions, nodes: NodeTable, started: float | None = None
+    ) -> None:
+        """``started`` is the start of the router by Unix time, if that was not just now."""
         self._options = options
+        self.started = time.time() if started is None else started
         self._defaults = read_defaults(options)
         self._nodes = nodes
         self.commands = NodeCommands(options, nodes)
@@ -277,7 +281,7 @@ class Registry(RegistryServicer):
             aliases=tuple(aliases),
             max_model_len=min(node.model.max_model_len for node in decode),
             vocab_size=card.vocab_size or self._tokenizer.vocab_size,
-            created=self._model.created if self._model else int(time.time()),
+            created=int(self.started),
             tokenizer=self._tokenizer,
             defaults=self._defaults.behind(self._tokenizer.generation_config),
             template_variables=self._options.template_variables,

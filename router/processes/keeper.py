@@ -33,6 +33,7 @@ from ..options import RouterOptions
 from .fair_accept import ConnectionCounts
 from .http_front import listen
 from .merged_metrics import MergedPage
+from .merged_usage import MergedUsage
 from .node_messages import KeptCommands, KeptNodes, PlacedLoads, introduce, pack_loads, unpack_loads
 from .process_link import Link, LinkClosedError, Topic
 from .registry_front import RegistryFront
@@ -72,6 +73,7 @@ class Keeper:
             self.nodes, self.registry, options.prefill_addresses, credentials
         )
         self._page = MergedPage(self.metrics, self._gather_by_number)
+        self._usage = MergedUsage(self._gather_by_number)
         self._metrics_page = ProbeServer("--metrics-port")
         self._loads = PlacedLoads()
         self._listener: socket.socket | None = None
@@ -108,15 +110,18 @@ class Keeper:
                 self._static.run(),
                 self._process.watch(),
                 self._publish_absent(),
+                self._usage.run(),
             )
         ]
         self._folder = self._until_end.enter_context(_private_folder())
         self._connections = ConnectionCounts(self._folder / "connections", options.router_workers)
         for number in range(options.router_workers):
             self._connections.gone(number)
-        command = sys.argv[1:]
+        command, started = sys.argv[1:], self.registry.started
         self._workers = [
-            WorkerProcess(number, listener, self._folder, self._link_to, self._changed, command)
+            WorkerProcess(
+                number, listener, started, self._folder, self._link_to, self._changed, command
+            )
             for number in range(options.router_workers)
         ]
         self._running = [asyncio.create_task(worker.run()) for worker in self._workers]
@@ -197,8 +202,7 @@ class Keeper:
             self._share(set(placed), worker.number)
 
         async def usage(body: bytes) -> bytes:
-            answers = await self._gather(Topic.USAGE, body)
-            return json.dumps([json.loads(answer) for answer in answers]).encode()
+            return await self._usage.get()
 
         async def overview(body: bytes) -> bytes:
             return b"[%b]" % b",".join(await self._gather(Topic.OVERVIEW, body))
@@ -231,6 +235,7 @@ class Keeper:
         elif worker.link is None:
             self._connections.gone(worker.number)
             self._page.worker_ended(worker.number)
+            self._usage.worker_ended(worker.number)
             self._share(set(self._loads.drop(worker.number)), worker.number)
         if self._is_whole():
             self._all_serve.set()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from dataclasses import fields
 from typing import Any
 
 from ...proto import tandem_pb2 as pb
@@ -12,6 +10,7 @@ from ...shared.errors import RequestError
 from ..access.key_usage import KeyCounts
 from ..cluster.node_commands import UnknownNodeError
 from ..web.overview import WorkerShare
+from .merged_usage import read_usage
 from .process_link import Link, LinkClosedError, Topic
 from .siblings import Siblings
 
@@ -32,7 +31,7 @@ class LinkedSiblings(Siblings):
             told = await self.link.ask(Topic.USAGE)
         except LinkClosedError:
             return await super().usage()
-        return merged_usage(json.loads(told))
+        return read_usage(told)
 
     async def shares(self) -> list[WorkerShare]:
         try:
@@ -51,25 +50,3 @@ class LinkedSiblings(Siblings):
         answer = json.loads(await self.link.ask(Topic.COMMAND, json.dumps(command).encode()))
         if refused := answer.get("refused"):
             raise UnknownNodeError(refused) if answer["unknown"] else RequestError(refused)
-
-
-def describe_usage(usage: dict[str, KeyCounts]) -> bytes:
-    """The counts of one worker, for its keeper."""
-    described = {
-        name: {field.name: getattr(counts, field.name) for field in fields(counts)}
-        for name, counts in usage.items()
-    }
-    return json.dumps(described).encode()
-
-
-def merged_usage(workers: list[dict[str, dict[str, Any]]]) -> dict[str, KeyCounts]:
-    """The counts of all workers, each as ``describe_usage`` wrote them."""
-    merged: dict[str, KeyCounts] = {}
-    for worker in workers:
-        for name, counts in worker.items():
-            total = merged.setdefault(name, KeyCounts())
-            limited = Counter(counts.pop("limited"))
-            for field, count in counts.items():
-                setattr(total, field, getattr(total, field) + count)
-            total.limited.update(limited)
-    return merged

@@ -25,11 +25,12 @@ from .fair_accept import ConnectionCounts, FairAccept
 from .forwarding import Forwarding, open_door
 from .http_front import HttpFront
 from .merged_metrics import describe
+from .merged_usage import describe_usage
 from .node_messages import Loads, pack_loads, take_state, unpack_loads
 from .process_link import Link, Topic
 from .shared_approvals import SharedApprovals, take_answer
 from .shared_responses import SharedResponses, describe_response
-from .siblings_link import LinkedSiblings, describe_usage
+from .siblings_link import LinkedSiblings
 from .worker_process import WorkerPlace
 
 log = logger("router")
@@ -65,7 +66,7 @@ class Worker:
         self._following: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []
         self.nodes = NodeTable(options.node_timeout, credentials=credentials)
-        self.registry = Registry(options, self.nodes)
+        self.registry = Registry(options, self.nodes, place.started)
         self.metrics = Metrics(self.nodes)
         self.metrics.served = self.registry.served_name
         self._process = ProcessMetrics(self.metrics.registry, credentials)

@@ -28,11 +28,12 @@ GOOD_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """What a worker inherits from its keeper."""
+    """What a worker inherits from its keeper. ``started`` is the router's start, by Unix time."""
 
     number: int
     link: socket.socket
     listener: socket.socket
+    started: float
     folder: Path  # of the sockets by which workers reach each other
 
     @classmethod
@@ -41,11 +42,12 @@ class WorkerPlace:
         text = os.environ.pop(WORKER, None)
         if text is None:
             return None
-        number, link, listener, folder = text.split(":", 3)
+        number, link, listener, started, folder = text.split(":", 4)
         place = cls(
             int(number),
             socket.socket(fileno=int(link)),
             socket.socket(fileno=int(listener)),
+            float(started),
             Path(folder),
         )
         for each in (place.link, place.listener):
@@ -60,6 +62,7 @@ class WorkerProcess:
         self,
         number: int,
         listener: socket.socket,
+        started: float,
         folder: Path,
         make_link: Callable[[WorkerProcess], Link],
         on_change: Callable[[WorkerProcess], None],
@@ -70,7 +73,7 @@ class WorkerProcess:
         self.serving = False
         self.stopping = False
         self._listener = listener
-        self._folder = folder
+        self._inherited = f"{listener.fileno()}:{started}:{folder}"
         self._make_link = make_link
         self._on_change = on_change
         self._command = command
@@ -111,7 +114,7 @@ class WorkerProcess:
         """Start the process, and wait for its end; returns its status."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        place = f"{self.number}:{theirs.fileno()}:{self._listener.fileno()}:{self._folder}"
+        place = f"{self.number}:{theirs.fileno()}:{self._inherited}"
         environment = {k: v for k, v in os.environ.items() if k not in (READY_FD, LIFELINE_FD)}
         with theirs:
             self._process = process = await asyncio.create_subprocess_exec(

@@ -120,7 +120,7 @@ async def health_details(services: RouterServices) -> HealthDetails:
     return HealthDetails(
         status=status,
         version=version(),
-        uptime_seconds=round(time.time() - services.started, 1),
+        uptime_seconds=round(time.time() - services.registry.started, 1),
         model=model,
         requests=services.handler.active + services.handler.elsewhere,
         nodes={f"{role}/{state}": count for (role, state), count in sorted(nodes.items())},
@@ -140,7 +140,7 @@ async def show_usage(exchange: Exchange, services: RouterServices) -> UsageRepor
     if not own.admin:
         counts = {own.name: counts.get(own.name, KeyCounts())}
     data = [_entry(name, counts[name]) for name in sorted(counts)]
-    return UsageReport(since=int(services.started), data=data)
+    return UsageReport(since=int(services.registry.started), data=data)
 
 
 @router.get("/version", dependencies=KEY_CHECKED)

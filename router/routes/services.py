@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -47,7 +46,6 @@ class Services:
     batches: Batches | None = None
     draining: bool = False
     shut_down: Callable[[], None] = lambda: None
-    started: float = field(default_factory=time.time)
 
 
 async def _services(request: Request) -> Services:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -12,8 +10,8 @@ from tandem.router.cluster.node_table import NodeTable
 from tandem.router.metrics import Metrics
 from tandem.router.processes import merged_metrics
 from tandem.router.processes.merged_metrics import MergedPage, describe
+from tandem.router.processes.merged_usage import MergedUsage, describe_usage, read_usage
 from tandem.router.processes.process_link import Topic
-from tandem.router.processes.siblings_link import describe_usage, merged_usage
 
 
 def worker(requests: int, seconds: float) -> bytes:
@@ -79,9 +77,23 @@ async def test_what_an_ended_worker_counted_is_kept(monkeypatch: pytest.MonkeyPa
     assert sorted(await counts()) == ["3.0", "3.0", "6.0"]
 
 
-def test_usage_is_summed_by_key() -> None:
+async def test_usage_is_summed_by_key_with_that_of_ended_workers() -> None:
     first, second = KeyCounts(requests=1, prompt_tokens=10), KeyCounts(requests=2)
     second.limited["tokens"] = 3
-    told = [json.loads(describe_usage({"a": each})) for each in (first, second)]
-    total = merged_usage(told)["a"]
-    assert (total.requests, total.prompt_tokens, total.limited["tokens"]) == (3, 10, 3)
+    told = {number: describe_usage({"a": each}) for number, each in enumerate((first, second))}
+
+    async def gather(topic: Topic) -> dict[int, bytes]:
+        return told
+
+    merged = MergedUsage(gather)
+
+    async def counts() -> tuple[int, int, int]:
+        total = read_usage(await merged.get())["a"]
+        return total.requests, total.prompt_tokens, total.limited["tokens"]
+
+    assert await counts() == (3, 10, 3)
+    del told[1]
+    merged.worker_ended(1)
+    assert await counts() == (3, 10, 3)
+    told[1] = describe_usage({"a": first, "b": first})  # its successor
+    assert await counts() == (4, 20, 3)

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,19 +21,45 @@ import psutil
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.tandem_pb2_grpc import RegistryStub
+from tandem.shared.config.limits import BACKGROUND_PRIORITY
 from tandem.tests.router.support import FakeDecodeNode, make_model
+from tandem.tests.support.waiting import until
 
 ADMIN = {"authorization": "Bearer admin"}
 KEY = {"authorization": "Bearer key"}
 START_SECONDS = 60
 LIMIT = 200
+LOCKS = Path("/proc/locks")
+
+
+class HoldingNode(FakeDecodeNode):
+    """Answers the requests of batches only once ``released`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__("decode-0", [104, 105])
+        self.released = asyncio.Event()
+        self.batched = 0  # their requests
+        self.script = self._hold
+
+    async def _hold(
+        self, request: pb.GenerateRequest, context: Any
+    ) -> AsyncIterator[pb.GenerateEvent]:
+        if request.priority == BACKGROUND_PRIORITY:
+            self.batched += 1
+            await self.released.wait()
+        async for event in self._talk(request, context):
+            yield event
 
 
 class Workers:
-    """A router of two workers, and a fake node that has joined it."""
+    """A router of two workers, and a node that has joined it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], ports: dict[str, int]) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], ports: dict[str, int], folder: Path
+    ) -> None:
         self.process = process
+        self.node = HoldingNode()
+        self.batches = folder / "batches"
         self.url = f"http://127.0.0.1:{ports['http']}"
         self.metrics = f"http://127.0.0.1:{ports['metrics']}/metrics"
         self.remaining: list[int] = []  # requests of the key, as responses told
@@ -50,6 +77,43 @@ class Workers:
         self.remaining.append(int(answer.headers["x-ratelimit-remaining-requests"]))
         made: dict[str, Any] = answer.json()
         return made
+
+    async def begin_batch(self) -> str:
+        """The id of a batch of one request, which the node has."""
+        line = {"custom_id": "a", "method": "POST", "url": "/v1/completions"}
+        content = json.dumps({**line, "body": {"prompt": "a"}}).encode()
+        form = {"files": {"file": ("a.jsonl", content)}, "data": {"purpose": "batch"}}
+        uploaded = (await self.request("POST", "/v1/files", **form)).json()
+        asked = {"endpoint": "/v1/completions", "completion_window": "24h"}
+        asked["input_file_id"] = uploaded["id"]
+        made = (await self.request("POST", "/v1/batches", json=asked)).json()
+        await until(lambda: self.node.batched == 1)
+        return str(made["id"])
+
+    async def end_batch(self, batch_id: str) -> str:
+        """Let the node answer; returns the results of the batch."""
+        self.node.released.set()
+        shown: dict[str, Any] = {}
+        async with asyncio.timeout(START_SECONDS):
+            while shown.get("status") != "completed":
+                await asyncio.sleep(0.05)
+                shown = (await self.request("GET", f"/v1/batches/{batch_id}")).json()
+        content = f"/v1/files/{shown['output_file_id']}/content"
+        return (await self.request("GET", content)).text
+
+    def batch_worker(self) -> psutil.Process:
+        """The worker that runs the batches: the one that holds the lock."""
+        inode = (self.batches / "lock").stat().st_ino
+        held = re.findall(rf"FLOCK +ADVISORY +WRITE (\d+) \S+:{inode} ", LOCKS.read_text())
+        (worker,) = (one for one in self.children() if str(one.pid) in held)
+        return worker
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children()
+
+    async def usage(self) -> dict[str, Any]:
+        shown: dict[str, Any] = (await self.request("GET", "/v1/usage", headers=ADMIN)).json()
+        return shown
 
     async def sum_of(self, series: str) -> list[float]:
         """The values of all lines of a series."""
@@ -83,9 +147,8 @@ def start(folder: Path) -> tuple[subprocess.Popen[bytes], dict[str, int]]:
 async def two_workers(folder: Path) -> AsyncIterator[Workers]:
     async with asyncio.timeout(START_SECONDS):
         process, ports = await asyncio.to_thread(start, folder)
-    made = Workers(process, ports)
-    model = make_model(folder / "model")
-    node = FakeDecodeNode("decode-0", [104, 105])
+    made = Workers(process, ports, folder)
+    model, node = make_model(folder / "model"), made.node
     channel = grpc.aio.insecure_channel(made.registry)
     registry: Any = RegistryStub(channel)
 
@@ -110,6 +173,15 @@ async def two_workers(folder: Path) -> AsyncIterator[Workers]:
         await asyncio.to_thread(process.wait)
 
 
+def _by_worker(responses: list[dict[str, Any]]) -> Counter[str]:
+    """The number of responses of each worker, which their ids end with."""
+    return Counter(response["id"][-2:] for response in responses)
+
+
+def _requests(usage: dict[str, Any]) -> int:
+    return sum(entry["requests"] for entry in usage["data"])
+
+
 async def until_ready(router: Workers) -> None:
     """Wait until every worker is ready, as far as can be seen from here."""
     ready = 0
@@ -124,7 +196,7 @@ async def test_two_workers_are_one_router(tmp_path: Path) -> None:
         await until_ready(router)
         # Whichever worker gets a request about a response, it is found, continued and deleted.
         made: list[dict[str, Any]] = []
-        while {response["id"][-2:] for response in made} != {"00", "01"}:
+        while min(_by_worker(made)[end] for end in ("00", "01")) < 2:
             made += await asyncio.gather(*(router.respond() for _ in range(6)))
         # A limit holds across both.
         assert min(router.remaining) == LIMIT - len(made)
@@ -143,8 +215,8 @@ async def test_two_workers_are_one_router(tmp_path: Path) -> None:
         count = len(made) + 8
         assert await router.sum_of("vllm:e2e_request_latency_seconds_count") == [count]
         assert await router.sum_of("tandem_node_up") == [1.0]
-        usage = await router.request("GET", "/v1/usage", headers=ADMIN)
-        assert sum(entry["completion_tokens"] for entry in usage.json()["data"]) == 3 * count
+        usage = await router.usage()
+        assert sum(entry["completion_tokens"] for entry in usage["data"]) == 3 * count
         state = (await router.request("GET", "/cluster/state")).json()
         assert (state["generated_tokens"], state["totals"]["local"]) == (3 * count, count)
 
@@ -158,10 +230,21 @@ async def test_two_workers_are_one_router(tmp_path: Path) -> None:
             os.kill(router.process.pid, signal.SIGCONT)
         assert [answer.status_code for answer in answers] == [200, 200]
 
-        # A worker that dies is replaced, and nobody who connects meanwhile is refused.
-        psutil.Process(router.process.pid).children()[0].kill()
+        # A worker that dies is replaced, and nobody who connects meanwhile is refused. Another one
+        # goes on with the batches; what the dead one has counted remains, but not its responses.
+        batch = await router.begin_batch()
+        before = await router.usage()
+        router.batch_worker().kill()
         assert (await router.request("GET", "/live")).status_code == 200
+        assert len((await router.end_batch(batch)).splitlines()) == 1
+        assert router.node.batched == 2
         await until_ready(router)
+        after = [await router.usage() for _ in range(4)]
+        assert {one["since"] for one in after} == {before["since"]}
+        assert all(_requests(one) >= _requests(before) for one in after)
+        kept = {response["id"][-2:]: response["id"] for response in made[1:]}
+        answers = [await router.request("GET", f"/v1/responses/{one}") for one in kept.values()]
+        assert sorted(answer.status_code for answer in answers) == [200, 404]
         # An operator's command reaches the node through any worker, and all place nothing there.
         drained = await router.request("POST", "/admin/nodes/decode-0/drain", headers=ADMIN)
         assert drained.status_code == 200, drained.text
