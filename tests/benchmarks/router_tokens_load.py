@@ -34,6 +34,7 @@ from ..router.support import admitted, finished, make_model, tokens_event, usage
 # No other part of an event contains the mark, so it counts tokens.
 TEXT, MARK = " word~", b"~"
 CONTEXT = 1 << 20
+STOP_SECONDS = 5.0
 
 
 class Pace:
@@ -68,9 +69,18 @@ class LoadNode(DecodeServicer):
         self._pace = pace
         self._running: dict[CallOutput | asyncio.Queue[Any], int] = {}
         self._over = asyncio.Event()
+        self._open: list[CallStream] = []
 
     async def Stream(self, requests: AsyncIterator[pb.StreamRequest], context: Any) -> None:
-        await CallStream(self._serve).run(requests, context)
+        stream = CallStream(self._serve)
+        self._open.append(stream)
+        await stream.run(requests, context)
+
+    def end(self) -> None:
+        """End the streams, which routers keep open: gRPC logs an error for each that its server
+        cuts off."""
+        for stream in self._open:
+            stream.end()
 
     async def _serve(self, request: pb.GenerateRequest, caller: Caller, out: CallOutput) -> None:
         for event in (admitted(), usage(request)):
@@ -202,7 +212,8 @@ async def run(options: argparse.Namespace) -> None:
     if options.registry:
         token = model(Path(options.folder))
         server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-        add_DecodeServicer_to_server(LoadNode(token, options.streams, pace), server)
+        node = LoadNode(token, options.streams, pace)
+        add_DecodeServicer_to_server(node, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         beats = asyncio.create_task(join(options, port, token + 1))
@@ -210,7 +221,8 @@ async def run(options: argparse.Namespace) -> None:
         await clients(options, pace)
         print(json.dumps({"received": pace.received, "events": pace.events}), flush=True)
         beats.cancel()
-        await server.stop(grace=None)
+        node.end()
+        await server.stop(STOP_SECONDS)
     else:
         print(json.dumps({"begun": time.monotonic()}), flush=True)
         await clients(options, pace)
