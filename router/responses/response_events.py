@@ -175,7 +175,7 @@ class ResponseEvents:
         item.logprobs.extend(logprobs)
         self._take(len(text) + len(item.logprobs) - before)
         item.written.write(text)
-        fields = {"delta": text, "logprobs": list(logprobs)}
+        fields: dict[str, Any] = {"delta": text, "logprobs": list(logprobs)}
         return events + self._event(f"response.{EVENTS[kind]}.delta", **item.place, **fields)
 
     def _called(self, call: CallDelta) -> bytes:
