@@ -22,7 +22,7 @@ from typing import Any
 import grpc
 
 from ..proto import tandem_pb2 as pb
-from ..proto.capabilities import WINDOWS, needed
+from ..proto.capabilities import needed
 from ..shared.causes import Cause
 from ..shared.config import HandoffConfig
 from ..shared.engine.sequence import Sequence
@@ -101,8 +101,7 @@ class _Receiving:
             clock=time.monotonic,
         )
         # A canary compares all tokens.
-        windows = WINDOWS in peer.capabilities and not sequence.private
-        self._resume_at = node.engine.core.resume_at(sequence) if windows else 0
+        self._resume_at = 0 if sequence.private else node.engine.core.resume_at(sequence)
         self._first_tokens = first_tokens(
             node.engine.spec, sequence.computed, len(sequence.prompt) - 1, self._resume_at
         )
@@ -148,7 +147,6 @@ class _Receiving:
                 bulk=ends.bulk,
                 control=ends.control,
                 key=ends.key,
-                guarded=ends.guarded,
                 block_table=tuple(sequence.block_table),
                 first_token=sequence.computed,
                 end_token=len(sequence.prompt) - 1,

@@ -15,10 +15,6 @@ from google.protobuf.message import Message
 
 ALLOWED_TOKEN_IDS = "allowed_token_ids"
 STRUCTURED_OUTPUTS = "structured_outputs"
-# Of a layer with a window, only the KV in the window is sent.
-WINDOWS = "windows"
-# The ports of an open data plane require the epoch as a password.
-GUARDED = "guarded"
 EMBEDDINGS = "embeddings"
 BAD_WORDS = "bad_words"
 LOGPROB_TOKEN_IDS = "logprob_token_ids"
@@ -30,8 +26,6 @@ CAPABILITIES = frozenset(
     {
         ALLOWED_TOKEN_IDS,
         STRUCTURED_OUTPUTS,
-        WINDOWS,
-        GUARDED,
         EMBEDDINGS,
         BAD_WORDS,
         LOGPROB_TOKEN_IDS,
@@ -39,9 +33,12 @@ CAPABILITIES = frozenset(
         STREAM,
     }
 )
-# In introductions, which had capabilities before joins did; a new one needs the next bit only if a
-# field of ``OpenRequest`` needs it.
-BITS = {WINDOWS: 1, GUARDED: 2}
+# Bits of introductions, from 4 on; a capability needs one only if a field of ``OpenRequest`` needs
+# the capability.
+BITS: dict[str, int] = {}
+# Set by all nodes of protocol version 2, of which earlier builds expect them: KV outside a layer's
+# window is not sent, and the ports of an open data plane require the epoch as a password.
+OF_PROTOCOL_2 = 1 | 2
 # Needed by the fields that every version knows.
 BASE = ""
 
@@ -82,9 +79,8 @@ FIELDS: dict[str, dict[str, str]] = {
     ),
     "OpenRequest": _base(
         "transfer_id attempt node_id epoch peer_epoch prompt first_token end_token priority "
-        "cache_salt deadline_seconds window_bytes private ranks kv_dtype"
-    )
-    | {"resume_at": WINDOWS},
+        "cache_salt deadline_seconds window_bytes private ranks kv_dtype resume_at"
+    ),
 }
 
 _OF_TRANSFERS = frozenset(FIELDS["OpenRequest"].values())
@@ -105,7 +101,7 @@ def has(capabilities: Set[str], needs: Set[str], *, prefill: bool) -> bool:
 
 def to_bits(capabilities: Set[str]) -> int:
     """The bits of an introduction."""
-    return sum(bit for name, bit in BITS.items() if name in capabilities)
+    return OF_PROTOCOL_2 | sum(bit for name, bit in BITS.items() if name in capabilities)
 
 
 def from_bits(bits: int) -> frozenset[str]:

@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 import grpc
 
 from ...proto import tandem_pb2 as pb
-from ...proto.capabilities import GUARDED, from_bits
 from ...proto.tandem_pb2_grpc import PrefillStub
 from ...shared.causes import Cause
 from ...shared.errors import TransferError
@@ -80,10 +79,9 @@ def endpoints_of(reply: pb.HelloReply, address: str) -> tuple[Endpoints, ...]:
     Raises ``TransferError`` if one is invalid.
     """
     keys = list(reply.node.curve_keys) or [""] * len(reply.ranks)
-    guarded = GUARDED in from_bits(reply.node.capabilities)
     try:
         return tuple(
-            Endpoints(reachable(rank.bulk, address), reachable(rank.control, address), key, guarded)
+            Endpoints(reachable(rank.bulk, address), reachable(rank.control, address), key)
             for rank, key in zip(reply.ranks, keys, strict=True)
         )
     except ValueError as error:

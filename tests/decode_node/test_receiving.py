@@ -15,7 +15,7 @@ from tandem.decode_node import receiving
 from tandem.decode_node.peering.peer import Peer, PeerLostError, reachable
 from tandem.decode_node.receiving import ReceivingNode, TransferResult
 from tandem.proto import tandem_pb2 as pb
-from tandem.proto.capabilities import FIELDS, WINDOWS
+from tandem.proto.capabilities import FIELDS
 from tandem.proto.tandem_pb2_grpc import PrefillStub
 from tandem.shared.causes import Cause
 from tandem.shared.config import HandoffConfig
@@ -83,7 +83,6 @@ async def attempt(
     lease_seconds: float = 10.0,
     greets: bool = True,
     sequence: Sequence | None = None,
-    capabilities: frozenset[str] = frozenset(),
     seconds: float = 60.0,
     **config: Any,
 ) -> AsyncIterator[Attempt]:
@@ -100,10 +99,7 @@ async def attempt(
         trust = LeaseTrust(lease_seconds, asyncio.get_running_loop().time)
         parts = parts_of(node.engine.kv_heads(RANKS), node.engine.kv_heads(RANKS))
         stub = PrefillStub(channel)
-        peer = Peer(
-            *(fake.address, "p", 3, endpoints, "float32", parts, stub, channel, trust),
-            capabilities=capabilities,
-        )
+        peer = Peer(fake.address, "p", 3, endpoints, "float32", parts, stub, channel, trust)
         asked_for = sequence or prompt_of_50()
         one = Attempt(node, fake, peer, asked_for, HandoffConfig(**config), seconds)
         yield one
@@ -130,27 +126,19 @@ async def test_it_is_committed_when_all_ranks_have_what_the_peer_has_sent() -> N
 
 
 @pytest.mark.parametrize(
-    ("capabilities", "choices", "private", "resume_at"),
-    [
-        ({WINDOWS}, 1, False, 49),
-        ({WINDOWS}, 3, False, 48),
-        ({WINDOWS}, 1, True, 0),
-        (set(), 1, False, 0),
-    ],
+    ("choices", "private", "resume_at"), [(1, False, 49), (3, False, 48), (1, True, 0)]
 )
 async def test_layers_with_a_window_request_only_what_will_be_seen(
     monkeypatch: pytest.MonkeyPatch,
-    capabilities: set[str],
     choices: int,
     private: bool,
     resume_at: int,
 ) -> None:
-    """From the window of the first token that this node computes; everything for a canary, or from
-    an older peer."""
+    """From the window of the first token that this node computes; everything for a canary."""
     monkeypatch.setattr(transfer, "ACCOUNT_SECONDS", 0.1)
     siblings = [prompt_of_50() for _ in range(choices - 1)]
     sequence = prompt_of_50(siblings=siblings, private=private)
-    async with attempt(sequence=sequence, capabilities=frozenset(capabilities)) as one:
+    async with attempt(sequence=sequence) as one:
         await one.fill()
         result = await one.result()
         [opened] = one.fake.opened

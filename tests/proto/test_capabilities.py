@@ -13,9 +13,9 @@ from tandem.proto.capabilities import (
     BASE,
     BITS,
     CAPABILITIES,
+    EMBEDDINGS,
     FIELDS,
-    GUARDED,
-    WINDOWS,
+    OF_PROTOCOL_2,
     from_bits,
     has,
     needed,
@@ -51,8 +51,7 @@ def test_a_request_needs_the_capabilities_of_the_fields_that_are_set() -> None:
     assert needed(plain) == frozenset()
     plain.sampling.allowed_token_ids.append(5)
     assert needed(plain) == {ALLOWED_TOKEN_IDS}
-    assert needed(pb.OpenRequest(transfer_id=1)) == frozenset()
-    assert needed(pb.OpenRequest(resume_at=7)) == {WINDOWS}
+    assert needed(pb.OpenRequest(transfer_id=1, resume_at=7)) == frozenset()
 
 
 def test_a_capability_of_a_part_of_a_message_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,9 +69,10 @@ def test_a_prefill_node_needs_only_what_a_transfer_carries(monkeypatch: pytest.M
     assert not has(none, {ALLOWED_TOKEN_IDS}, prefill=True)
 
 
-def test_bits_of_introductions_keep_their_meaning() -> None:
+def test_bits_of_introductions_keep_their_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes of other versions read them."""
-    assert (to_bits({WINDOWS}), to_bits({GUARDED}), to_bits(set())) == (1, 2, 0)
-    assert from_bits(to_bits(CAPABILITIES) | 1 << 60) == CAPABILITIES & set(BITS)
-    assert from_bits(0) == frozenset()
-    assert len(set(capabilities.BITS.values())) == len(BITS)
+    assert to_bits(CAPABILITIES) == OF_PROTOCOL_2 == 3
+    monkeypatch.setitem(BITS, EMBEDDINGS, 4)
+    assert (to_bits(CAPABILITIES), to_bits(set())) == (7, 3)
+    assert from_bits(7 | 1 << 60) == {EMBEDDINGS}
+    assert from_bits(0) == from_bits(3) == frozenset()

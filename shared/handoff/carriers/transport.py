@@ -31,14 +31,12 @@ class PeerGoneError(TransferError):
 @dataclass(frozen=True, slots=True)
 class Endpoints:
     """The addresses of a sending rank; both empty if it does not listen. ``key``: its public CURVE
-    key, if the data plane is locked. ``guarded``: if not locked, it asks for its epoch as a
-    password; older versions ask for nothing.
+    key, if the data plane is locked; if not, it asks for its epoch as a password.
     """
 
     bulk: str = ""
     control: str = ""
     key: str = ""
-    guarded: bool = True
 
 
 @dataclass(frozen=True, slots=True)

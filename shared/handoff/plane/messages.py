@@ -68,7 +68,7 @@ class Expect:
     """Decode side: blocks are reserved; take [first_token, end_token) from a prefill rank.
 
     ``deadline_seconds``: when the request ends, and with it the attempt. ``heads`` and
-    ``first_tokens`` as in OpenSend. ``key`` and ``guarded`` as in ``Endpoints``.
+    ``first_tokens`` as in OpenSend. ``key`` as in ``Endpoints``.
     """
 
     transfer_id: int
@@ -84,7 +84,6 @@ class Expect:
     heads: tuple[HeadRun, ...]
     first_tokens: tuple[int, ...] = ()
     key: str = ""
-    guarded: bool = True
     window_bytes: int = WINDOW_OF_CARRIER
     deadline_seconds: float = 300.0
 

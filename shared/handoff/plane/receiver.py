@@ -102,7 +102,7 @@ class Receiver:
         self._transfers[part_of(command)] = transfer
         self._dialer.connect(
             transfer.peer,
-            Endpoints(command.bulk, command.control, command.key, command.guarded),
+            Endpoints(command.bulk, command.control, command.key),
             now,
         )
         self._announce(transfer)

@@ -25,13 +25,14 @@ from tandem.shared.handoff.carriers.shared_memory import carrier as shared_memor
 from tandem.shared.handoff.carriers.shared_memory.ring import MappedRing, SharedRing
 from tandem.shared.handoff.carriers.tcp import NAME as TCP
 from tandem.shared.handoff.carriers.zeromq import password
+from tandem.shared.handoff.carriers.zeromq.curve import ZapHandler
 from tandem.shared.handoff.plane.loop import greeting_of
 from tandem.shared.handoff.plane.messages import Expecting
 from tandem.shared.handoff.wire import frame, greeting
 from tandem.shared.handoff.wire.frame import Header, Kind
 from tandem.shared.handoff.wire.greeting import Greeting
 
-from .plane_pair import CELL, HEADS, Rank, expect
+from .plane_pair import CELL, HEADS, Rank, expect, until
 
 WAIT_MS = 10_000
 
@@ -43,10 +44,12 @@ class FakeSender:
         self.config, self.cache = real.config, real.cache
         self.me = greeting_of(real.config, real.cache, {TCP: b""})
         self.context = zmq.Context()
+        self.dialers = ZapHandler(self.context, locked=False, epoch=real.config.epoch)
         self.bulk, self.control = (self.context.socket(zmq.ROUTER) for _ in range(2))
         for socket in (self.bulk, self.control):
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.RCVTIMEO, WAIT_MS)
+            password.guard(socket)
             socket.bind("tcp://127.0.0.1:0")
         self.bulk_id = self.control_id = b""
         self.peer_epoch = 0
@@ -64,7 +67,7 @@ class FakeSender:
         def __init__(self, bulk: zmq.Socket, control: zmq.Socket) -> None:
             self.bulk = bulk.getsockopt_string(zmq.LAST_ENDPOINT)
             self.control = control.getsockopt_string(zmq.LAST_ENDPOINT)
-            self.key, self.guarded = "", False  # as an older version is
+            self.key = ""
 
     def __enter__(self) -> FakeSender:
         return self
@@ -83,6 +86,7 @@ class FakeSender:
     ) -> None:
         """Answer one dialer's greeting, with fields changed; with a ring, in shared memory or in a
         device's."""
+        until(self._has_greeting)
         self.bulk_id, _ = self.bulk.recv_multipart()
         self.control_id, message = self.control.recv_multipart()
         self.hello = message
@@ -99,6 +103,11 @@ class FakeSender:
             answer = replace(answer, offers={CUDA_IPC: offer})
         answer = replace(answer, **changed)
         self.control.send_multipart([self.control_id, encode(answer)])
+
+    def _has_greeting(self) -> bool:
+        """Let dialers in; true once one has greeted on both connections."""
+        self.dialers.answer()
+        return all(socket.poll(0) for socket in (self.bulk, self.control))
 
     def expected_by(self, decode: Rank, transfer_id: int, blocks, **fields) -> None:
         decode.plane.submit(expect(self, transfer_id, blocks, **fields))

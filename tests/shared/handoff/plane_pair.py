@@ -194,7 +194,6 @@ def expect(sender: Rank | Any, transfer_id: int, blocks: Iterable[int], **fields
         bulk=sender.plane.endpoints.bulk,
         control=sender.plane.endpoints.control,
         key=sender.plane.endpoints.key,
-        guarded=sender.plane.endpoints.guarded,
         block_table=tuple(blocks),
         **fields,
     )

@@ -118,7 +118,7 @@ class ZmqDialer:
                 socket.setsockopt(zmq.RECONNECT_IVL, -1)
                 if self._keys is not None:
                     self._keys.dial(socket, endpoints.key)
-                elif endpoints.guarded:
+                else:
                     password.show(socket, peer.epoch)
                 socket.connect(endpoint)
                 with contextlib.suppress(zmq.Again):  # it has ended already, as its watch will show
