@@ -199,8 +199,8 @@ def serve(values: Values) -> None:
 
 def _talk_to_own(config: ServeConfig, values: Values) -> None:
     """A chat, or answers to ``--prompts``, with the cluster that is started."""
+    from .client.chat import run_chat
     from .client.complete import run_complete
-    from .client.terminal_chat import run_chat
     from .shared.launch.temporary import for_own_use, mcp_labels
 
     values, connection = for_own_use(values, fixed_port=is_given("port"))
@@ -218,7 +218,7 @@ def _talk_to_own(config: ServeConfig, values: Values) -> None:
 def chat(values: Values) -> None:
     """Chat on the terminal with the server at --url, or with MODEL, which is then served meanwhile
     by this command."""
-    from .client.terminal_chat import run_chat
+    from .client.chat import run_chat
 
     config, asked = fill(ChatConfig, values), fill(RequestConfig, values)
     _with_server(values, lambda server: run_chat(server, config, asked))

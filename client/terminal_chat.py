@@ -1,4 +1,4 @@
-"""``tandem chat``: a conversation on the terminal."""
+"""A conversation on the terminal."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from rich.console import Console
 
-from ..shared.config.client_config import ChatConfig, RequestConfig
+from ..shared.config.client_config import ChatConfig
 from ..shared.errors import TandemError
 from .answer_stream import AnswerStats, AnswerStream
 from .answer_views import MarkdownView, PlainView
 from .chat_history import ChatHistory
-from .line_input import LineInput, line_editing
+from .line_input import LineInput
 from .openai_server import OpenAIServer
 
 GREETING = "Talking to {model} at {url}. /help lists the commands; Ctrl-D ends."
@@ -134,15 +134,3 @@ def described(stats: AnswerStats) -> str:
         f"{stats.tokens} tokens in {stats.seconds:.2f} s, {first}, {stats.rate:.1f} tokens/s; "
         f"prompt of {stats.prompt_tokens} tokens{cached}"
     )
-
-
-def run_chat(server: OpenAIServer, config: ChatConfig, asked: RequestConfig) -> None:
-    """Chat until the user ends it, or once for ``--quick``."""
-    from .chat_commands import COMMANDS, run_command  # it needs this module
-
-    chat = TerminalChat(server, config, asked.parameters)
-    if config.quick is not None:
-        chat.ask_once(config.quick)
-        return
-    with line_editing([f"/{name}" for name in COMMANDS], keep=config.history):
-        chat.run(LineInput(), run_command)
