@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from .grammar import GrammarError
-from .params import GrammarKey
 
 # A rule of GBNF; those of Lark have one colon.
 _GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
@@ -121,36 +120,6 @@ class GrammarText:
         return f"@{name}"
 
 
-def grammar_text(key: GrammarKey, special: TokenLiterals) -> str:
-    """The text to compile. Raises ``GrammarError``."""
-    grammar = GrammarText(special)
-    output = _output(grammar, key)
-    if key.reasoning_end:
-        reasoning = f"{grammar.text_until(key.reasoning_end)} {grammar.space()}"
-        if key.reasoning_start:
-            reasoning = f"({grammar.literal(key.reasoning_start)} {reasoning})?"
-        output = f"{reasoning} {output}"
-    return grammar.whole(output)
-
-
-def _output(grammar: GrammarText, key: GrammarKey) -> str:
-    match key.kind:
-        case "json":
-            return grammar.schema(_parsed(key.text), whitespace=key.whitespace)
-        case "json_object":
-            return grammar.schema({"type": "object"}, whitespace=key.whitespace)
-        case "regex":
-            return grammar.regex(key.text)
-        case "choice":
-            return grammar.choice(_parsed(key.text))
-        case "structural_tag":
-            from .structural_tag import structural_tag
-
-            return structural_tag(grammar, _parsed(key.text))
-        case _:
-            return grammar.lark(key.text)
-
-
 def _from_gbnf(grammar: str) -> str:
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
@@ -158,10 +127,3 @@ def _from_gbnf(grammar: str) -> str:
         return gbnf_to_lark(grammar)
     except Exception as error:  # the parser has classes of its own for errors
         raise GrammarError(str(error)) from None
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise GrammarError(f"it is not valid JSON: {error}") from None

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from ...text.tokenizer_files import TokenizerFiles
+from .constraint_text import constraint_text
 from .grammar import GrammarError
-from .grammar_text import TokenLiterals, grammar_text
+from .grammar_text import TokenLiterals
 from .params import GrammarKey
 
 _SILENT = 0
@@ -41,7 +42,7 @@ class LLGuidanceBackend:
     def compile(self, key: GrammarKey) -> LLGrammar:
         """See ``GrammarBackend.compile``."""
         try:
-            text = grammar_text(key, self._special)
+            text = constraint_text(key, self._special)
         except (ValueError, RecursionError) as error:
             raise GrammarError(_short(str(error))) from None
         matcher = LLMatcher(self._tokenizer, text, log_level=_SILENT, limits=self._limits)
