@@ -16,14 +16,13 @@ from ..generation import EncodedPrompt, GenerationRequest, TextOptions, new_toke
 from ..openai.structured_outputs import follow_reasoning
 from ..openai.tools.chat_tools import NO_TOOLS, ToolRequest, read_tools
 from ..options import RouterOptions
-from ..requests.body_model import BOUNDED, WHOLE
+from ..requests.body_model import BOUNDED, INT32, WHOLE
 from ..requests.context import check_context
 from ..requests.reasoning_options import limit_thinking, prompt_opens_reasoning, reasoning_of
 from ..requests.response_size import ResponseSize
 from ..served_model import ServedModel
 from .prompt import MessagePrompt, PromptBody, prompt_errors, read_prompt
 
-INT32 = 2**31
 StopSequence = Annotated[str, Field(min_length=1, max_length=1024)]
 
 

@@ -9,12 +9,11 @@ from pydantic import Field
 
 from ..errors import invalid
 from ..requests.body_errors import wrong_type
-from ..requests.body_model import WHOLE, BodyModel, DocumentedAs
+from ..requests.body_model import INT32, WHOLE, BodyModel, DocumentedAs
 from ..requests.context import count_tokens
 from ..served_model import ServedModel
 from .output_format import OutputFormat
 
-INT32 = 2**31
 MAX_EDITS = 16
 CLEAR_THINKING = "clear_thinking_20251015"
 # Templates know three efforts.

@@ -13,13 +13,12 @@ from ..errors import invalid
 from ..generation import EncodedPrompt, GenerationRequest, TextOptions, VectorOptions, new_tokens
 from ..options import RouterOptions
 from ..requests.body_errors import check_integer, wrong_type
-from ..requests.body_model import WHOLE, BodyModel, DocumentedAs
+from ..requests.body_model import INT32, WHOLE, BodyModel, DocumentedAs
 from ..requests.context import check_context, encode_text
 from ..served_model import ServedModel
 
 # As in OpenAI's API.
 MAX_INPUTS = 2048
-INT32 = 2**31
 
 
 class CreateEmbeddingRequest(BodyModel):

@@ -18,12 +18,12 @@ from ..errors import invalid
 from ..generation import EncodedPrompt, GenerationRequest, TextOptions, VectorOptions, new_tokens
 from ..options import RouterOptions
 from ..requests.body_errors import wrong_type
-from ..requests.body_model import WHOLE, AnswerModel, BodyModel, DocumentedAs
+from ..requests.body_model import INT32, WHOLE, AnswerModel, BodyModel, DocumentedAs
 from ..requests.context import encode_text
 from ..result import GenerationResult
 from ..served_model import ServedModel
 from .loaded_time import check_keep_alive
-from .ollama_options import INT32, OllamaOptions
+from .ollama_options import OllamaOptions
 from .ollama_prompt import context_of, cut_input
 from .ollama_request import check_name
 

@@ -8,10 +8,9 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from ...proto import tandem_pb2 as pb
-from ..requests.body_model import BOUNDED, WHOLE, BodyModel
+from ..requests.body_model import BOUNDED, INT32, INT64, WHOLE, BodyModel
 from ..served_model import ServedModel
 
-INT32, INT64 = 2**31, 2**63
 Stop = Annotated[str, Field(min_length=1, max_length=1024)]
 
 

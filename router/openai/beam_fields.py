@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..errors import invalid
 from ..generation import BeamOptions
 from ..requests.body_errors import check_integer
 from ..served_model import ServedModel
-
-if TYPE_CHECKING:
-    from .request_fields import GenerationBody
+from .generation_body import GenerationBody
 
 # Each step is a call for each beam.
 MAX_BEAMS = 32

@@ -15,7 +15,7 @@ from ...shared.text.reasoning import NO_PARSER
 from ..errors import invalid
 from ..generation import EncodedPrompt, GenerationRequest, TextOptions, new_tokens
 from ..options import RouterOptions
-from ..requests.body_model import NAMED_BOOLEAN, WHOLE
+from ..requests.body_model import INT32, NAMED_BOOLEAN, WHOLE
 from ..requests.context import check_context, encode_chat
 from ..requests.reasoning_options import limit_thinking, prompt_opens_reasoning, reasoning_of
 from ..requests.response_size import ResponseSize
@@ -23,12 +23,10 @@ from ..requests.template_variables import TemplateVariables, check_template_vari
 from ..requests.truncation import most_prompt_tokens, read_truncation
 from ..served_model import ServedModel
 from .chat_messages import Messages, read_messages
+from .generation_body import COMMON_UNSUPPORTED, GenerationBody
 from .logprob_fields import Alternatives, read_alternatives
 from .prompt_template import MAX_TEMPLATE, adds_generation_prompt, read_template
 from .request_fields import (
-    COMMON_UNSUPPORTED,
-    INT32,
-    GenerationBody,
     check_min_tokens,
     listed_logprobs,
     read_shared,

@@ -12,16 +12,14 @@ from ..errors import invalid
 from ..generation import EncodedPrompt, GenerationRequest, new_tokens
 from ..options import RouterOptions
 from ..requests.body_errors import check_integer, wrong_type
-from ..requests.body_model import WHOLE, DocumentedAs
+from ..requests.body_model import INT32, WHOLE, DocumentedAs
 from ..requests.context import check_context, encode_around_gap, encode_text
 from ..requests.response_size import ResponseSize
 from ..requests.truncation import Truncation, most_prompt_tokens, read_truncation
 from ..served_model import ServedModel
+from .generation_body import COMMON_UNSUPPORTED, GenerationBody
 from .logprob_fields import Alternatives, read_alternatives
 from .request_fields import (
-    COMMON_UNSUPPORTED,
-    INT32,
-    GenerationBody,
     check_min_tokens,
     listed_logprobs,
     read_shared,

@@ -26,6 +26,8 @@ from .body_errors import to_request_error, wrong_type
 
 # Unknown fields of one request that are recorded; clients repeat the same ones.
 MAX_IGNORED = 16
+# The first integers that the signed types of protobuf cannot hold.
+INT32, INT64 = 2**31, 2**63
 _LARGEST = int(sys.float_info.max)
 
 

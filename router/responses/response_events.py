@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...shared.text.output import CallDelta
 from ..errors import ApiError
@@ -26,13 +26,11 @@ from ..http.text_template import StampedTemplates
 from ..openai.chat_response import TokenEntries
 from ..openai.response_fields import token_names
 from ..result import GenerationResult
+from ..surface import BackgroundWork
 from .approval_items import REQUEST
 from .output_item import EVENTS, OutputItem
 from .response_body import response_body
 from .response_request import ENCRYPTED_REASONING, CreateResponseRequest
-
-if TYPE_CHECKING:
-    from .background_runs import BackgroundRun
 
 # Called with the body of a response that has ended, and the bytes that its output takes.
 Store = Callable[[dict[str, Any], int], None]
@@ -48,13 +46,13 @@ class ResponseEvents:
         created: int,
         asked: CreateResponseRequest,
         store: Store,
-        run: BackgroundRun | None = None,
+        background: BackgroundWork | None = None,
     ) -> None:
         self._request = request
         self._created = created
         self._asked = asked
         self._store = store
-        self.background = run
+        self.background = background
         self._begun_status = "queued"
         self._entries = TokenEntries(request.model.tokenizer, token_names(request))
         self._memory: MemoryShare | None = None

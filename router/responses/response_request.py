@@ -11,10 +11,9 @@ from pydantic import Field
 from ..errors import invalid
 from ..openai.logprob_fields import Alternatives
 from ..requests.body_errors import too_long
-from ..requests.body_model import WHOLE, BodyModel, DocumentedAs
+from ..requests.body_model import INT32, WHOLE, BodyModel, DocumentedAs
 from .response_tools import ResponseTool, ResponseToolChoice, chat_tool_choice, chat_tools
 
-INT32 = 2**31
 MAX_METADATA = 16
 MAX_KEY, MAX_VALUE = 64, 512  # of metadata
 MAX_TOOLS = 1024
