@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -144,6 +146,7 @@ ROUTER = {
         "requests",
         "result",
         "served_model",
+        "surface",
     ),
     "beams": ("choice", "cluster", "dispatch", "echo", "errors", "generation"),
     # The routes are above everything but the application.
@@ -191,8 +194,13 @@ ROUTER = {
 WEB = ("fastapi", "uvicorn", "starlette", "grpc", "prometheus_client")
 
 
-def imports(module: Path) -> Iterator[str]:
+@cache
+def imports(module: Path) -> tuple[str, ...]:
     """Absolute names of everything that a module imports; ours start with ``tandem.``."""
+    return tuple(_imports(module))
+
+
+def _imports(module: Path) -> Iterator[str]:
     package = ("tandem", *module.with_suffix("").parts[:-1])
     for node in ast.walk(ast.parse((ROOT / module).read_text())):
         if isinstance(node, ast.Import):
@@ -219,6 +227,16 @@ def test_folders_import_only_what_they_may(folder: str) -> None:
     modules = [module for module in MODULES if module.parts[0] == folder]
     assert modules
     assert {str(m): bad for m in modules if (bad := outside(m))} == {}
+
+
+def test_no_modules_import_each_other() -> None:
+    """Not even on demand, or for type hints."""
+    modules = {".".join(("tandem", *m.with_suffix("").parts)): m for m in MODULES}
+    sorter = TopologicalSorter[str]()
+    for name, module in modules.items():
+        for imported in imports(module):
+            sorter.add(name, *({imported, imported.rpartition(".")[0]} & modules.keys() - {name}))
+    sorter.prepare()  # raises CycleError, which names the modules of a circle
 
 
 def tier(name: str) -> int:
