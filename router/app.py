@@ -37,7 +37,6 @@ from .metrics import Metrics
 from .ollama.ollama_errors import OllamaErrors
 from .openai.error_body import OpenAIErrors
 from .options import RouterOptions
-from .processes.siblings import Siblings
 from .responses.background_runs import BackgroundRuns
 from .responses.response_store import ResponseStore
 from .responses.response_surface import ResponseErrors
@@ -57,7 +56,7 @@ from .routes import (
 )
 from .routes.documentation import components
 from .routes.operations import METRICS
-from .routes.services import Services
+from .routes.services import Services, Siblings
 from .surface import ErrorShape
 from .web.overview import Overview
 

@@ -9,10 +9,10 @@ from ...proto import tandem_pb2 as pb
 from ...shared.errors import RequestError
 from ..access.key_usage import KeyCounts
 from ..cluster.node_commands import UnknownNodeError
+from ..routes.services import Siblings
 from ..web.overview import WorkerShare
 from .merged_usage import read_usage
 from .process_link import Link, LinkClosedError, Topic
-from .siblings import Siblings
 
 
 class LinkedSiblings(Siblings):
