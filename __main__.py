@@ -199,7 +199,7 @@ def serve(values: Values) -> None:
 
 def _talk_to_own(config: ServeConfig, values: Values) -> None:
     """A chat, or answers to ``--prompts``, with the cluster that is started."""
-    from .client.chat_session import run_chat
+    from .client.chat_commands import run_chat
     from .client.complete import run_complete
     from .shared.launch.temporary import for_own_use, mcp_labels
 
@@ -218,7 +218,7 @@ def _talk_to_own(config: ServeConfig, values: Values) -> None:
 def chat(values: Values) -> None:
     """Chat on the terminal with the server at --url, or with MODEL, which is then served meanwhile
     by this command."""
-    from .client.chat_session import run_chat
+    from .client.chat_commands import run_chat
 
     config, asked = fill(ChatConfig, values), fill(RequestConfig, values)
     _with_server(values, lambda server: run_chat(server, config, asked))

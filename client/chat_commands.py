@@ -1,4 +1,4 @@
-"""The commands of a chat, which begin with a slash."""
+"""``tandem chat``: a conversation with commands, which begin with a slash."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from ..shared.config.client_config import RequestConfig
+from ..shared.config.client_config import ChatConfig, RequestConfig
 from ..shared.config.fields import check_option
 from ..shared.errors import UsageError
+from .line_input import LineInput, line_editing
+from .openai_server import OpenAIServer
 from .printable import printable
 from .terminal_chat import TerminalChat, described
 
@@ -183,3 +185,13 @@ def _path(text: str, command: str) -> Path:
     except ValueError:
         raise UsageError(f"{command} needs the name of one file") from None
     return Path(name).expanduser()
+
+
+def run_chat(server: OpenAIServer, config: ChatConfig, asked: RequestConfig) -> None:
+    """Chat until the user ends it, or once for ``--quick``."""
+    chat = TerminalChat(server, config, asked.parameters)
+    if config.quick is not None:
+        chat.ask_once(config.quick)
+        return
+    with line_editing([f"/{name}" for name in COMMANDS], keep=config.history):
+        chat.run(LineInput(), run_command)

@@ -187,7 +187,7 @@ async def test_a_peer_that_falls_silent_after_the_last_byte_changes_nothing(
     monkeypatch.setattr(transfer, "ACCOUNT_SECONDS", 0.1)
     async with attempt() as one:
         await one.fill()
-        assert await one.result() == TransferResult(RANKS * 100, None)
+        assert await one.result() == TransferResult(RANKS * 100, None, 49 - WINDOW + 1)
 
 
 async def test_a_peer_that_fails_after_the_last_byte_is_not_committed() -> None:

@@ -109,6 +109,11 @@ class FakeSender:
         self.dialers.answer()
         return all(socket.poll(0) for socket in (self.bulk, self.control))
 
+    def end(self, socket: str) -> None:
+        """End the connections of ``bulk`` or ``control``."""
+        self.dialers.close()  # libzmq ends a connection once its authenticator has let go of it
+        getattr(self, socket).close(0)
+
     def expected_by(self, decode: Rank, transfer_id: int, blocks, **fields) -> None:
         decode.plane.submit(expect(self, transfer_id, blocks, **fields))
         self.accept()

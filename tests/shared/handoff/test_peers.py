@@ -166,7 +166,7 @@ PATIENT = Timing(ping_seconds=60, silence_seconds=60)
 def test_one_connection_that_ends_is_noticed_at_once_by_the_receiver(socket: str):
     with Rank("d", listen_host=None, timing=PATIENT) as decode, FakeSender(Rank("p")) as sender:
         sender.expected_by(decode, 1, BLOCKS, first_token=0, end_token=END)
-        getattr(sender, socket).close(0)
+        sender.end(socket)
         failed = decode.log.wait(ReceiveFailed, 1)
         assert failed.retriable and "the connection ended" in failed.reason
         decode.log.wait(PeerLost)
