@@ -15,9 +15,10 @@ import click
 
 from . import __version__
 from .bench.command_group import bench
-from .commands.completion import completion
+from .commands.completion import PROGRAM, completion
 from .commands.failures import exit_with
 from .commands.help_page import HelpfulCommand, HelpfulGroup
+from .commands.implied_command import with_command
 from .commands.part_command import Values, is_given, model_is_given, part_command
 from .shared.config import (
     EngineConfig,
@@ -36,7 +37,6 @@ from .shared.config.client_config import (
     RunBatchConfig,
 )
 from .shared.config.command_line import check_unknown, command_options, fill
-from .shared.config.fields import split_addresses
 from .shared.errors import UsageError
 from .shared.process.open_files import allow_many_files
 
@@ -63,7 +63,7 @@ USED_BY_PD_SERVER = {
     cls=HelpfulGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 90},
 )
-@click.version_option(__version__, prog_name="tandem")
+@click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:
     """Serve large language models with prefill and decode apart."""
     from .shared.process.lifeline import LIFELINE_FD, READY_FD, WORKER
@@ -327,12 +327,10 @@ def option_variables() -> set[str]:
 def nodes(context: click.Context, registry: str | None, as_json: bool, **values: Any) -> None:
     """List the nodes of a router with their role, state, load, links and leases."""
     from .router.cluster import admin
-    from .shared.security.local_token import find_credentials, find_router
+    from .shared.security.local_token import find_registry
 
-    registry = registry or find_router("127.0.0.1:8001")
-    credentials = find_credentials(
-        fill(SecurityConfig, values), split_addresses("--router", registry)
-    )
+    security = fill(SecurityConfig, values)
+    registry, credentials = find_registry(security, registry, "127.0.0.1:8001")
     context.obj = registry, credentials
     if context.invoked_subcommand is None:
         listed = admin.list_nodes(registry, credentials)
@@ -394,17 +392,14 @@ def doctor(url: str, registry: str | None, as_json: bool, **values: Any) -> None
     from .router.doctor.findings import findings
     from .router.doctor.survey import survey
     from .shared.security.credentials import is_loopback
-    from .shared.security.local_token import find_credentials, find_router
+    from .shared.security.local_token import find_registry
 
-    if not registry:
-        host = report.host_of(url)
-        registry = f"{host}:8001"
-        if is_loopback(host.strip("[]")):
-            registry = find_router(registry)
-    (registry,) = split_addresses("--router", registry)
-    seen = survey(
-        url.rstrip("/"), registry, find_credentials(fill(SecurityConfig, values), [registry])
-    )
+    host = report.host_of(url)
+    fallback = f"{host}:8001"
+    if not registry and not is_loopback(host.strip("[]")):
+        registry = fallback
+    registry, credentials = find_registry(fill(SecurityConfig, values), registry, fallback)
+    seen = survey(url.rstrip("/"), registry, credentials)
     found = findings(seen)
     click.echo(report.as_json(seen, found) if as_json else report.as_text(seen, found))
     if any(finding.wrong for finding in found):
@@ -419,12 +414,9 @@ def main() -> None:
     """Entry point. Options alone are those of ``tandem serve``, as in vLLM.rs."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own errors say it, in one line
     allow_many_files()
-    arguments = sys.argv[1:] or ["--help"]
-    own = {"-h", *(name for made in cli.get_params(click.Context(cli)) for name in made.opts)}
-    if arguments[0].startswith("-") and arguments[0] not in own:
-        arguments.insert(0, "serve")
+    arguments = with_command(cli, sys.argv[1:] or ["--help"])
     try:
-        cli.main(arguments, standalone_mode=False)
+        cli.main(arguments, prog_name=PROGRAM, standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:
         exit_with(error, arguments)
 

@@ -3,28 +3,121 @@
 from __future__ import annotations
 
 import click
-from click.shell_completion import get_completion_class
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ShellComplete,
+    ZshComplete,
+    add_completion_class,
+)
 
 from .help_page import HelpfulCommand
+from .implied_command import IMPLIED, with_command
 
 PROGRAM, VARIABLE = "tandem", "_TANDEM_COMPLETE"
-SHELLS = ("bash", "zsh", "fish")
+
+# click's own scripts for zsh and fish complete no value behind `--name=`, and end a description at
+# its first comma.
+ZSH = """\
+#compdef %(prog_name)s
+
+%(complete_func)s() {
+    local kind value about
+    local -a found plain described
+    found=("${(@f)$(COMP_WORDS="${words[*]}" COMP_CWORD=$((CURRENT - 1)) \\
+        %(complete_var)s=zsh_complete %(prog_name)s 2> /dev/null)}")
+    [[ $words[CURRENT] == --*=* ]] && compset -P 1 '*='
+    for kind value about in "${found[@]}"; do
+        case $kind in
+            plain)
+                if [[ $about == _ ]]; then plain+=("$value"); else described+=("$value:$about"); fi
+                ;;
+            file) _files ;;
+            dir) _files -/ ;;
+        esac
+    done
+    (( $#described )) && _describe -V %(prog_name)s described
+    (( $#plain )) && compadd -V %(prog_name)s -a plain
+}
+
+if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
+    %(complete_func)s "$@"
+else
+    compdef %(complete_func)s %(prog_name)s
+fi
+"""
+FISH = """\
+function %(complete_func)s
+    set -l word (commandline --current-token --cut-at-cursor)
+    set -l option (string match --regex -- '^--[^=]+=' $word)
+    set -lx COMP_WORDS (commandline --current-process --cut-at-cursor)
+    set -lx COMP_CWORD $word
+    for line in (%(complete_var)s=fish_complete %(prog_name)s 2> /dev/null)
+        set -l found (string split --max 1 , -- $line)
+        switch $found[1]
+            case plain
+                echo "$option$found[2]"
+            case file
+                for path in (__fish_complete_path $found[2])
+                    echo "$option$path"
+                end
+            case dir
+                for path in (__fish_complete_directories $found[2])
+                    echo "$option$path"
+                end
+        end
+    end
+end
+
+complete --no-files --command %(prog_name)s --arguments '(%(complete_func)s)'
+"""
+
+
+class _Completion(ShellComplete):
+    """Options alone are those of ``tandem serve``."""
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
+        found = super().get_completions(with_command(self.cli, args), incomplete)
+        if not args and incomplete.startswith("--"):
+            own = {item.value for item in found}
+            implied = super().get_completions([IMPLIED], incomplete)
+            found += [item for item in implied if item.value not in own]
+        return found
+
+
+class _Bash(_Completion, BashComplete):
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """bash hands ``--name=value`` over as three words."""
+        args, incomplete = super().get_completion_args()
+        return [word for word in args if word != "="], incomplete
+
+
+class _Zsh(_Completion, ZshComplete):
+    source_template = ZSH
+
+
+class _Fish(_Completion, FishComplete):
+    source_template = FISH
+
+
+COMPLETIONS: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}
+for _name, _made in COMPLETIONS.items():
+    add_completion_class(_made, _name)
 
 
 @click.command("completion", cls=HelpfulCommand)
-@click.argument("shell", type=click.Choice(SHELLS))
+@click.argument("shell", type=click.Choice(list(COMPLETIONS)))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
     """Print a script that has SHELL complete commands and options of tandem.
 
     \b
     bash: echo 'eval "$(tandem completion bash)"' >> ~/.bashrc
-    zsh:  echo 'eval "$(tandem completion zsh)"' >> ~/.zshrc
+    zsh:  echo 'eval "$(tandem completion zsh)"' >> ~/.zshrc (after compinit)
     fish: tandem completion fish > ~/.config/fish/completions/tandem.fish
     """
-    kind = get_completion_class(shell)
-    assert kind is not None
     root = context.find_root().command
     # The script itself, since click's method for bash would start one to ask for its version.
-    made = kind(root, {}, PROGRAM, VARIABLE)
+    made = COMPLETIONS[shell](root, {}, PROGRAM, VARIABLE)
     click.echo(made.source_template % made.source_vars())

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..config import SecurityConfig
+from ..config.fields import split_addresses
 from ..errors import StartupError, UsageError
 from .credentials import Credentials, read_credentials
 
@@ -37,7 +38,22 @@ def find_credentials(config: SecurityConfig, routers: Sequence[str]) -> Credenti
 
     Raises ``UsageError`` if they have different ones: a node sends the same token to all.
     """
+    return _with_token(read_credentials(config), routers)
+
+
+def find_registry(
+    config: SecurityConfig, given: str | None, fallback: str
+) -> tuple[str, Credentials]:
+    """The registry that a command talks to, ``given`` or that of ``find_router``, with the
+    credentials for it. Invalid credentials are reported before a registry is looked for."""
     credentials = read_credentials(config)
+    registries = split_addresses("--router", given or find_router(fallback))
+    if len(registries) > 1:
+        raise UsageError(f"--router {given} has several addresses; give that of one router")
+    return registries[0], _with_token(credentials, registries)
+
+
+def _with_token(credentials: Credentials, routers: Sequence[str]) -> Credentials:
     if credentials.tokens or not routers:
         return credentials
     found = {find_token(router) for router in routers}

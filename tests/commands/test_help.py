@@ -8,12 +8,10 @@ from pathlib import Path
 
 import click
 import pytest
-from click.shell_completion import get_completion_class
 from click.testing import CliRunner
 
 from tandem.__main__ import cli, main
 from tandem.commands import failures
-from tandem.commands.completion import PROGRAM, SHELLS, VARIABLE
 from tandem.commands.failures import debugging
 from tandem.commands.help_page import option_groups
 
@@ -125,26 +123,3 @@ def test_debugging_is_the_last_level_given(monkeypatch) -> None:
     assert not debugging(["--log-level", "debug", "--log-level=info"])
     monkeypatch.setenv("TANDEM_LOG_LEVEL", "debug")
     assert debugging(["router"])
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_a_shell_gets_a_script(shell: str) -> None:
-    assert "_TANDEM_COMPLETE" in shown("completion", shell)
-
-
-@pytest.mark.parametrize(
-    ("words", "begun", "found"),
-    [
-        ([], "ro", ["router"]),
-        (["nodes"], "dr", ["drain"]),
-        (["serve", "builtin"], "--max-num-s", ["--max-num-seqs"]),
-        (["serve", "--isq", "--no-such"], "--max-num-s", ["--max-num-seqs"]),
-        (["serve", "--dtype"], "b", ["bfloat16"]),
-        (["serve", "--log-dir"], "lo", ["file lo"]),
-        (["serve"], "mod", ["file mod"]),
-    ],
-)
-def test_the_shell_completes(words: list[str], begun: str, found: list[str]) -> None:
-    made = get_completion_class("bash")(cli, {}, PROGRAM, VARIABLE)
-    items = made.get_completions(words, begun)
-    assert [i.value if i.type == "plain" else f"{i.type} {i.value}" for i in items] == found

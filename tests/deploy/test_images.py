@@ -97,6 +97,16 @@ def test_the_router_image_holds_no_torch() -> None:
     assert not {"torch", "numba", "pyzmq", "nixl", "triton"} & brought
 
 
+def test_what_a_router_and_its_clients_import_is_in_the_router_image() -> None:
+    """Imports inside functions too. Of MCP, the image has the refusal that says what to install."""
+    folders = ("router", "client", "commands", "shared/security", "shared/telemetry")
+    files = [path for folder in folders for path in (d.ROOT / folder).rglob("*.py")]
+    lines = r"^ *(?:from|import) ([a-zA-Z_]\w*)"
+    named = {name for path in files for name in re.findall(lines, path.read_text(), re.M)}
+    assert {"httpx", "limits", "cryptography", "grpc"} <= named
+    assert named & refused() <= {"mcp", "mcp_types"}
+
+
 def test_what_the_router_needs_is_a_part_of_what_all_need() -> None:
     """With the same lower bounds."""
     extras = SETTINGS["project"]["optional-dependencies"]

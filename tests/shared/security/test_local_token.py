@@ -15,6 +15,7 @@ from tandem.shared.config import SecurityConfig
 from tandem.shared.errors import StartupError, UsageError
 from tandem.shared.security.local_token import (
     find_credentials,
+    find_registry,
     find_router,
     find_token,
     left_token,
@@ -57,6 +58,20 @@ def test_a_command_without_a_router_finds_the_one_that_runs_here(runtime: Path) 
     (runtime / "127.0.0.1:7").write_text("of a launcher that was killed")
     (runtime / "notes").write_text("x")
     assert find_router(REGISTRY) == REGISTRY
+
+
+def test_a_command_checks_its_credentials_before_it_looks_for_a_router() -> None:
+    with left_token("127.0.0.1:41234", "one"), left_token("127.0.0.1:41235", "two"):
+        with pytest.raises(UsageError, match="--tls-ca ca needs --tls-cert"):
+            find_registry(SecurityConfig(tls_ca="ca"), None, REGISTRY)
+        with pytest.raises(UsageError, match="several routers run here"):
+            find_registry(SecurityConfig(), None, REGISTRY)
+        with pytest.raises(UsageError, match="--router a:1,b:2 has several addresses"):
+            find_registry(SecurityConfig(), "a:1,b:2", REGISTRY)
+        registry, credentials = find_registry(SecurityConfig(), "127.0.0.1:41235", REGISTRY)
+        assert (registry, credentials.token) == ("127.0.0.1:41235", "two")
+    registry, credentials = find_registry(SecurityConfig(cluster_token="x"), None, REGISTRY)
+    assert (registry, credentials.token) == (REGISTRY, "x")
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:8001", "node:8001", "127.0.0.1/../x:1", "x"])
