@@ -38,8 +38,7 @@ class OpenAIServer:
                 headers=headers,
                 timeout=httpx.Timeout(config.timeout, connect=CONNECT_SECONDS),
                 limits=httpx.Limits(max_connections=None),
-                # A proxy for the internet cannot reach this machine.
-                trust_env=not _is_own(self.url.host),
+                trust_env=not is_own(self.url.host),
                 transport=transport,
             )
         except ValueError as error:  # a header that is none
@@ -145,7 +144,8 @@ def _base(url: str) -> httpx.URL:
     return parsed if parsed.path.strip("/") else parsed.copy_with(path="/v1")
 
 
-def _is_own(host: str) -> bool:
+def is_own(host: str) -> bool:
+    """True for this machine, which no proxy for the internet can reach."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -34,7 +34,8 @@ class PartialResults:
         """Read what is there, or begin. Raises ``UsageError`` if it cannot be written, or belongs
         to another input."""
         try:
-            self._file = os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # the folder may be one of all users
+            self._file = os.fdopen(os.open(self._path, flags, 0o600), "r+b")
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(f"another run writes {self._path}") from None

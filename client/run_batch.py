@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import queue
 import secrets
 import sys
@@ -25,6 +26,7 @@ from ..shared.process.backoff import Backoff
 from .batch_file import BatchFile, BatchLine
 from .openai_server import OpenAIServer, ServerError
 from .partial_results import PartialResults
+from .web_file import TransferError, check_url, downloaded, is_url, shown, upload
 from .whole_file import check_target, whole_file
 from .worker_threads import WorkerThreads
 
@@ -33,9 +35,7 @@ PASSING = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 PATIENCE_SECONDS = 600.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 MAX_FAILURES = 3
-TRANSFER_SECONDS = 1000.0
 Response = dict[str, Any]
-WEB = ("http://", "https://")
 
 
 class BatchError(TandemError):
@@ -135,12 +135,14 @@ def run_batch(server: OpenAIServer, config: RunBatchConfig) -> None:
     """Answer the requests of the input, and write the output when all are. Raises ``TandemError``;
     another run goes on with what is answered."""
     source, target = config.files
-    if not target.startswith(WEB):
+    if is_url(target):
+        check_url("--output-file", target)
+    else:
         check_target("--output-file", target)
     with contextlib.ExitStack() as until_end:
-        file = BatchFile(until_end.enter_context(_local(source)), source)
+        file = BatchFile(until_end.enter_context(_local(source)), shown(source))
         file.check()
-        results = PartialResults(_partial_path(config, target), file.digest)
+        results = PartialResults(_partial_path(config, target, file.digest), file.digest)
         until_end.callback(results.close)
         results.open()
         runner = BatchRunner(server, results, config.max_concurrency)
@@ -156,14 +158,17 @@ def run_batch(server: OpenAIServer, config: RunBatchConfig) -> None:
         _write(target, results)
         results.close(remove=True)
     failed = f", {runner.failed} of them with an error" if runner.failed else ""
-    print(f"{file.count} requests answered{failed}: {target}", file=sys.stderr)
+    print(f"{file.count} requests answered{failed}: {shown(target)}", file=sys.stderr)
 
 
-def _partial_path(config: RunBatchConfig, target: str) -> Path:
-    remote = target.startswith(WEB)
-    name = "results.jsonl" if remote else Path(target).name
-    default = tempfile.gettempdir() if remote else Path(target).parent
-    return Path(config.output_tmp_dir or default) / f"{name}.partial"
+def _partial_path(config: RunBatchConfig, target: str, digest: str) -> Path:
+    if not is_url(target):
+        folder, name = Path(target).parent, Path(target).name
+    else:
+        # The same for the same run, and for no other.
+        run = hashlib.sha256(f"{digest} {shown(target)}".encode()).hexdigest()[:16]
+        folder, name = Path(tempfile.gettempdir()), f"tandem-{run}.jsonl"
+    return Path(config.output_tmp_dir or folder) / f"{name}.partial"
 
 
 def _progress(total: int, done: int) -> Progress:
@@ -179,30 +184,22 @@ def _progress(total: int, done: int) -> Progress:
 @contextlib.contextmanager
 def _local(source: str) -> Iterator[Path]:
     """The input as a file on this machine."""
-    if not source.startswith(WEB):
+    if not is_url(source):
         yield Path(source)
         return
-    with tempfile.NamedTemporaryFile() as copy:
-        try:
-            with httpx.stream(
-                "GET", source, timeout=TRANSFER_SECONDS, follow_redirects=True
-            ) as answer:
-                answer.raise_for_status()
-                for data in answer.iter_bytes():
-                    copy.write(data)
-        except httpx.HTTPError as error:
-            raise BatchError(f"--input-file {source}: {error}") from None
-        copy.flush()
-        yield Path(copy.name)
+    check_url("--input-file", source)
+    with downloaded("--input-file", source) as path:
+        yield path
 
 
 def _write(target: str, results: PartialResults) -> None:
-    if not target.startswith(WEB):
+    if not is_url(target):
         with whole_file("--output-file", target) as file:
             file.writelines(results.in_order())
         return
-    try:
-        lines = (line.encode() for line in results.in_order())
-        httpx.put(target, content=lines, timeout=TRANSFER_SECONDS).raise_for_status()
-    except httpx.HTTPError as error:
-        raise BatchError(f"--output-file {target}: {error}; the same command tries again") from None
+    with tempfile.TemporaryFile() as whole:
+        whole.writelines(line.encode() for line in results.in_order())
+        try:
+            upload("--output-file", target, whole)
+        except TransferError as error:
+            raise BatchError(f"{error}; the same command tries it again") from None

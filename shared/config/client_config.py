@@ -164,7 +164,8 @@ class RunBatchConfig:
     output_tmp_dir: str | None = option(
         None,
         "--output-tmp-dir",
-        "Folder in which results are kept until all are there (default: that of --output-file).",
+        "Folder in which results are kept until all are there (default: that of --output-file, or "
+        "that of temporary files if it is a URL).",
     )
     max_concurrency: int = option(
         64, "--max-concurrency", "Requests at once.", minimum=1, maximum=4096

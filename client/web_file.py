@@ -1,0 +1,129 @@
+"""Files of ``tandem run-batch`` that are at http(s) URLs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from http import HTTPStatus
+from pathlib import Path
+from typing import BinaryIO
+
+import httpx
+
+from ..shared.errors import TandemError, UsageError
+from ..shared.process.backoff import Backoff
+from .openai_server import CONNECT_SECONDS, is_own
+
+SCHEMES = ("http://", "https://")
+# Of a whole transfer, and without a byte in between.
+TRANSFER_SECONDS, SILENCE_SECONDS = 1000.0, 120.0
+MAX_BYTES = 4 << 30
+CHUNK = 1 << 20
+MAX_ATTEMPTS = 5
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 16.0
+
+
+class TransferError(TandemError):
+    """A file cannot be read from its URL, or written to it."""
+
+
+def is_url(name: str) -> bool:
+    return name.lower().startswith(SCHEMES)
+
+
+def check_url(flag: str, url: str) -> None:
+    """Raise ``UsageError`` if nothing can be at ``url``."""
+    try:
+        host = httpx.URL(url).host
+    except httpx.InvalidURL as error:
+        raise UsageError(f"{flag} {shown(url)}: {error}") from None
+    if not host:
+        raise UsageError(f"{flag} {shown(url)} has no host")
+
+
+def shown(url: str) -> str:
+    """A path as it is, a URL without what may be secret: a password, a signature in its query."""
+    if not is_url(url):
+        return url
+    scheme, _, rest = url.partition("://")
+    place = rest.partition("?")[0].partition("#")[0]
+    host, slash, path = place.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
+@contextlib.contextmanager
+def downloaded(flag: str, url: str) -> Iterator[Path]:
+    """A copy of the file at ``url``, until the block ends. Raises ``TransferError``."""
+    with tempfile.NamedTemporaryFile() as copy:
+        _repeat(flag, url, lambda client: _download(client, url, copy.file))
+        yield Path(copy.name)
+
+
+def upload(flag: str, url: str, file: BinaryIO) -> None:
+    """PUT all of ``file``. Its length is sent ahead, as object stores want it. Raises
+    ``TransferError``."""
+    _repeat(flag, url, lambda client: _upload(client, url, file))
+
+
+def _download(client: httpx.Client, url: str, copy: BinaryIO) -> None:
+    copy.seek(0)
+    copy.truncate()
+    with client.stream("GET", url, follow_redirects=True) as answer:
+        answer.raise_for_status()
+        for data in _in_time(answer.iter_bytes(CHUNK)):
+            copy.write(data)
+            if copy.tell() > MAX_BYTES:
+                raise TransferError(f"it has more than {MAX_BYTES} bytes; give a path instead")
+    copy.flush()
+
+
+def _upload(client: httpx.Client, url: str, file: BinaryIO) -> None:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    chunks = _in_time(iter(lambda: file.read(CHUNK), b""))
+    headers = {"content-type": "application/jsonl", "content-length": str(size)}
+    client.put(url, content=chunks, headers=headers).raise_for_status()
+
+
+def _in_time(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """The chunks, for as long as a transfer may take."""
+    deadline = time.monotonic() + TRANSFER_SECONDS
+    for chunk in chunks:
+        if time.monotonic() > deadline:
+            raise TransferError(f"it takes more than {TRANSFER_SECONDS:g} s")
+        yield chunk
+
+
+def _repeat(flag: str, url: str, transfer: Callable[[httpx.Client], None]) -> None:
+    """Run ``transfer``, again if it fails in a way that may pass."""
+    backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+    timeout = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
+    with httpx.Client(timeout=timeout, trust_env=not is_own(httpx.URL(url).host)) as client:
+        for left in reversed(range(MAX_ATTEMPTS)):
+            try:
+                transfer(client)
+                return
+            except TransferError as error:
+                raise TransferError(f"{flag} {shown(url)}: {error}") from None
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                if not left or not _may_pass(error):
+                    raise TransferError(f"{flag} {shown(url)}: {_reason(error)}") from None
+            time.sleep(backoff.pause())
+
+
+def _may_pass(error: Exception) -> bool:
+    if isinstance(error, httpx.HTTPStatusError):
+        status = error.response.status_code
+        return status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS
+    return isinstance(error, httpx.TransportError) and not isinstance(
+        error, (httpx.UnsupportedProtocol, httpx.LocalProtocolError)
+    )
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"{error.response.status_code} {error.response.reason_phrase}".rstrip()
+    return str(error) or type(error).__name__
