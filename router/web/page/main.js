@@ -18,7 +18,7 @@ class Page {
     this.models = [];
     this.picker = at("model");
     this.chat = new ChatView(this.store, () => this.picker.value, chat => this.onChat(chat));
-    this.sidebar = new Sidebar(this.store, id => this.openChat(id));
+    this.sidebar = new Sidebar(this.store, this.chat, id => this.openChat(id));
     this.store.whenChangedElsewhere(() => this.sidebar.refresh());
     this.cluster = null;
   }

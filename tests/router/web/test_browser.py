@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tandem.tests.router.support import Cluster, admitted, cluster, tokens_event, until, usage
+from tandem.tests.router.support import (
+    Cluster,
+    admitted,
+    cluster,
+    finished,
+    tokens_event,
+    until,
+    usage,
+)
 from tandem.tests.router.web.browser import (
     Tab,
     axe_source,
@@ -101,20 +109,103 @@ async def test_a_chat_is_edited_answered_again_and_still_there_after_a_reload(
     assert prompts[0] == prompts[1], "an answer is no part of the prompt of its sibling"
 
 
-async def test_an_answer_is_stopped_and_what_has_come_stays(t: Tab, c: Cluster) -> None:
-    async def endless(request: Any, context: Any) -> Any:
+def goes_on(c: Cluster, end: asyncio.Event) -> None:
+    """Answers begin, and end when ``end`` is set."""
+
+    async def script(request: Any, context: Any) -> Any:
         yield admitted()
         yield usage(request)
         yield tokens_event(0, c.encode("it goes on"))
-        await asyncio.Event().wait()
+        await end.wait()
+        yield tokens_event(0, c.encode(" to the end"))
+        yield finished(0)
 
-    c.node.script = endless
+    c.node.script = script
+
+
+async def test_an_answer_is_stopped_and_what_has_come_stays(t: Tab, c: Cluster) -> None:
+    goes_on(c, asyncio.Event())
     await t.send("go on")
     await t.has("article.running .markdown:has-text('goes on')")
     await t.page.keyboard.press("Escape")
     await t.has("article:not(.running) .note:has-text('Stopped')")
     assert "it goes on" in await t.answer()
     await until(lambda: c.node.active == 0)
+
+
+async def test_an_answer_goes_on_while_another_chat_is_shown(t: Tab, c: Cluster) -> None:
+    end = asyncio.Event()
+    goes_on(c, end)
+    await t.send("one")
+    await t.has("article.running .markdown:has-text('goes on')")
+    await t.page.keyboard.press("Control+Shift+O")
+    await t.has(".chats li:has-text('one') .mark.running")
+    assert await t.page.locator("article").count() == 0
+    await t.send("two")
+    await t.has("article.running .markdown:has-text('goes on')")
+    await t.page.fill("#message", "a draft")
+    await t.click(".chats .title:has-text('one')")
+    await t.has("article.running .markdown:has-text('goes on')")
+    assert await t.page.input_value("#message") == ""
+    await t.click("[aria-label='Stop this answer']")
+    await t.has("article:not(.running) .note:has-text('Stopped')")
+    await until(lambda: c.node.active == 1)
+    end.set()
+    await t.has(".chats li:has-text('two') .mark:not(.running)")
+    await t.click(".chats .title:has-text('two')")
+    assert await t.answer() == "it goes on to the end"
+    assert await t.page.input_value("#message") == "a draft"
+    assert await t.page.locator(".mark").count() == 0
+    await t.page.reload()
+    assert await t.answer() == "it goes on to the end", "it is kept"
+
+
+async def test_answers_at_once_are_bounded(t: Tab, c: Cluster) -> None:
+    goes_on(c, asyncio.Event())
+    for text in ("one", "two", "three"):
+        await t.page.keyboard.press("Control+Shift+O")
+        await t.send(text)
+        await t.has(f"article.user:has-text('{text}') + article.running")
+    await t.page.keyboard.press("Control+Shift+O")
+    await t.send("four")
+    await t.has(".notice:has-text('3 answers are being streamed')")
+    assert await t.page.input_value("#message") == "four" and c.node.active == 3
+    await t.page.hover(".chats li:has-text('one')")
+    await t.click(".chats li:has-text('one') [aria-haspopup]")
+    await t.click("[role=menuitem]:has-text('Stop the answer')")
+    await until(lambda: c.node.active == 2)
+    await t.page.wait_for_selector(".notice", state="hidden")
+    await t.page.press("#message", "Enter")
+    await t.has("article.user:has-text('four') + article.running")
+
+
+async def test_a_chat_that_is_deleted_while_it_is_answered_does_not_come_back(
+    t: Tab, c: Cluster
+) -> None:
+    goes_on(c, asyncio.Event())
+    await t.send("gone")
+    await t.has("article.running .markdown:has-text('goes on')")
+    await t.page.hover(".chats li")
+    await t.click(".chats [aria-haspopup]")
+    await t.click("[role=menuitem]:has-text('Delete')")
+    await t.click("dialog button.danger")
+    await until(lambda: c.node.active == 0)
+    await t.has(".welcome")
+    await t.page.reload()
+    await t.has(".welcome")
+    assert await t.page.locator(".chats .title").count() == 0
+
+
+async def test_an_answer_that_a_closed_page_has_cut_off_says_so(t: Tab, c: Cluster) -> None:
+    goes_on(c, asyncio.Event())
+    await t.send("go on")
+    await t.has("article.running .markdown:has-text('goes on')")
+    await t.page.reload()
+    await t.has("article:not(.running) .note:has-text('Incomplete')")
+    c.node.script = None
+    await t.click("[aria-label='Answer again']")
+    await t.has(".versions:has-text('2/2')")
+    assert await t.answer() == "hello world"
 
 
 async def test_markdown_is_shown(t: Tab, c: Cluster) -> None:

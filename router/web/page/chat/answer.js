@@ -16,6 +16,7 @@ export async function stream(message, body, signal, changed) {
       take(message, event, clock);
       changed();
     }
+    if (message.ended === "interrupted") delete message.ended;
   } finally {
     message.stats = clock.stats();
   }

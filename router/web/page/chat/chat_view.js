@@ -1,23 +1,28 @@
-// The chat: one conversation, the answer that is being streamed into it, and the message field.
+// The chat: the conversation that is shown, and the message field.
 
 import { announce, el, icon, iconButton, relabel } from "../dom.js";
 import { ServerError } from "../server.js";
 import { bodyOf, stream } from "./answer.js";
-import { add, choose, messagesUpTo, newChat, path, remove, siblings } from "./conversation.js";
+import { add, choose, messagesUpTo, newChat, path, remove, siblings, titleOf }
+  from "./conversation.js";
 import { MessageView } from "./message_view.js";
+import { MOST, RunningAnswers } from "./running.js";
 import { defaults, showSettings } from "./settings.js";
 
 const SAVE_EVERY = 2_000;
 const ANNOUNCED = 600;  // characters of an answer that are read out
 
 export class ChatView {
-  /** `changed` is called when the chat was kept; `model` returns the name of the chosen model. */
+  /** `changed` is called with the shown chat when one was kept, or has a new answer; `model` returns
+   * the name of the chosen model. */
   constructor(store, model, changed) {
     this.store = store;
     this.model = model;
     this.changed = changed;
     this.views = new Map();
-    this.running = null;  // { message, controller }
+    this.answers = new RunningAnswers();
+    this.unseen = new Set();  // ids of chats with an answer that ended while another was shown
+    this.drafts = new Map();  // messages that were begun and not sent, by chat
     this.editing = null;  // the message that the next one stands beside
     this.build();
     this.start(null);
@@ -37,6 +42,7 @@ export class ChatView {
     this.banner = el("div", { class: "editing", hidden: true }, "Editing: the old version stays.",
                      el("button", { class: "quiet", type: "button", onclick: () => this.endEdit() },
                         "Cancel"));
+    this.notice = el("p", { class: "notice", role: "alert", hidden: true });
     const form = el("form", { class: "composer" }, this.field, this.button);
     form.addEventListener("submit", event => {
       event.preventDefault();
@@ -44,28 +50,53 @@ export class ChatView {
       else this.send();
     });
     this.node = el("div", { class: "chat" }, this.scroller,
-                   el("div", { class: "foot" }, this.latest, this.banner, form));
+                   el("div", { class: "foot" }, this.latest, this.notice, this.banner, form));
   }
 
   // ---- which chat ----------------------------------------------------------------------------
 
-  /** Show a kept chat, or begin a new one. */
+  /** Show a kept chat, or begin a new one. Answers of the former go on. */
   async open(id) {
-    const chat = id === null ? null : await this.store.get(id);
-    if (this.running && chat?.id === this.chat.id) return;
-    this.stop();
-    this.start(chat ?? null);
+    const kept = id === null ? null : this.answers.chat(id) ?? await this.store.get(id);
+    this.start(kept ?? null);
     this.field.focus();
   }
 
   start(chat) {
     const { sampling, system } = defaults();
-    this.chat = chat ?? newChat(sampling, system);
     this.endEdit();
+    this.keepDraft();
+    this.chat = chat ?? newChat(sampling, system);
+    this.field.value = this.drafts.get(this.draftName) ?? "";
+    this.grow();
+    this.unseen.delete(this.chat.id);
     this.views.clear();
     this.show();
     this.follow(true);
     this.changed(this.chat);
+  }
+
+  /** Chats without a message share one draft. */
+  get draftName() {
+    return Object.keys(this.chat.messages).length ? this.chat.id : "";
+  }
+
+  keepDraft() {
+    if (!this.chat) return;
+    if (this.field.value) this.drafts.set(this.draftName, this.field.value);
+    else this.drafts.delete(this.draftName);
+  }
+
+  /** The chat with this id as the page has it; undefined if it is only in the store. */
+  live(id) {
+    return this.chat.id === id ? this.chat : this.answers.chat(id);
+  }
+
+  /** Forget a chat that is deleted. */
+  forget(id) {
+    this.answers.drop(id);
+    this.unseen.delete(id);
+    this.drafts.delete(id);
   }
 
   /** Make the log the chosen path. */
@@ -73,10 +104,15 @@ export class ChatView {
     const messages = path(this.chat);
     const nodes = messages.map(message => this.viewOf(message).node);
     this.log.replaceChildren(...(nodes.length ? nodes : [welcome()]));
+    this.showRunning();
   }
 
   viewOf(message) {
-    if (!this.views.has(message.id)) this.views.set(message.id, new MessageView(message, this));
+    if (!this.views.has(message.id)) {
+      const view = new MessageView(message, this);
+      view.state = this.answers.has(message);
+      this.views.set(message.id, view);
+    }
     return this.views.get(message.id);
   }
 
@@ -84,23 +120,27 @@ export class ChatView {
     showSettings(this.chat, () => this.keep());
   }
 
-  async keep() {
-    if (!Object.keys(this.chat.messages).length) return;
-    this.savedAt = performance.now();
+  async keep(chat = this.chat) {
+    if (!Object.keys(chat.messages).length) return;
+    await this.save(chat);
+    this.changed(this.chat);
+  }
+
+  async save(chat) {
     try {
-      await this.store.put(this.chat);
+      await this.store.put(chat);
     } catch (error) {
       announce(`The chat could not be kept: ${error.message}`);
     }
-    this.changed(this.chat);
   }
 
   // ---- asking --------------------------------------------------------------------------------
 
   send() {
     const text = this.field.value.trim();
-    if (!text || this.running) return;
+    if (!text || this.running || !this.mayAsk()) return;
     const parent = this.editing ? this.editing.parent : path(this.chat).at(-1)?.id;
+    this.drafts.delete(this.draftName);
     const message = add(this.chat, parent, { role: "user", text });
     this.endEdit();
     this.field.value = "";
@@ -108,34 +148,44 @@ export class ChatView {
     this.answer(message.id);
   }
 
+  /** False, with a notice, while as many answers are streamed as may be. */
+  mayAsk() {
+    this.notice.textContent = `${MOST} answers are being streamed. Stop one, or wait for one to end.`;
+    this.notice.hidden = !this.answers.isFull;
+    return this.notice.hidden;
+  }
+
   /** Have the model answer below a message. */
   async answer(parent) {
-    const message = add(this.chat, parent, { role: "assistant", model: this.model() });
-    const controller = new AbortController();
     const { chat } = this;
-    this.running = { message, controller };
-    this.chat.model = message.model;
+    const message = add(chat, parent, { role: "assistant", model: this.model() });
+    message.ended = "interrupted";  // as it is found if the page is closed before
+    const running = this.answers.begin(chat, message);
+    chat.model = message.model;
     this.refreshVersions(message);
     this.show();
-    const view = this.viewOf(message);
-    view.state = true;
-    this.showRunning();
     this.follow(true);
+    running.savedAt = performance.now();
     this.keep();
     try {
       const messages = messagesUpTo(chat, parent);
       const body = bodyOf(messages, message.model, chat.sampling);
-      await stream(message, body, controller.signal, () => this.arrived(view));
+      await stream(message, body, running.controller.signal, () => this.arrived(running));
     } catch (error) {
       this.failed(message, error);
     }
-    this.ended(chat, view);
+    this.ended(running);
   }
 
-  arrived(view) {
-    view.refresh();
-    this.follow(false);
-    if (performance.now() - this.savedAt > SAVE_EVERY) this.keep();
+  arrived(running) {
+    if (running.chat === this.chat) {
+      this.views.get(running.message.id)?.refresh();
+      this.follow(false);
+    }
+    if (performance.now() - running.savedAt > SAVE_EVERY && !running.dropped) {
+      running.savedAt = performance.now();
+      this.save(running.chat);
+    }
   }
 
   failed(message, error) {
@@ -145,27 +195,47 @@ export class ChatView {
     }
     const { status = 500, retryAfter } = error;
     if (!(error instanceof ServerError)) console.error(error);
+    delete message.ended;
     message.error = { message: error.message, status };
     if (retryAfter) message.error.until = Date.now() + retryAfter * 1000;
   }
 
-  ended(chat, view) {
-    this.running = null;
-    view.state = false;
-    this.follow(false);
-    this.showRunning();
-    const { text, error } = view.message;
-    announce(error ? `Failed: ${error.message}` : `Answer: ${text.slice(0, ANNOUNCED)}`);
-    if (chat === this.chat) this.keep();
-    else this.store.put(chat).then(() => this.changed(this.chat));
+  ended(running) {
+    const { chat, message, dropped } = running;
+    this.answers.end(running);
+    this.notice.hidden = true;
+    if (dropped) return;
+    if (chat === this.chat) this.showEnded(message);
+    else this.noteUnseen(chat);
+    this.keep(chat);
   }
 
-  stop() {
-    this.running?.controller.abort();
+  showEnded(message) {
+    const view = this.views.get(message.id);
+    if (view) view.state = false;
+    this.follow(false);
+    this.showRunning();
+    const { text, error } = message;
+    announce(error ? `Failed: ${error.message}` : `Answer: ${text.slice(0, ANNOUNCED)}`);
+  }
+
+  noteUnseen(chat) {
+    this.unseen.add(chat.id);
+    announce(`The answer in “${titleOf(chat)}” has ended.`);
+  }
+
+  /** The answer that is being streamed into the shown path; undefined if there is none. */
+  get running() {
+    return path(this.chat).findLast(message => this.answers.has(message));
+  }
+
+  /** Stop an answer, by default the one that is shown. */
+  stop(message = this.running) {
+    if (message) this.answers.stop(message);
   }
 
   showRunning() {
-    const running = this.running !== null;
+    const running = !!this.running;
     this.button.classList.toggle("stop", running);
     relabel(this.button, running ? "stop" : "send", running ? "Stop" : "Send");
   }
@@ -177,7 +247,7 @@ export class ChatView {
   }
 
   choose(message) {
-    if (this.running || !message) return;
+    if (!message) return;
     choose(this.chat, message);
     this.show();
     this.refreshVersions(message);
@@ -190,18 +260,17 @@ export class ChatView {
   }
 
   again(message) {
-    if (!this.running) this.answer(message.parent);
+    if (this.mayAsk()) this.answer(message.parent);
   }
 
   /** Ask again in the place of an answer that failed; what had arrived stays as a version. */
   retry(message) {
-    if (this.running) return;
+    if (!this.mayAsk()) return;
     if (!message.text && !message.reasoning) remove(this.chat, message);
     this.answer(message.parent);
   }
 
   edit(message) {
-    if (this.running) return;
     this.editing = message;
     this.banner.hidden = false;
     this.field.value = message.text;
@@ -240,8 +309,8 @@ export class ChatView {
     const empty = !this.field.value;
     if (event.key === "Enter" && !event.shiftKey && !matchMedia("(pointer: coarse)").matches) {
       event.preventDefault();
-      if (!this.running) this.send();
-    } else if (event.key === "ArrowUp" && empty && !this.running) {
+      this.send();
+    } else if (event.key === "ArrowUp" && empty) {
       event.preventDefault();
       this.editLast();
     } else if (event.key === "Escape" && this.editing) {

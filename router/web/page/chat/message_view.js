@@ -4,7 +4,14 @@ import { copyButton, el, framed, iconButton } from "../dom.js";
 import { highlighted } from "../markdown/highlight.js";
 import { MarkdownView } from "../markdown/render.js";
 
-/** `actions` has the functions edit, again, choose, retry and siblings of the chat. */
+// By the reason why an answer has ended.
+const NOTES = {
+  stopped: "Stopped.",
+  length: "Ended at the limit of tokens.",
+  interrupted: "Incomplete: the page was closed before the answer had ended.",
+};
+
+/** `actions` has the functions edit, again, choose, retry, stop and siblings of the chat. */
 export class MessageView {
   constructor(message, actions) {
     this.message = message;
@@ -15,6 +22,8 @@ export class MessageView {
     this.calls = el("div", { class: "calls" });
     this.notes = el("div", { class: "notes" });
     this.bar = el("footer");
+    // Made once: a click on an element that each new token replaces would be lost.
+    this.stopButton = iconButton("stop", "Stop this answer", () => actions.stop(message));
     const name = message.role === "user" ? "You" : "Answer";
     this.node = el("article", { class: message.role, "aria-label": name, tabindex: "-1" });
     this.node.dataset.id = message.id;
@@ -62,10 +71,8 @@ export class MessageView {
       notes.push(el("p", { class: "waiting", "aria-label": "Waiting for the first token" },
                     el("i"), el("i"), el("i")));
     }
-    if (ended === "stopped") notes.push(el("p", { class: "note" }, "Stopped."));
-    if (ended === "length") {
-      notes.push(el("p", { class: "note" }, "Ended at the limit of tokens."));
-    }
+    const note = this.running ? "" : NOTES[ended];
+    if (note) notes.push(el("p", { class: "note" }, note));
     if (error && !this.running) notes.push(this.errorBox(error));
     this.notes.replaceChildren(...notes);
   }
@@ -82,7 +89,7 @@ export class MessageView {
   showBar() {
     const { message, actions, bar } = this;
     if (this.running) {
-      bar.replaceChildren();
+      if (bar.firstChild !== this.stopButton) bar.replaceChildren(this.stopButton);
       return bar;
     }
     const isUser = message.role === "user";

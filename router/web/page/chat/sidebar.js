@@ -7,10 +7,12 @@ import { fileName, fromJson, toJson, toMarkdown } from "./files.js";
 
 const PAGE = 200;  // entries that are shown at once
 
-/** `open` shows a chat by its id (null: a new one). */
+/** `view` shows the chats, and has them as they are at the moment; `open` shows one by its id (null:
+ * a new one). */
 export class Sidebar {
-  constructor(store, open) {
+  constructor(store, view, open) {
     this.store = store;
+    this.view = view;
     this.open = open;
     this.current = null;
     this.shown = PAGE;
@@ -31,8 +33,10 @@ export class Sidebar {
     const words = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
     const heads = await this.store.heads();
     const found = words.length ? await this.matching(heads, words) : heads;
+    const focused = this.focusedEntry();
     this.list.replaceChildren(...found.slice(0, this.shown).map(head => this.entry(head)));
     if (found.length > this.shown) this.list.append(this.more(found.length - this.shown));
+    if (focused) this.list.querySelector(focused)?.focus();
     this.note.textContent = this.about(found, words);
   }
 
@@ -57,42 +61,65 @@ export class Sidebar {
                            `${left} more`));
   }
 
+  /** A selector of the button in the list that has the focus, which a new list would lose. */
+  focusedEntry() {
+    const id = document.activeElement?.closest?.(".chats li")?.dataset.id;
+    if (!id || !this.list.contains(document.activeElement)) return null;
+    const button = document.activeElement.matches(".title") ? ".title" : ".icon-button";
+    return `li[data-id="${CSS.escape(id)}"] ${button}`;
+  }
+
   entry({ id, title }) {
     const name = el("button", { class: "title", type: "button", onclick: () => this.open(id),
                                 "aria-current": id === this.current ? "true" : null }, title);
     const menu = iconButton("more", `More about “${title}”`, event => this.menu(event, id, title),
                             { "aria-haspopup": "menu" });
-    return el("li", {}, name, menu);
+    return el("li", { "data-id": id }, name, this.mark(id), menu);
+  }
+
+  /** A dot beside a chat that is being answered, or has been while another one was shown. */
+  mark(id) {
+    const running = this.view.answers.inChat(id).length > 0;
+    if (!running && !this.view.unseen.has(id)) return null;
+    return el("span", { class: running ? "mark running" : "mark", role: "img",
+                        "aria-label": running ? "is being answered" : "has a new answer" });
   }
 
   menu(event, id, title) {
     const item = (name, action, kind) => el("button", { type: "button", role: "menuitem",
       class: kind, onclick: () => (menu.hidePopover(), action()) }, name);
     const menu = el("div", { popover: "auto", role: "menu", class: "menu", "aria-label": title },
+      ...this.view.answers.inChat(id).map(({ message }) =>
+        item("Stop the answer", () => this.view.stop(message))),
       item("Rename", () => this.rename(id, title)),
       item("Export as JSON", () => this.save(id, "json")),
       item("Export as Markdown", () => this.save(id, "md")),
       item("Delete", () => this.remove(id, title), "danger"));
     menu.addEventListener("keydown", moveInMenu);
     menu.addEventListener("toggle", change => change.newState === "closed" && menu.remove());
-    event.currentTarget.parentElement.append(menu);
+    this.node.append(menu);  // not to the entry, which may be made again meanwhile
     menu.showPopover();
     place(menu, event.currentTarget);
     menu.firstChild.focus();
   }
 
+  /** The chat as the page has it, else as it is kept. */
+  async chat(id) {
+    return this.view.live(id) ?? this.store.get(id);
+  }
+
   async rename(id, title) {
     const name = await asked("Rename the chat", "Title", title);
     if (!name) return;
-    const chat = await this.store.get(id);
+    const chat = await this.chat(id);
     chat.title = name;
     await this.store.put(chat);
-    if (id === this.current) this.open(id);
     this.refresh();
   }
 
   async remove(id, title) {
     if (!await confirmed(`“${title}” will be gone.`, "Delete")) return;
+    this.view.forget(id);
     await this.store.remove(id);
     announce("Chat deleted");
     if (id === this.current) this.open(null);
@@ -100,7 +127,7 @@ export class Sidebar {
   }
 
   async save(id, ending) {
-    const chat = await this.store.get(id);
+    const chat = await this.chat(id);
     if (ending === "md") download(fileName(chat, ending), "text/markdown", toMarkdown(chat));
     else download(fileName(chat, ending), "application/json", toJson([chat]));
   }
