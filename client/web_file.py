@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import httpx
 
@@ -58,17 +58,17 @@ def shown(url: str) -> str:
 def downloaded(flag: str, url: str) -> Iterator[Path]:
     """A copy of the file at ``url``, until the block ends. Raises ``TransferError``."""
     with tempfile.NamedTemporaryFile() as copy:
-        _repeat(flag, url, lambda client: _download(client, url, copy.file))
+        _repeat(flag, url, lambda client: _download(client, url, copy))
         yield Path(copy.name)
 
 
-def upload(flag: str, url: str, file: BinaryIO) -> None:
+def upload(flag: str, url: str, file: IO[bytes]) -> None:
     """PUT all of ``file``. Its length is sent ahead, as object stores want it. Raises
     ``TransferError``."""
     _repeat(flag, url, lambda client: _upload(client, url, file))
 
 
-def _download(client: httpx.Client, url: str, copy: BinaryIO) -> None:
+def _download(client: httpx.Client, url: str, copy: IO[bytes]) -> None:
     copy.seek(0)
     copy.truncate()
     with client.stream("GET", url, follow_redirects=True) as answer:
@@ -80,7 +80,7 @@ def _download(client: httpx.Client, url: str, copy: BinaryIO) -> None:
     copy.flush()
 
 
-def _upload(client: httpx.Client, url: str, file: BinaryIO) -> None:
+def _upload(client: httpx.Client, url: str, file: IO[bytes]) -> None:
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     chunks = _in_time(iter(lambda: file.read(CHUNK), b""))

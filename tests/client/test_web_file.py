@@ -154,10 +154,11 @@ def test_a_refused_transfer_is_not_repeated(store: Store, tmp_path: Path, status
 
 @pytest.mark.parametrize("flag", ["input_file", "output_file"])
 def test_an_invalid_url_is_found_before_anything_is_sent(tmp_path: Path, flag: str) -> None:
-    files = {"input_file": requests(tmp_path, "a").input_file, "output_file": "out"}
+    config = replace(requests(tmp_path, "a"), output_file="out")
     for url in ("http://", "https://[::x]/in"):
         with pytest.raises(UsageError, match=flag.replace("_", "-")):
-            run_batch(Server().client(), RunBatchConfig(**{**files, flag: url}))
+            fields: dict[str, Any] = {flag: url}
+            run_batch(Server().client(), replace(config, **fields))
 
 
 def test_what_may_be_secret_is_not_shown() -> None:

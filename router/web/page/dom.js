@@ -29,7 +29,7 @@ const SHAPES = {
   menu: "M4 7h16M4 12h16M4 17h16",
   plus: "M12 5v14M5 12h14",
   send: "M12 19V5M6 11l6-6 6 6",
-  stop: "M7 7h10v10H7z",
+  stop: "M6.5 6.5h11v11h-11z",
   copy: "M9 9h10v11H9zM5 15V4h10",
   check: "M5 13l4 4L19 7",
   edit: "M5 19l1-4L16 5l3 3L9 18zM14 7l3 3",
@@ -48,7 +48,7 @@ const SHAPES = {
 
 export function icon(name) {
   const shape = svg("path", { d: SHAPES[name] });
-  return svg("svg", { viewBox: "0 0 24 24", class: "icon", "aria-hidden": "true" }, shape);
+  return svg("svg", { viewBox: "0 0 24 24", class: `icon ${name}`, "aria-hidden": "true" }, shape);
 }
 
 /** A button that shows an icon; `label` is its name, and its tooltip. */

@@ -131,7 +131,7 @@ class Page {
       this.showModels(await listModels());
     } catch (error) {
       again = error.status === 401 ? 60_000 : 2_000;
-      this.showNoModel(error.message);
+      this.showNoModel(error);
     }
     this.searching = setTimeout(() => this.findModels(), again);
   }
@@ -147,11 +147,12 @@ class Page {
     this.picker.title = `Context of ${models[0]?.context} tokens`;
   }
 
-  showNoModel(reason) {
+  showNoModel({ status, message }) {
     this.models = [];
-    this.picker.replaceChildren(el("option", { value: "" }, "no model yet"));
+    const reason = { 0: "no connection", 401: "a key is needed" }[status] ?? "no model yet";
+    this.picker.replaceChildren(el("option", { value: "" }, reason));
     this.picker.disabled = true;
-    this.picker.title = reason;
+    this.picker.title = message;
   }
 
   onKeySaved() {
@@ -202,6 +203,7 @@ class Page {
   }
 
   alone(event, typing) {
+    if (event.key === "Escape" && document.querySelector(":popover-open")) return null;
     if (event.key === "Escape" && this.chat.running) return () => this.chat.stop();
     if (typing) return null;
     if (event.key === "?") return showShortcuts;

@@ -9,14 +9,9 @@ export class ServerError extends Error {
     this.status = status;
     this.retryAfter = retryAfter;  // seconds
   }
-
-  /** True if the same request may succeed later. */
-  get isPassing() {
-    return this.status === 0 || this.status === 408 || this.status === 429 || this.status >= 500;
-  }
 }
 
-export const LOST = "The connection to the server was lost.";
+export const LOST = "The server cannot be reached, or has broken the answer off.";
 
 let onKeyWanted = () => {};
 

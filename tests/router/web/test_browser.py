@@ -172,6 +172,9 @@ async def test_answers_at_once_are_bounded(t: Tab, c: Cluster) -> None:
     assert await t.page.input_value("#message") == "four" and c.node.active == 3
     await t.page.hover(".chats li:has-text('one')")
     await t.click(".chats li:has-text('one') [aria-haspopup]")
+    await t.page.keyboard.press("Escape")
+    assert c.node.active == 3, "the menu is closed, and no answer is stopped"
+    await t.click(".chats li:has-text('one') [aria-haspopup]")
     await t.click("[role=menuitem]:has-text('Stop the answer')")
     await until(lambda: c.node.active == 2)
     await t.page.wait_for_selector(".notice", state="hidden")

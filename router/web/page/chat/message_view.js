@@ -93,6 +93,10 @@ export class MessageView {
       return bar;
     }
     const isUser = message.role === "user";
+    if (message.error && !message.text) {  // "Try again" is all there is to do
+      bar.replaceChildren(...this.versions());
+      return bar;
+    }
     const more = isUser ? iconButton("edit", "Edit", () => actions.edit(message)) :
       iconButton("again", "Answer again", () => actions.again(message));
     bar.replaceChildren(...this.versions(), copyButton("Copy", () => message.text), more,

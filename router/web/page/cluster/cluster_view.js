@@ -86,8 +86,11 @@ export class ClusterView {
     const { context } = this.model();
     const fitting = LENGTHS.filter(length => length <= context - 300);
     const lengths = fitting.length ? fitting : [Math.max(1, Math.floor(context / 2))];
-    const chosen = Number(this.length.value) || lengths.findLast(length => length <= USUAL);
-    if (this.length.children.length === lengths.length) return;
+    this.length.hidden = !context;  // no model is known yet
+    const before = Number(this.length.value);
+    const chosen = lengths.includes(before) ? before : lengths.findLast(each => each <= USUAL);
+    if (this.length.dataset.lengths === String(lengths)) return;
+    this.length.dataset.lengths = lengths;
     this.length.replaceChildren(...lengths.map(length =>
       el("option", { value: length, selected: length === chosen }, `${number(length)} tokens`)));
   }
