@@ -57,15 +57,31 @@ USED_BY_PD_SERVER = {
     "insecure",
     "stats_interval",
 }
+# What the commands are for.
+SECTIONS = {
+    "Serve a model": ("serve", "router", "prefill-node", "decode-node"),
+    "Use one": ("chat", "complete", "run-batch"),
+    "Look after a cluster": ("nodes", "doctor"),
+    "Other commands": ("bench", "completion"),
+}
 
 
 @click.group(
     cls=HelpfulGroup,
+    sections=SECTIONS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 90},
 )
 @click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:
-    """Serve large language models with prefill and decode apart."""
+    """Serve large language models with prefill and decode apart.
+
+    \b
+    tandem serve builtin   serves the built-in model, with a page for browsers, at
+                           http://127.0.0.1:8000
+    tandem chat builtin    chats with it on this terminal
+    tandem serve --help    shows the options of a command; without a command,
+                           options are those of serve
+    """
     from .shared.process.lifeline import LIFELINE_FD, READY_FD, WORKER
 
     known = {*option_variables(), LIFELINE_FD, READY_FD, WORKER}

@@ -48,7 +48,11 @@ def server_options() -> list[click.Parameter]:
             help="Folder, file or name of a model whose tokenizer is used instead of the server's "
             "/tokenize.",
         ),
-        several("--header", metavar="KEY=VALUE...", help="Headers of each request."),
+        several(
+            "--header",
+            metavar="KEY=VALUE...",
+            help="Headers of each request. The variable OPENAI_API_KEY is sent as the key.",
+        ),
         flag("--insecure", help="Do not check the certificate of an https URL."),
         text("--extra-body", metavar="JSON", help="Fields that are added to each request."),
     ]

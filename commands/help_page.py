@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,15 +100,17 @@ class HelpfulCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups = option_groups(self.params)
-        if sum(len(group.options) for group in groups) <= MANY:
+        names = [group.name for group in groups]
+        models = [group for group in groups if "server" in names and group.name in OF_MODELS]
+        if not models and sum(len(group.options) for group in groups) <= MANY:
             for group in groups:
                 write_group(formatter, group, titled=len(groups) > 1)
             return
-        if any(group.name == "server" for group in groups):
-            own = [group for group in groups if group.name not in OF_MODELS]
-            for group in own:
-                write_group(formatter, group)
-            groups = [group for group in groups if group.name in OF_MODELS]
+        if models:
+            for group in groups:
+                if group not in models:
+                    write_group(formatter, group)
+            groups = models
         else:
             options = {option.name: option for group in groups for option in group.options}
             common = [options[name] for name in COMMON if name in options]
@@ -140,20 +142,36 @@ class HelpfulCommand(click.Command):
 
 
 class HelpfulGroup(click.Group):
-    """Commands that are listed with their whole first sentence."""
+    """Commands that are listed with their whole first sentence, and under the titles of
+    ``sections``."""
 
     command_class = HelpfulCommand
     group_class = type
 
+    def __init__(
+        self, *args: Any, sections: Mapping[str, Sequence[str]] | None = None, **settings: Any
+    ) -> None:
+        super().__init__(*args, **settings)
+        self.sections = sections or {}
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for group in option_groups(self.params):
+        for group in option_groups(self.get_params(ctx)):
             write_group(formatter, group)
         self.format_commands(ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = [(name, _first_sentence(made)) for name, made in sorted(self.commands.items())]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
+        left = dict(sorted(self.commands.items()))
+        for title, names in self.sections.items():
+            _write_commands(formatter, title, {name: left.pop(name) for name in names})
+        if left:
+            _write_commands(formatter, "Commands", left)
+
+
+def _write_commands(
+    formatter: click.HelpFormatter, title: str, commands: dict[str, click.Command]
+) -> None:
+    with formatter.section(title):
+        formatter.write_dl([(name, _first_sentence(made)) for name, made in commands.items()])
 
 
 def _first_sentence(command: click.Command) -> str:

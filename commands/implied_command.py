@@ -12,6 +12,7 @@ IMPLIED = "serve"
 def with_command(root: click.Command, arguments: Sequence[str]) -> list[str]:
     """``arguments``, behind ``serve`` if they begin with an option other than those of ``tandem``
     itself, as vLLM.rs takes them."""
-    own = {"-h", *(name for made in root.get_params(click.Context(root)) for name in made.opts)}
+    context = click.Context(root, **root.context_settings)
+    own = {name for made in root.get_params(context) for name in made.opts}
     implied = arguments[:1] and arguments[0].startswith("-") and arguments[0] not in own
     return [IMPLIED, *arguments] if implied else [*arguments]

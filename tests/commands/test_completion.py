@@ -120,9 +120,14 @@ class Terminal:
 
     def __init__(self, command: list[str], folder: Path, environment: dict[str, str]) -> None:
         self._end, end = pty.openpty()
-        streams = {"stdin": end, "stdout": end, "stderr": end}
         self._process = subprocess.Popen(
-            command, cwd=folder, env=environment, start_new_session=True, **streams
+            command,
+            stdin=end,
+            stdout=end,
+            stderr=end,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
         )
         os.close(end)
 

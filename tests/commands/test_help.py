@@ -32,6 +32,18 @@ def test_help_fits_in_80_columns_and_shows_every_option(name: str) -> None:
     assert [flag for flag in flags if flag not in every] == []
 
 
+def test_the_first_page_shows_how_to_begin_and_every_command() -> None:
+    text = shown("--help")
+    assert "tandem serve builtin" in text and "-h, --help" in text
+    first = {line.split()[0] for line in text.splitlines() if re.match("  [a-z]", line)}
+    assert cli.commands.keys() <= first
+
+
+@pytest.mark.parametrize("name", ["chat", "complete", "run-batch"])
+def test_options_of_the_engine_are_left_to_those_who_ask(name: str) -> None:
+    assert "--max-num-seqs" not in shown(name, "--help") and "engine" in shown(name, "--help")
+
+
 def test_a_long_help_begins_with_what_most_need() -> None:
     short = shown("serve", "--help")
     assert len(short.splitlines()) < 110
