@@ -261,7 +261,7 @@ def test_without_a_command_the_help_is_shown() -> None:
         [sys.executable, "-P", "-m", "tandem"], capture_output=True, text=True, timeout=45
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert "\nCommands:\n" in done.stdout
+    assert "\nServe a model:\n" in done.stdout
 
 
 @pytest.mark.parametrize(
