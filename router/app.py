@@ -197,7 +197,10 @@ class App:
         if options.batch_dir is None:
             return None
         answers = BackgroundAnswers(
-            self.handler, openai_batches.ENDPOINTS, self._access.owner_named, self._usage
+            self.handler,
+            lambda endpoint, owner: openai_batches.surface_of(endpoint, owner, self.services),
+            self._access.owner_named,
+            self._usage,
         )
         return Batches(Path(options.batch_dir), options, answers)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from ...shared.telemetry.logs import logger
@@ -24,24 +24,25 @@ log = logger("router")
 
 
 class BackgroundAnswers:
-    """Serves requests that come from no connection; errors become answers too. They count against
-    the limits of the key that ``owner_named`` finds, and in its usage."""
+    """Serves requests that come from no connection; errors become answers too. ``surface_of`` makes
+    the surface of an endpoint for an owner. Requests count against the limits of the key that
+    ``owner_named`` finds, and in its usage."""
 
     def __init__(
         self,
         handler: GenerateHandler,
-        surfaces: Mapping[str, Surface],
+        surface_of: Callable[[str, str], Surface],
         owner_named: Callable[[str], KeyOwner],
         usage: KeyUsage,
     ) -> None:
         self._handler = handler
-        self._surfaces = surfaces
+        self._surface_of = surface_of
         self._owner_named = owner_named
         self._usage = usage
 
     async def __call__(self, endpoint: str, line: bytes, owner: str) -> BackgroundAnswer:
         """The answer to the body in a line, which has been validated."""
-        surface = self._surfaces[endpoint]
+        surface = self._surface_of(endpoint, owner)
         access = AccessRecord("POST", surface.path)
         access.key = owner
         client = DetachedRequest(self._owner_named(owner), access, [])

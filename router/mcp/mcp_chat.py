@@ -9,7 +9,7 @@ from typing import Any
 from ...shared.errors import UnavailableError
 from ..errors import invalid
 from ..generation import GenerationRequest
-from ..openai.chat_request import parse_chat
+from ..openai.chat_request import count_chat_tokens, parse_chat
 from ..openai.surfaces import ChatCompletions
 from ..options import RouterOptions
 from ..requests.mcp_names import model_name
@@ -40,16 +40,37 @@ class McpChat:
     ) -> GenerationRequest:
         """Check a body, and tokenize it; ``approvals`` are those of an API that has them. Raises
         ``RequestError``."""
-        tools = body.get("tools") if isinstance(body, dict) else None
-        if isinstance(tools, list) and any(map(is_mcp, tools)):
+        if _names_servers(body):
             return self._with_rounds(body, model, options, most_calls, approvals)
         if approvals is not None:
             _check_answers(approvals.answers, Offered(body))
-        if self._servers is not None and options.mcp_offer_tools and _has_no_tools(body):
-            listings = self._servers.listings.values()
-            offered = [as_function(each.label, tool) for each in listings for tool in each.tools]
-            body = body | {"tools": offered}
-        return parse_chat(body, model, options)
+        return parse_chat(self._with_offer(body, options), model, options)
+
+    def count_tokens(self, body: Any, model: ServedModel, options: RouterOptions) -> int:
+        """The length of a chat's prompt. Raises ``RequestError``."""
+        if _names_servers(body):
+            body = self._replaced(body, set(), approvals=True)[1].body
+        return count_chat_tokens(self._with_offer(body, options), model, options)
+
+    def _with_offer(self, body: Any, options: RouterOptions) -> Any:
+        """The body with the tools of all servers, if it has none and the operator wants that."""
+        if self._servers is None or not options.mcp_offer_tools or not _has_no_tools(body):
+            return body
+        listings = self._servers.listings.values()
+        offered = [as_function(each.label, tool) for each in listings for tool in each.tools]
+        return body | {"tools": offered}
+
+    def _replaced(
+        self, body: dict[str, Any], ignored: set[str], *, approvals: bool
+    ) -> tuple[McpServers, Offered]:
+        """The servers, and the body with functions instead of their tools."""
+        if self._servers is None:
+            param = f"tools[{next(i for i, tool in enumerate(body['tools']) if is_mcp(tool))}].type"
+            message = f"'{param}': tools of MCP servers need a router with --mcp-config."
+            raise invalid(message, param, "unsupported_value")
+        _check_alone(body)
+        listings = self._servers.listings
+        return self._servers, offer_tools(body, listings, ignored, approvals=approvals)
 
     def _with_rounds(
         self,
@@ -59,14 +80,8 @@ class McpChat:
         most_calls: int | None,
         approvals: RequestApprovals | None,
     ) -> GenerationRequest:
-        if self._servers is None:
-            param = f"tools[{next(i for i, tool in enumerate(body['tools']) if is_mcp(tool))}].type"
-            message = f"'{param}': tools of MCP servers need a router with --mcp-config."
-            raise invalid(message, param, "unsupported_value")
-        _check_alone(body)
-        servers, ignored = self._servers, set[str]()
-        allowed = approvals is not None
-        offered = offer_tools(body, servers.listings, ignored, approvals=allowed)
+        ignored: set[str] = set()
+        servers, offered = self._replaced(body, ignored, approvals=approvals is not None)
         if approvals is not None:
             _check_answers(approvals.answers, offered)
 
@@ -96,6 +111,11 @@ class McpChatCompletions(ChatCompletions):
 
     def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
         return self._chat.parse(body, model, options)
+
+
+def _names_servers(body: Any) -> bool:
+    tools = body.get("tools") if isinstance(body, dict) else None
+    return isinstance(tools, list) and any(map(is_mcp, tools))
 
 
 def _has_no_tools(body: Any) -> bool:

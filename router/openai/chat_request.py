@@ -16,7 +16,7 @@ from ..errors import invalid
 from ..generation import EncodedPrompt, GenerationRequest, TextOptions, new_tokens
 from ..options import RouterOptions
 from ..requests.body_model import INT32, NAMED_BOOLEAN, WHOLE
-from ..requests.context import check_context, encode_chat
+from ..requests.context import ContextError, check_context, encode_chat
 from ..requests.reasoning_options import limit_thinking, prompt_opens_reasoning, reasoning_of
 from ..requests.response_size import ResponseSize
 from ..requests.template_variables import TemplateVariables, check_template_variables
@@ -137,6 +137,21 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> Generat
     )
 
 
+def count_chat_tokens(body: Any, model: ServedModel, options: RouterOptions) -> int:
+    """The length of a chat's prompt, which may be longer than the context. Raises
+    ``RequestError``."""
+    ignored: set[str] = set()
+    chat = ChatCompletionRequest.read(body, ignored)
+    model.check_name(chat.model)
+    template = read_template(chat.chat_template, model, options)
+    tools = _tools(chat, model, options, ignored, template, former=asks_for_functions(chat))
+    messages = read_messages(chat.messages, model, ignored, template)
+    try:
+        return len(_encoded(chat, messages, model, tools, template, counted=True))
+    except ContextError as error:
+        return error.length
+
+
 def _tools(
     chat: ChatCompletionRequest,
     model: ServedModel,
@@ -164,7 +179,21 @@ def _prompt(
 ) -> list[int]:
     """The tokens of the prompt; at most ``most`` if the request has it truncated."""
     truncation = read_truncation(chat, most)
-    tokens = encode_chat(
+    tokens = _encoded(chat, messages, model, tools, template, counted=truncation is not None)
+    return tokens if truncation is None else truncation.cut(tokens)
+
+
+def _encoded(
+    chat: ChatCompletionRequest,
+    messages: list[dict[str, Any]],
+    model: ServedModel,
+    tools: ToolRequest,
+    template: ChatTemplate | None,
+    *,
+    counted: bool,
+) -> list[int]:
+    """All tokens of the prompt; one that is only counted, or cut, may exceed the context."""
+    return encode_chat(
         messages,
         model,
         variables=_template_variables(chat),
@@ -173,9 +202,8 @@ def _prompt(
         add_special_tokens=chat.add_special_tokens,
         continue_final_message=chat.continue_final_message,
         template=template,
-        truncated=truncation is not None,
+        truncated=counted,
     )
-    return tokens if truncation is None else truncation.cut(tokens)
 
 
 def _constrain(

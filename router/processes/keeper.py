@@ -37,7 +37,7 @@ from .merged_usage import MergedUsage
 from .node_messages import KeptCommands, KeptNodes, PlacedLoads, introduce, pack_loads, unpack_loads
 from .process_link import Link, LinkClosedError, Topic
 from .registry_front import RegistryFront
-from .shared_responses import refusal_of
+from .shared_responses import NO_ITEMS, refusal_of
 from .worker_process import WorkerProcess
 
 log = logger("router")
@@ -223,6 +223,7 @@ class Keeper:
                 Topic.OVERVIEW: overview,
                 Topic.RESPONSE: partial(self._pass_on, Topic.RESPONSE),
                 Topic.APPROVAL: partial(self._pass_on, Topic.APPROVAL),
+                Topic.ITEMS: partial(self._pass_on, Topic.ITEMS),
             },
         )
 
@@ -303,8 +304,10 @@ class Keeper:
         return b"{}"
 
     async def _pass_on(self, topic: Topic, question: bytes) -> bytes:
-        """What the worker that has a response or an approval answers."""
+        """What the worker answers whose number comes first in a question."""
         worker = self._workers[json.loads(question)[0]]
+        if worker.link is None and topic is Topic.ITEMS:
+            return NO_ITEMS
         try:
             if worker.link is None:
                 raise LinkClosedError("The process that had this response has ended.")

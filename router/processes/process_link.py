@@ -54,6 +54,7 @@ class Topic(enum.IntEnum):
     RESPONSE = 42
     OVERVIEW = 43
     APPROVAL = 44
+    ITEMS = 45
 
 
 class _MessageKind(enum.IntEnum):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Collection
 from typing import Any
 
 from ...shared.errors import UnavailableError
@@ -12,9 +13,11 @@ from ..errors import ApiError
 from ..http.encoding import encode
 from ..options import RouterOptions
 from ..responses.background_runs import BackgroundRuns
+from ..responses.input_items import Item
 from ..responses.response_store import ResponseStore, StoredResponse
 from .process_link import ANSWER_SECONDS, Link, Topic
 
+NO_ITEMS = b'{"items": {}}'
 MARK = 2  # hexadecimal digits at the end of an id
 
 
@@ -41,14 +44,26 @@ class SharedResponses(ResponseStore):
         number = self.keeper_of(response_id)
         if number is None or _on(self._loop):
             return super().get(response_id, owner, param)
-        question = json.dumps([number, response_id, owner, param]).encode()
-        asked = asyncio.run_coroutine_threadsafe(
-            self._link.ask(Topic.RESPONSE, question), self._loop
-        )
-        told = json.loads(asked.result(2 * ANSWER_SECONDS))
+        told = self._ask(Topic.RESPONSE, [number, response_id, owner, param], param)
+        return StoredResponse(owner=owner, body={}, items=[], **told)
+
+    def items(self, ids: Collection[str], owner: str) -> dict[str, Item]:
+        """Those of this worker and of the others. Runs in the threads that parse requests."""
+        found = super().items(ids, owner)
+        for number in range(self._workers):
+            missing = [item_id for item_id in ids if item_id not in found]
+            if missing and number != self._number:
+                found |= self._ask(Topic.ITEMS, [number, missing, owner])["items"]
+        return found
+
+    def _ask(self, topic: Topic, question: list[Any], param: str | None = None) -> dict[str, Any]:
+        """Another worker's answer. Raises ``ApiError`` if it refuses, or does not answer."""
+        asking = self._link.ask(topic, json.dumps(question).encode())
+        asked = asyncio.run_coroutine_threadsafe(asking, self._loop)
+        told: dict[str, Any] = json.loads(asked.result(2 * ANSWER_SECONDS))
         if "refused" in told:
             raise ApiError(told["status"], told["refused"], param=param, code=told["code"])
-        return StoredResponse(owner=owner, body={}, items=[], **told)
+        return told
 
 
 def marked(random_id: str, number: int) -> str:
@@ -77,6 +92,13 @@ async def describe_response(store: ResponseStore, runs: BackgroundRuns, question
         ).encode()
     fields: dict[str, Any] = {"conversation": stored.conversation, "size": stored.size}
     return b"".join(await encode(fields))
+
+
+async def describe_items(store: ResponseStore, question: bytes) -> bytes:
+    """The items of this worker that another one has asked for."""
+    _, ids, owner = json.loads(question)
+    found = await asyncio.to_thread(ResponseStore.items, store, ids, owner)
+    return b"".join(await encode({"items": found}))
 
 
 def refusal_of(error: UnavailableError) -> bytes:

@@ -29,7 +29,7 @@ from .merged_usage import describe_usage
 from .node_messages import Loads, pack_loads, take_state, unpack_loads
 from .process_link import Link, Topic
 from .shared_approvals import SharedApprovals, take_answer
-from .shared_responses import SharedResponses, describe_response
+from .shared_responses import SharedResponses, describe_items, describe_response
 from .siblings_link import LinkedSiblings
 from .worker_process import WorkerPlace
 
@@ -89,6 +89,7 @@ class Worker:
                 Topic.OVERVIEW: self._overview,
                 Topic.RESPONSE: self._response,
                 Topic.APPROVAL: self._approval,
+                Topic.ITEMS: lambda body: describe_items(self.app.services.responses, body),
             },
         )
         limits = place.folder / "limits"

@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 from ..requests.call_arguments import usable_arguments
 from ..requests.mcp_names import model_name
 from ..requests.ran_calls import outcome_text
 from .approval_items import REQUEST, RESPONSE, result_text
+from .input_items import Item, decoded
 
-Item = dict[str, Any]
+SUMMARY = "Summary of the conversation so far:\n\n"
+Message = dict[str, Any]
 
 
-def as_messages(items: list[Item]) -> list[dict[str, Any]]:
-    """Reasoning, text and calls of one turn of the model are one message."""
+def as_messages(items: list[Item]) -> list[Message]:
+    """Reasoning, text and calls of one turn of the model are one message. In a conversation that
+    was compacted, so are messages of the user without answers between them."""
     turns = _Turns(_ApprovedCalls(items))
     for item in items:
         turns.add(item)
     turns.end()
-    return turns.messages
+    compacted = any(item["type"] == "compaction" for item in items)
+    return with_alternating_turns(turns.messages) if compacted else turns.messages
+
+
+def with_alternating_turns(messages: list[Message]) -> list[Message]:
+    """Messages of the user that follow each other as one, because many templates demand it."""
+    joined: list[Message] = []
+    for role, turn in groupby(messages, lambda message: message["role"]):
+        if role == "user":
+            joined.append({"role": role, "content": "\n\n".join(m["content"] for m in turn)})
+        else:
+            joined += turn
+    return joined
+
+
+def told(instructions: str | None) -> list[Message]:
+    """The message of a request's instructions, if it has any."""
+    return [{"role": "system", "content": instructions}] if instructions else []
 
 
 class _ApprovedCalls:
@@ -68,6 +89,9 @@ class _Turns:
                 self._run(item, outcome_text(item["output"], item["error"]))
             case "mcp_approval_request":
                 self._run(item, self._approvals.result(item))
+            case "compaction":
+                text = SUMMARY + decoded(item["encrypted_content"])
+                self._append({"role": "assistant", "content": text})
 
     def end(self) -> None:
         """End the turn of the model, if one is open."""

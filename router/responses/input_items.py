@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import uuid
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from ..requests.body_model import BodyModel
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = ("input_text", "output_text", "text")
+REFERENCE, TRIGGER = "item_reference", "compaction_trigger"
 MAX_ID = 256
 MAX_REASON = 4096
 
@@ -91,21 +91,42 @@ class ReasoningItem(BodyModel):
     status: Any = None
 
 
+class ReferenceItem(BodyModel):
+    """An item of a stored response."""
+
+    type: Any = None
+    id: Annotated[str, Field(min_length=1, max_length=MAX_ID)]
+
+
+class CompactionItem(BodyModel):
+    """A summary that POST /v1/responses/compact has made."""
+
+    type: Any
+    id: Id | None = None
+    encrypted_content: Annotated[str, Field(min_length=1)]
+    created_by: Any = None
+
+
 def read_input(given: Any, ignored: set[str]) -> list[Item]:
-    """Raises ``RequestError`` for items that this server cannot use."""
+    """Check items; references, and a trigger at the end, stay such. Raises ``RequestError`` for
+    items that this server cannot use."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list):
         raise wrong_type("input", "a string or an array", given)
     if not given:
         raise invalid("Invalid 'input': empty array.", "input", "empty_array")
-    return [_item(item, f"input[{i}]", ignored) for i, item in enumerate(given)]
+    items = [_item(item, f"input[{i}]", ignored) for i, item in enumerate(given)]
+    if any(item["type"] == TRIGGER for item in items[:-1]):
+        message = f"Invalid 'input': an item of the type '{TRIGGER}' must be the last one."
+        raise invalid(message, "input", "invalid_value")
+    return items
 
 
 def _item(item: Any, param: str, ignored: set[str]) -> Item:
     if not isinstance(item, dict):
         raise wrong_type(param, "an object", item)
-    kind = item.get("type", "message" if "role" in item else "item_reference")
+    kind = item.get("type", "message" if "role" in item else REFERENCE)
     read = _KINDS.get(kind) if isinstance(kind, str) else None
     if read is None:
         message = f"Invalid '{param}': items of the type '{str(kind)[:64]}' are not supported."
@@ -211,6 +232,17 @@ def _listing(item: Item, param: str, ignored: set[str]) -> Item:
     return {"id": _id(item, "mcpl"), "type": "mcp_list_tools", "tools": []}
 
 
+def _reference(item: Item, param: str, ignored: set[str]) -> Item:
+    read = ReferenceItem.read(item, ignored, "input[].", at=param)
+    return {"id": read.id, "type": REFERENCE}
+
+
+def _compaction(item: Item, param: str, ignored: set[str]) -> Item:
+    read = CompactionItem.read(item, ignored, "input[].", at=param)
+    _decoded(read.encrypted_content, param)
+    return compaction_item(_id(item, "cmp"), read.encrypted_content)
+
+
 def _reasoning(item: Item, param: str, ignored: set[str]) -> Item:
     read = ReasoningItem.read(item, ignored, "input[].", at=param)
     texts = [part["text"] for part in read.content if isinstance(part.get("text"), str)]
@@ -223,15 +255,33 @@ def _reasoning(item: Item, param: str, ignored: set[str]) -> Item:
     }
 
 
+def compaction_item(item_id: str, content: str) -> Item:
+    """The item of a summary, which is ``encoded``."""
+    return {"id": item_id, "type": "compaction", "encrypted_content": content}
+
+
+def as_input(item: Item) -> Item:
+    """An item of an output as one of an input, which has no logprobs."""
+    if item["type"] != "message":
+        return item
+    parts = [{name: part[name] for name in part if name != "logprobs"} for part in item["content"]]
+    return item | {"content": parts}
+
+
 def encoded(text: str) -> str:
-    """Reasoning as ``encrypted_content``: opaque to clients, but no secret."""
+    """A text as ``encrypted_content``: opaque to clients, but no secret."""
     return base64.b64encode(text.encode()).decode()
+
+
+def decoded(content: str) -> str:
+    """The text that was ``encoded``. Raises ``ValueError``."""
+    return base64.b64decode(content, validate=True).decode()
 
 
 def _decoded(content: str, param: str) -> str:
     try:
-        return base64.b64decode(content, validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError, ValueError):
+        return decoded(content)
+    except ValueError:
         message = f"Invalid '{param}.encrypted_content': it is not from this server."
         raise invalid(message, "input", "invalid_value") from None
 
@@ -258,4 +308,7 @@ _KINDS: Mapping[str, Callable[[Item, str, set[str]], Item]] = {
     "mcp_approval_response": _approval_response,
     "mcp_list_tools": _listing,
     "reasoning": _reasoning,
+    "compaction": _compaction,
+    REFERENCE: _reference,
+    TRIGGER: lambda item, param, ignored: {"id": "", "type": TRIGGER},
 }

@@ -61,7 +61,7 @@ def response_body(
         "top_logprobs": asked.top_logprobs,
         "top_p": round(sampling.top_p, 6),
         "truncation": asked.truncation,
-        "usage": None if usage is None else _usage(usage),
+        "usage": None if usage is None else response_usage(usage),
         "user": _text_of(asked.user),
     }
 
@@ -71,7 +71,7 @@ def _text_of(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def response_usage(usage: Usage) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.all_cached_tokens, "cache_write_tokens": 0},

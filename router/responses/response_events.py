@@ -128,7 +128,8 @@ class ResponseEvents:
         events = b""
         if delta.reasoning:
             self._held.clear()
-            events += self._written("reasoning", delta.reasoning)
+            if self._request.include_reasoning:
+                events += self._written("reasoning", delta.reasoning)
         if self._request.logprobs is not None and not delta.reasoning and not delta.calls:
             self._held += delta.scored
         if delta.text:

@@ -32,6 +32,11 @@ SAME = (
     "ignore_eos",
     "priority",
     "cache_salt",
+    "logit_bias",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+    "include_reasoning",
+    "structured_outputs",
     "chat_template_kwargs",
     "thinking_token_budget",
     "parallel_tool_calls",
@@ -50,13 +55,21 @@ FIELD_NAMES = (
 )
 
 
-class ReasoningOptions(BodyModel):
-    """Summaries are not made; ``auto`` asks for the best that there is."""
+Summary = Literal["auto", "concise", "detailed"]
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"generate_summary": ("auto",)}
+
+class ReasoningOptions(BodyModel):
+    """Summaries are not made, whichever are asked for, as in vLLM: the reasoning itself is
+    returned."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "context": ("auto",),
+        "mode": ("standard",),
+    }
 
     effort: Annotated[str, Field(max_length=64)] | None = None
-    summary: Literal["auto"] | None = None
+    summary: Summary | None = None
+    generate_summary: Summary | None = None
 
 
 class TextFormat(BodyModel):
@@ -84,9 +97,16 @@ class CreateResponseRequest(BodyModel):
         "background_options": ({},),
         "context_management": ([],),
         "conversation": (),
+        "ec_transfer_params": (),
+        "enable_response_messages": (False,),
         "image": (),
+        "kv_transfer_params": (),
+        "media_io_kwargs": ({},),
+        "mm_processor_kwargs": ({},),
         "moderation": (),
+        "previous_input_messages": (),
         "prompt": (),
+        "vllm_xargs": ({},),
     }
 
     model: Any = None
@@ -127,6 +147,11 @@ class CreateResponseRequest(BodyModel):
     ignore_eos: Any = None
     priority: Any = None
     cache_salt: Any = None
+    logit_bias: Any = None
+    skip_special_tokens: Any = None
+    include_stop_str_in_output: Any = None
+    include_reasoning: Any = None
+    structured_outputs: Any = None
     chat_template_kwargs: Any = None
     thinking_token_budget: Any = None
     # No effect: obfuscation, and fields of OpenAI's accounting.
@@ -158,16 +183,20 @@ def check_response(asked: CreateResponseRequest, ignored: set[str]) -> None:
         message = f"'top_logprobs' needs '{LOGPROBS}' in 'include'."
         raise invalid(message, "top_logprobs", "invalid_value")
     if asked.background and not asked.store:
-        message = "'background' needs 'store': the response is read later."
+        message = "background can only be used when `store` is true."
         raise invalid(message, "background", "invalid_value")
     ReasoningOptions.read(asked.reasoning, ignored, "reasoning.", at="reasoning")
     TextConfig.read(asked.text, ignored, "text.", at="text")
 
 
-def chat_body(asked: CreateResponseRequest, messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """The body of the chat completion that computes a response."""
+def chat_body(
+    asked: CreateResponseRequest, messages: list[dict[str, Any]], *, is_partial: bool
+) -> dict[str, Any]:
+    """The body of the chat completion that computes a response, which continues the last message
+    if that ``is_partial``."""
     body = {name: getattr(asked, name) for name in SAME}
     body["messages"] = messages
+    body["continue_final_message"] = is_partial
     body["max_completion_tokens"] = asked.max_output_tokens
     body["reasoning_effort"] = asked.reasoning.get("effort")
     body["response_format"] = _response_format(asked.text.get("format"))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from ..errors import ApiError
 from .event_log import EventLog
+from .input_items import Item, as_input
 
 # Of all stored texts and events.
 MAX_BYTES = 128 << 20
@@ -26,8 +28,8 @@ class StoredResponse:
 
     owner: str
     body: dict[str, Any]
-    items: list[dict[str, Any]]
-    conversation: list[dict[str, Any]]
+    items: list[Item]
+    conversation: list[Item]
     size: int
     log: EventLog | None = None
 
@@ -62,6 +64,20 @@ class ResponseStore:
         if found is None or found.owner != owner or expires <= self._clock():
             message = f"Response with id '{response_id[:64]}' not found."
             raise ApiError(404, message, param=param, code="response_not_found")
+        return found
+
+    def items(self, ids: Collection[str], owner: str) -> dict[str, Item]:
+        """The items of these ids, as far as they are stored; of several with one id, the newest.
+        Runs in a thread, since there may be many."""
+        wanted, found, now = set(ids), dict[str, Item](), self._clock()
+        for response, expires in reversed(list(self._stored.values())):
+            if not wanted or expires <= now:  # the older ones have expired as well
+                break
+            if response.owner == owner:
+                for item in chain(response.body["output"], reversed(response.items)):
+                    if item["id"] in wanted:
+                        wanted.remove(item["id"])
+                        found[item["id"]] = as_input(item)
         return found
 
     def delete(self, response_id: str, owner: str) -> None:

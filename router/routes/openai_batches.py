@@ -12,20 +12,30 @@ from ..embeddings.embedding_surface import Embeddings
 from ..http.json_body import parse_json
 from ..openai.answers import OpenAIError
 from ..openai.surfaces import ChatCompletions, Completions
+from ..responses.continued_conversation import Conversations
+from ..responses.response_surface import BatchedResponses
 from ..surface import Surface
 from .documentation import documented, documented_errors
 from .guards import KEY_CHECKED
-from .services import Exchange, RouterServices
+from .services import Exchange, RouterServices, Services
 from .stored import BatchFolder, Owner, page_of, page_parameters
 
 MODELS = (CreateBatchRequest, ResultsExpireAfter, BatchObject)
 SURFACES: tuple[Surface, ...] = (ChatCompletions(), Completions(), Embeddings())
-ENDPOINTS = {surface.path: surface for surface in SURFACES}
+ENDPOINTS = (*(surface.path for surface in SURFACES), BatchedResponses.path)
 MAX_LISTED, LISTED = 100, 20
 
 router = APIRouter(
     tags=["openai"], dependencies=KEY_CHECKED, responses=documented_errors(OpenAIError)
 )
+
+
+def surface_of(endpoint: str, owner: str, services: Services) -> Surface:
+    """The surface of a line in a batch of ``owner``."""
+    if endpoint == BatchedResponses.path:
+        conversations = Conversations(services.responses, services.runs, services.approvals, owner)
+        return BatchedResponses(services.chat, conversations)
+    return next(surface for surface in SURFACES if surface.path == endpoint)
 
 
 @router.post("/v1/batches", **documented(CreateBatchRequest, BatchObject))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
@@ -13,13 +13,20 @@ from ..http.encoding import encode
 from ..http.exchange import JSON_TYPE, HttpExchange
 from ..openai.answers import OpenAIError
 from ..requests.body_errors import check_integer
+from ..responses.compaction import CompactedResponse, Compaction, CompactResponseRequest
+from ..responses.continued_conversation import Conversations
 from ..responses.event_log import EventLog
+from ..responses.input_tokens import (
+    CountInputTokensRequest,
+    InputTokenCount,
+    input_token_counter,
+)
 from ..responses.response_body import ENDED
 from ..responses.response_request import CreateResponseRequest
 from ..responses.response_surface import Responses
 from .documentation import documented, documented_errors
 from .guards import KEY_CHECKED
-from .responses import GenerationResponse
+from .responses import ComputedResponse, GenerationResponse
 from .services import Exchange, RouterServices, Services
 from .stored import Owner, page_of, page_parameters, query_parameter
 
@@ -84,7 +91,15 @@ class InputItemList(BaseModel):
     has_more: bool
 
 
-MODELS = (CreateResponseRequest, ResponseObject, ResponseEvent)
+MODELS = (
+    CreateResponseRequest,
+    ResponseObject,
+    ResponseEvent,
+    CompactResponseRequest,
+    CompactedResponse,
+    CountInputTokensRequest,
+    InputTokenCount,
+)
 LIST_PARAMETERS = {"parameters": page_parameters(MAX_LISTED, LISTED)}
 STREAM_PARAMETERS = {
     "parameters": [
@@ -129,11 +144,37 @@ class EventsResponse(Response):
         await self._handler.follow(self._exchange, self._events)
 
 
+async def _conversations(services: RouterServices, owner: Owner) -> Conversations:
+    return Conversations(services.responses, services.runs, services.approvals, owner)
+
+
+OwnConversations = Annotated[Conversations, Depends(_conversations)]
+
+
 @router.post(Responses.path, **documented(CreateResponseRequest, ResponseObject, ResponseEvent))
-async def create_response(exchange: Exchange, services: RouterServices, owner: Owner) -> Response:
+async def create_response(
+    exchange: Exchange, services: RouterServices, conversations: OwnConversations
+) -> Response:
     """Generate the next turn of a conversation, which the router may keep."""
-    surface = Responses(services.chat, services.responses, services.runs, services.approvals, owner)
+    surface = Responses(services.chat, conversations)
     return GenerationResponse(exchange, services.handler, surface)
+
+
+@router.post(Compaction.path, **documented(CompactResponseRequest, CompactedResponse))
+async def compact_conversation(
+    exchange: Exchange, services: RouterServices, conversations: OwnConversations
+) -> Response:
+    """The user's messages of a conversation, and a summary of the rest, which the model writes."""
+    return GenerationResponse(exchange, services.handler, Compaction(conversations))
+
+
+@router.post("/v1/responses/input_tokens", **documented(CountInputTokensRequest, InputTokenCount))
+async def count_input_tokens(
+    exchange: Exchange, services: RouterServices, conversations: OwnConversations
+) -> Response:
+    """The number of tokens that a response's prompt would have."""
+    count = input_token_counter(services.chat, conversations, services.options)
+    return ComputedResponse(exchange, services.handler, count)
 
 
 @router.get(

@@ -21,7 +21,7 @@ from tandem.shared.config.limits import BACKGROUND_PRIORITY
 from tandem.tests.router.support import Cluster, cluster, until
 
 CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
-EMBEDDINGS = "/v1/embeddings"
+EMBEDDINGS, RESPONSES = "/v1/embeddings", "/v1/responses"
 HI = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
 
 
@@ -110,6 +110,33 @@ async def test_a_batch_is_answered_and_its_failures_are_apart(tmp_path: Path) ->
         assert [one.id async for one in client.batches.list()] == [batch.id]
         with pytest.raises(openai.ConflictError):
             await client.batches.cancel(batch.id)
+
+
+async def test_a_batch_of_responses_which_are_not_stored(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, client):
+        first = await client.responses.create(input="one")
+        bodies: list[dict[str, Any]] = [
+            {"input": "hi", "previous_response_id": first.id},
+            {"input": "hi", "store": True},
+            {"input": "hi", "background": True},
+            {"input": [{"type": "item_reference", "id": "x"}]},
+        ]
+        lines = [
+            {"custom_id": f"{i}", "method": "POST", "url": RESPONSES, "body": body}
+            for i, body in enumerate(bodies)
+        ]
+        batch = await ended(client, await create(client, jsonl(*lines), endpoint=RESPONSES))
+        [found] = parsed((await client.files.content(batch.output_file_id)).text)
+        body = found["response"]["body"]
+        assert body["status"] == "completed" and not body["store"]
+        assert first.usage and body["usage"]["input_tokens"] > first.usage.input_tokens
+        assert batch.usage.total_tokens == body["usage"]["total_tokens"]
+        wrong = parsed((await client.files.content(batch.error_file_id)).text)
+        assert [one["response"]["status_code"] for one in wrong] == [400, 400, 404]
+        named = [one["response"]["body"]["error"]["param"] for one in wrong]
+        assert named == ["store", "background", "input"]
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(body["id"])
 
 
 async def test_a_batch_of_embeddings(tmp_path: Path) -> None:

@@ -207,12 +207,17 @@ async def test_two_workers_are_one_router(tmp_path: Path) -> None:
             assert [answer.json() for answer in shown] == [response] * 4
             more = [await router.respond(previous_response_id=response["id"]) for _ in range(2)]
             assert all(one["previous_response_id"] == response["id"] for one in more)
+            named = [{"type": "item_reference", "id": response["output"][0]["id"]}]
+            more += [await router.respond(input=named, store=False) for _ in range(2)]
+            assert all(one["usage"]["input_tokens"] > 0 for one in more)
+        unknown = {"input": [{"type": "item_reference", "id": "x"}]}
+        assert (await router.request("POST", "/v1/responses", json=unknown)).status_code == 404
         gone = f"/v1/responses/{made[0]['id']}"
         assert (await router.request("DELETE", gone)).json()["deleted"]
         assert {(await router.request("GET", gone)).status_code for _ in range(4)} == {404}
 
         # Each series is on the page once, with the sum over both.
-        count = len(made) + 8
+        count = len(made) + 16
         assert await router.sum_of("vllm:e2e_request_latency_seconds_count") == [count]
         assert await router.sum_of("tandem_node_up") == [1.0]
         usage = await router.usage()

@@ -98,12 +98,15 @@ async def test_others_and_unsupported_fields_are_rejected(tmp_path: Path) -> Non
             {"top_logprobs": 2},
             {"truncation": "sometimes"},
             {"text": {"verbosity": "low"}},
-            {"reasoning": {"summary": "detailed"}},
+            {"reasoning": {"summary": "long"}},
+            {"reasoning": {"mode": "pro"}},
+            {"prompt": {"id": "pmpt_1"}},
+            {"conversation": "conv_1"},
+            {"extra_body": {"vllm_xargs": {"a": 1}}},
             {"metadata": {"a" * 65: "x"}},
             {"max_tool_calls": 0},
             {"tools": [{"type": "web_search"}]},
             {"input": []},
-            {"input": [{"type": "item_reference", "id": "x"}]},
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             {"temperature": 9},
             {"max_output_tokens": 0},
@@ -111,6 +114,25 @@ async def test_others_and_unsupported_fields_are_rejected(tmp_path: Path) -> Non
         for fields in wrong:
             with pytest.raises(openai.BadRequestError):
                 await client.responses.create(**({"input": "hi"} | fields))
+
+
+async def test_fields_of_vllm_and_summaries_of_reasoning(tmp_path: Path) -> None:
+    async with served(tmp_path, reasoning_parser="qwen3") as (c, client):
+        c.node.reply = c.encode("<think>one</think>two")
+        made = await client.responses.create(
+            input="hi",
+            reasoning={"summary": "detailed"},
+            extra_body={"logit_bias": {"5": -1}, "structured_outputs": {"regex": "[a-z]+"}},
+        )
+        assert [item.type for item in made.output] == ["reasoning", "message"]
+        assert made.reasoning.summary == "detailed" and made.output[0].summary == []
+        sampling = c.node.requests[-1].sampling
+        assert (dict(sampling.logit_bias), sampling.structured_outputs.regex) == (
+            {5: -1.0},
+            "[a-z]+",
+        )
+        hidden = await client.responses.create(input="hi", extra_body={"include_reasoning": False})
+        assert [item.type for item in hidden.output] == ["message"]
 
 
 def test_the_store_is_bounded_and_forgets() -> None:

@@ -124,6 +124,8 @@ POSTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/responses", {"input": "hi"}),
     ("/v1/responses", {"input": "hi", "tools": [FUNCTION], "include": [LOGPROBS]}),
     ("/v1/responses", {"input": "hi", "background": True, "tool_choice": "none"}),
+    ("/v1/responses/compact", {"model": "tiny", "input": "hi"}),
+    ("/v1/responses/input_tokens", {"input": "hi"}),
     ("/v1/embeddings", {"input": "hi"}),
     ("/v1/embeddings", {"input": [[1, 2], [3]], "encoding_format": "base64"}),
     ("/invocations", CHAT),

@@ -1,0 +1,100 @@
+"""The conversation that a request continues: earlier responses, and the items of its input."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ApiError
+from ..mcp.approvals import Approvals
+from ..mcp.request_approvals import RequestApprovals
+from .approval_items import new_answers
+from .background_runs import BackgroundRuns
+from .input_items import REFERENCE, TRIGGER, Item, read_input
+from .response_store import ResponseStore
+
+PREVIOUS = "previous_response_id"
+KEPT = ("user", "system", "developer")  # roles of messages, in a conversation that was compacted
+PARTIAL = ("in_progress", "incomplete")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinuedConversation:
+    """``items`` is the input of the request itself; ``size`` is in bytes. ``is_partial`` if the
+    response is the rest of its last message, ``compacts`` if it is a summary."""
+
+    earlier: list[Item]
+    items: list[Item]
+    size: int
+    is_partial: bool
+    compacts: bool
+
+    @property
+    def whole(self) -> list[Item]:
+        """All items, except for those that a summary replaces."""
+        items = [*self.earlier, *self.items]
+        last = max((i for i, item in enumerate(items) if item["type"] == "compaction"), default=0)
+        kept = [item for item in items[:last] if item.get("role", "assistant") in KEPT]
+        return kept + items[last:]
+
+
+class Conversations:
+    """Reads the conversations of one owner."""
+
+    def __init__(
+        self, store: ResponseStore, runs: BackgroundRuns, approvals: Approvals, owner: str
+    ) -> None:
+        self.store = store
+        self.runs = runs
+        self.owner = owner
+        self._approvals = approvals
+
+    def approvals_of(self, conversation: ContinuedConversation) -> RequestApprovals:
+        """The approvals of calls that a conversation ends with. Raises ``RequestError``."""
+        answers = new_answers(conversation.items, conversation.whole)
+        return RequestApprovals(self._approvals, self.owner, answers)
+
+    def read(self, given: Any, previous: str | None, ignored: set[str]) -> ContinuedConversation:
+        """Read the input, if there is any, behind the response of the id ``previous``. Raises
+        ``RequestError`` or ``ApiError``."""
+        items = [] if given is None else self._resolved(read_input(given, ignored))
+        compacts = bool(items) and items[-1]["type"] == TRIGGER
+        if compacts:
+            items.pop()
+        earlier, size = [], len(json.dumps(items))
+        if previous is not None:
+            self.runs.check_ended(previous, self.owner, PREVIOUS)
+            stored = self.store.get(previous, self.owner, PREVIOUS)
+            earlier, size = stored.conversation, size + stored.size
+        return ContinuedConversation(
+            earlier=earlier,
+            items=items,
+            size=size,
+            is_partial=_ends_in_partial_message(given),
+            compacts=compacts,
+        )
+
+    def _resolved(self, items: list[Item]) -> list[Item]:
+        """The items, with those of stored responses instead of references to them."""
+        named = {item["id"] for item in items if item["type"] == REFERENCE}
+        if not named:
+            return items
+        found = self.store.items(named, self.owner)
+        for i, item in enumerate(items):
+            if item["type"] == REFERENCE and item["id"] not in found:
+                message = (
+                    f"Invalid 'input[{i}]': no stored response has an item with the id "
+                    f"'{item['id'][:64]}'. Responses with 'store' set to false, that were deleted "
+                    "or are too old are not kept; send the item itself."
+                )
+                raise ApiError(404, message, param="input", code="item_not_found")
+        return [found[item["id"]] if item["type"] == REFERENCE else item for item in items]
+
+
+def _ends_in_partial_message(given: Any) -> bool:
+    """True if the last item is an unfinished message of the model, which vLLM continues."""
+    last = given[-1] if isinstance(given, list) and given else None
+    if not isinstance(last, dict) or last.get("role") != "assistant":
+        return False
+    return last.get("status") in PARTIAL

@@ -1,0 +1,64 @@
+"""POST /v1/responses/input_tokens: the length of a response's prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from ..errors import invalid
+from ..mcp.mcp_chat import McpChat
+from ..options import RouterOptions
+from ..requests.body_model import AnswerModel, DocumentedAs
+from ..requests.renamed_errors import fields_renamed
+from ..served_model import ServedModel
+from .chat_turns import as_messages, told
+from .continued_conversation import Conversations
+from .response_request import FIELD_NAMES, CreateResponseRequest, chat_body, check_response
+from .response_surface import parse_turns
+
+
+class CountInputTokensRequest(CreateResponseRequest):
+    """The body of POST /v1/responses/input_tokens: that of a response. Only what changes the prompt
+    matters."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **CreateResponseRequest.unsupported,
+        "personality": (),
+    }
+
+    input: Annotated[Any, DocumentedAs(str | list[dict[str, Any]])] = None
+
+
+class InputTokenCount(AnswerModel):
+    """The tokens of a prompt, rendered by the model's chat template."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+def input_token_counter(
+    chat: McpChat, conversations: Conversations, options: RouterOptions
+) -> Callable[[Any, ServedModel], dict[str, Any]]:
+    """The function that answers a body. It raises ``RequestError`` or ``ApiError``."""
+
+    def count(body: Any, model: ServedModel) -> int:
+        ignored: set[str] = set()
+        asked = CountInputTokensRequest.read(body, ignored)
+        check_response(asked, ignored)
+        conversation = conversations.read(asked.input, asked.previous_response_id, ignored)
+        if not conversation.whole and not asked.instructions:
+            message = "Missing required parameter: 'input'."
+            raise invalid(message, "input", "missing_required_parameter")
+        if asked.truncation == "auto":
+            approvals = conversations.approvals_of(conversation)
+            request = parse_turns(asked, conversation, chat, approvals, model, options)
+            return request.prompt_tokens
+        messages = [*told(asked.instructions), *as_messages(conversation.whole)]
+        with fields_renamed(FIELD_NAMES):
+            turns = chat_body(asked, messages, is_partial=conversation.is_partial)
+            return chat.count_tokens(turns, model, options)
+
+    return lambda body, model: {
+        "object": "response.input_tokens",
+        "input_tokens": count(body, model),
+    }
