@@ -1,10 +1,10 @@
 """A router with two workers against one process: ``python -m ...benchmarks.router_workers``.
 
 The node and all clients are one process (``router_tokens_load.py``), which takes a whole core, so
-two workers cannot have a core each on a machine of two. What they could pass on with one each is
-the tokens over the CPU time of the busiest worker: it counts what workers cost each other, and how
-evenly connections are spread over them. Each figure is the best of ``--rounds``, in turns, because
-others use the machine too.
+two workers cannot have a core each on a machine of two: the router has the other one, whatever its
+processes. What workers could pass on with a core each is the tokens over the CPU time of the
+busiest one: it counts that each gets messages of fewer tokens, and how evenly connections are
+spread. Each figure is the best of ``--rounds``, in turns, because others use the machine too.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from typing import Any
 
 import psutil
 
+from .cores import two_cores
 from .fleet import Router
-from .report import load_parser, publish
+from .report import add_dry, publish
+from .sides import pinned
 
 LOAD = "tandem.tests.benchmarks.router_tokens_load"
 RUN_SECONDS = 300.0
@@ -44,32 +46,32 @@ class Round:
         return self.tokens / max(self.workers)
 
 
-def one_round(options: argparse.Namespace, workers: int) -> Round:
+def one_round(streams: int, tokens: int, workers: int) -> Round:
+    """``tokens`` of each of ``streams``, through a router on one core."""
+    cores = two_cores()
+    counts = [f"--streams={streams}", f"--tokens={tokens}"]
     with tempfile.TemporaryDirectory() as folder:
         flags = (f"--router-workers={workers}", "--no-access-log")
-        router = Router(Path(folder) / "router.log", 1, *flags)
+        with pinned(cores[:1]):
+            router = Router(Path(folder) / "router.log", 1, *flags)
         try:
             whole = psutil.Process(router.process.pid)
             serving = [*whole.children()] if workers > 1 else [whole]
-            return _load(options, router, whole, serving, folder)
+            ports = [f"--http={router.http_port}", f"--registry={router.registry}"]
+            command = [sys.executable, "-m", LOAD, *counts, *ports, f"--folder={folder}/model"]
+            with pinned(cores[1:]):
+                load = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            return _passed(load, streams * tokens, whole, serving)
         finally:
             router.stop()
 
 
-def _load(
-    options: argparse.Namespace,
-    router: Router,
+def _passed(
+    process: subprocess.Popen[str],
+    expected: int,
     whole: psutil.Process,
     serving: list[psutil.Process],
-    folder: str,
 ) -> Round:
-    counts = [f"--streams={options.streams}", f"--tokens={options.tokens}"]
-    flags = [f"--http={router.http_port}", f"--registry={router.registry}"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", LOAD, *counts, *flags, f"--folder={folder}/model"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
     try:
         assert process.stdout is not None
         json.loads(process.stdout.readline())
@@ -80,7 +82,6 @@ def _load(
     finally:
         process.kill()
         process.communicate()
-    expected = options.streams * options.tokens
     if counted["received"] != expected:
         raise RuntimeError(f"{counted['received']} tokens of {expected} came")
     return Round(
@@ -93,11 +94,11 @@ def _cpu(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def rows(options: argparse.Namespace, one: list[Round], two: list[Round]) -> list[dict[str, Any]]:
-    """The report's rows."""
+def rows(streams: int, one: list[Round], two: list[Round]) -> list[dict[str, Any]]:
+    """The report's rows of one load."""
     alone = max(each.capacity for each in one)
     both = max(each.capacity for each in two)
-    load = f"{options.streams} streams"
+    load = f"{streams} streams"
     keeper = min(each.keeper / sum(each.workers) for each in two)
     return [
         {
@@ -117,14 +118,23 @@ def rows(options: argparse.Namespace, one: list[Round], two: list[Round]) -> lis
 
 
 def main() -> None:
-    parser = load_parser(__doc__, streams=256, tokens=400, rounds=4)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--tokens", type=int, default=102_400, help="of all streams together")
+    parser.add_argument("--rounds", type=int, default=4)
+    add_dry(parser)
     options = parser.parse_args()
+    found = [measure(streams, options) for streams in options.streams]
+    publish("router_workers", [row for one in found for row in one], dry=options.dry)
+
+
+def measure(streams: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     one, two = [], []
     for _ in range(options.rounds):
-        one.append(one_round(options, 1))
-        two.append(one_round(options, 2))
+        one.append(one_round(streams, options.tokens // streams, 1))
+        two.append(one_round(streams, options.tokens // streams, 2))
         print(one[-1], two[-1], file=sys.stderr)
-    publish("router_workers", rows(options, one, two), dry=options.dry)
+    return rows(streams, one, two)
 
 
 if __name__ == "__main__":

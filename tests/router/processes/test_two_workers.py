@@ -212,12 +212,18 @@ async def test_two_workers_are_one_router(tmp_path: Path) -> None:
             assert all(one["usage"]["input_tokens"] > 0 for one in more)
         unknown = {"input": [{"type": "item_reference", "id": "x"}]}
         assert (await router.request("POST", "/v1/responses", json=unknown)).status_code == 404
+        asked = {"input": "hi", "background": True, "stream": True}
+        stream = (await router.request("POST", "/v1/responses", json=asked)).text
+        path = f"/v1/responses/{re.findall('resp_[0-9a-f]+', stream)[0]}"
+        assert {(await router.request("GET", f"{path}?stream=true")).text for _ in range(4)} == {
+            stream
+        }
         gone = f"/v1/responses/{made[0]['id']}"
         assert (await router.request("DELETE", gone)).json()["deleted"]
         assert {(await router.request("GET", gone)).status_code for _ in range(4)} == {404}
 
         # Each series is on the page once, with the sum over both.
-        count = len(made) + 16
+        count = len(made) + 16 + 1
         assert await router.sum_of("vllm:e2e_request_latency_seconds_count") == [count]
         assert await router.sum_of("tandem_node_up") == [1.0]
         usage = await router.usage()
@@ -228,8 +234,8 @@ async def test_two_workers_are_one_router(tmp_path: Path) -> None:
         # Without a word from the keeper the workers serve on, with the nodes that they know.
         os.kill(router.process.pid, signal.SIGSTOP)
         try:
-            asked = {"json": {"prompt": "a"}, "headers": ADMIN}
-            answers = [await router.request("POST", "/v1/completions", **asked)]
+            ask = {"json": {"prompt": "a"}, "headers": ADMIN}
+            answers = [await router.request("POST", "/v1/completions", **ask)]
             answers.append(await router.request("GET", f"/v1/responses/{made[1]['id']}"))
         finally:
             os.kill(router.process.pid, signal.SIGCONT)
