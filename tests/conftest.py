@@ -9,6 +9,7 @@ And how Triton's kernels run, which Triton wants to know before it is first impo
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from importlib.util import find_spec
@@ -35,6 +36,15 @@ if device_count() == 0:
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 SOAK = "test_soak.py"
+
+# What is imported, and the tests themselves, are millions of objects that live as long as the
+# process; every full collection would look at all of them.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

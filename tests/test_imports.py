@@ -195,6 +195,14 @@ WEB = ("fastapi", "uvicorn", "starlette", "grpc", "prometheus_client")
 
 
 @cache
+def nodes(module: Path) -> list[ast.AST]:
+    """The imports and calls of a module, which many tests look at."""
+    tree = ast.parse((ROOT / module).read_text())
+    wanted = (ast.Import, ast.ImportFrom, ast.Call)
+    return [node for node in ast.walk(tree) if isinstance(node, wanted)]
+
+
+@cache
 def imports(module: Path) -> tuple[str, ...]:
     """Absolute names of everything that a module imports; ours start with ``tandem.``."""
     return tuple(_imports(module))
@@ -202,7 +210,7 @@ def imports(module: Path) -> tuple[str, ...]:
 
 def _imports(module: Path) -> Iterator[str]:
     package = ("tandem", *module.with_suffix("").parts[:-1])
-    for node in ast.walk(ast.parse((ROOT / module).read_text())):
+    for node in nodes(module):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -300,7 +308,7 @@ def test_the_handoff_is_in_order() -> None:
 def test_imports_across_folders_are_relative() -> None:
     wrong = []
     for module in MODULES:
-        for node in ast.walk(ast.parse((ROOT / module).read_text())):
+        for node in nodes(module):
             names: list[str] = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -402,9 +410,9 @@ def test_the_engine_alone_runs_without_the_extras(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
 
 
-def _unsafe(tree: ast.AST) -> Iterator[str]:
+def _unsafe(module: Path) -> Iterator[str]:
     """Pickle in any guise, ``torch.load``, ``eval`` and ``exec``."""
-    for node in ast.walk(tree):
+    for node in nodes(module):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -420,5 +428,5 @@ def _unsafe(tree: ast.AST) -> Iterator[str]:
 
 def test_no_file_and_no_peer_can_run_code() -> None:
     modules = [*MODULES, Path("__init__.py"), Path("__main__.py")]
-    found = {str(m): list(_unsafe(ast.parse((ROOT / m).read_text()))) for m in modules}
+    found = {str(m): list(_unsafe(m)) for m in modules}
     assert {name: calls for name, calls in found.items() if calls} == {}

@@ -36,6 +36,23 @@ ACTIVATIONS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], 
 # Each dtype is compiled, which is what takes the time here.
 ALL = selected([torch.float32, torch.bfloat16], full=[torch.float16])
 DTYPES = pytest.mark.parametrize("dtype", ALL, ids=str)
+# Of activations and the cache.
+PAIRS = pytest.mark.parametrize(
+    ("activations", "dtype"),
+    selected(
+        [
+            (torch.float32, torch.float32),
+            (torch.float32, torch.bfloat16),
+            (torch.bfloat16, torch.bfloat16),
+        ],
+        full=[
+            (torch.bfloat16, torch.float32),
+            (torch.float32, torch.float16),
+            (torch.bfloat16, torch.float16),
+        ],
+    ),
+    ids=str,
+)
 BLOCK = 4
 reference = ReferenceOperators()
 # For heads of 8.
@@ -94,7 +111,8 @@ def test_a_product_of_no_rows(compiled: CompiledOperators) -> None:
 
 
 def test_a_bias_is_added(compiled: CompiledOperators) -> None:
-    weight, bias, x = torch.randn(37, 8).half(), torch.randn(37).half(), torch.randn(3, 8)
+    weight, bias = torch.randn(37, 8).bfloat16(), torch.randn(37).bfloat16()
+    x = torch.randn(3, 8)
     expected = x @ weight.float().T + bias.float()
     torch.testing.assert_close(compiled.prepare_linear(weight, bias)(x), expected)
 
@@ -147,10 +165,9 @@ def test_silu_far_from_zero(compiled: CompiledOperators) -> None:
     )
 
 
-@DTYPES
+@PAIRS
 @pytest.mark.parametrize("rows", [1, 5, 99])
 @pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize("activations", [torch.float32, torch.bfloat16], ids=str)
 def test_rope_and_cache_kv(
     compiled: CompiledOperators,
     rows: int,
@@ -230,8 +247,7 @@ def test_paged_attention_of_decoding_and_other_rows(
         )
 
 
-@DTYPES
-@pytest.mark.parametrize("activations", [torch.float32, torch.bfloat16], ids=str)
+@PAIRS
 @pytest.mark.parametrize("window", [None, 1, 40, 300])
 @pytest.mark.parametrize(("start", "count"), [(0, 1), (0, 70), (255, 2), (511, 66), (700, 5)])
 def test_chunks_over_several_blocks_of_tokens(
@@ -294,7 +310,7 @@ def test_an_fp8_cache_is_left_to_torch(compiled: CompiledOperators) -> None:
     assert not compiled.prepare_batched_decode(config_of(torch.float8_e4m3fn))
 
 
-@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("weights", ALL, ids=str)
 def test_no_step_waits_for_the_compiler(compiled: CompiledOperators, weights: torch.dtype) -> None:
     """Everything was compiled before, for any shapes and strides."""
     from tandem.kernels.cpu import chunk_attention as chunks

@@ -25,6 +25,7 @@ from tandem.kernels.attention_metadata import (
 from tandem.kernels.gpu.decode_trial import largest_error, limit
 from tandem.kernels.reference.attention import paged_attention
 from tandem.kernels.reference.cache import write_cache, write_kv
+from tandem.tests.support.extent import selected
 
 pytest.importorskip("triton")
 
@@ -44,6 +45,12 @@ KINDS = [
     (torch.float32, FP8),
     (torch.bfloat16, torch.float32),
 ]
+# Each type over whole contexts, and each window in one type.
+WINDOWS = [7, SPLIT + 3]
+CASES = selected(
+    [*((kind, None) for kind in KINDS), *((KINDS[0], window) for window in WINDOWS)],
+    full=[(kind, window) for kind in KINDS[1:] for window in WINDOWS],
+)
 BLOCK, BLOCKS = 4, 600
 
 
@@ -112,8 +119,7 @@ class Case:
         return paged_attention(self.q, self.keys, self.values, self.contexts, params)[::2]
 
 
-@pytest.mark.parametrize("window", [None, 7, SPLIT + 3])
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize(("kind", "window"), CASES, ids=str)
 def test_each_row_attends_to_its_own_sequence(
     kind: tuple[torch.dtype, torch.dtype], window: int | None
 ) -> None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
@@ -97,7 +98,7 @@ async def test_a_step_moves_to_another_node(tmp_path: Path) -> None:
             async def script(request: Any, context: Any) -> AsyncIterator[pb.GenerateEvent]:
                 served.append(node)
                 if len(served) == 3:
-                    await context.abort(14, "gone")
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
                 async for event in talk(request, context):
                     yield event
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tandem.router.access.hosts import AllowedHosts
+from tandem.router.http import protocol
 from tandem.router.options import RouterOptions
 from tandem.tests.router.support import Cluster, admitted, cluster, finished, tokens_event, until
 
@@ -46,8 +47,9 @@ LATER = {
 @pytest.mark.parametrize("stream", [False, True], ids=["unary", "streamed"])
 @pytest.mark.parametrize("later", LATER)
 async def test_nothing_is_written_into_a_running_response(
-    tmp_path: Path, later: str, stream: bool
+    tmp_path: Path, later: str, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(protocol, "LINGER_SECONDS", 0.1)
     async with cluster(tmp_path, header_timeout=0.5, max_header_bytes=4096) as c:
         await talk(c, asyncio.Event())
         reader, writer = await asyncio.open_connection("127.0.0.1", c.router.http_port)

@@ -39,9 +39,14 @@ ALL_TOKENS = {
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 
 
+DOCUMENTS: list[dict[str, Any]] = []
+
+
 async def document_of(c: Cluster) -> dict[str, Any]:
-    document: dict[str, Any] = (await c.client.get("/openapi.json")).json()
-    return document
+    """The document of any router: options do not change it, and it takes a second to make."""
+    if not DOCUMENTS:
+        DOCUMENTS.append((await c.client.get("/openapi.json")).json())
+    return DOCUMENTS[0]
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:

@@ -16,6 +16,7 @@ from tandem.shared.engine.sampling_params import SamplingParams as Params
 from tandem.shared.engine.sequence import FinishReason, Sequence
 from tandem.shared.errors import RequestError
 from tandem.tests.shared.engine.test_scheduler import make
+from tandem.tests.support.extent import selected
 
 from ... import tiny_models
 from ..models.test_parity import prompt_of, reference
@@ -44,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_models.cached(NAME, tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="module", params=[(1, "on"), (2, "on"), (1, "off")])
+@pytest.fixture(scope="module", params=selected([(2, "on"), (1, "off")], full=[(1, "on")]))
 def engine(request: pytest.FixtureRequest, folder: Path) -> Iterator[Engine]:
     ranks, ahead = request.param
     config = EngineConfig(

@@ -70,8 +70,14 @@ async def test_a_rank_that_is_too_slow_is_an_error_of_the_start() -> None:
         await start_engine(config, IDENTITY)
 
 
-async def test_ranks_listen_for_each_other_on_loopback_only() -> None:
-    engine = await start_engine(replace(CONFIG, tensor_parallel_size=2), IDENTITY)
+async def test_ranks_listen_on_loopback_answer_pings_and_end_when_they_are_asked_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(executor, "PING_SECONDS", 0.01)
+    monkeypatch.setattr(executor, "MAX_UNANSWERED", 10_000)
+    lost: list[str] = []
+    config = replace(CONFIG, tensor_parallel_size=2)
+    engine = await start_engine(config, IDENTITY, on_lost=lost.append)
     try:
         folder = engine.ranks._rendezvous_folder
         assert folder is not None
@@ -79,16 +85,14 @@ async def test_ranks_listen_for_each_other_on_loopback_only() -> None:
         assert os.stat(meeting).st_mode & 0o077 == 0
         heard = [c.laddr.ip for p in ranks() for c in p.net_connections("inet") if not c.raddr]
         assert heard and all(ipaddress.ip_address(ip).is_loopback for ip in heard), heard
+        for one in engine.ranks._ranks:
+            for _ in range(3):
+                await until(lambda one=one: one.unanswered > 0)  # type: ignore[misc]
+                await until(lambda one=one: one.unanswered == 0)  # type: ignore[misc]
     finally:
         await engine.ranks.stop()
-    assert os.path.basename(meeting) not in os.listdir(tempfile.gettempdir())
-
-
-async def test_a_rank_that_is_asked_to_end_is_not_lost() -> None:
-    lost: list[str] = []
-    engine = await start_engine(CONFIG, IDENTITY, on_lost=lost.append)
-    await engine.ranks.stop()
     assert lost == []
+    assert os.path.basename(meeting) not in os.listdir(tempfile.gettempdir())
 
 
 @pytest.mark.parametrize("slow_head", [False, True])
@@ -142,21 +146,6 @@ async def test_a_rank_that_is_stuck_is_lost_with_the_step_that_waits_for_it(
         with pytest.raises(ExecutorLostError, match="rank 0 gave no sign of life"):
             await asyncio.wait_for(engine.ranks.result(), SECONDS)
         assert "no sign of life" in lost.result()
-    finally:
-        await engine.ranks.stop()
-
-
-async def test_a_rank_answers_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "PING_SECONDS", 0.01)
-    monkeypatch.setattr(executor, "MAX_UNANSWERED", 10_000)
-    lost: list[str] = []
-    engine = await start_engine(CONFIG, IDENTITY, on_lost=lost.append)
-    try:
-        [one] = engine.ranks._ranks
-        for _ in range(3):
-            await until(lambda: one.unanswered > 0)
-            await until(lambda: one.unanswered == 0)
-        assert lost == []
     finally:
         await engine.ranks.stop()
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
+import pytest_asyncio
 
 from tandem.shared.engine import core, executor
 from tandem.shared.engine.sampling_params import SamplingParams
@@ -15,22 +16,45 @@ from tandem.shared.engine.sequence import FinishReason, Sequence, StepOutput
 from tandem.shared.engine.start import NodeEngine, start_engine
 from tandem.tests.shared.engine.test_executor import CONFIG, IDENTITY, SECONDS, run_instead
 
-GOOD, POISON = 40, 41
+# Tests of one kind of node share it, so the event loop lasts as long as the nodes.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-# What happens to a rank that meets a step with the poison among its tokens: ``{kind}`` is raised,
-# by the ranks of ``{ranks}``, before or after the model has run.
+GOOD = 40
+# Tokens that fail the steps which compute them. ``BROKEN`` and ``FULL`` do so on all ranks before
+# the model has run, ``LATE`` on one rank after it has, ``ALONE`` on one rank before.
+BROKEN, FULL = 41, 42
+LATE = {0: 43, 1: 44}
+ALONE = {0: 45, 1: 46}
 FAILING = """
 import torch
 from tandem.shared.engine.rank import process, runner
 run = runner.ModelRunner._run
 
+def broken():
+    return IndexError("no such block")
+
+def full():
+    return torch.OutOfMemoryError("CUDA out of memory")
+
+# The error, the ranks that raise it, and True if the model runs before.
+FAULTS = {
+    41: (broken, (0, 1), False),
+    42: (full, (0, 1), False),
+    43: (broken, (0,), True),
+    44: (broken, (1,), True),
+    45: (broken, (0,), False),
+    46: (broken, (1,), False),
+}
+
 def poisoned(self, sequences, on_layer, result):
-    poison = any({poison} in row.tokens for row in sequences) and self.tp.rank in {ranks}
-    if poison and not {late}:
-        raise {error}
+    met = [FAULTS[token] for row in sequences for token in row.tokens if token in FAULTS]
+    mine = [(error, late) for error, ranks, late in met if self.tp.rank in ranks]
+    for error, late in mine:
+        if not late:
+            raise error()
     run(self, sequences, on_layer, result)
-    if poison:
-        raise {error}
+    for error, _ in mine:
+        raise error()
 
 runner.ModelRunner._run = poisoned
 process.main()
@@ -39,27 +63,42 @@ process.main()
 Output = asyncio.Queue[StepOutput]
 
 
+@dataclass(frozen=True)
+class Node:
+    """A node and the reasons for which it was lost."""
+
+    engine: NodeEngine
+    lost: list[str]
+
+
 @asynccontextmanager
-async def failing(
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    error: str = "IndexError('no such block')",
-    size: int = 1,
-    ranks: tuple[int, ...] = (0, 1),
-    late: bool = False,
-    ahead: str = "on",
-    lost: Callable[[str], None] = lambda reason: None,
-) -> AsyncIterator[NodeEngine]:
-    run_instead(monkeypatch, FAILING.format(poison=POISON, ranks=ranks, late=late, error=error))
+async def running(size: int, ahead: str) -> AsyncIterator[Node]:
+    lost: list[str] = []
     config = replace(CONFIG, tensor_parallel_size=size, async_scheduling=ahead)
-    engine = await start_engine(config, IDENTITY, on_lost=lost)
+    with pytest.MonkeyPatch.context() as patch:
+        run_instead(patch, FAILING)
+        engine = await start_engine(config, IDENTITY, on_lost=lost.append)
     loop = asyncio.create_task(engine.core.run())
     try:
-        yield engine
+        yield Node(engine, lost)
     finally:
         loop.cancel()
         await asyncio.gather(loop, return_exceptions=True)
         await engine.ranks.stop()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["on", "off"])
+async def alone(request: pytest.FixtureRequest) -> AsyncIterator[Node]:
+    """A node of one rank, which plans steps ahead or in turn."""
+    async with running(1, request.param) as node:
+        yield node
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["on", "off"])
+async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Node]:
+    """A node of two ranks."""
+    async with running(2, request.param) as node:
+        yield node
 
 
 async def ask(engine: NodeEngine, token: int, count: int = 6) -> Sequence:
@@ -75,68 +114,61 @@ async def ask(engine: NodeEngine, token: int, count: int = 6) -> Sequence:
 
 
 @pytest.mark.parametrize(
-    ("error", "cause", "ahead"),
+    ("poison", "error", "cause"),
     [
-        ("IndexError('no such block')", "computation", "on"),
-        ("IndexError('no such block')", "computation", "off"),
-        ("torch.OutOfMemoryError('CUDA out of memory')", "out_of_memory", "on"),
+        (BROKEN, "IndexError", "computation"),
+        (FULL, "OutOfMemoryError", "out_of_memory"),
     ],
 )
 async def test_a_step_that_raises_ends_the_sequence_that_makes_it(
-    monkeypatch: pytest.MonkeyPatch, error: str, cause: str, ahead: str
+    alone: Node, poison: int, error: str, cause: str
 ) -> None:
-    async with failing(monkeypatch, error=error, ahead=ahead) as engine:
-        alone = await ask(engine, GOOD)
-        bad, *good = await asyncio.gather(
-            ask(engine, POISON), *(ask(engine, GOOD, 6 + n) for n in range(3))
-        )
-        assert bad.finish_reason is FinishReason.ERROR
-        assert bad.error.startswith(error.partition("(")[0].removeprefix("torch."))
-        assert all(one.finish_reason is FinishReason.LENGTH for one in good)
-        assert good[0].outputs == alone.outputs
-        assert engine.core.counters.failed_steps[cause] >= 1
-        assert engine.core.counters.failed_sequences == {cause: 1, "not_finite": 0}
-        engine.core._scheduler.pool.check()
-        assert engine.core._scheduler.pool.counts().owned == 0
+    engine, counters = alone.engine, alone.engine.core.counters
+    before = dict(counters.failed_sequences)
+    by_itself = await ask(engine, GOOD)
+    bad, *good = await asyncio.gather(
+        ask(engine, poison), *(ask(engine, GOOD, 6 + n) for n in range(3))
+    )
+    assert bad.finish_reason is FinishReason.ERROR
+    assert bad.error.startswith(error)
+    assert all(one.finish_reason is FinishReason.LENGTH for one in good)
+    assert good[0].outputs == by_itself.outputs
+    assert counters.failed_steps[cause] >= 1
+    assert counters.failed_sequences == before | {cause: 1, "not_finite": 0}
+    engine.core._scheduler.pool.check()
+    assert engine.core._scheduler.pool.counts().owned == 0
 
 
-@pytest.mark.parametrize(
-    ("ranks", "late", "ahead"),
-    [((0, 1), False, "on"), ((0,), True, "on"), ((0,), True, "off"), ((1,), True, "on")],
-)
-async def test_ranks_that_are_in_step_go_on_together(
-    monkeypatch: pytest.MonkeyPatch, ranks: tuple[int, ...], late: bool, ahead: str
-) -> None:
-    async with failing(monkeypatch, size=2, ranks=ranks, late=late, ahead=ahead) as engine:
-        before = await ask(engine, GOOD)
-        assert (await ask(engine, POISON)).finish_reason is FinishReason.ERROR
-        assert (await ask(engine, GOOD, 7)).finish_reason is FinishReason.LENGTH
-        assert (await ask(engine, GOOD)).outputs == before.outputs
+@pytest.mark.parametrize("poison", [BROKEN, *LATE.values()])
+async def test_ranks_that_are_in_step_go_on_together(pair: Node, poison: int) -> None:
+    before = await ask(pair.engine, GOOD)
+    assert (await ask(pair.engine, poison)).finish_reason is FinishReason.ERROR
+    assert (await ask(pair.engine, GOOD, 7)).finish_reason is FinishReason.LENGTH
+    assert (await ask(pair.engine, GOOD)).outputs == before.outputs
 
 
-@pytest.mark.parametrize("alone", [0, 1])
+# The nodes are lost in what follows, so it comes last.
+
+
 async def test_a_rank_that_leaves_the_others_in_a_collective_loses_the_node_soon(
-    monkeypatch: pytest.MonkeyPatch, alone: int
+    monkeypatch: pytest.MonkeyPatch, pair: Node, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setattr(executor, "AGREE_SECONDS", 0.2)
-    lost: list[str] = []
-    async with failing(monkeypatch, size=2, ranks=(alone,), lost=lost.append) as engine:
-        bad = await ask(engine, POISON)
-        assert bad.finish_reason is FinishReason.ERROR
-        assert lost and "others hang in it: IndexError: no such block" in lost[0]
+    leaving = {"on": 0, "off": 1}[request.node.callspec.params["pair"]]
+    bad = await ask(pair.engine, ALONE[leaving])
+    assert bad.finish_reason is FinishReason.ERROR
+    assert pair.lost and "others hang in it: IndexError: no such block" in pair.lost[0]
 
 
 async def test_a_node_on_which_nothing_works_any_more_is_lost(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, alone: Node
 ) -> None:
     monkeypatch.setattr(core, "MAX_FAILED_IN_A_ROW", 3)
-    lost: list[str] = []
-    async with failing(monkeypatch, lost=lost.append) as engine:
-        for _ in range(2):
-            await ask(engine, POISON)
-        await ask(engine, GOOD)
-        for _ in range(2):
-            await ask(engine, POISON)
-        assert not lost
-        await ask(engine, POISON)
-        assert lost == ["3 sequences failed in a row: IndexError: no such block"]
+    for _ in range(2):
+        await ask(alone.engine, BROKEN)
+    await ask(alone.engine, GOOD)
+    for _ in range(2):
+        await ask(alone.engine, BROKEN)
+    assert not alone.lost
+    await ask(alone.engine, BROKEN)
+    assert alone.lost == ["3 sequences failed in a row: IndexError: no such block"]

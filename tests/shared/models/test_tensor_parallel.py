@@ -18,52 +18,60 @@ from .test_parity import prompt_of, reference_run
 RANK = Path(__file__).with_name("tensor_parallel_rank.py")
 
 
-@pytest.mark.parametrize(
-    ("size", "names"),
-    [
-        (2, ["qwen3", "qwen2", "llama", "llama_bias", "deepseek_v2", "deepseek_v3"]),
-        (
-            2,
-            ["qwen3_moe", "qwen3_moe_mixed", "phi3", "phi3_partial", "gemma3", "gemma2", "smollm3"],
-        ),
-        # Two KV heads: each is held by two ranks. A latent is held by all.
-        (4, ["qwen3", "odd_vocabulary", "deepseek_v2_groups", "deepseek_v3_dense"]),
-    ],
+# Two ranks have all of these in turn.
+OF_TWO = (
+    *("qwen3", "qwen2", "llama", "llama_bias", "deepseek_v2", "deepseek_v3", "qwen3_moe"),
+    *("qwen3_moe_mixed", "phi3", "phi3_partial", "gemma3", "gemma2", "smollm3"),
 )
-def test_ranks_agree_with_one(
-    size: int, names: list[str], model_root: Path, tmp_path: Path
-) -> None:
-    models = []
-    for name in names:
-        if name == "odd_vocabulary":
-            folder = tmp_path / name
-            tiny_models.build("llama", folder, vocab_size=513)
-        else:
-            folder = tiny_models.cached(name, model_root)
-        models.append((str(folder), prompt_of(50), reference_run(folder, 50)[0]))
+# With two KV heads, each is held by two ranks of four. A latent is held by all.
+OF_FOUR = ("qwen3", "odd_vocabulary", "deepseek_v2_groups", "deepseek_v3_dense")
+# Ranks whose inputs begin within a block have that weight as numbers: half of 96 inputs is no
+# multiple of 32, and half of 128 none of 256.
+QUANTISED = {
+    "llama_bias": "Q4_1",
+    "qwen3_tied": "Q8_0",
+    "phi3": "Q4_0",
+    "qwen3_moe": "Q8_0",
+    "wide": "Q6_K",
+}
+CHANGES: dict[str, tuple[str, dict[str, int]]] = {
+    "odd_vocabulary": ("llama", {"vocab_size": 513}),
+    "wide": ("llama_bias", {"hidden_size": 256, "intermediate_size": 512}),
+}
+
+# A checkpoint, a prompt, and the tokens that follow it.
+Model = tuple[str, list[int], list[int]]
+
+
+def folder_of(name: str, root: Path) -> Path:
+    if name not in CHANGES:
+        return tiny_models.cached(name, root)
+    family, changes = CHANGES[name]
+    tiny_models.build(family, root / name, **changes)
+    return root / name
+
+
+def plain(name: str, root: Path) -> Model:
+    folder = folder_of(name, root)
+    return str(folder), prompt_of(50), reference_run(folder, 50)[0]
+
+
+def quantised(name: str, root: Path, folder: Path) -> Model:
+    whole = folder_of(name, root)
+    file = write_gguf(whole, folder / f"{name}.gguf", QUANTISED[name])
+    decoded = dequantised(whole, file, folder / f"{name}.plain")
+    return str(file), prompt_of(50), reference_run(decoded, 50)[0]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_agree_with_one(size: int, model_root: Path, tmp_path: Path) -> None:
+    """Most of what ranks cost is their start, so two have all models, quantised ones as well."""
+    models = [plain(name, model_root) for name in {2: OF_TWO, 4: OF_FOUR}[size]]
+    if size == 2:
+        models += [quantised(name, model_root, tmp_path) for name in QUANTISED]
     first, *others = run_ranks(size, models, tmp_path / "meet")
     assert first == [{"drawn": tokens, "scored": 49} for _, _, tokens in models]
-    assert all(rank == [{"drawn": [], "scored": 0}] * len(names) for rank in others)
-
-
-def test_quantised_weights_are_split_by_whole_blocks(model_root: Path, tmp_path: Path) -> None:
-    """Ranks whose inputs begin within a block have that weight as numbers: half of 96 inputs is no
-    multiple of 32, and half of 128 none of 256."""
-    wide = tmp_path / "wide"
-    tiny_models.build("llama_bias", wide, hidden_size=256, intermediate_size=512)
-    models = []
-    for folder, kind in (
-        (tiny_models.cached("llama_bias", model_root), "Q4_1"),
-        (tiny_models.cached("qwen3_tied", model_root), "Q8_0"),
-        (tiny_models.cached("phi3", model_root), "Q4_0"),
-        (tiny_models.cached("qwen3_moe", model_root), "Q8_0"),
-        (wide, "Q6_K"),
-    ):
-        file = write_gguf(folder, tmp_path / f"{folder.name}.gguf", kind)
-        plain = dequantised(folder, file, tmp_path / f"{folder.name}.plain")
-        models.append((str(file), prompt_of(50), reference_run(plain, 50)[0]))
-    first, _ = run_ranks(2, models, tmp_path / "meet")
-    assert [each["drawn"] for each in first] == [tokens for _, _, tokens in models]
+    assert all(rank == [{"drawn": [], "scored": 0}] * len(models) for rank in others)
 
 
 def run_ranks(size: int, models: list[Any], rendezvous: Path) -> list[Any]:
