@@ -38,6 +38,7 @@ from .shared.config.client_config import (
 )
 from .shared.config.command_line import check_unknown, command_options, fill
 from .shared.errors import UsageError
+from .shared.process.imports import lasting_imports
 from .shared.process.open_files import allow_many_files
 
 if TYPE_CHECKING:
@@ -117,12 +118,13 @@ def _telemetry(values: Values, role: str, node_id: str) -> Tracer:
 def router(values: Values) -> None:
     """Start a router: HTTP in, tokens out. The nodes that join bring the model, and must have that
     of --model if it is given."""
-    from .router.options import RouterOptions
-    from .router.processes.worker_process import WorkerPlace
-    from .router.server import RouterProcess, run, run_router
-    from .shared.process.lifeline import announce_ready, end_with_launcher
-    from .shared.process.signals import catch_signals
-    from .shared.security.credentials import read_credentials
+    with lasting_imports():
+        from .router.options import RouterOptions
+        from .router.processes.worker_process import WorkerPlace
+        from .router.server import RouterProcess, run, run_router
+        from .shared.process.lifeline import announce_ready, end_with_launcher
+        from .shared.process.signals import catch_signals
+        from .shared.security.credentials import read_credentials
 
     credentials = read_credentials(fill(SecurityConfig, values))
 
@@ -152,11 +154,12 @@ def _run_node(
     kind: str, values: Values, on_ready: Callable[[str], None] = lambda address: None
 ) -> None:
     """Run a node that starts as a prefill or a decode node and may switch roles."""
-    from .decode_node.role import DecodeRole
-    from .prefill_node.role import PrefillRole
-    from .shared.node.process import named, run_node, with_host
-    from .shared.process.lifeline import announce_ready, end_with_launcher
-    from .shared.security.local_token import find_credentials
+    with lasting_imports():
+        from .decode_node.role import DecodeRole
+        from .prefill_node.role import PrefillRole
+        from .shared.node.process import named, run_node, with_host
+        from .shared.process.lifeline import announce_ready, end_with_launcher
+        from .shared.security.local_token import find_credentials
 
     node = named(fill(NodeConfig, values), kind)
     handoff = with_host(fill(HandoffConfig, values), node.host)

@@ -9,6 +9,7 @@ import platform
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram, ProcessCollector
@@ -83,6 +84,7 @@ class _Certificates(Collector):
         yield family
 
 
+@cache
 def _installed(package: str) -> str:
     """The version of a package, without importing it."""
     try:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import ModelError, TandemError
 from ...handoff.plane.messages import Command, Expect, LayerReady
 from ...handoff.wire.codec import VersionError
+from ...process.imports import lasting_imports
 from ...telemetry.logs import setup_logging
 from ..channel import BlockingChannel
 from ..messages import (
@@ -120,7 +121,8 @@ class RankProcess:
     # ---- requests --------------------------------------------------------------------------
 
     def _open(self, request: OpenDevice) -> DeviceOpened:
-        from .setup import open_device, report
+        with lasting_imports():
+            from .setup import open_device, report
 
         setup_logging(request.settings.log)
         self._settings = request.settings
