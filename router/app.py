@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -156,7 +157,7 @@ class App:
             batches=self._batches(),
         )
         self._door = with_cross_origin(self._serve, options)
-        self._routes = _routes(self.services)
+        self._routes = _routes()
         self._apis = {
             route.path: api
             for api in APIS
@@ -174,7 +175,7 @@ class App:
         add_log_context(request_id=exchange.request_id)
         if api := self._apis.get(exchange.path):
             exchange.id_header = api.id_header
-        scope["state"]["exchange"] = exchange
+        scope["state"] |= {"exchange": exchange, "services": self.services}
         if exchange.method == "HEAD":
             scope = scope | {"method": "GET"}  # the server leaves the body out
         try:
@@ -267,7 +268,9 @@ def _methods(path: str) -> str:
     return ", ".join(sorted(methods))
 
 
-def _routes(services: Services) -> FastAPI:
+@cache
+def _routes() -> FastAPI:
+    """All routes. They get the services of their router with each request."""
     routes = _Routes(
         title="Tandem",
         version=version(),
@@ -275,7 +278,6 @@ def _routes(services: Services) -> FastAPI:
         redirect_slashes=False,
         telemetry=NO_TELEMETRY,
     )
-    routes.state.services = services
     for api in APIS:
         routes.include_router(api.router)
     return routes

@@ -19,7 +19,7 @@ class _ApiKey(SecurityBase):
         self.scheme_name = "ApiKey"
 
     async def __call__(self, request: Request) -> None:
-        request.app.state.services.access.check_key(request.state.exchange)
+        request.state.services.access.check_key(request.state.exchange)
 
 
 class _AdminKey(SecurityBase):
@@ -30,7 +30,7 @@ class _AdminKey(SecurityBase):
         self.scheme_name = "AdminKey"
 
     async def __call__(self, request: Request) -> None:
-        request.app.state.services.access.check_admin(request.state.exchange)
+        request.state.services.access.check_admin(request.state.exchange)
 
 
 class _KeyHeader(SecurityBase):

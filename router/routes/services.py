@@ -91,7 +91,7 @@ class Services:
 
 
 async def _services(request: Request) -> Services:
-    services: Services = request.app.state.services
+    services: Services = request.state.services
     return services
 
 
