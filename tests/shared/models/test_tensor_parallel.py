@@ -34,7 +34,7 @@ QUANTISED = {
     "qwen3_moe": "Q8_0",
     "wide": "Q6_K",
 }
-CHANGES: dict[str, tuple[str, dict[str, int]]] = {
+CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
     "odd_vocabulary": ("llama", {"vocab_size": 513}),
     "wide": ("llama_bias", {"hidden_size": 256, "intermediate_size": 512}),
 }
