@@ -257,7 +257,7 @@ def complete(values: Values) -> None:
 def run_batch(values: Values) -> None:
     """Answer the requests of a JSONL file with the server at --url, or with MODEL, which is then
     served meanwhile by this command. A run that is broken off goes on when it is started again."""
-    from .client.run_batch import run_batch as run
+    from .client.batch.run_batch import run_batch as run
 
     config = fill(RunBatchConfig, values)
     _ = config.files  # reports a missing one before anything starts

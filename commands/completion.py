@@ -74,7 +74,7 @@ complete --no-files --command %(prog_name)s --arguments '(%(complete_func)s)'
 """
 
 
-class _Completion(ShellComplete):
+class _TandemCompletion(ShellComplete):
     """Options alone are those of ``tandem serve``."""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
@@ -86,18 +86,18 @@ class _Completion(ShellComplete):
         return found
 
 
-class _Bash(_Completion, BashComplete):
+class _Bash(_TandemCompletion, BashComplete):
     def get_completion_args(self) -> tuple[list[str], str]:
         """bash hands ``--name=value`` over as three words."""
         args, incomplete = super().get_completion_args()
         return [word for word in args if word != "="], incomplete
 
 
-class _Zsh(_Completion, ZshComplete):
+class _Zsh(_TandemCompletion, ZshComplete):
     source_template = ZSH
 
 
-class _Fish(_Completion, FishComplete):
+class _Fish(_TandemCompletion, FishComplete):
     source_template = FISH
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tandem.client.batch.run_batch import run_batch
 from tandem.client.complete import run_complete
 from tandem.client.openai_server import OpenAIServer
-from tandem.client.run_batch import run_batch
 from tandem.client.terminal_chat import TerminalChat
 from tandem.shared.config.client_config import (
     ChatConfig,

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..shared.errors import UsageError
-from .json_text import json_text
+from ...shared.errors import UsageError
+from ..json_text import json_text
 
 
 class PartialResults:

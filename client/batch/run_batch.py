@@ -20,15 +20,15 @@ import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..shared.config.client_config import RunBatchConfig
-from ..shared.errors import TandemError
-from ..shared.process.backoff import Backoff
+from ...shared.config.client_config import RunBatchConfig
+from ...shared.errors import TandemError
+from ...shared.process.backoff import Backoff
+from ..openai_server import OpenAIServer, ServerError
+from ..whole_file import check_target, whole_file
+from ..worker_threads import WorkerThreads
 from .batch_file import BatchFile, BatchLine
-from .openai_server import OpenAIServer, ServerError
 from .partial_results import PartialResults
-from .web_file import TransferError, check_url, downloaded, is_url, shown, upload
-from .whole_file import check_target, whole_file
-from .worker_threads import WorkerThreads
+from .web_file import WebFileError, check_url, downloaded, is_url, shown, upload
 
 # They say nothing about the request: it is tried again, for so long.
 PASSING = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
@@ -201,5 +201,5 @@ def _write(target: str, results: PartialResults) -> None:
         whole.writelines(line.encode() for line in results.in_order())
         try:
             upload("--output-file", target, whole)
-        except TransferError as error:
+        except WebFileError as error:
             raise BatchError(f"{error}; the same command tries it again") from None

@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tandem.client import run_batch as module
+from tandem.client.batch import run_batch as module
+from tandem.client.batch.partial_results import PartialResults
+from tandem.client.batch.run_batch import BatchError, run_batch
 from tandem.client.openai_server import OpenAIServer
-from tandem.client.partial_results import PartialResults
-from tandem.client.run_batch import BatchError, run_batch
 from tandem.shared.config.client_config import ConnectionConfig, RunBatchConfig
 from tandem.shared.errors import TandemError, UsageError
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..shared.errors import UsageError
+from ...shared.errors import UsageError
 
 MAX_LINE = 32 << 20
 PREFIX = "/v1/"

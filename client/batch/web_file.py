@@ -13,9 +13,9 @@ from typing import IO
 
 import httpx
 
-from ..shared.errors import TandemError, UsageError
-from ..shared.process.backoff import Backoff
-from .openai_server import CONNECT_SECONDS, is_own
+from ...shared.errors import TandemError, UsageError
+from ...shared.process.backoff import Backoff
+from ..openai_server import CONNECT_SECONDS, is_own
 
 SCHEMES = ("http://", "https://")
 # Of a whole transfer, and without a byte in between.
@@ -26,7 +26,7 @@ MAX_ATTEMPTS = 5
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 16.0
 
 
-class TransferError(TandemError):
+class WebFileError(TandemError):
     """A file cannot be read from its URL, or written to it."""
 
 
@@ -56,7 +56,7 @@ def shown(url: str) -> str:
 
 @contextlib.contextmanager
 def downloaded(flag: str, url: str) -> Iterator[Path]:
-    """A copy of the file at ``url``, until the block ends. Raises ``TransferError``."""
+    """A copy of the file at ``url``, until the block ends. Raises ``WebFileError``."""
     with tempfile.NamedTemporaryFile() as copy:
         _repeat(flag, url, lambda client: _download(client, url, copy))
         yield Path(copy.name)
@@ -64,7 +64,7 @@ def downloaded(flag: str, url: str) -> Iterator[Path]:
 
 def upload(flag: str, url: str, file: IO[bytes]) -> None:
     """PUT all of ``file``. Its length is sent ahead, as object stores want it. Raises
-    ``TransferError``."""
+    ``WebFileError``."""
     _repeat(flag, url, lambda client: _upload(client, url, file))
 
 
@@ -76,7 +76,7 @@ def _download(client: httpx.Client, url: str, copy: IO[bytes]) -> None:
         for data in _in_time(answer.iter_bytes(CHUNK)):
             copy.write(data)
             if copy.tell() > MAX_BYTES:
-                raise TransferError(f"it has more than {MAX_BYTES} bytes; give a path instead")
+                raise WebFileError(f"it has more than {MAX_BYTES} bytes; give a path instead")
     copy.flush()
 
 
@@ -93,7 +93,7 @@ def _in_time(chunks: Iterable[bytes]) -> Iterator[bytes]:
     deadline = time.monotonic() + TRANSFER_SECONDS
     for chunk in chunks:
         if time.monotonic() > deadline:
-            raise TransferError(f"it takes more than {TRANSFER_SECONDS:g} s")
+            raise WebFileError(f"it takes more than {TRANSFER_SECONDS:g} s")
         yield chunk
 
 
@@ -106,11 +106,11 @@ def _repeat(flag: str, url: str, transfer: Callable[[httpx.Client], None]) -> No
             try:
                 transfer(client)
                 return
-            except TransferError as error:
-                raise TransferError(f"{flag} {shown(url)}: {error}") from None
+            except WebFileError as error:
+                raise WebFileError(f"{flag} {shown(url)}: {error}") from None
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 if not left or not _may_pass(error):
-                    raise TransferError(f"{flag} {shown(url)}: {_reason(error)}") from None
+                    raise WebFileError(f"{flag} {shown(url)}: {_reason(error)}") from None
             time.sleep(backoff.pause())
 
 

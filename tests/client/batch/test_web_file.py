@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tandem.client import run_batch as module
-from tandem.client import web_file
-from tandem.client.run_batch import BatchError, run_batch
-from tandem.client.web_file import TransferError, shown
+from tandem.client.batch import run_batch as module
+from tandem.client.batch import web_file
+from tandem.client.batch.run_batch import BatchError, run_batch
+from tandem.client.batch.web_file import WebFileError, shown
 from tandem.shared.config.client_config import RunBatchConfig
 from tandem.shared.errors import UsageError
 
@@ -138,7 +138,7 @@ def test_transfers_are_bounded(
         monkeypatch.setattr(web_file, name, value)
     if "SILENCE_SECONDS" in limits:
         store.stalls.clear()
-    with pytest.raises(TransferError, match=words) as raised:
+    with pytest.raises(WebFileError, match=words) as raised:
         run_batch(Server().client(), config)
     assert str(raised.value).startswith(f"--input-file {store.url}/in.jsonl: ")
 
@@ -147,7 +147,7 @@ def test_transfers_are_bounded(
 def test_a_refused_transfer_is_not_repeated(store: Store, tmp_path: Path, status: int) -> None:
     config = remote(store, tmp_path, "a")
     store.errors = [status, 500]
-    with pytest.raises(TransferError, match=f"in.jsonl: {status} "):
+    with pytest.raises(WebFileError, match=f"in.jsonl: {status} "):
         run_batch(Server().client(), config)
     assert store.errors == [500]
 

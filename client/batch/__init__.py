@@ -1,0 +1,1 @@
+"""`tandem run-batch`."""
