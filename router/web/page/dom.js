@@ -48,7 +48,7 @@ const SHAPES = {
 
 export function icon(name) {
   const shape = svg("path", { d: SHAPES[name] });
-  return svg("svg", { viewBox: "0 0 24 24", class: `icon ${name}`, "aria-hidden": "true" }, shape);
+  return svg("svg", { viewBox: "0 0 24 24", class: `icon icon-${name}`, "aria-hidden": "true" }, shape);
 }
 
 /** A button that shows an icon; `label` is its name, and its tooltip. */

@@ -219,6 +219,30 @@ async def test_markdown_is_shown(t: Tab, c: Cluster) -> None:
         await t.has(f".markdown {selector}")
 
 
+WIDE = "| " + " | ".join(f"column{i}" for i in range(9)) + " |\n" + "|--:" * 9 + "|\n"
+WIDE += "| " + "1,234,567 | " * 9
+OUTSIDE = """() => [...document.querySelectorAll("button > .icon")].filter(icon => {
+  const [a, b] = [icon, icon.parentElement].map(node => node.getBoundingClientRect());
+  return a.left < b.left || a.right > b.right || a.top < b.top || a.bottom > b.bottom;
+}).map(icon => icon.parentElement.ariaLabel)"""
+
+
+async def test_on_a_phone_numbers_are_whole_and_icons_in_their_buttons(
+    chromium: Any, c: Cluster
+) -> None:
+    c.node.script = None
+    says(c, WIDE)
+    async with tab(chromium, c, viewport={"width": 390, "height": 844}) as t:
+        await t.load()
+        await t.ask("show me")
+        heights = "[...document.querySelectorAll('td, th')].map(e => e.offsetHeight)"
+        assert max(await t.page.evaluate(heights)) < 50, "a number or a word is broken"
+        assert await t.page.evaluate(OUTSIDE) == []
+        widths = "[innerWidth, document.documentElement.scrollWidth]"
+        assert await t.page.evaluate(widths) == [390, 390], "tables scroll by themselves"
+        await t.page.focus(".markdown .table")
+
+
 async def test_hostile_output_stays_text(t: Tab, c: Cluster) -> None:
     says(c, HOSTILE)
     shown = await t.ask("attack")
