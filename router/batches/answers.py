@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from .batch_store import BatchStatus
+from .stored_batch import BatchStatus
 
 
 class FileObject(BaseModel):

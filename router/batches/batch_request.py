@@ -10,7 +10,8 @@ from pydantic import Field
 
 from ..errors import invalid
 from ..requests.body_model import WHOLE, BodyModel, DocumentedAs
-from .batch_store import DAY, NewBatch
+from .batch_store import DAY
+from .stored_batch import NewBatch
 from .upload import LEAST_KEPT, MOST_KEPT
 
 MAX_WINDOW = 30 * DAY

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from ...shared.process.backoff import Backoff
 from ...shared.telemetry.logs import logger
 from ..errors import ApiError
-from .batch_store import BatchRequest, BatchStatus, BatchStore, RequestResult, StoredBatch
+from .batch_store import BatchStore
 from .file_store import FileStore
 from .input_lines import LineChecker, lines_of
 from .result_line import (
@@ -20,6 +20,7 @@ from .result_line import (
     answered,
     unanswered,
 )
+from .stored_batch import BatchRequest, BatchStatus, RequestResult, StoredBatch
 
 log = logger("router")
 

@@ -16,9 +16,10 @@ from ...shared.telemetry.logs import logger
 from ..errors import ApiError
 from ..options import RouterOptions
 from .batch_run import LONGEST_PAUSE, Answer, BatchRun
-from .batch_store import BatchStatus, BatchStore, StoredBatch
+from .batch_store import BatchStore
 from .database import Database
 from .file_store import FileLimits, FileStore
+from .stored_batch import BatchStatus, StoredBatch
 
 log = logger("router")
 

@@ -7,13 +7,19 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from ..errors import ApiError
 from .database import Database
 from .file_store import FileLimits, Page, find_file, list_body, new_file_id, read_page
+from .stored_batch import (
+    UNFINISHED,
+    BatchRequest,
+    BatchStatus,
+    NewBatch,
+    RequestResult,
+    StoredBatch,
+)
 
 DAY = 24 * 3600
 # Of results, and of batches that have ended, as of uploaded files.
@@ -22,139 +28,7 @@ KEPT_SECONDS = 30 * DAY
 MAX_UNFINISHED = 1000
 
 
-class BatchStatus(StrEnum):
-    """OpenAI's states of a batch."""
-
-    VALIDATING = "validating"
-    IN_PROGRESS = "in_progress"
-    FINALIZING = "finalizing"
-    CANCELLING = "cancelling"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    EXPIRED = "expired"
-    CANCELLED = "cancelled"
-
-
-UNFINISHED = (
-    BatchStatus.VALIDATING,
-    BatchStatus.IN_PROGRESS,
-    BatchStatus.FINALIZING,
-    BatchStatus.CANCELLING,
-)
 _UNFINISHED = "status IN ({})".format(", ".join(f"'{status}'" for status in UNFINISHED))
-
-
-TIMES = (
-    "created_at",
-    "in_progress_at",
-    "expires_at",
-    "finalizing_at",
-    "completed_at",
-    "failed_at",
-    "expired_at",
-    "cancelling_at",
-    "cancelled_at",
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredBatch:
-    """A row of the table. ``output_seconds`` is how long its results are kept."""
-
-    number: int
-    id: str
-    owner: str
-    status: str
-    endpoint: str
-    input_file_id: str
-    completion_window: str
-    metadata: str
-    errors: str
-    model: str | None
-    output_file_id: str | None
-    error_file_id: str | None
-    output_seconds: int | None
-    created_at: int
-    expires_at: int
-    in_progress_at: int | None
-    finalizing_at: int | None
-    completed_at: int | None
-    failed_at: int | None
-    expired_at: int | None
-    cancelling_at: int | None
-    cancelled_at: int | None
-    total: int
-    completed: int
-    failed: int
-    input_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    reasoning_tokens: int
-
-    @property
-    def ended(self) -> bool:
-        return self.status not in UNFINISHED
-
-    def body(self) -> dict[str, Any]:
-        """OpenAI's batch object."""
-        errors = json.loads(self.errors)
-        return {
-            "id": self.id,
-            "object": "batch",
-            "endpoint": self.endpoint,
-            "model": self.model,
-            "errors": {"object": "list", "data": errors} if errors else None,
-            "input_file_id": self.input_file_id,
-            "completion_window": self.completion_window,
-            "status": self.status,
-            "output_file_id": self.output_file_id if self.ended else None,
-            "error_file_id": self.error_file_id if self.ended else None,
-            **{name: getattr(self, name) for name in TIMES},
-            "request_counts": {
-                "total": self.total,
-                "completed": self.completed,
-                "failed": self.failed,
-            },
-            "usage": {
-                "input_tokens": self.input_tokens,
-                "input_tokens_details": {"cached_tokens": self.cached_tokens},
-                "output_tokens": self.output_tokens,
-                "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
-                "total_tokens": self.input_tokens + self.output_tokens,
-            },
-            "metadata": json.loads(self.metadata),
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewBatch:
-    """A batch that a client asks for; ``seconds`` is its completion window."""
-
-    owner: str
-    endpoint: str
-    input_file_id: str
-    completion_window: str
-    seconds: int
-    metadata: dict[str, str] | None
-    output_seconds: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRequest:
-    """One line of an input file that has been checked."""
-
-    line: int
-    custom_id: str
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestResult:
-    """The line of a results file for one request, and the tokens that it used."""
-
-    succeeded: bool
-    data: bytes
-    tokens: Sequence[int] = (0, 0, 0, 0)  # input, cached of it, output, reasoning of it
 
 
 class BatchStore:

@@ -11,8 +11,8 @@ from typing import Any
 from ...shared.errors import RequestError
 from ..http.json_body import parse_json
 from ..requests.body_errors import JSON_NAMES
-from .batch_store import BatchRequest
 from .file_store import FileStore, StoredFile
+from .stored_batch import BatchRequest
 
 # As in OpenAI's API.
 MAX_REQUESTS = 50_000

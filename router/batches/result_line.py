@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..http.encoding import dump
-from .batch_store import BatchRequest, RequestResult
+from .stored_batch import BatchRequest, RequestResult
 
 EXPIRED = (
     "batch_expired",
