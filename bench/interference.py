@@ -148,7 +148,7 @@ async def _victims(
 
 
 def _have_a_speed(streams: Sequence[MeasuredAnswer], since: float) -> bool:
-    """True once each victim has so many tokens that they have a distance."""
+    """True once each victim has enough tokens to measure the gaps between them."""
     return all(sum(at >= since for at in one.times[-FEW_TOKENS:]) == FEW_TOKENS for one in streams)
 
 

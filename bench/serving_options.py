@@ -121,7 +121,7 @@ def trace_options() -> list[click.Parameter]:
             default=1.0,
             low=0,
             positive=True,
-            help="Replay a trace so many times as fast as it was recorded.",
+            help="Replay a trace this many times as fast as it was recorded.",
         ),
         click.Option(
             ["--self-timed/--no-self-timed"],

@@ -43,7 +43,7 @@ def _help(chat: TerminalChat, _: str) -> None:
     for command in COMMANDS.values():
         chat.console.print(f"/{command.usage:{width}}  {command.about}", markup=False)
     chat.tell(
-        'A line that ends with \\ goes on in the next one; """ begins and ends a message of '
+        'A line that ends with \\ continues in the next one; """ begins and ends a message of '
         "several lines. Ctrl-C stops an answer."
     )
 

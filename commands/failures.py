@@ -17,7 +17,7 @@ LEVEL = "--log-level"
 
 
 def exit_with(error: BaseException, arguments: Sequence[str]) -> NoReturn:
-    """End the process: status 2 for wrong usage, 1 for a failure. An error that nobody raised on
+    """End the process: status 2 for wrong usage, 1 for a failure. An error that was not raised on
     purpose also shows its traceback at ``--log-level debug``."""
     if isinstance(error, click.exceptions.Exit):
         sys.exit(error.exit_code)

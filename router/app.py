@@ -34,7 +34,6 @@ from .http.exchange import ClientGoneError, HttpExchange
 from .mcp.approvals import Approvals
 from .mcp.mcp_chat import McpChat
 from .mcp.mcp_servers import mcp_servers
-from .metrics import Metrics
 from .ollama.ollama_errors import OllamaErrors
 from .openai.error_body import OpenAIErrors
 from .options import RouterOptions
@@ -59,6 +58,7 @@ from .routes.documentation import components
 from .routes.operations import METRICS
 from .routes.services import Services, Siblings
 from .surface import ErrorShape
+from .telemetry.metrics import Metrics
 from .web.overview import Overview
 
 log = logger("router")

@@ -103,7 +103,7 @@ class NodeAttempt:
         usage.add(self.served)
 
     def _with_echo(self, deltas: list[ChoiceDelta]) -> list[ChoiceDelta]:
-        """The deltas, each behind the echo of the prompt if it is the first of its choice."""
+        """The deltas, the first of each choice after the echo of the prompt."""
         made: list[ChoiceDelta] = []
         for delta in deltas:
             if self._echo and delta.index not in self._echo.shown:

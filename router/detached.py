@@ -20,7 +20,7 @@ log = logger("router")
 
 @dataclass
 class DetachedRequest:
-    """The part of a request that goes on when its exchange has ended."""
+    """The part of a request that continues when its exchange has ended."""
 
     owner: KeyOwner
     access: AccessRecord

@@ -24,7 +24,7 @@ from ..shared.text.tool_parsers.tool_use import ToolUse
 from .served_model import ServedModel
 
 EarlyStopping = Literal[False, True, "never"]
-# From so many logprobs of one token on, they are formatted in a thread.
+# With this many logprobs of one token or more, they are formatted in a thread.
 WIDE_ALTERNATIVES = 1024
 
 
@@ -333,5 +333,5 @@ class Usage:
 
     @property
     def all_cached_tokens(self) -> int:
-        """The prompt tokens that nobody had to compute for this request."""
+        """The prompt tokens that were not computed for this request."""
         return self.cached_tokens + self.remote_cached_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from .cluster.node_table import NodeTable
 from .cluster.registry_service import Registry
 from .detached import DetachedRequest, run_detached
 from .errors import DeadlineError, DrainingError
-from .generation import ChoiceDelta, GenerationRequest, Output, Outputs
+from .generation import GenerationRequest, Outputs
 from .http.access_log import AccessRecord
 from .http.deadline import seconds_allowed
 from .http.encoding import encode
@@ -27,16 +27,17 @@ from .http.json_body import parse_json
 from .http.keep_alive import kept_alive
 from .http.memory_budget import MemoryBudget, MemoryShare
 from .http.parsing import ParserPools
-from .http.slices import TimeSlices
 from .mcp.serve_rounds import serve_rounds
-from .metrics import Metrics, RequestMetrics
 from .node_call import LATE
 from .options import RouterOptions
 from .requests.unknown_fields import UnknownFields
 from .result import GenerationResult, ResultCollector
 from .serve_request import serve
 from .served_model import ServedModel
-from .surface import BackgroundWork, HeldOutput, HeldResponse, Response, StreamSink, Surface
+from .surface import BackgroundWork, HeldOutput, HeldResponse, Response, Surface
+from .telemetry.metrics import Metrics
+from .telemetry.request_metrics import RequestMetrics
+from .write_outputs import collect_outputs, collect_wide, stream_outputs
 
 log = logger("router")
 
@@ -190,9 +191,9 @@ class GenerateHandler:
             served = self._outputs(request, work.access, deadline)
             async with aclosing(served) as outputs:
                 if work.log is not None:
-                    await _stream(work.log, outputs, metrics, response, wide=request.wide)
+                    await stream_outputs(work.log, outputs, metrics, response, wide=request.wide)
                 else:
-                    await _collect(outputs, metrics, response.add)
+                    await collect_outputs(outputs, metrics, response.add)
                     metrics.finish(usage)
                     response.whole(GenerationResult([], usage=usage))
 
@@ -288,7 +289,7 @@ class GenerateHandler:
         with RequestMetrics(self._metrics, request, access) as metrics:
             served = self._outputs(request, access, deadline)
             async with aclosing(served) as outputs, kept_alive(exchange, response):
-                await _stream(exchange, outputs, metrics, response, wide=request.wide)
+                await stream_outputs(exchange, outputs, metrics, response, wide=request.wide)
 
     def _outputs(
         self, request: GenerationRequest, access: AccessRecord, deadline: float
@@ -317,9 +318,9 @@ class GenerateHandler:
             served = self._outputs(request, access, deadline)
             async with aclosing(served) as outputs:
                 if request.wide and isinstance(collector, ResultCollector):
-                    await _collect_wide(outputs, metrics, collector)
+                    await collect_wide(outputs, metrics, collector)
                 else:
-                    await _collect(outputs, metrics, collector.add)
+                    await collect_outputs(outputs, metrics, collector.add)
             metrics.finish(usage)
         return await encode(response.whole(collector.result(usage)))
 
@@ -339,78 +340,6 @@ async def _by(deadline: float, work: Coroutine[Any, Any, T]) -> T:
             return await work
     except TimeoutError:
         raise DeadlineError(LATE) from None
-
-
-async def _stream(
-    exchange: StreamSink,
-    outputs: Outputs,
-    metrics: RequestMetrics,
-    response: Response,
-    *,
-    wide: bool = False,
-) -> None:
-    """Write outputs as they arrive. The head is sent with the first, when a node has admitted the
-    request, so that an error before that has its own status. ``wide`` ones are formatted in a
-    thread."""
-    form = _wide_events if wide else _events
-    async for arrived in outputs:
-        if not exchange.started:
-            await exchange.start_stream()
-            await exchange.write(response.opening())
-        if len(arrived) == 1 and not wide:
-            await exchange.write(_event(arrived[0], metrics, response))
-        else:
-            await exchange.write(await form(arrived, metrics, response))
-    metrics.finish(exchange.access.usage)
-    await exchange.write(response.closing(exchange.access.usage))
-    await exchange.end_stream(response.end_of_stream())
-
-
-async def _events(outputs: Sequence[Output], metrics: RequestMetrics, response: Response) -> bytes:
-    """The events of outputs that arrived together. Many do not hold the event loop."""
-    slices = TimeSlices()
-    events: list[bytes] = []
-    for output in outputs:
-        events.append(_event(output, metrics, response))
-        await slices.checkpoint()
-    return b"".join(events)
-
-
-def _event(output: Output, metrics: RequestMetrics, response: Response) -> bytes:
-    metrics.count(output)
-    return response.chunk(output) if isinstance(output, ChoiceDelta) else b""
-
-
-async def _wide_events(
-    outputs: Sequence[Output], metrics: RequestMetrics, response: Response
-) -> bytes:
-    """As ``_events``, in a thread."""
-    for output in outputs:
-        metrics.count(output)
-    deltas = [output for output in outputs if isinstance(output, ChoiceDelta)]
-    return await asyncio.to_thread(lambda: b"".join(map(response.chunk, deltas)))
-
-
-async def _collect(
-    outputs: Outputs, metrics: RequestMetrics, add: Callable[[Output], None]
-) -> None:
-    """Collect all outputs. Many that arrive together do not hold the event loop."""
-    async for arrived in outputs:
-        slices = TimeSlices()
-        for output in arrived:
-            metrics.count(output)
-            add(output)
-            await slices.checkpoint()
-
-
-async def _collect_wide(
-    outputs: Outputs, metrics: RequestMetrics, collector: ResultCollector
-) -> None:
-    """Collect outputs that a thread formats."""
-    async for arrived in outputs:
-        for output in arrived:
-            metrics.count(output)
-            collector.take(await asyncio.to_thread(collector.format, output))
 
 
 def _attributes(request: GenerationRequest) -> dict[str, Value]:

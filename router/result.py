@@ -136,7 +136,7 @@ class ResultCollector:
         self.take(self.format(output))
 
     def take(self, size: int) -> None:
-        """Count so many bytes more."""
+        """Count this many more bytes."""
         self._memory.take(size)
 
     def format(self, output: Output) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
 
@@ -21,7 +21,14 @@ from .beams.serve_beams import serve_beams
 from .cluster.node_table import NodeTable
 from .dispatch import Dispatcher
 from .errors import NodeError
-from .generation import GenerationRequest, Output, PromptRestarted, RequestAdmitted, Usage
+from .generation import (
+    GenerationRequest,
+    Output,
+    Outputs,
+    PromptRestarted,
+    RequestAdmitted,
+    Usage,
+)
 from .http.slices import TimeSlices
 from .options import RouterOptions
 
@@ -32,8 +39,6 @@ QUEUED_OUTPUTS = 256  # of all prompts, each time those that arrived together
 # Tokens of a prompt that are copied into a message at once.
 PIECE_TOKENS = 8192
 
-# Each time all that have arrived.
-Outputs = AsyncGenerator[Sequence[Output], None]
 Queue = asyncio.Queue[Sequence[Output] | Exception | None]
 
 

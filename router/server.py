@@ -20,10 +20,10 @@ from .cluster.node_table import NodeTable
 from .cluster.pinned_model import read_pinned
 from .cluster.registry_service import Registry
 from .cluster.static_nodes import StaticNodes
-from .metrics import Metrics
 from .options import RouterOptions
 from .processes.http_front import HttpFront, listen
 from .processes.registry_front import RegistryFront
+from .telemetry.metrics import Metrics
 
 log = logger("router")
 

@@ -126,7 +126,7 @@ class EventSource(StreamSink, Protocol):
         """Count events from now on in ``memory``."""
 
     def after(self, number: int) -> AsyncGenerator[bytes, None]:
-        """The events behind that of ``number``, until the last one."""
+        """The events after that of ``number``, until the last one."""
 
 
 class BackgroundWork(Protocol):

@@ -102,7 +102,7 @@ class HttpClient:
         return connection.status, b"".join(parts)
 
     def close(self) -> None:
-        """Close the connections that nobody uses."""
+        """Close the idle connections."""
         while self._idle:
             self._idle.pop().close()
 

@@ -1,6 +1,6 @@
 """One HTML page about one or two results: figures, timeline and distributions.
 
-The page is whole by itself: its script and styles are in ``plot.html``, and it loads nothing.
+The page is self-contained: its script and styles are in ``plot.html``, and it loads nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PLACEHOLDER = "/*RESULTS*/[]"
 # Requests in the timeline, and points of a distribution: more cannot be told apart on a screen.
 MOST_REQUESTS = 2000
 POINTS = 400
-# A gap is drawn as a stall from so many times the median gap on, and from so many seconds.
+# A gap is drawn as a stall if it is this many times the median gap, and this many seconds.
 STALL_TIMES, STALL_SECONDS = 4.0, 0.03
 NAMES = ("label", "model_id", "backend", "date", "duration", "completed", "failed")
 

@@ -39,7 +39,7 @@ Response = dict[str, Any]
 
 
 class BatchError(TandemError):
-    """The run was broken off; another one goes on with it."""
+    """The run was interrupted; another one continues it."""
 
 
 class BatchRunner:
@@ -133,7 +133,7 @@ def _result(line: BatchLine, response: Response | None) -> dict[str, Any]:
 
 def run_batch(server: OpenAIServer, config: RunBatchConfig) -> None:
     """Answer the requests of the input, and write the output when all are. Raises ``TandemError``;
-    another run goes on with what is answered."""
+    another run keeps what is answered."""
     source, target = config.files
     if is_url(target):
         check_url("--output-file", target)
@@ -153,7 +153,7 @@ def run_batch(server: OpenAIServer, config: RunBatchConfig) -> None:
             except ServerError as error:
                 raise BatchError(
                     f"{error}; {len(results.done)} of {file.count} requests are answered, and the "
-                    "same command goes on with the others"
+                    "same command continues with the others"
                 ) from None
         _write(target, results)
         results.close(remove=True)

@@ -75,7 +75,7 @@ class Windows(Protocol):
     """Windows by name."""
 
     def opened(self, key: str) -> AbstractContextManager[Window]:
-        """The window of this name, up to date; nobody else changes it meanwhile."""
+        """The window of this name, up to date; no other process changes it meanwhile."""
 
     def clear(self, key: str) -> None: ...
 

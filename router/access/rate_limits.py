@@ -63,7 +63,7 @@ class RateLimits:
             return
         if prompt > limit:
             raise self._too_long(exchange, prompt, limit)
-        # An output that nobody limited must not be refused for ever.
+        # A request without ``max_tokens`` must not be rejected forever.
         amount = min(prompt + output, limit)
         name = f"{TOKENS}/{exchange.owner.name}"
         reservation = self._minute().take(name, limit, amount)

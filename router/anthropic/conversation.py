@@ -67,7 +67,7 @@ def read_conversation(
 
 
 def has_inner_system(turns: list[Turn]) -> bool:
-    """True if a system message stands behind other messages."""
+    """True if a system message follows other messages."""
     return any(turn["role"] == "system" for turn in turns[1:])
 
 

@@ -41,7 +41,7 @@ def model_entry(model: ServedModel, name: str) -> AnthropicModel:
 def model_page(
     model: ServedModel, after: str | None, before: str | None, limit: str | None
 ) -> AnthropicModelList:
-    """The names behind ``after`` or before ``before``. Raises ``RequestError``."""
+    """The names after ``after`` or before ``before``. Raises ``RequestError``."""
     names = [model.name, *model.aliases]
     most = _limit(limit)
     if after is not None:

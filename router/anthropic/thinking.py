@@ -98,7 +98,7 @@ def template_variables(thinking: Thinking, config: OutputConfig) -> dict[str, An
 
 
 def turns_to_keep(management: ContextManagement, ignored: set[str]) -> int | None:
-    """Of the turns with reasoning, the last so many keep it; ``None``: all do."""
+    """The number of the last turns that keep their reasoning; ``None``: all do."""
     kept = [_turns(item, f"context_management.edits.{i}", ignored)
             for i, item in enumerate(management.edits)]  # fmt: skip
     return min((turns for turns in kept if turns is not None), default=None)

@@ -168,7 +168,7 @@ class BatchStore:
         await self._database.run(work)
 
     async def pending(self, batch_id: str, after: int, count: int) -> list[BatchRequest]:
-        """The next requests behind a line that have no result."""
+        """The next requests after a line that have no result."""
 
         def work(connection: sqlite3.Connection) -> list[BatchRequest]:
             rows = connection.execute(

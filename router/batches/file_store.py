@@ -59,7 +59,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A part of a list: ``limit`` entries behind the one with the id ``after``."""
+    """A part of a list: ``limit`` entries after the one with the id ``after``."""
 
     after: str | None = None
     limit: int = 20
@@ -160,7 +160,7 @@ class FileStore:
         return await self._database.run(work)
 
     async def read(self, file: StoredFile, position: int) -> tuple[bytes, int] | None:
-        """Content of a file from a position, 0 at first, and the position behind it; ``None`` at
+        """Content of a file from a position, 0 at first, and the position after it; ``None`` at
         its end."""
         read = _read_piece if file.batch is None else _read_results
         return await self._database.run(lambda connection: read(connection, file, position))

@@ -83,7 +83,7 @@ class MultipartForm:
         self._value += data
 
     def _next_part(self, start: int) -> bool:
-        """Read the header of the part behind a boundary; False if it has not arrived."""
+        """Read the header of the part after a boundary; False if it has not arrived."""
         if self._buffer[start : start + 2] == b"--":
             self._end_part()
             self.finished = True

@@ -51,7 +51,7 @@ class AccessRecord:
 
     @property
     def is_routine(self) -> bool:
-        """True for what monitors and the page ask for all the time, and nobody counts."""
+        """True for what monitors and the page request all the time."""
         return self.path in POLLED or self.path.startswith(PAGE_FILES)
 
     @property

@@ -100,7 +100,7 @@ class _FairPool:
             client, queue = self._waiting.popitem(last=False)
             turn = queue.popleft()
             if queue:
-                self._waiting[client] = queue  # behind all others
+                self._waiting[client] = queue  # after all others
             if not turn.done():
                 turn.set_result(None)
                 return

@@ -108,7 +108,7 @@ def constraint(kind: str, value: Any, param: str) -> pb.StructuredOutputs:
 
 
 def follow_reasoning(sampling: pb.Sampling, parser: str, opened: bool | None = None) -> None:
-    """Let the constraint begin behind the reasoning that the router's parser separates; ``opened``
+    """Let the constraint begin after the reasoning that the router's parser separates; ``opened``
     says whether the prompt ends inside it, if it is known."""
     if parser == NO_PARSER or not sampling.HasField("structured_outputs"):
         return

@@ -28,8 +28,8 @@ from ..cluster.pinned_model import read_pinned
 from ..cluster.registry_service import Registry
 from ..cluster.static_nodes import StaticNodes
 from ..mcp.mcp_servers import mcp_servers
-from ..metrics import Metrics
 from ..options import RouterOptions
+from ..telemetry.metrics import Metrics
 from .fair_accept import ConnectionCounts
 from .http_front import listen
 from .merged_metrics import MergedPage

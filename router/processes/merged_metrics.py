@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from ..metrics import Metrics
+from ..telemetry.metrics import Metrics
 from .process_link import Topic
 
 # A page is reused for so long: several servers may scrape.

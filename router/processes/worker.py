@@ -19,8 +19,8 @@ from ..cluster.inflight import PlacedLoad
 from ..cluster.node_table import NodeTable
 from ..cluster.pinned_model import read_pinned
 from ..cluster.registry_service import Registry
-from ..metrics import Metrics
 from ..options import RouterOptions
+from ..telemetry.metrics import Metrics
 from .fair_accept import ConnectionCounts, FairAccept
 from .forwarding import Forwarding, open_door
 from .http_front import HttpFront

@@ -19,7 +19,7 @@ JSON_NAMES = {
     dict: "an object",
     type(None): "null",
 }
-# The end of the place of a wrong key, behind the key itself.
+# The end of the location of a wrong key, after the key itself.
 KEY = "[key]"
 # By pydantic's types of errors.
 EXPECTED = {

@@ -72,7 +72,7 @@ def check_length(
 
 
 def count_tokens(text: str, model: ServedModel) -> int:
-    """The number of tokens of a text; of one that is far too long, at least so many."""
+    """The number of tokens of a text; for one that is far too long, a lower bound."""
     try:
         most = MAX_CONTEXTS * model.max_model_len
         return len(model.tokenizer.encode(text, add_special_tokens=False, most=most))

@@ -59,7 +59,7 @@ def _call(function: dict[str, Any]) -> str:
 
 
 def _with_results(messages: list[Message]) -> list[Message]:
-    """The results of a turn and a question behind them are one message: many templates reject two
+    """The results of a turn and a question after them are one message: many templates reject two
     of the user in a row."""
     made: list[Message] = []
     behind_result = False

@@ -9,7 +9,7 @@ from ..generation import ServerTool
 from ..mcp.approvals import ApprovalAnswer
 
 REQUEST, RESPONSE = "mcp_approval_request", "mcp_approval_response"
-# Items of the model behind an answer show that it belongs to an earlier turn.
+# Items of the model after an answer show that it belongs to an earlier turn.
 OF_MODEL = frozenset(("reasoning", "function_call", "mcp_call", REQUEST))
 DENIED = "The user has denied this call, so it was not run."
 # Of a call in an earlier turn whose result the client has left out.

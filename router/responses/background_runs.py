@@ -43,7 +43,7 @@ class BackgroundRun:
         return self._events.so_far()
 
     async def cancel(self) -> None:
-        """End the response, if it has not ended in the same moment."""
+        """End the response, unless it has just ended."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))

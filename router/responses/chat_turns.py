@@ -52,7 +52,7 @@ class _ApprovedCalls:
         self._ran = {i["approval_request_id"]: i for i in items if self.is_shown(i)}
 
     def is_shown(self, item: Item) -> bool:
-        """True for a call that has run behind the request for its approval."""
+        """True for a call that has run after the request for its approval."""
         return item["type"] == "mcp_call" and item.get("approval_request_id") in self._asked
 
     def result(self, request: Item) -> str:

@@ -56,7 +56,7 @@ class EventLog:
         self._more = asyncio.Event()
 
     async def after(self, number: int) -> AsyncGenerator[bytes, None]:
-        """The events behind that of ``number``, until the last one."""
+        """The events after that of ``number``, until the last one."""
         at = number + 1
         while True:
             while at < len(self._events):

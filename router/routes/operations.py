@@ -15,8 +15,8 @@ from ...shared.errors import UnavailableError
 from ...shared.version import version
 from ..access.key_usage import KeyCounts
 from ..errors import ApiError, DrainingError
-from ..metrics import CONTENT_TYPE
 from ..openai.answers import OpenAIError
+from ..telemetry.metrics import CONTENT_TYPE
 from ..web.documentation_page import documentation_page
 from .documentation import documented_errors
 from .guards import HOST_CHECKED, KEY_CHECKED

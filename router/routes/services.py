@@ -19,10 +19,10 @@ from ..handler import GenerateHandler
 from ..http.exchange import HttpExchange
 from ..mcp.approvals import Approvals
 from ..mcp.mcp_chat import McpChat
-from ..metrics import Metrics
 from ..options import RouterOptions
 from ..responses.background_runs import BackgroundRuns
 from ..responses.response_store import ResponseStore
+from ..telemetry.metrics import Metrics
 from ..web.overview import Overview, WorkerShare
 
 

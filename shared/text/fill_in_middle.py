@@ -13,7 +13,7 @@ _MARK = "\u263a"
 @dataclass(frozen=True, slots=True)
 class _Format:
     """The special tokens of one family of models, in the order of its prompts. ``ends`` are those
-    that it may write behind the missing text. With ``joined``, the text after the gap continues a
+    that it may write after the missing text. With ``joined``, the text after the gap continues a
     word, as far as the tokenizer is concerned."""
 
     before: str

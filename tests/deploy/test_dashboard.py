@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.router.cluster.node_table import NodeTable
-from tandem.router.metrics import Metrics
+from tandem.router.telemetry.metrics import Metrics
 from tandem.tests.support.metrics import registries
 
 from .deployment import DEPLOY

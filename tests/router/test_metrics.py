@@ -11,9 +11,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.router import metrics as module
 from tandem.router.cluster.node_table import NodeTable
-from tandem.router.metrics import Metrics
+from tandem.router.telemetry import metrics as module
+from tandem.router.telemetry.metrics import Metrics
 from tandem.router.telemetry.node_series import SERIES
 from tandem.tests.router.support import (
     Cluster,

@@ -21,13 +21,13 @@ from tandem.router.errors import ApiError
 from tandem.router.generation import GenerationRequest
 from tandem.router.http.encoding import dump
 from tandem.router.http.json_body import parse_json
-from tandem.router.metrics import Metrics
 from tandem.router.node_call import request_error
 from tandem.router.openai.chat_request import ChatCompletionRequest, parse_chat
 from tandem.router.openai.completion_request import CompletionRequest, parse_completion
 from tandem.router.options import RouterOptions
 from tandem.router.requests.body_model import BodyModel
 from tandem.router.served_model import ServedModel
+from tandem.router.telemetry.metrics import Metrics
 from tandem.shared.errors import RequestError
 from tandem.shared.text.tokenizer import Tokenizer
 from tandem.shared.text.tokenizer_files import read_tokenizer_files

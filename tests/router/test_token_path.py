@@ -65,7 +65,7 @@ async def test_a_token_passes_four_stages_between_the_node_and_the_socket(
         answer = await c.complete("hi", stream=stream)
         assert not stream or events(answer.text)[-1] == "[DONE]"
     paths = {tuple(path) for path in seen}
-    writer = "_stream" if stream else "_collect"
+    writer = "stream_outputs" if stream else "collect_outputs"
     (path,) = paths
     assert path[: path.index(writer) + 1] == (
         "NodeCall.read",

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from tandem.router.access.key_usage import KeyUsage
 from tandem.router.cluster.node_table import NodeTable
-from tandem.router.metrics import Metrics
+from tandem.router.telemetry.metrics import Metrics
 from tandem.shared.handoff.plane.stats import DataPlaneStats
 from tandem.shared.security.credentials import INSECURE, Credentials
 from tandem.shared.security.token_interceptor import TokenInterceptor

@@ -61,7 +61,7 @@ class Constraint:
         return new
 
     def next_mask(self, tokens: list[int]) -> bytes | None:
-        """The mask of the draw behind ``tokens``; ``None`` if any token may be drawn, or if the
+        """The mask of the draw after ``tokens``; ``None`` if any token may be drawn, or if the
         draw does not count."""
         mask = None if self._grammar is None else self._grammar_mask(self._grammar, tokens)
         if self._thinking is None or self.complete or self.failure:

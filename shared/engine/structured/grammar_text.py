@@ -15,7 +15,7 @@ from .grammar import GrammarError
 # A rule of GBNF; those of Lark have one colon.
 _GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _TEXT = r"/(.|\n)*/"
-# Models that lose the thread write white space for ever, which JSON would allow.
+# Some models write white space without end, which JSON would allow.
 WHITESPACE = r"[ \t\r\n]{0,40}"
 # Between the end of the reasoning and the output.
 _SPACE = r"/[ \t\r\n]{0,8}/"

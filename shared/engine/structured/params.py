@@ -25,10 +25,9 @@ class StructuredOutputs:
     ``json_object`` is any JSON object. ``structural_tag`` describes text with constrained parts, as
     a mapping or as JSON.
 
-    ``whitespace`` allows optional whitespace in JSON. The constraint holds behind the
-    model's reasoning, which ends with ``reasoning_end``, unless that is empty; outputs that do not
-    begin with ``reasoning_start`` have none. ``param`` is the name of the
-    constraint in error messages.
+    ``whitespace`` allows optional whitespace in JSON. The constraint holds after the model's
+    reasoning, which ends with ``reasoning_end``, unless that is empty; outputs that do not begin
+    with ``reasoning_start`` have none. ``param`` is the name of the constraint in error messages.
     """
 
     json: str | Mapping[str, Any] | None = None

@@ -65,7 +65,7 @@ def _any_text(grammar: GrammarText, part: Format) -> str:
 
 
 def _sequence(grammar: GrammarText, part: Format) -> str:
-    """The elements in turn. Free text ends at the constant behind it."""
+    """The elements in turn. Free text ends at the constant that follows."""
     elements = _list(part, "elements")
     parts = []
     for element, following in zip(elements, [*elements[1:], {}], strict=True):
@@ -95,7 +95,7 @@ def _rest(grammar: GrammarText, part: Format) -> str:
 
 def _triggered(grammar: GrammarText, part: Format) -> str:
     """Free text, in which each trigger begins one of the tags; with ``at_least_one`` the output
-    begins with a tag, and with ``stop_after_first`` it ends behind the first."""
+    begins with a tag, and with ``stop_after_first`` it ends after the first."""
     triggers = [_checked(one, "triggers") for one in _list(part, "triggers")]
     tags = _list(part, "tags")
     once, least = part.get("stop_after_first") is True, part.get("at_least_one") is True

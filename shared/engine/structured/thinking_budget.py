@@ -89,7 +89,7 @@ class ThinkingLimit:
         return self._rule.closing[self._place]
 
     def not_allowed(self) -> None:
-        """Try again behind the next token, as the grammar rejects the forced one here: the output
+        """Try again after the next token, as the grammar rejects the forced one here: the output
         may be in the middle of a character."""
         self._forced_at = None
 

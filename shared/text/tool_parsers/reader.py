@@ -95,7 +95,7 @@ class Reader:
     # -- reading ----------------------------------------------------------------------------------
 
     def take(self, length: int) -> str:
-        """Read so many characters of the text held."""
+        """Read this many characters of the held text."""
         text, self.held = self.held[:length], self.held[length:]
         if self._read is not None:
             self._read.append(text)
@@ -108,7 +108,7 @@ class Reader:
             self._read[-1] = self._read[-1].removesuffix(text)
 
     def need(self, length: int) -> Steps:
-        """Wait until so many characters are held, or no more will come."""
+        """Wait until this many characters are held, or no more will come."""
         while len(self.held) < length and not self.ended:
             yield
 

@@ -9,8 +9,8 @@ import pytest
 from tandem.proto import tandem_pb2 as pb
 from tandem.router.cluster.node import Node
 from tandem.router.cluster.node_table import NodeTable
-from tandem.router.metrics import Metrics
 from tandem.router.placement.node_prefixes import PromptKeys
+from tandem.router.telemetry.metrics import Metrics
 from tandem.shared.security.credentials import INSECURE
 
 NOBODY = "127.0.0.1:1"

@@ -7,11 +7,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tandem.router.access.key_usage import KeyCounts
 from tandem.router.cluster.node_table import NodeTable
-from tandem.router.metrics import Metrics
 from tandem.router.processes import merged_metrics
 from tandem.router.processes.merged_metrics import MergedPage, describe
 from tandem.router.processes.merged_usage import MergedUsage, describe_usage, read_usage
 from tandem.router.processes.process_link import Topic
+from tandem.router.telemetry.metrics import Metrics
 
 
 def worker(requests: int, seconds: float) -> bytes:

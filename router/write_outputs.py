@@ -1,0 +1,84 @@
+"""Outputs of a request written as a stream, or collected for a response that is sent whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from .generation import ChoiceDelta, Output, Outputs
+from .http.slices import TimeSlices
+from .result import ResultCollector
+from .surface import Response, StreamSink
+from .telemetry.request_metrics import RequestMetrics
+
+
+async def stream_outputs(
+    sink: StreamSink,
+    outputs: Outputs,
+    metrics: RequestMetrics,
+    response: Response,
+    *,
+    wide: bool = False,
+) -> None:
+    """Write outputs as they arrive. The head is sent with the first, when a node has admitted the
+    request, so that an error before that has its own status. ``wide`` ones are formatted in a
+    thread."""
+    form = _wide_events if wide else _events
+    async for arrived in outputs:
+        if not sink.started:
+            await sink.start_stream()
+            await sink.write(response.opening())
+        if len(arrived) == 1 and not wide:
+            await sink.write(_event(arrived[0], metrics, response))
+        else:
+            await sink.write(await form(arrived, metrics, response))
+    metrics.finish(sink.access.usage)
+    await sink.write(response.closing(sink.access.usage))
+    await sink.end_stream(response.end_of_stream())
+
+
+async def _events(outputs: Sequence[Output], metrics: RequestMetrics, response: Response) -> bytes:
+    """The events of outputs that arrived together. Many do not hold the event loop."""
+    slices = TimeSlices()
+    events: list[bytes] = []
+    for output in outputs:
+        events.append(_event(output, metrics, response))
+        await slices.checkpoint()
+    return b"".join(events)
+
+
+def _event(output: Output, metrics: RequestMetrics, response: Response) -> bytes:
+    metrics.count(output)
+    return response.chunk(output) if isinstance(output, ChoiceDelta) else b""
+
+
+async def _wide_events(
+    outputs: Sequence[Output], metrics: RequestMetrics, response: Response
+) -> bytes:
+    """As ``_events``, in a thread."""
+    for output in outputs:
+        metrics.count(output)
+    deltas = [output for output in outputs if isinstance(output, ChoiceDelta)]
+    return await asyncio.to_thread(lambda: b"".join(map(response.chunk, deltas)))
+
+
+async def collect_outputs(
+    outputs: Outputs, metrics: RequestMetrics, add: Callable[[Output], None]
+) -> None:
+    """Collect all outputs. Many that arrive together do not hold the event loop."""
+    async for arrived in outputs:
+        slices = TimeSlices()
+        for output in arrived:
+            metrics.count(output)
+            add(output)
+            await slices.checkpoint()
+
+
+async def collect_wide(
+    outputs: Outputs, metrics: RequestMetrics, collector: ResultCollector
+) -> None:
+    """Collect outputs that a thread formats."""
+    async for arrived in outputs:
+        for output in arrived:
+            metrics.count(output)
+            collector.take(await asyncio.to_thread(collector.format, output))
