@@ -52,7 +52,7 @@ def check_no_path(values: Values) -> None:
             "name the kind of the file"
         )
     if not values["num_prompts"]:
-        raise UsageError("--num-prompts 0, that is all of a file, is not possible with random")
+        raise UsageError("--num-prompts 0 means all of a file; give random a number")
 
 
 def random_of(values: Values, maker: PromptMaker) -> Iterator[PlannedRequest]:

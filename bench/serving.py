@@ -74,7 +74,7 @@ def run_serving(values: Values) -> None:
     if values["plot"]:
         write_plot(Path(values["plot"]), [full, other] if other else [full])
     if not result["completed"]:
-        raise BenchmarkError(f"no request of {result['failed']} was answered")
+        raise BenchmarkError(f"none of the {result['failed']} requests was answered")
 
 
 def _is_saved(values: Values) -> bool:

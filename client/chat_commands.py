@@ -75,7 +75,7 @@ def _set(chat: TerminalChat, rest: str) -> None:
 def _model(chat: TerminalChat, name: str) -> None:
     known = chat.server.models()
     if name and name not in known:
-        raise UsageError(f"the server has no model {name!r}, but {', '.join(known)}")
+        raise UsageError(f"the server has no model {name!r}; it has {', '.join(known)}")
     if name:
         chat.server.model = name
     others = [other for other in known if other != chat.server.model]

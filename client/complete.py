@@ -87,7 +87,9 @@ class CompletionRun:
                 file=sys.stderr,
             )
         if self._failed:
-            raise CompletionError(f"{self._failed} of {self._answers} prompts have no whole answer")
+            raise CompletionError(
+                f"{self._failed} of {self._answers} prompts have no complete answer"
+            )
 
 
 def run_complete(server: OpenAIServer, config: CompleteConfig, asked: RequestConfig) -> None:

@@ -100,7 +100,7 @@ class OpenAIServer:
             if not isinstance(event, dict):
                 raise ServerError(f"{self.url} sent an event that is not a JSON object")
             if event.get("error"):
-                raise ServerError(f"the answer broke off: {message_of(event)}")
+                raise ServerError(f"the answer was interrupted: {message_of(event)}")
             yield event
 
     def _checked(self, answer: httpx.Response) -> dict[str, Any]:

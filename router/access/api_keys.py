@@ -119,7 +119,7 @@ def _read(flag: str, path: str) -> Sequence[_Key]:
     except ValueError as error:
         raise StartupError(f"{name}, {error}") from None
     if not keys:
-        raise StartupError(f"{name} has no key, which would let everybody in")
+        raise StartupError(f"{name} has no key, so it would let everybody in")
     return keys
 
 

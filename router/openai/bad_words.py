@@ -17,7 +17,7 @@ def bad_word_ids(words: Sequence[str], model: ServedModel) -> list[list[int]]:
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         if not word.strip():
-            raise invalid("Invalid 'bad_words': a word has no characters but spaces.", "bad_words")
+            raise invalid("Invalid 'bad_words': a word consists of spaces only.", "bad_words")
         for text in (word, " " + word.lstrip()):
             ids = tuple(model.tokenizer.encode(text, add_special_tokens=False))
             if len(ids) > MAX_BAD_WORD_TOKENS:

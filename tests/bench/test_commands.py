@@ -138,7 +138,7 @@ def test_serve_chats(tmp_path: Path) -> None:
 def test_a_failing_server_is_named_once_and_fails_the_command() -> None:
     with running(statuses=[(503, "busy")] * 4) as api:
         options = ["--num-prompts=4", "--random-input-len=2"]
-        with pytest.raises(TandemError, match="no request of 4 was answered"):
+        with pytest.raises(TandemError, match="none of the 4 requests was answered"):
             run("serve", f"--port={api.port}", *options)
 
 

@@ -107,7 +107,7 @@ def test_an_answer_that_breaks_off_is_kept() -> None:
     chat = chat_with(FakeOpenAI(lambda body: events))
     chat.run(Typed("hi"), run_command)
     assert chat.conversation.messages[-1]["content"] == "fo"
-    assert "[the answer broke off: the node died]" in output(chat)
+    assert "[the answer was interrupted: the node died]" in output(chat)
 
 
 def test_a_retry_that_fails_leaves_the_former_answer() -> None:
@@ -187,7 +187,7 @@ def test_commands(tmp_path: Path) -> None:
         ("/set temperature hot", "must be a number"),
         ("/set temperature 3", "out of range: it must be from 0 to 2"),
         ("/set top_k 1.5", "must be an integer"),
-        ("/model none", "the server has no model 'none', but m, other"),
+        ("/model none", "the server has no model 'none'; it has m, other"),
         ("/save", "needs the name of one file"),
         ("/save /none/x", "/save /none/x: the folder does not exist"),
         ("/load /none", "/none: No such file"),

@@ -74,7 +74,7 @@ def test_an_error_is_part_of_the_results_and_the_status(capsys) -> None:
             return httpx.Response(400, json={"error": {"message": "no"}})
         return upper(body)
 
-    with pytest.raises(CompletionError, match="1 of 2 prompts have no whole answer"):
+    with pytest.raises(CompletionError, match="1 of 2 prompts have no complete answer"):
         complete(FakeOpenAI(reply), {"prompts": "bad | good", "json": True})
     told = capsys.readouterr()
     first, second = (json.loads(line) for line in told.out.splitlines())

@@ -72,7 +72,7 @@ class StructuredOutputs:
         if kind == "json_object":
             return ""
         if not isinstance(value, str) or not value:
-            raise self.error(f"the {kind} is {value!r:.64}; it must be a text that is not empty")
+            raise self.error(f"the {kind} is {value!r:.64}; it must be a non-empty string")
         return value
 
     def _choices(self, value: Any) -> str:

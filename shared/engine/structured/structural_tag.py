@@ -165,5 +165,5 @@ def _checked(value: Any, name: str) -> str:
 def _list(part: Format, name: str) -> list[Any]:
     value = part.get(name)
     if not isinstance(value, list) or not value:
-        raise GrammarError(f"{name!r} of a structural tag must be a list that is not empty")
+        raise GrammarError(f"{name!r} of a structural tag must be a non-empty list")
     return value

@@ -31,11 +31,13 @@ class ThinkingBudget:
     def check(self) -> None:
         """Raise ``RequestError`` for values that cannot be followed."""
         if isinstance(self.tokens, bool) or not isinstance(self.tokens, int) or self.tokens < 0:
-            raise self.error(f"it is {self.tokens!r:.64} tokens; it must be an integer from 0")
+            raise self.error(
+                f"it is {self.tokens!r:.64} tokens; it must be an integer of at least 0"
+            )
         if not self.end:
             raise self.error("the reasoning has no closing marker")
         if max(len(self.start), len(self.end)) > MAX_MARKER_CHARACTERS:
-            raise self.error(f"its markers have at most {MAX_MARKER_CHARACTERS} characters")
+            raise self.error(f"its markers must have at most {MAX_MARKER_CHARACTERS} characters")
 
     def error(self, reason: str) -> RequestError:
         return RequestError(f"Invalid '{self.param}': {reason}.", param=self.param)
