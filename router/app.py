@@ -138,7 +138,7 @@ class App:
             nodes,
             options.heartbeat_period,
             metrics.work,
-            lambda: self.handler.active + self.handler.elsewhere,
+            lambda: self.handler.in_progress,
         )
         self.services = Services(
             options=options,

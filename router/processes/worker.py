@@ -236,7 +236,7 @@ class Worker:
 
     def _take_others(self, body: bytes) -> None:
         fields = json.loads(body)
-        self._siblings.active = self.app.handler.elsewhere = fields["active"]
+        self.app.handler.elsewhere = fields["active"]
         for (node_id, epoch), placed in unpack_loads(fields["nodes"]).items():
             if (node := self.nodes.get(node_id, epoch)) is not None:
                 node.take_siblings(placed)

@@ -122,7 +122,7 @@ async def health_details(services: RouterServices) -> HealthDetails:
         version=version(),
         uptime_seconds=round(time.time() - services.registry.started, 1),
         model=model,
-        requests=services.handler.active + services.handler.elsewhere,
+        requests=services.handler.in_progress,
         nodes={f"{role}/{state}": count for (role, state), count in sorted(nodes.items())},
     )
 
@@ -130,7 +130,7 @@ async def health_details(services: RouterServices) -> HealthDetails:
 @router.get("/load", dependencies=KEY_CHECKED)
 async def load(services: RouterServices) -> ServerLoad:
     """The number of requests in progress, as in vLLM."""
-    return ServerLoad(server_load=services.handler.active + services.handler.elsewhere)
+    return ServerLoad(server_load=services.handler.in_progress)
 
 
 @router.get("/v1/usage", dependencies=KEY_CHECKED)

@@ -27,11 +27,9 @@ from ..web.overview import Overview, WorkerShare
 
 
 class Siblings:
-    """The other workers of a router: none, in a router of one process. ``active`` are the requests
-    in progress there; ``whole`` is true if all workers serve. A worker has a subclass that asks its
-    keeper."""
+    """The other workers of a router: none, in a router of one process. ``whole`` is true if all
+    workers serve. A worker has a subclass that asks its keeper."""
 
-    active: int = 0
     whole: bool = True
 
     def __init__(
