@@ -16,13 +16,13 @@ from ..requests.renamed_errors import fields_renamed
 from ..served_model import ServedModel
 from .background_runs import BackgroundRun
 from .chat_turns import Message, as_messages, told
-from .compaction_events import CompactionEvents
+from .compaction.compaction_events import CompactionEvents
+from .compaction.summary import parse_summary
 from .continued_conversation import ContinuedConversation, Conversations
 from .fitting_turns import parse_fitting
 from .response_events import ResponseEvents
 from .response_request import FIELD_NAMES, CreateResponseRequest, chat_body, check_response
 from .response_store import StoredResponse
-from .summary import parse_summary
 
 RESPONSE_FORMAT, TEXT_FORMAT = "response_format", "text.format"
 # Fields of a chat that a summary does not have.

@@ -13,7 +13,11 @@ from ..http.encoding import encode
 from ..http.exchange import JSON_TYPE, HttpExchange
 from ..openai.answers import OpenAIError
 from ..requests.body_errors import check_integer
-from ..responses.compaction import CompactedResponse, Compaction, CompactResponseRequest
+from ..responses.compaction.compact_request import (
+    CompactedResponse,
+    Compaction,
+    CompactResponseRequest,
+)
 from ..responses.continued_conversation import Conversations
 from ..responses.event_log import EventLog
 from ..responses.input_tokens import (

@@ -5,15 +5,15 @@ from __future__ import annotations
 from io import StringIO
 from typing import Any
 
-from ..errors import SERVER, ApiError, invalid
-from ..generation import GenerationRequest
-from ..openai.chat_request import parse_chat
-from ..options import RouterOptions
-from ..requests.renamed_errors import fields_renamed
-from ..served_model import ServedModel
-from .chat_turns import as_messages, told, with_alternating_turns
-from .input_items import Item, encoded
-from .response_request import FIELD_NAMES
+from ...errors import SERVER, ApiError, invalid
+from ...generation import GenerationRequest
+from ...openai.chat_request import parse_chat
+from ...options import RouterOptions
+from ...requests.renamed_errors import fields_renamed
+from ...served_model import ServedModel
+from ..chat_turns import as_messages, told, with_alternating_turns
+from ..input_items import Item, encoded
+from ..response_request import FIELD_NAMES
 
 # Of the context, for the summary; a request has to leave this much room.
 SUMMARY_SHARE, MAX_SUMMARY = 8, 4096

@@ -9,14 +9,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from ..generation import ChoiceDelta, GenerationRequest, Usage
-from ..options import RouterOptions
-from ..requests.body_model import AnswerModel, BodyModel, DocumentedAs
-from ..result import GenerationResult
-from ..served_model import ServedModel
-from .continued_conversation import Conversations
-from .input_items import Item, compaction_item
-from .response_body import response_usage
+from ...generation import ChoiceDelta, GenerationRequest, Usage
+from ...options import RouterOptions
+from ...requests.body_model import AnswerModel, BodyModel, DocumentedAs
+from ...result import GenerationResult
+from ...served_model import ServedModel
+from ..continued_conversation import Conversations
+from ..input_items import Item, compaction_item
+from ..response_body import response_usage
 from .summary import encoded_summary, parse_summary
 
 

@@ -6,9 +6,9 @@ import uuid
 from io import StringIO
 from typing import Any
 
-from ..generation import ChoiceDelta, Usage
-from .input_items import compaction_item
-from .response_events import ResponseEvents
+from ...generation import ChoiceDelta, Usage
+from ..input_items import compaction_item
+from ..response_events import ResponseEvents
 from .summary import encoded_summary
 
 
