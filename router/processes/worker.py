@@ -70,7 +70,17 @@ class Worker:
         self.metrics = Metrics(self.nodes)
         self.metrics.served = self.registry.served_name
         self._process = ProcessMetrics(self.metrics.registry, credentials)
-        self._link = Link(
+        self._link = self._new_link()
+        limits = place.folder / "limits"
+        self.app = App(options, self.nodes, self.registry, self.metrics, tracer, limits)
+        responses = self._join_services()
+        forwarding = Forwarding(self.app, place.folder, responses.keeper_of)
+        self._accept: FairAccept | None = None
+        self._http = HttpFront(options, self.app, forwarding)
+
+    def _new_link(self) -> Link:
+        """The link to the keeper, with what each message does."""
+        return Link(
             {
                 Topic.JOIN: self._join,
                 Topic.HEARTBEAT: self._heartbeat,
@@ -92,23 +102,21 @@ class Worker:
                 Topic.ITEMS: lambda body: describe_items(self.app.services.responses, body),
             },
         )
-        limits = place.folder / "limits"
-        self.app = App(options, self.nodes, self.registry, self.metrics, tracer, limits)
-        services = self.app.services
+
+    def _join_services(self) -> SharedResponses:
+        """Replace the services that all workers share by those that ask the keeper."""
+        options, place, services = self.options, self._place, self.app.services
         services.shut_down = lambda: self._link.tell(Topic.SHUT_DOWN)
-        self._siblings = LinkedSiblings(
+        services.siblings = siblings = LinkedSiblings(
             self.registry.commands, self.metrics, services.usage.all, services.overview.share
         )
-        self._siblings.link = self._link
-        self._siblings.whole = False
-        services.siblings = self._siblings
+        siblings.link = self._link
+        siblings.whole = False
         services.responses = responses = SharedResponses(options, place.number, self._link)
         services.approvals = SharedApprovals(
             options.response_lifetime, place.number, options.router_workers, self._link
         )
-        forwarding = Forwarding(self.app, place.folder, responses.keeper_of)
-        self._accept: FairAccept | None = None
-        self._http = HttpFront(options, self.app, forwarding)
+        return responses
 
     # -- life --------------------------------------------------------------------------------
 
@@ -242,7 +250,7 @@ class Worker:
                 node.take_siblings(placed)
 
     def _take_whole(self, body: bytes) -> None:
-        self._siblings.whole = json.loads(body)
+        self.app.services.siblings.whole = json.loads(body)
 
     # -- answers -----------------------------------------------------------------------------
 

@@ -1,1 +1,1 @@
-"""TODO compaction."""
+"""Conversations in which a summary stands for what the model wrote."""
