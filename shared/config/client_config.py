@@ -56,7 +56,11 @@ class RequestConfig:
         None, "--top-p", "Sample from tokens of this probability.", minimum=0.0, maximum=1.0
     )
     top_k: int | None = option(
-        None, "--top-k", "Sample from so many tokens.", minimum=-1, maximum=LARGEST_INT
+        None,
+        "--top-k",
+        "Sample from this many of the most likely tokens.",
+        minimum=-1,
+        maximum=LARGEST_INT,
     )
     min_p: float | None = option(
         None,
