@@ -10,6 +10,7 @@ from ..requests.mcp_names import model_name
 from ..requests.ran_calls import outcome_text
 from .approval_items import REQUEST, RESPONSE, result_text
 from .input_items import Item, decoded
+from .response_tools import chat_name, custom_arguments
 
 SUMMARY = "Summary of the conversation so far:\n\n"
 Message = dict[str, Any]
@@ -82,8 +83,10 @@ class _Turns:
             case "message":
                 self._append({"role": item["role"], "content": _text(item)})
             case "function_call":
-                self._call(item["call_id"], item["name"], item["arguments"])
-            case "function_call_output":
+                self._call(item["call_id"], _name(item), item["arguments"])
+            case "custom_tool_call":
+                self._call(item["call_id"], _name(item), custom_arguments(item["input"]))
+            case "function_call_output" | "custom_tool_call_output":
                 self._append(_result(item["call_id"], item["output"]))
             case "mcp_call" if not self._approvals.is_shown(item):
                 self._run(item, outcome_text(item["output"], item["error"]))
@@ -130,6 +133,10 @@ class _Turns:
         function = {"name": name, "arguments": usable_arguments(arguments)}
         call = {"id": call_id, "type": "function", "function": function}
         self._open().setdefault("tool_calls", []).append(call)
+
+
+def _name(item: Item) -> str:
+    return chat_name(item["name"], item.get("namespace"))
 
 
 def _text(item: Item) -> str:

@@ -31,16 +31,30 @@ class FunctionCallItem(BodyModel):
     id: Id | None = None
     call_id: Id
     name: Annotated[str, Field(min_length=1, max_length=256)]
+    namespace: Id | None = None
     arguments: str
     status: Any = None
 
 
-class FunctionOutputItem(BodyModel):
-    """The result of a call."""
+class CustomCallItem(BodyModel):
+    """A call of a custom tool."""
 
     type: Any
     id: Id | None = None
     call_id: Id
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    namespace: Id | None = None
+    input: str
+    status: Any = None
+
+
+class FunctionOutputItem(BodyModel):
+    """The result of a call, of a function or a custom tool."""
+
+    type: Any
+    id: Id | None = None
+    call_id: Id
+    name: Any = None
     output: Any
     status: Any = None
 
@@ -167,14 +181,23 @@ def _part(part: Any, param: str) -> str:
 def _function_call(item: Item, param: str, ignored: set[str]) -> Item:
     read = FunctionCallItem.read(item, ignored, "input[].", at=param)
     _check_arguments(read.arguments, param)
-    return {
-        "id": _id(item, "fc"),
-        "type": "function_call",
+    return _call(item, "fc", read) | {"arguments": read.arguments}
+
+
+def _custom_call(item: Item, param: str, ignored: set[str]) -> Item:
+    read = CustomCallItem.read(item, ignored, "input[].", at=param)
+    return _call(item, "ctc", read) | {"input": read.input}
+
+
+def _call(item: Item, kind: str, read: FunctionCallItem | CustomCallItem) -> Item:
+    shown = {
+        "id": _id(item, kind),
+        "type": read.type,
         "status": "completed",
         "call_id": read.call_id,
         "name": read.name,
-        "arguments": read.arguments,
     }
+    return shown if read.namespace is None else shown | {"namespace": read.namespace}
 
 
 def _function_output(item: Item, param: str, ignored: set[str]) -> Item:
@@ -182,7 +205,7 @@ def _function_output(item: Item, param: str, ignored: set[str]) -> Item:
     output = _text(read.output, f"{param}.output")
     return {
         "id": _id(item, "fco"),
-        "type": "function_call_output",
+        "type": read.type,
         "status": "completed",
         "call_id": read.call_id,
         "output": output,
@@ -303,6 +326,8 @@ _KINDS: Mapping[str, Callable[[Item, str, set[str]], Item]] = {
     "message": _message,
     "function_call": _function_call,
     "function_call_output": _function_output,
+    "custom_tool_call": _custom_call,
+    "custom_tool_call_output": _function_output,
     "mcp_call": _mcp_call,
     "mcp_approval_request": _approval_request,
     "mcp_approval_response": _approval_response,

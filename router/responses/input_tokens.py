@@ -15,6 +15,7 @@ from .chat_turns import as_messages, told
 from .continued_conversation import Conversations
 from .response_request import FIELD_NAMES, CreateResponseRequest, chat_body, check_response
 from .response_surface import parse_turns
+from .response_tools import read_response_tools
 
 
 class CountInputTokensRequest(CreateResponseRequest):
@@ -45,17 +46,18 @@ def input_token_counter(
         ignored: set[str] = set()
         asked = CountInputTokensRequest.read(body, ignored)
         check_response(asked, ignored)
+        tools = read_response_tools(asked.tools, ignored)
         conversation = conversations.read(asked.input, asked.previous_response_id, ignored)
         if not conversation.whole and not asked.instructions:
             message = "Missing required parameter: 'input'."
             raise invalid(message, "input", "missing_required_parameter")
         if asked.truncation == "auto":
             approvals = conversations.approvals_of(conversation)
-            request = parse_turns(asked, conversation, chat, approvals, model, options)
+            request = parse_turns(asked, tools, conversation, chat, approvals, model, options)
             return request.prompt_tokens
         messages = [*told(asked.instructions), *as_messages(conversation.whole)]
-        with fields_renamed(FIELD_NAMES):
-            turns = chat_body(asked, messages, is_partial=conversation.is_partial)
+        with fields_renamed(FIELD_NAMES), tools.places_in_errors():
+            turns = chat_body(asked, tools, messages, is_partial=conversation.is_partial)
             return chat.count_tokens(turns, model, options)
 
     return lambda body, model: {

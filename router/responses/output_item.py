@@ -9,13 +9,21 @@ from typing import Any
 
 from ..http.encoding import EncodedArray
 from .input_items import encoded
+from .response_tools import custom_input
 
-PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc", "mcp_call": "mcp"}
+PREFIXES = {
+    "reasoning": "rs",
+    "message": "msg",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+    "mcp_call": "mcp",
+}
 # The middle of the names of an item's events.
 EVENTS = {
     "reasoning": "reasoning_text",
     "message": "output_text",
     "function_call": "function_call_arguments",
+    "custom_tool_call": "custom_tool_call_input",
     "mcp_call": "mcp_call_arguments",
 }
 
@@ -37,13 +45,21 @@ class OutputItem:
 
     @property
     def is_call(self) -> bool:
-        return self.kind in ("function_call", "mcp_call")
+        return self.kind in ("function_call", "custom_tool_call", "mcp_call")
+
+    @property
+    def is_custom(self) -> bool:
+        return self.kind == "custom_tool_call"
 
     @property
     def place(self) -> dict[str, Any]:
         """Where the events of this item belong."""
         place: dict[str, Any] = {"item_id": self.id, "output_index": self.index}
         return place if self.is_call else place | {"content_index": 0}
+
+    def input(self) -> str:
+        """The input of a custom tool."""
+        return custom_input(self.written.getvalue())
 
     def part(self) -> dict[str, Any]:
         """The only part of the content."""
@@ -56,6 +72,9 @@ class OutputItem:
     def body(self, status: str) -> dict[str, Any]:
         """The item; its content is empty while it begins."""
         item: dict[str, Any] = {"id": self.id, "type": self.kind, "status": status}
+        if self.is_custom:
+            written = "" if status == "in_progress" else self.input()
+            return item | {"input": written} | self.about
         if self.is_call:
             return item | {"arguments": self.written.getvalue()} | self.about
         item["content"] = [] if status == "in_progress" else [self.part()]

@@ -4,7 +4,7 @@ the model writes them."""
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...shared.text.output import CallDelta
@@ -31,6 +31,7 @@ from .approval_items import REQUEST
 from .output_item import EVENTS, OutputItem
 from .response_body import response_body
 from .response_request import ENCRYPTED_REASONING, CreateResponseRequest
+from .response_tools import CalledTool
 
 # Called with the body of a response that has ended, and the bytes that its output takes.
 Store = Callable[[dict[str, Any], int], None]
@@ -45,12 +46,14 @@ class ResponseEvents:
         request: GenerationRequest,
         created: int,
         asked: CreateResponseRequest,
+        tools: Mapping[str, CalledTool],
         store: Store,
         background: BackgroundWork | None = None,
     ) -> None:
         self._request = request
         self._created = created
         self._asked = asked
+        self._tools = tools
         self._store = store
         self.background = background
         self._begun_status = "queued"
@@ -190,7 +193,7 @@ class ResponseEvents:
         """New text or arguments of an item."""
         self._take(len(text))
         item.written.write(text)
-        if not self._request.stream:
+        if not self._request.stream or item.is_custom:
             return b""
         number, self._number = self._number, self._number + 1
         return self._deltas.fill(item.id, b"%d" % number, text)
@@ -199,7 +202,7 @@ class ResponseEvents:
         rounds = self._request.rounds
         tool = None if rounds is None else rounds.tools.get(call.name)
         if tool is None:
-            return self._begun("function_call", {"call_id": call.id, "name": call.name})
+            return self._begun_of_client(call)
         approval = call.id if rounds is not None and call.id in rounds.approved else None
         about = {"server_label": tool.label, "name": tool.name, "approval_request_id": approval}
         events = self._begun("mcp_call", about | {"output": None, "error": None})
@@ -207,6 +210,14 @@ class ResponseEvents:
         assert item is not None
         self._running[call.id] = item
         return events + self._event("response.mcp_call.in_progress", **item.place)
+
+    def _begun_of_client(self, call: CallDelta) -> bytes:
+        """A call that the client runs, by the name that it knows."""
+        tool = self._tools.get(call.name, CalledTool(call.name))
+        about = {"call_id": call.id, "name": tool.name}
+        if tool.namespace is not None:
+            about["namespace"] = tool.namespace
+        return self._begun("custom_tool_call" if tool.custom else "function_call", about)
 
     def _executed(self, call: ExecutedCall) -> bytes:
         """The result of a call that the router has run."""
@@ -279,7 +290,9 @@ class ResponseEvents:
         if item is None:
             return b""
         name, text = f"response.{EVENTS[item.kind]}.done", item.written.getvalue()
-        if item.is_call:
+        if item.is_custom:
+            events = self._input(item)
+        elif item.is_call:
             events = self._event(name, **item.place, arguments=text, name=item.about["name"])
         else:
             scored = {"logprobs": item.logprobs} if item.kind == "message" else {}
@@ -289,6 +302,12 @@ class ResponseEvents:
         if item.kind == "mcp_call" and self._finish is None:
             return events  # its result follows
         return events + self._done(item, _status(self._finish))
+
+    def _input(self, item: OutputItem) -> bytes:
+        """The input of a custom tool, whole: it comes as a string of JSON."""
+        name, text = f"response.{EVENTS[item.kind]}", item.input()
+        events = self._event(f"{name}.delta", long=True, **item.place, delta=text)
+        return events + self._event(f"{name}.done", long=True, **item.place, input=text)
 
     def _done(self, item: OutputItem, status: str) -> bytes:
         body = self._output[item.index] = item.body(status)

@@ -12,7 +12,7 @@ from ..errors import invalid
 from ..openai.logprob_fields import Alternatives
 from ..requests.body_errors import too_long
 from ..requests.body_model import INT32, WHOLE, BodyModel, DocumentedAs
-from .response_tools import ResponseTool, ResponseToolChoice, chat_tool_choice, chat_tools
+from .response_tools import ResponseTool, ResponseToolChoice, ResponseTools, chat_tool_choice
 
 MAX_METADATA = 16
 MAX_KEY, MAX_VALUE = 64, 512  # of metadata
@@ -190,7 +190,11 @@ def check_response(asked: CreateResponseRequest, ignored: set[str]) -> None:
 
 
 def chat_body(
-    asked: CreateResponseRequest, messages: list[dict[str, Any]], *, is_partial: bool
+    asked: CreateResponseRequest,
+    tools: ResponseTools,
+    messages: list[dict[str, Any]],
+    *,
+    is_partial: bool,
 ) -> dict[str, Any]:
     """The body of the chat completion that computes a response, which continues the last message
     if that ``is_partial``."""
@@ -200,7 +204,7 @@ def chat_body(
     body["max_completion_tokens"] = asked.max_output_tokens
     body["reasoning_effort"] = asked.reasoning.get("effort")
     body["response_format"] = _response_format(asked.text.get("format"))
-    body["tools"] = chat_tools(asked.tools)
+    body["tools"] = tools.chat
     body["tool_choice"] = chat_tool_choice(asked.tool_choice)
     if LOGPROBS in asked.include:
         body |= {"logprobs": True, "top_logprobs": asked.top_logprobs}

@@ -23,6 +23,7 @@ from .fitting_turns import parse_fitting
 from .response_events import ResponseEvents
 from .response_request import FIELD_NAMES, CreateResponseRequest, chat_body, check_response
 from .response_store import StoredResponse
+from .response_tools import ResponseTools, read_response_tools
 
 RESPONSE_FORMAT, TEXT_FORMAT = "response_format", "text.format"
 # Fields of a chat that a summary does not have.
@@ -42,19 +43,22 @@ class Responses:
         self._conversations = conversations
         self._asked: CreateResponseRequest
         self._conversation: ContinuedConversation
+        self._tools: ResponseTools
         self._run: BackgroundRun | None = None
 
     def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
         ignored: set[str] = set()
         self._asked = asked = CreateResponseRequest.read(body, ignored)
         check_response(asked, ignored)
+        self._tools = tools = read_response_tools(asked.tools, ignored)
         conversations = self._conversations
         self._conversation = conversations.read(asked.input, asked.previous_response_id, ignored)
         if asked.background:
             runs, owner = conversations.runs, conversations.owner
             self._run = BackgroundRun(runs, owner, self.path, logged=asked.stream)
         approvals = conversations.approvals_of(self._conversation)
-        request = parse_turns(asked, self._conversation, self._chat, approvals, model, options)
+        conversation = self._conversation
+        request = parse_turns(asked, tools, conversation, self._chat, approvals, model, options)
         return replace(
             request,
             request_id=conversations.store.new_id(),
@@ -65,7 +69,7 @@ class Responses:
     def response(self, request: GenerationRequest, created: int) -> ResponseEvents:
         run = self._run
         form = CompactionEvents if self._conversation.compacts else ResponseEvents
-        events = form(request, created, self._asked, self._store, run)
+        events = form(request, created, self._asked, self._tools.called, self._store, run)
         if run is not None:
             run.formatted_by(events)
         return events
@@ -98,6 +102,7 @@ class BatchedResponses(Responses):
 
 def parse_turns(
     asked: CreateResponseRequest,
+    tools: ResponseTools,
     conversation: ContinuedConversation,
     chat: McpChat,
     approvals: RequestApprovals,
@@ -107,17 +112,17 @@ def parse_turns(
     """The chat completion that computes a response. Streams have the limits of whole answers: their
     last event is one."""
     if conversation.compacts:
-        sampling = chat_body(asked, [], is_partial=False) | dict.fromkeys(WITHOUT_SUMMARY)
+        sampling = chat_body(asked, tools, [], is_partial=False) | dict.fromkeys(WITHOUT_SUMMARY)
         return parse_summary(sampling, asked.instructions, conversation.whole, model, options)
 
     def parse(messages: list[Message]) -> GenerationRequest:
         turns = [*told(asked.instructions), *messages]
-        body = chat_body(asked, turns, is_partial=conversation.is_partial)
+        body = chat_body(asked, tools, turns, is_partial=conversation.is_partial)
         most = asked.max_tool_calls
         return chat.parse(body, model, options, most_calls=most, approvals=approvals)
 
     messages = as_messages(conversation.whole)
-    with fields_renamed(FIELD_NAMES):
+    with fields_renamed(FIELD_NAMES), tools.places_in_errors():
         fits = asked.truncation == "disabled"
         request = parse(messages) if fits else parse_fitting(messages, parse)
     if request.sampling.structured_outputs.param == RESPONSE_FORMAT:

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from tandem.router.responses.chat_turns import as_messages
 from tandem.router.responses.input_items import read_input
+from tandem.router.responses.response_tools import custom_input
 from tandem.tests.router.openai.test_tools import ANSWER, PARAMETERS, TEMPLATE
 from tandem.tests.router.responses.test_responses import prompt, served
 from tandem.tests.router.support import CONTEXT, make_model
@@ -105,6 +106,58 @@ async def test_every_kind_of_tool_choice(tmp_path: Path) -> None:
         assert made.output_text == "no"
 
 
+# The tools of Codex, reduced: it offers web search to every server.
+CODEX: list[dict[str, Any]] = [
+    {"type": "web_search", "external_web_access": False},
+    {"type": "custom", "name": "patch", "description": "one",
+     "format": {"type": "grammar", "syntax": "lark", "definition": "start: two"}},
+    {"type": "namespace", "name": "agents", "description": "three",
+     "tools": [NOW | {"defer_loading": False}, WEATHER]},
+]  # fmt: skip
+
+
+def called(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+async def test_custom_tools_and_namespaces_are_functions_of_the_prompt(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", TEMPLATE)
+    async with served(tmp_path, context=2048) as (c, client):
+        c.node.reply = c.encode(called("patch", input="a\nb") + called("agents__now"))
+        asked: dict[str, Any] = {"input": "hi", "tools": CODEX, "model": "tiny"}
+        made = await client.responses.create(**asked)
+        patch, now = made.output
+        assert (patch.type, patch.name, patch.input) == ("custom_tool_call", "patch", "a\nb")
+        assert (now.type, now.name, now.namespace) == ("function_call", "now", "agents")
+        assert [tool.type for tool in made.tools] == ["web_search", "custom", "namespace"]
+        shown = prompt(c)
+        for part in ("Lark grammar:\\nstart: two", '"three\\n\\nthe time"', "agents__weather"):
+            assert part in shown
+        assert "web_search" not in shown
+        stream = await client.responses.create(**asked, stream=True)
+        events = [event async for event in stream if getattr(event, "output_index", 1) == 0]
+        assert [event.type.removeprefix("response.") for event in events] == [
+            "output_item.added", "custom_tool_call_input.delta",
+            "custom_tool_call_input.done", "output_item.done",
+        ]  # fmt: skip
+        assert events[1].delta == events[2].input == events[3].item.input == "a\nb"
+        results = [
+            {"type": "custom_tool_call_output", "call_id": patch.call_id, "output": "fine"},
+            {"type": "function_call_output", "call_id": now.call_id, "output": "noon"},
+        ]
+        await client.responses.create(**asked | {"input": [*made.output, *results]})
+        assert "[patch][agents__now]<|end|>\n<|start|>tool\nfine" in prompt(c)
+        c.node.reply = c.encode('{"input":"x"}')
+        forced = {"type": "custom", "name": "patch"}
+        made = await client.responses.create(**asked, tool_choice=forced)
+        assert made.output[0].input == "x"
+
+
+def test_the_input_of_a_custom_tool_may_be_written_without_its_object() -> None:
+    for written, read in (('{"input":"x"}', "x"), ("x", "x"), ('{"patch":"x"}', '{"patch":"x"}')):
+        assert custom_input(written) == read
+
+
 class City(BaseModel):
     name: str
 
@@ -187,6 +240,11 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"tools": [5]}, "tools[0]"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [{"type": "function", "name": 5}]}, "tools[0].name"),
+    ({"tools": [{"type": "web_search"}, NOW | {"name": 5}]}, "tools[1].name"),
+    ({"tools": [CODEX[2] | {"tools": [NOW, NOW | {"name": "?"}]}]}, "tools[0].tools[1].name"),
+    ({"tools": [CODEX[2] | {"tools": [{"type": "mcp"}]}]}, "tools[0].tools[0].type"),
+    ({"tools": [CODEX[1] | {"name": ""}]}, "tools[0].name"),
+    ({"tools": [NOW, {"type": "x"}]}, "tools[1].type"),
     ({"tools": [NOW], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
     (
         {"tools": [NOW], "tool_choice": {"type": "allowed_tools", "mode": "any", "tools": []}},

@@ -1,0 +1,117 @@
+"""A router whose only node answers as the prompt tells it to, for agents:
+
+    python -m tandem.tests.contracts.scripted_server --port 8000 [--key KEY] [--context 400000]
+
+The text ``[[NAME {...}]]`` in a message of the user has the node call the tool NAME with these
+arguments; several such texts are called one after the other, each when the result of the one
+before has come. Then, and if there are none, it says ``Done:`` and the last result. A request for
+JSON gets an object with the schema's properties.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from tandem.proto import tandem_pb2 as pb
+from tandem.shared.config import RouterConfig
+from tandem.tests.router.support import (
+    Cluster,
+    admitted,
+    cluster,
+    finished,
+    make_model,
+    tokens_event,
+    usage,
+)
+
+TEMPLATE = (
+    "{% if tools %}<tool_call>\n{% for t in tools %}{{ t.function.name }}\n{% endfor %}{% endif %}"
+    "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or () %}\n{{ c.function | tojson }}{% endfor %}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+MESSAGE = re.compile(r"<\|start\|>(\w+)\n(.*?)<\|end\|>", re.DOTALL)
+ORDER = re.compile(r"\[\[([\w.:-]+) (\{.*?\})\]\]", re.DOTALL)
+WRITTEN_AT_ONCE = 8  # tokens
+SHOWN = 200  # characters of a result
+
+
+def reply_to(prompt: str) -> str:
+    """The text of the node's answer to a prompt of ``TEMPLATE``."""
+    messages = MESSAGE.findall(prompt)
+    results = [text for role, text in messages if role == "tool"]
+    orders = [order for role, text in messages if role == "user" for order in ORDER.findall(text)]
+    if prompt.startswith("<tool_call>") and len(results) < len(orders):
+        name, arguments = orders[len(results)]
+        call = json.dumps({"name": name, "arguments": json.loads(arguments)})
+        return f"I call {name}.\n<tool_call>\n{call}\n</tool_call>"
+    return f"Done: {results[-1][:SHOWN] if results else 'hello'}"
+
+
+def instance_of(schema: Any) -> Any:
+    """A value of a simple schema."""
+    match schema.get("type"):
+        case "object" | None:
+            properties = schema.get("properties", {})
+            return {name: instance_of(properties.get(name, {})) for name in properties}
+        case "array":
+            return []
+        case "boolean":
+            return False
+        case "integer" | "number":
+            return 1
+    return next(iter(schema.get("enum", ["hello"])))
+
+
+class Script:
+    """What the node of a cluster does."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def __call__(
+        self, request: pb.GenerateRequest, context: Any
+    ) -> AsyncIterator[pb.GenerateEvent]:
+        yield admitted()
+        yield usage(request)
+        tokens = self._cluster.encode(self._text(request))
+        for start in range(0, len(tokens), WRITTEN_AT_ONCE):
+            yield tokens_event(0, tokens[start : start + WRITTEN_AT_ONCE])
+        yield finished(0, stop_token=0)
+
+    def _text(self, request: pb.GenerateRequest) -> str:
+        wanted = request.sampling.structured_outputs
+        if wanted.json:
+            return json.dumps(instance_of(json.loads(wanted.json)))
+        tokenizer = self._cluster.router.registry.model().tokenizer
+        return reply_to(tokenizer.decode(request.prompt, skip_special_tokens=False))
+
+
+async def serve(port: int, key: str | None, context: int) -> None:
+    """Serve until the process is ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        make_model(path / "model", TEMPLATE)
+        async with cluster(path, context=context, port=port, api_key=key) as running:
+            running.node.script = Script(running)
+            await asyncio.Event().wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tandem.tests.contracts.scripted_server")
+    parser.add_argument("--port", type=int, default=RouterConfig.port)
+    parser.add_argument("--key")
+    parser.add_argument("--context", type=int, default=400_000, help="tokens, of some two letters")
+    asked = parser.parse_args()
+    asyncio.run(serve(asked.port, asked.key, asked.context))
+
+
+if __name__ == "__main__":
+    main()
