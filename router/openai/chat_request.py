@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -41,10 +41,12 @@ CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = COMMON_UNSUPPORTED | {
     "modalities": (["text"],),
     "audio": (),
     "web_search_options": (),
-    "verbosity": ("medium",),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
 }
+
+
+Verbosity = Literal["low", "medium", "high"]
 
 
 class ChatCompletionRequest(GenerationBody):
@@ -59,6 +61,7 @@ class ChatCompletionRequest(GenerationBody):
     messages: Messages
     chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
     reasoning_effort: Annotated[str, Field(max_length=64)] = ""
+    verbosity: Verbosity | None = None
     thinking_token_budget: Annotated[int, Field(ge=-1, le=INT32 - 1), WHOLE] | None = None
     chat_template: Annotated[str, Field(max_length=MAX_TEMPLATE)] | None = None
     documents: Annotated[list[dict[str, str]], Field(max_length=MAX_DOCUMENTS)] = Field(
@@ -229,6 +232,8 @@ def _template_variables(chat: ChatCompletionRequest) -> dict[str, Any]:
     own: dict[str, Any] = {}
     if effort:
         own |= {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    if chat.verbosity is not None:
+        own["verbosity"] = chat.verbosity
     if chat.documents:
         own["documents"] = chat.documents
     return own | given

@@ -55,7 +55,7 @@ def response_body(
         "service_tier": "default",
         "store": asked.store,
         "temperature": round(sampling.temperature, 6),
-        "text": {"format": asked.text.get("format") or {"type": "text"}},
+        "text": _text(asked),
         "tool_choice": asked.tool_choice or "auto",
         "tools": [shown_tool(tool) for tool in asked.tools],
         "top_logprobs": asked.top_logprobs,
@@ -64,6 +64,12 @@ def response_body(
         "usage": None if usage is None else response_usage(usage),
         "user": _text_of(asked.user),
     }
+
+
+def _text(asked: CreateResponseRequest) -> dict[str, Any]:
+    verbosity = asked.text.get("verbosity")
+    shown = {"format": asked.text.get("format") or {"type": "text"}}
+    return shown if verbosity is None else shown | {"verbosity": verbosity}
 
 
 def _text_of(value: object) -> str | None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from ..errors import invalid
+from ..openai.chat_request import Verbosity
 from ..openai.logprob_fields import Alternatives
 from ..requests.body_errors import too_long
 from ..requests.body_model import INT32, WHOLE, BodyModel, DocumentedAs
@@ -85,9 +86,8 @@ class TextFormat(BodyModel):
 class TextConfig(BodyModel):
     """Options of the text."""
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
-
     format: Annotated[dict[str, Any], DocumentedAs(TextFormat)] | None = None
+    verbosity: Verbosity | None = None
 
 
 class CreateResponseRequest(BodyModel):
@@ -203,6 +203,7 @@ def chat_body(
     body["continue_final_message"] = is_partial
     body["max_completion_tokens"] = asked.max_output_tokens
     body["reasoning_effort"] = asked.reasoning.get("effort")
+    body["verbosity"] = asked.text.get("verbosity")
     body["response_format"] = _response_format(asked.text.get("format"))
     body["tools"] = tools.chat
     body["tool_choice"] = chat_tool_choice(asked.tool_choice)

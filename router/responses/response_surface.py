@@ -29,7 +29,7 @@ RESPONSE_FORMAT, TEXT_FORMAT = "response_format", "text.format"
 # Fields of a chat that a summary does not have.
 WITHOUT_SUMMARY = (
     *("tools", "tool_choice", "response_format", "structured_outputs", "logprobs", "top_logprobs"),
-    *("stop", "ignore_eos", "thinking_token_budget", "reasoning_effort"),
+    *("stop", "ignore_eos", "thinking_token_budget", "reasoning_effort", "verbosity"),
 )
 
 

@@ -1,6 +1,6 @@
 """A router whose only node answers as the prompt tells it to, for agents:
 
-    python -m tandem.tests.contracts.scripted_server --port 8000 [--key KEY] [--context 400000]
+    python -m tandem.tests.contracts.scripted_server --port 8000 [--key KEY --name NAME]
 
 The text ``[[NAME {...}]]`` in a message of the user has the node call the tool NAME with these
 arguments; several such texts are called one after the other, each when the result of the one
@@ -33,7 +33,8 @@ from tandem.tests.router.support import (
 
 TEMPLATE = (
     "{% if tools %}<tool_call>\n{% for t in tools %}{{ t.function.name }}\n{% endfor %}{% endif %}"
-    "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}"
+    "{% for m in messages %}<|start|>{{ 'tool' if m.role == 'tool' else m.role }}"
+    "\n{{ m.content }}"
     "{% for c in m.tool_calls or () %}\n{{ c.function | tojson }}{% endfor %}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
@@ -50,9 +51,17 @@ def reply_to(prompt: str) -> str:
     orders = [order for role, text in messages if role == "user" for order in ORDER.findall(text)]
     if prompt.startswith("<tool_call>") and len(results) < len(orders):
         name, arguments = orders[len(results)]
-        call = json.dumps({"name": name, "arguments": json.loads(arguments)})
+        call = json.dumps({"name": name, "arguments": _arguments(arguments)})
         return f"I call {name}.\n<tool_call>\n{call}\n</tool_call>"
     return f"Done: {results[-1][:SHOWN] if results else 'hello'}"
+
+
+def _arguments(text: str) -> Any:
+    """The arguments, whose quotes some agents escape."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return json.loads(text.replace('\\"', '"'))
 
 
 def instance_of(schema: Any) -> Any:
@@ -94,12 +103,12 @@ class Script:
         return reply_to(tokenizer.decode(request.prompt, skip_special_tokens=False))
 
 
-async def serve(port: int, key: str | None, context: int) -> None:
+async def serve(port: int, context: int, **options: Any) -> None:
     """Serve until the process is ended."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         make_model(path / "model", TEMPLATE)
-        async with cluster(path, context=context, port=port, api_key=key) as running:
+        async with cluster(path, context=context, port=port, **options) as running:
             running.node.script = Script(running)
             await asyncio.Event().wait()
 
@@ -108,9 +117,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tandem.tests.contracts.scripted_server")
     parser.add_argument("--port", type=int, default=RouterConfig.port)
     parser.add_argument("--key")
+    parser.add_argument("--name", help="the served name (default: tiny)")
     parser.add_argument("--context", type=int, default=400_000, help="tokens, of some two letters")
     asked = parser.parse_args()
-    asyncio.run(serve(asked.port, asked.key, asked.context))
+    options = {"api_key": asked.key, "served_model_name": asked.name}
+    asyncio.run(serve(asked.port, asked.context, **options))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ TOOLS = (
     "{% for c in m.tool_calls or [] %}[{{ c.function.name }}({{ c.function.arguments.x }})]"
     "{% endfor %}<|end|>\n{% endfor %}"
     "{% if enable_thinking is defined %}{{ enable_thinking }} {{ reasoning_effort }}{% endif %}"
+    "{{ verbosity }}"
 )
 
 NULLS: dict[str, Any] = dict.fromkeys(
@@ -134,11 +135,12 @@ async def test_tool_calls_of_the_history_go_to_a_template_that_shows_them(tmp_pa
     ]
     async with cluster(tmp_path) as c:
         response = await c.client.post(
-            "/v1/chat/completions", json={"messages": messages, "reasoning_effort": "none"}
+            "/v1/chat/completions",
+            json={"messages": messages, "reasoning_effort": "none", "verbosity": "low"},
         )
         assert response.status_code == 200, response.text
         assert "[f(3)]" in prompt(c) and "result of 1: r" in prompt(c)
-        assert prompt(c).endswith("False none")
+        assert prompt(c).endswith("False nonelow")
         function["arguments"] = "{"
         refused = await c.client.post("/v1/chat/completions", json={"messages": messages})
         assert "arguments' is not valid JSON" in refused.json()["error"]["message"]

@@ -97,7 +97,7 @@ async def test_others_and_unsupported_fields_are_rejected(tmp_path: Path) -> Non
             {"include": ["file_search_call.results"]},
             {"top_logprobs": 2},
             {"truncation": "sometimes"},
-            {"text": {"verbosity": "low"}},
+            {"text": {"verbosity": "brief"}},
             {"reasoning": {"summary": "long"}},
             {"reasoning": {"mode": "pro"}},
             {"prompt": {"id": "pmpt_1"}},
