@@ -153,6 +153,7 @@ class Page {
     this.picker.replaceChildren(el("option", { value: "" }, reason));
     this.picker.disabled = true;
     this.picker.title = message;
+    if (status === 401) this.keyButton.hidden = false;
   }
 
   onKeySaved() {

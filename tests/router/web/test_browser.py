@@ -341,6 +341,7 @@ async def test_settings_are_sent(t: Tab, c: Cluster) -> None:
     await t.page.select_option("#model", "other")
     before = len(c.encode("be brief"))
     await t.ask("hi")
+    assert (await t.page.get_attribute(".figures", "title") or "").startswith("other: ")
     sampling = c.node.requests[-1].sampling
     assert (sampling.top_k, sampling.seed, sampling.max_tokens) == (7, 5, 3)
     assert (round(sampling.temperature, 3), round(sampling.top_p, 3)) == (0.5, 0.9)
@@ -385,6 +386,9 @@ async def test_a_key_is_asked_for(chromium: Any, tmp_path: Path) -> None:
         await t.page.fill("dialog input[type=password]", "wrong")
         await t.page.keyboard.press("Enter")
         await t.has("dialog:has-text('does not accept')")
+        await t.page.keyboard.press("Escape")
+        await t.has("#model:disabled:has-text('a key is needed')")
+        await t.click("[aria-label='API key']")
         await t.page.fill("dialog input[type=password]", "secret")
         await t.page.keyboard.press("Enter")
         await t.has("#model:enabled")

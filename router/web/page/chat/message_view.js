@@ -183,13 +183,14 @@ function countDown(button, until) {
 }
 
 /** How fast an answer came, and from where. */
-function figures({ stats }) {
+function figures({ stats, model }) {
   if (!stats) return [];
   const { first, rate, tokens, prompt, cached, remote, prefill, decode } = stats;
   const text = [`first token ${seconds(first)}`, rate ? `${rate.toFixed(1)} tokens/s` : null,
                 `${tokens} tokens`].filter(Boolean).join(" · ");
   const where = prefill ? `${remote} of them prefilled by ${prefill}` : "prefilled where it was decoded";
-  const details = `${prompt} prompt tokens${cached ? `, ${cached} cached` : ""}; ${where}` +
+  const name = model ? `${model}: ` : "";
+  const details = `${name}${prompt} prompt tokens${cached ? `, ${cached} cached` : ""}; ${where}` +
     (decode ? `; decoded by ${decode}` : "");
   return [el("span", { class: "figures", title: prompt ? details : null }, text,
              prefill ? el("span", { class: "via" }, ` · KV from ${prefill}`) : null)];
