@@ -70,6 +70,28 @@ class Response(Protocol):
         """The body of a response that is not streamed, for ``http.encoding.encode``."""
 
 
+class WholeResponse:
+    """The part of a ``Response`` that is never streamed and has no logprobs."""
+
+    def opening(self) -> bytes:
+        return b""
+
+    def chunk(self, delta: ChoiceDelta) -> bytes:
+        return b""
+
+    def closing(self, usage: Usage) -> bytes:
+        return b""
+
+    def end_of_stream(self) -> bytes:
+        return b""
+
+    def choice_logprobs(self) -> None:
+        return None
+
+    def prompt_logprobs(self) -> None:
+        return None
+
+
 @runtime_checkable
 class HeldResponse(Response, Protocol):
     """A response that keeps all of its output itself, whether it is streamed or not."""

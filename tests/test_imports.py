@@ -118,7 +118,15 @@ ROUTER = {
     "calls": (),
     "cluster": ("calls", "errors", "options", "placement", "served_model"),
     "doctor": (),
-    "embeddings": ("errors", "generation", "options", "requests", "result", "served_model"),
+    "embeddings": (
+        "errors",
+        "generation",
+        "options",
+        "requests",
+        "result",
+        "served_model",
+        "surface",
+    ),
     "http": ("errors", "generation", "options", "served_model"),
     "ollama": (
         "embeddings",

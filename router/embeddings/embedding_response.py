@@ -7,9 +7,10 @@ import sys
 from array import array
 from typing import Any, Literal
 
-from ..generation import ChoiceDelta, GenerationRequest, Usage
+from ..generation import GenerationRequest
 from ..requests.body_model import AnswerModel
 from ..result import GenerationResult
+from ..surface import WholeResponse
 
 
 class EmbeddingItem(AnswerModel):
@@ -37,7 +38,7 @@ class EmbeddingList(AnswerModel):
     usage: EmbeddingUsage
 
 
-class EmbeddingResponse:
+class EmbeddingResponse(WholeResponse):
     """Formats one response, which is never streamed."""
 
     def __init__(self, request: GenerationRequest, created: int) -> None:
@@ -73,21 +74,3 @@ class EmbeddingResponse:
         if sys.byteorder == "big":
             numbers.byteswap()
         return numbers
-
-    def opening(self) -> bytes:
-        return b""
-
-    def chunk(self, delta: ChoiceDelta) -> bytes:
-        return b""
-
-    def closing(self, usage: Usage) -> bytes:
-        return b""
-
-    def end_of_stream(self) -> bytes:
-        return b""
-
-    def choice_logprobs(self) -> None:
-        return None
-
-    def prompt_logprobs(self) -> None:
-        return None

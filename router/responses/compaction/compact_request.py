@@ -9,11 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from ...generation import ChoiceDelta, GenerationRequest, Usage
+from ...generation import GenerationRequest
 from ...options import RouterOptions
 from ...requests.body_model import AnswerModel, BodyModel, DocumentedAs
 from ...result import GenerationResult
 from ...served_model import ServedModel
+from ...surface import WholeResponse
 from ..continued_conversation import Conversations
 from ..input_items import Item, compaction_item
 from ..response_body import response_usage
@@ -70,7 +71,7 @@ class Compaction:
         return CompactionResponse(request.request_id, created, self._kept)
 
 
-class CompactionResponse:
+class CompactionResponse(WholeResponse):
     """Formats one response, which is never streamed."""
 
     def __init__(self, response_id: str, created: int, kept: list[Item]) -> None:
@@ -87,21 +88,3 @@ class CompactionResponse:
             "output": [*self._kept, compaction_item(f"cmp_{uuid.uuid4().hex}", content)],
             "usage": response_usage(result.usage),
         }
-
-    def opening(self) -> bytes:
-        return b""
-
-    def chunk(self, delta: ChoiceDelta) -> bytes:
-        return b""
-
-    def closing(self, usage: Usage) -> bytes:
-        return b""
-
-    def end_of_stream(self) -> bytes:
-        return b""
-
-    def choice_logprobs(self) -> None:
-        return None
-
-    def prompt_logprobs(self) -> None:
-        return None
