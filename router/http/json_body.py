@@ -14,12 +14,15 @@ from collections.abc import Callable
 from json import decoder, scanner
 from typing import Any
 
+from ...shared.errors import RequestError
 from ..errors import invalid
 
 # Up to this size C takes a few milliseconds.
 MAX_BYTES_IN_C = 128 * 1024
 # More than any request can use; a garbage collection of millions would stop all threads.
 MAX_CONTAINERS = 100_000
+# More than any schema has. What reads a value recursively needs some of the stack's 1,000 frames.
+MAX_DEPTH = 128
 # Limits on the items of an array or object: a few contexts full of tokens, so that the error for a
 # prompt slightly too long has its number of tokens, and at least enough for messages and the like.
 MAX_CONTEXTS = 4
@@ -51,19 +54,37 @@ Scan = Callable[[str, int], tuple[Any, int]]
 def parse_json(body: bytes, context: int) -> Any:
     """Parse strict JSON: no NaN, no lone surrogates, bounded nesting. In a large body no array or
     object may be much longer than the model's ``context``, in tokens."""
+    most = max(MAX_CONTEXTS * context, LEAST_MAX_ITEMS)
     try:
         # Decoded here, because json accepts encoded surrogates.
         text = body.decode("utf-8")
-        most = max(MAX_CONTEXTS * context, LEAST_MAX_ITEMS)
-        in_c = len(body) <= MAX_BYTES_IN_C
-        value = (_C_DECODER if in_c else _InterruptibleDecoder(most)).decode(text)
-        if b"\\u" in body:
-            _check_text(value)
+        value = _decoded(text, most)
     except UnicodeError:
         raise invalid("The body is not valid UTF-8, or has an unpaired surrogate.") from None
     except (ValueError, RecursionError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
         raise invalid(f"The body is not valid JSON: {why}.") from None
+    return value
+
+
+def parse_text(text: str) -> Any:
+    """Parse JSON inside of a string of a body, such as the arguments of a call. Raises
+    ``ValueError``."""
+    try:
+        return _decoded(text, MAX_CONTAINERS)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except RequestError as error:
+        raise ValueError(str(error)) from None
+
+
+def _decoded(text: str, most: int) -> Any:
+    in_c = len(text) <= MAX_BYTES_IN_C
+    value = (_C_DECODER if in_c else _InterruptibleDecoder(most)).decode(text)
+    if text.count("{") + text.count("[") > MAX_DEPTH:
+        _check_depth(value)
+    if "\\u" in text:
+        _check_text(value)
     return value
 
 
@@ -133,6 +154,17 @@ def _string(text: str, begin: int, strict: bool = True) -> tuple[str, int]:
         begin = units.end()
     last, end = decoder.scanstring(text, begin, strict)  # type: ignore[attr-defined]
     return "".join((*parts, last)), end
+
+
+def _check_depth(value: Any) -> None:
+    """Raise ``RecursionError`` for arrays and objects that are nested too deeply."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        inner = (item.values() if isinstance(item, dict) else item for item in level)
+        level = [item for items in inner for item in items if isinstance(item, (dict, list))]
+        if not level:
+            return
+    raise RecursionError
 
 
 def _check_text(value: Any) -> None:

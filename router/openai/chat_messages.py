@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -11,6 +10,7 @@ from pydantic import Field
 
 from ...shared.text.chat_template import ChatTemplate, flatten_content
 from ..errors import invalid
+from ..http.json_body import parse_text
 from ..requests.body_errors import wrong_type
 from ..requests.body_model import BodyModel, DocumentedAs
 from ..requests.ran_calls import RanCall, ran_turn
@@ -183,7 +183,7 @@ class _MessageReader:
 def _arguments(text: str, param: str) -> Any:
     """Parse the arguments, which clients send as a string of JSON."""
     try:
-        return json.loads(text) if text else {}
-    except (ValueError, RecursionError):
+        return parse_text(text) if text else {}
+    except ValueError:
         message = f"'{param}.function.arguments' is not valid JSON."
         raise invalid(message, param, "invalid_value") from None

@@ -18,6 +18,7 @@ from ...shared.text.reasoning import NO_PARSER, PARSERS
 from ..errors import invalid
 from ..requests.body_errors import too_long, wrong_type
 from ..requests.body_model import BodyModel, DocumentedAs
+from ..requests.json_size import fits
 
 # As large as grammars that a node compiles may be.
 MAX_CHARACTERS = 128 * 1024
@@ -225,7 +226,10 @@ def _json(value: Any, param: str) -> str:
     """A schema or tag as JSON; clients send it as an object or as text."""
     if isinstance(value, str):
         return _text(value, param)
-    return _text(json.dumps(_object(value, param)), param)
+    if not fits(_object(value, param), MAX_CHARACTERS):
+        message = f"Invalid '{param}': it has more than {MAX_CHARACTERS} characters and values."
+        raise invalid(message, param, "too_large")
+    return _text(json.dumps(value), param)
 
 
 _TEXTS: dict[str, Callable[[Any, str], str]] = {

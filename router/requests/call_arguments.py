@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
+
+from ..http.json_body import parse_text
 
 
 def usable_arguments(text: str) -> dict[str, Any]:
     """The arguments as an object: models write invalid JSON too, which must not make a conversation
     unusable."""
     try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        value = parse_text(text or "{}")
+    except ValueError:
         value = text
     return value if isinstance(value, dict) else {"arguments": value}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from .body_model import BodyModel
 from .call_arguments import usable_arguments
+from .json_size import json_text
 from .mcp_names import model_name
 
 
@@ -37,7 +37,7 @@ def ran_turn(calls: list[Any], param: str, ignored: set[str]) -> list[dict[str, 
 
 def outcome_text(output: str | None, error: Any) -> str:
     """What the model is told of a call."""
-    return f"Error: {json.dumps(error, ensure_ascii=False)}" if output is None else output
+    return f"Error: {json_text(error)}" if output is None else output
 
 
 def _called(call: RanCall) -> dict[str, Any]:

@@ -6,9 +6,10 @@ format, which many models know and others can follow. The roles stay those of an
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
+
+from .json_size import json_text
 
 # The parser of the calls that a model makes when it is told so.
 WRITTEN_FORMAT = "hermes"
@@ -55,7 +56,7 @@ def _with_calls(message: Message) -> Message:
 
 def _call(function: dict[str, Any]) -> str:
     shown = {"name": function["name"], "arguments": function["arguments"]}
-    return f"<tool_call>\n{_json(shown)}\n</tool_call>"
+    return f"<tool_call>\n{json_text(shown)}\n</tool_call>"
 
 
 def _with_results(messages: list[Message]) -> list[Message]:
@@ -78,7 +79,7 @@ def _with_results(messages: list[Message]) -> list[Message]:
 
 def _with_definitions(messages: list[Message], tools: list[dict[str, Any]]) -> list[Message]:
     """In the system message, or in the first of the user: not every template takes the former."""
-    text = INSTRUCTIONS.format(tools="\n".join(_json(tool["function"]) for tool in tools))
+    text = INSTRUCTIONS.format(tools="\n".join(json_text(tool["function"]) for tool in tools))
     for roles in (("system", "developer"), ("user",)):
         for i, message in enumerate(messages):
             if message["role"] in roles:
@@ -88,7 +89,3 @@ def _with_definitions(messages: list[Message], tools: list[dict[str, Any]]) -> l
                 joined = message | {"content": "\n\n".join(filter(None, parts))}
                 return [*messages[:i], joined, *messages[i + 1 :]]
     return [{"role": "system", "content": text}, *messages]
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ from ..mcp.approvals import Approvals
 from ..mcp.request_approvals import RequestApprovals
 from .approval_items import new_answers
 from .background_runs import BackgroundRuns
-from .input_items import REFERENCE, TRIGGER, Item, read_input
+from .input_items import REFERENCE, TRIGGER, Item, read_input, size_of
 from .response_store import ResponseStore
 
 PREVIOUS = "previous_response_id"
@@ -62,7 +61,7 @@ class Conversations:
         compacts = bool(items) and items[-1]["type"] == TRIGGER
         if compacts:
             items.pop()
-        earlier, size = [], len(json.dumps(items))
+        earlier, size = [], sum(map(size_of, items))
         if previous is not None:
             self.runs.check_ended(previous, self.owner, PREVIOUS)
             stored = self.store.get(previous, self.owner, PREVIOUS)

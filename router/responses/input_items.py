@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
@@ -11,14 +10,22 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ..errors import invalid
-from ..requests.body_errors import wrong_type
+from ..http.json_body import parse_text
+from ..requests.body_errors import too_long, wrong_type
 from ..requests.body_model import BodyModel
+from ..requests.json_size import fits
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = ("input_text", "output_text", "text")
 REFERENCE, TRIGGER = "item_reference", "compaction_trigger"
+# As many as a chat may have messages.
+MAX_ITEMS = 16_384
 MAX_ID = 256
 MAX_REASON = 4096
+# Of an item without its texts.
+ITEM_BYTES = 256
+# Characters and values of the error of a call.
+MAX_ERROR = 64 * 1024
 
 Item = dict[str, Any]
 Id = Annotated[str, Field(max_length=MAX_ID)]
@@ -130,11 +137,20 @@ def read_input(given: Any, ignored: set[str]) -> list[Item]:
         raise wrong_type("input", "a string or an array", given)
     if not given:
         raise invalid("Invalid 'input': empty array.", "input", "empty_array")
+    if len(given) > MAX_ITEMS:
+        raise too_long("input", given, MAX_ITEMS)
     items = [_item(item, f"input[{i}]", ignored) for i, item in enumerate(given)]
     if any(item["type"] == TRIGGER for item in items[:-1]):
         message = f"Invalid 'input': an item of the type '{TRIGGER}' must be the last one."
         raise invalid(message, "input", "invalid_value")
     return items
+
+
+def size_of(item: Item) -> int:
+    """About as many bytes as an item takes."""
+    texts = [value for value in item.values() if isinstance(value, str)]
+    parts = [part["text"] for part in item.get("content", ())]
+    return ITEM_BYTES + sum(map(len, (*texts, *parts)))
 
 
 def _item(item: Any, param: str, ignored: set[str]) -> Item:
@@ -215,6 +231,9 @@ def _function_output(item: Item, param: str, ignored: set[str]) -> Item:
 def _mcp_call(item: Item, param: str, ignored: set[str]) -> Item:
     read = McpCallItem.read(item, ignored, "input[].", at=param)
     _check_arguments(read.arguments, param)
+    if not fits(read.error, MAX_ERROR):
+        message = f"Invalid '{param}.error': it has more than {MAX_ERROR} characters and values."
+        raise invalid(message, f"{param}.error", "too_large")
     return {
         "id": read.id,
         "type": "mcp_call",
@@ -311,8 +330,8 @@ def _decoded(content: str, param: str) -> str:
 
 def _check_arguments(text: str, param: str) -> None:
     try:
-        json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        parse_text(text or "{}")
+    except ValueError:
         message = f"Invalid '{param}.arguments': it is not valid JSON."
         raise invalid(message, "input", "invalid_value") from None
 

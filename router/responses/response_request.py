@@ -13,11 +13,15 @@ from ..openai.chat_request import Verbosity
 from ..openai.logprob_fields import Alternatives
 from ..requests.body_errors import too_long
 from ..requests.body_model import INT32, WHOLE, BodyModel, DocumentedAs
+from ..requests.json_size import fits
 from .response_tools import ResponseTool, ResponseToolChoice, ResponseTools, chat_tool_choice
 
 MAX_METADATA = 16
 MAX_KEY, MAX_VALUE = 64, 512  # of metadata
 MAX_TOOLS = 1024
+# What a response repeats, and the size of each.
+REPEATED = ("tools", "tool_choice", "text", "user", "safety_identifier", "prompt_cache_key")
+MAX_REPEATED = 512 * 1024
 # Fields that chat completions check, under the same names.
 SAME = (
     "model",
@@ -179,6 +183,10 @@ def check_response(asked: CreateResponseRequest, ignored: set[str]) -> None:
             raise too_long("metadata", name, MAX_KEY)
         if len(value) > MAX_VALUE:
             raise too_long(f"metadata.{name}", value, MAX_VALUE)
+    for name in REPEATED:
+        if not fits(getattr(asked, name), MAX_REPEATED):
+            message = f"Invalid '{name}': it has more than {MAX_REPEATED} characters and values."
+            raise invalid(message, name, "too_large")
     if asked.top_logprobs and LOGPROBS not in asked.include:
         message = f"'top_logprobs' needs '{LOGPROBS}' in 'include'."
         raise invalid(message, "top_logprobs", "invalid_value")

@@ -235,10 +235,14 @@ async def cancel_response(
     return EncodedResponse(exchange, body)
 
 
-@router.get("/v1/responses/{response_id}/input_items", openapi_extra=LIST_PARAMETERS)
+@router.get(
+    "/v1/responses/{response_id}/input_items",
+    response_model=InputItemList,
+    openapi_extra=LIST_PARAMETERS,
+)
 async def list_input_items(
-    response_id: str, request: Request, services: RouterServices, owner: Owner
-) -> InputItemList:
+    response_id: str, request: Request, exchange: Exchange, services: RouterServices, owner: Owner
+) -> Response:
     """The input of a stored response, without that of earlier ones."""
     items = services.responses.get(response_id, owner).items
     page = page_of(request, most=MAX_LISTED, default=LISTED)
@@ -248,9 +252,11 @@ async def list_input_items(
         raise invalid(f"Invalid 'after': no item has the id '{page.after[:64]}'.", "after")
     start = 0 if page.after is None else ids.index(page.after) + 1
     data = ordered[start : start + page.limit]
-    return InputItemList(
-        data=data,
-        first_id=data[0]["id"] if data else None,
-        last_id=data[-1]["id"] if data else None,
-        has_more=start + page.limit < len(ordered),
-    )
+    listed = {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": start + page.limit < len(ordered),
+    }
+    return EncodedResponse(exchange, listed)

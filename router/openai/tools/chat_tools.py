@@ -17,6 +17,7 @@ from ...errors import invalid
 from ...options import RouterOptions
 from ...requests.body_errors import wrong_type
 from ...requests.body_model import BodyModel, DocumentedAs
+from ...requests.json_size import fits
 from ...requests.mcp_fields import McpToolChoice, McpToolRequest
 from ...requests.written_tools import WRITTEN_FORMAT, shows_tools
 from ...served_model import ServedModel
@@ -24,6 +25,8 @@ from .allowed_tools import AllowedToolsChoice, allowed_tools
 from .forced_calls import named_call, required_calls
 
 MAX_TOOLS = 1024
+# Characters and values of all tools of a request.
+MAX_SIZE = 1 << 20
 _NAME = re.compile(r"[\w.:/@$-]{1,256}")
 CHOICES = ("none", "auto", "required")
 
@@ -100,9 +103,7 @@ def read_tools(
             message = "When using 'tool_choice', 'tools' must be set."
             raise invalid(message, "tool_choice", "missing_required_parameter")
         return NO_TOOLS
-    known = _Functions()
-    for i, tool in enumerate(tools):
-        known.add(tool, f"tools[{i}]", ignored)
+    known = _known(tools, ignored)
     allowed = allowed_tools(choice, known.schemas, ignored)
     if allowed is not None:
         known, choice = known.only(allowed.names), allowed.mode
@@ -139,10 +140,17 @@ def shown_tools(tools: list[Any], ignored: set[str]) -> list[dict[str, Any]] | N
     """Check tools that are only shown to the model. Raises ``RequestError``."""
     if not tools:
         return None
+    return _known(tools, ignored).shown
+
+
+def _known(tools: list[Any], ignored: set[str]) -> _Functions:
+    if not fits(tools, MAX_SIZE):
+        message = f"Invalid 'tools': they have more than {MAX_SIZE} characters and values."
+        raise invalid(message, "tools", "too_large")
     known = _Functions()
     for i, tool in enumerate(tools):
         known.add(tool, f"tools[{i}]", ignored)
-    return known.shown
+    return known
 
 
 @dataclass(slots=True)

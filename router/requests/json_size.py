@@ -1,0 +1,34 @@
+"""Sizes of JSON values, and their text: in C, ``json`` would stop all threads while it encodes a
+large one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+# Characters and values that C encodes within a millisecond or two.
+MAX_IN_C = 128 * 1024
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
+
+
+def fits(value: Any, most: int) -> bool:
+    """True if a value has at most ``most`` characters and values, names of objects included."""
+    left = [value]
+    while left:
+        item = left.pop()
+        most -= len(item) if isinstance(item, (str, list, dict)) else 1
+        if most < 0:
+            return False
+        if isinstance(item, list):
+            left.extend(item)
+        elif isinstance(item, dict):
+            left.extend(item)
+            left.extend(item.values())
+    return True
+
+
+def json_text(value: Any) -> str:
+    """A value as JSON. A large one is encoded in Python, which other threads can interrupt."""
+    if fits(value, MAX_IN_C):
+        return _ENCODER.encode(value)
+    return "".join(_ENCODER.iterencode(value))
