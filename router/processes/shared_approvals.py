@@ -13,6 +13,7 @@ from ...shared.telemetry.logs import logger
 from ..errors import ApiError
 from ..mcp.approvals import ApprovalAnswer, Approvals
 from ..mcp.server_tools import CallOutcome
+from ..options import RouterOptions
 from .process_link import Link, Topic
 from .shared_responses import marked, number_of
 
@@ -22,10 +23,10 @@ log = logger("router")
 class SharedApprovals(Approvals):
     """The approvals of one worker, and through ``link`` those of the others."""
 
-    def __init__(self, lifetime: float, number: int, workers: int, link: Link) -> None:
-        super().__init__(lifetime)
+    def __init__(self, options: RouterOptions, number: int, link: Link) -> None:
+        super().__init__(options.response_lifetime)
         self._number = number
-        self._workers = workers
+        self._workers = options.router_workers
         self._link = link
         self._releases: set[asyncio.Task[None]] = set()
 

@@ -113,9 +113,7 @@ class Worker:
         siblings.link = self._link
         siblings.whole = False
         services.responses = responses = SharedResponses(options, place.number, self._link)
-        services.approvals = SharedApprovals(
-            options.response_lifetime, place.number, options.router_workers, self._link
-        )
+        services.approvals = SharedApprovals(options, place.number, self._link)
         return responses
 
     # -- life --------------------------------------------------------------------------------

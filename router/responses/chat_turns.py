@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any
 
+from ..mcp.approval_items import REQUEST, RESPONSE, result_text
 from ..requests.call_arguments import usable_arguments
 from ..requests.mcp_names import model_name
 from ..requests.ran_calls import outcome_text
-from .approval_items import REQUEST, RESPONSE, result_text
 from .input_items import Item, decoded
 from .response_tools import chat_name, custom_arguments
 

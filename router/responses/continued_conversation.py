@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ApiError
+from ..mcp.approval_items import new_answers
 from ..mcp.approvals import Approvals
 from ..mcp.request_approvals import RequestApprovals
-from .approval_items import new_answers
 from .background_runs import BackgroundRuns
 from .input_items import REFERENCE, TRIGGER, Item, read_input, size_of
 from .response_store import ResponseStore

@@ -23,11 +23,11 @@ from ..generation import (
 from ..http.memory_budget import MemoryShare
 from ..http.sse import long_event, named_event
 from ..http.text_template import StampedTemplates
+from ..mcp.approval_items import REQUEST
 from ..openai.chat_response import TokenEntries
 from ..openai.response_fields import token_names
 from ..result import GenerationResult
 from ..surface import BackgroundWork
-from .approval_items import REQUEST
 from .output_item import EVENTS, OutputItem
 from .response_body import response_body
 from .response_request import ENCRYPTED_REASONING, CreateResponseRequest

@@ -16,6 +16,7 @@ from tandem.router.mcp import approvals as approvals_module
 from tandem.router.mcp.approvals import ApprovalAnswer, Approvals
 from tandem.router.mcp.request_approvals import RequestApprovals
 from tandem.router.mcp.server_tools import CallOutcome
+from tandem.router.options import RouterOptions
 from tandem.router.processes.shared_approvals import SharedApprovals, take_answer
 from tandem.shared.errors import RequestError
 from tandem.tests.router.mcp.test_rounds import CLIENTS, SERVER, call, served
@@ -298,7 +299,8 @@ class FakeLink:
 
 async def test_another_worker_claims_an_approval_where_it_is_kept() -> None:
     link: Any = FakeLink()
-    link.workers = [SharedApprovals(10.0, number, 2, link) for number in range(2)]
+    options = RouterOptions(router_workers=2)
+    link.workers = [SharedApprovals(options, number, link) for number in range(2)]
     here, there = link.workers
     approval_id = here.ask("k", TOOL, "{}")
     wrong: tuple[tuple[str, dict[str, Any], type[Exception]], ...] = (

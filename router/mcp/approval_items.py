@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import invalid
 from ..generation import ServerTool
-from ..mcp.approvals import ApprovalAnswer
+from .approvals import ApprovalAnswer
 
 REQUEST, RESPONSE = "mcp_approval_request", "mcp_approval_response"
 # Items of the model after an answer show that it belongs to an earlier turn.
