@@ -142,7 +142,7 @@ ROUTER = {
     "mcp": ("errors", "generation", "http", "openai", "options", "requests", "served_model"),
     "openai": ("errors", "generation", "http", "options", "requests", "result", "served_model"),
     "placement": (),
-    "requests": ("errors", "options", "served_model"),
+    "requests": ("errors", "http", "options", "served_model"),
     "responses": (
         "access",
         "errors",
