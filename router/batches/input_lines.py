@@ -33,14 +33,21 @@ async def lines_of(
     rest, number, position = b"", 0, 0
     while (read := await files.read(file, position)) is not None:
         data, position = read
-        *lines, rest = (rest + data).split(b"\n")
+        # In a thread, as a piece may have a million lines.
+        lines, number, rest = await asyncio.to_thread(_cut, rest + data, number)
         rest = rest[: longest + 1]
         for start in range(0, len(lines), LINES_AT_ONCE):
-            some = lines[start : start + LINES_AT_ONCE]
-            yield [(number + i, line) for i, line in enumerate(some, 1) if line.strip()]
-            number += len(some)
+            yield lines[start : start + LINES_AT_ONCE]
     if rest.strip():
         yield [(number + 1, rest)]
+
+
+def _cut(data: bytes, number: int) -> tuple[list[tuple[int, bytes]], int, bytes]:
+    """The lines behind that of ``number`` that are not blank, the number of the last one, and the
+    rest of the data."""
+    *lines, rest = data.split(b"\n")
+    found = [(number + i, line) for i, line in enumerate(lines, 1) if line.strip()]
+    return found, number + len(lines), rest
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from tandem.router.batches.batch_run import BatchRun
 from tandem.router.batches.batch_store import BatchStore
 from tandem.router.errors import ApiError
 from tandem.shared.config.limits import BACKGROUND_PRIORITY
-from tandem.tests.router.support import Cluster, cluster, until
+from tandem.tests.router.support import Cluster, cluster, longest_hold, until
 
 CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
 EMBEDDINGS, RESPONSES = "/v1/embeddings", "/v1/responses"
@@ -337,3 +337,20 @@ async def test_they_are_off_without_a_folder(tmp_path: Path) -> None:
             answer: httpx.Response = await c.client.get(path)
             assert answer.status_code == 404
             assert answer.json()["error"]["code"] == "not_enabled"
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "count"),
+    [(b"{bad\n" * 100_000, "invalid_json_line", 100), (b"\n" * (1 << 20), "empty_file", 1)],
+    ids=["bad lines", "blank lines"],
+)
+async def test_a_hostile_file_does_not_hold_the_loop(
+    tmp_path: Path, content: bytes, code: str, count: int
+) -> None:
+    async with served(tmp_path) as (_, client):
+        async with longest_hold() as hold:
+            batch = await ended(client, await create(client, content))
+        assert batch.status == "failed" and len(batch.errors.data) == count
+        assert {error.code for error in batch.errors.data} == {code}
+        # The client's part of the work is this process's too.
+        assert hold.seconds < 0.1
