@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
@@ -66,7 +67,8 @@ log = logger("router")
 NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "operation_spans": False}
 
 
-class Api(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Api:
     """The routes of one API, the shape of its errors, and the models that document both.
     ``id_header`` is the API's own name of the header ``x-request-id``."""
 
@@ -157,7 +159,7 @@ class App:
             batches=self._batches(),
         )
         self._door = with_cross_origin(self._serve, options)
-        self._routes = _routes()
+        self._routes = _routes(APIS)
         self._apis = {
             route.path: api
             for api in APIS
@@ -269,8 +271,8 @@ def _methods(path: str) -> str:
 
 
 @cache
-def _routes() -> FastAPI:
-    """All routes. They get the services of their router with each request."""
+def _routes(apis: tuple[Api, ...]) -> FastAPI:
+    """The routes, which all routers of a process share: each request brings its services."""
     routes = _Routes(
         title="Tandem",
         version=version(),
@@ -278,6 +280,6 @@ def _routes() -> FastAPI:
         redirect_slashes=False,
         telemetry=NO_TELEMETRY,
     )
-    for api in APIS:
+    for api in apis:
         routes.include_router(api.router)
     return routes
