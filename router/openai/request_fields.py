@@ -172,7 +172,8 @@ def _logit_bias(given: dict[str, Any], vocab_size: int) -> dict[int, float]:
     if wrong:
         shown = ", ".join(wrong[:MAX_SHOWN]) + (", ..." if len(wrong) > MAX_SHOWN else "")
         message = (
-            f"Invalid keys in 'logit_bias': {shown}; keys are token ids from 0 to {vocab_size - 1}."
+            f"Invalid keys in 'logit_bias': {shown}; keys are token ids from 0 to "
+            f"{vocab_size - 1}, since the vocabulary has {vocab_size}."
         )
         raise invalid(message, "logit_bias")
     try:
