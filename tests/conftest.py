@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -36,6 +36,8 @@ if device_count() == 0:
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 SOAK = "test_soak.py"
+# Clusters of several files, which follow one another: a cluster that waits costs CPU.
+FIRST_CLUSTER, LAST_CLUSTER = "campaign", "disaggregated"
 
 # What is imported, and the tests themselves, are millions of objects that live as long as the
 # process; every full collection would look at all of them.
@@ -49,11 +51,16 @@ def pytest_collection_finish() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Longest first, so that all workers of ``make test`` end together: the soak, tests that start
-    processes, then files with many tests."""
+    processes, by the cluster that they share, then files with many tests."""
     sizes = Counter(item.path for item in items)
+    fixtures: defaultdict[Path, set[str]] = defaultdict(set)
+    for item in items:
+        fixtures[item.path].update(getattr(item, "fixturenames", ()))
 
-    def position(item: pytest.Item) -> tuple[bool, bool, int, Path]:
-        starts_processes = "end_to_end" in item.path.parts
-        return item.path.name != SOAK, not starts_processes, -sizes[item.path], item.path
+    def position(item: pytest.Item) -> tuple[bool, bool, int, int, Path]:
+        path = item.path
+        starts_processes = "end_to_end" in path.parts
+        cluster = (LAST_CLUSTER in fixtures[path]) - (FIRST_CLUSTER in fixtures[path])
+        return path.name != SOAK, not starts_processes, cluster, -sizes[path], path
 
     items.sort(key=position)

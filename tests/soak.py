@@ -91,9 +91,10 @@ class Tally:
 
 
 class Soak:
-    """One cluster under load. ``parts`` has the nodes and the router by name."""
+    """One cluster under load. Each client pauses for up to ``pause`` seconds after an answer."""
 
-    def __init__(self, cluster: TestCluster, seed: int = 0) -> None:
+    def __init__(self, cluster: TestCluster, seed: int = 0, pause: float = 0.0) -> None:
+        self._pause_seconds = pause
         self._cluster = cluster
         self._rng = random.Random(seed)
         self._ports: dict[str, int] = {}
@@ -278,6 +279,7 @@ class Soak:
                     self.tally.complain(f"{kind}: {type(error).__name__} {error}")
             except UncleanError as error:
                 self.tally.complain(f"{kind}: {error}")
+            self._stopping.wait(rng.uniform(0, self._pause_seconds))
 
     def _whole(self, rng: random.Random) -> str:
         seed = rng.randrange(SEEDS)

@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_ENVIRONMENT = {
+ENVIRONMENT = {
     # Weights in huge pages: a CPU reads them a fifth faster at one row. glibc only.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     # Triton 3.9 warns at each compilation where this default of its own is not spelled out.
@@ -271,16 +271,7 @@ class MultiprocessExecutor:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "tandem.shared.engine.rank.process",
-                str(theirs.fileno()),
-                pass_fds=[theirs.fileno()],
-                env=_ENVIRONMENT | os.environ | {"PYTHONSAFEPATH": "1"},
-                # Ctrl-C reaches the whole foreground group; only the head may react to it.
-                start_new_session=True,
-            )
+            process = await start_rank(theirs)
         finally:
             theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours)
@@ -373,6 +364,20 @@ class MultiprocessExecutor:
     def _send(self, rank: Rank, message: ToRank) -> None:
         if not rank.writer.is_closing():
             rank.writer.write(framed(message))
+
+
+async def start_rank(channel: socket.socket) -> asyncio.subprocess.Process:
+    """Start a rank's process with its end of the channel."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tandem.shared.engine.rank.process",
+        str(channel.fileno()),
+        pass_fds=[channel.fileno()],
+        env=ENVIRONMENT | os.environ | {"PYTHONSAFEPATH": "1"},
+        # Ctrl-C reaches the whole foreground group; only the head may react to it.
+        start_new_session=True,
+    )
 
 
 def _check_together(replies: list[StepDone], failure: StepFailure) -> None:

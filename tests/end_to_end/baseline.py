@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from tandem.router.cluster.admin import list_nodes
-from tandem.tests.end_to_end.cluster import Part, metric
+from tandem.tests.end_to_end.cluster import Part, metric, pauses
 
 # Orphans are freed by reconciling every 5 s, and by leases after 10 s.
 SETTLE_SECONDS = 20.0
@@ -99,9 +99,11 @@ class Baseline:
     def _wait(self, differences: object, seconds: float = SETTLE_SECONDS) -> None:
         assert callable(differences)
         deadline = time.monotonic() + seconds
-        while found := differences():
+        for pause in pauses():
+            if not (found := differences()):
+                return
             assert time.monotonic() < deadline, f"after {seconds:g} s:\n" + "\n".join(found)
-            time.sleep(0.05)
+            time.sleep(pause)
 
     def _differences(self) -> list[str]:
         found = self._held()

@@ -10,17 +10,20 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tandem.router.cluster import admin
+from tandem.tests.support.forked import ForkedProcess, Forker
 
 START_SECONDS = 60.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.01, 0.15
 # Small enough that a short prompt crosses every border.
 BLOCK, CHUNK, CONTEXT = 16, 64, 512
 
@@ -29,7 +32,7 @@ BLOCK, CHUNK, CONTEXT = 16, 64, 512
 class Part:
     """One process and what it announced on the pipe ``ready``."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedProcess
     log: Path
     ready: int
     host: str = "127.0.0.1"
@@ -61,8 +64,11 @@ class TestCluster:
     """One router and any nodes, all on ports from the OS."""
 
     __test__ = False
+    # Set for the tests of a session; without it every part is an interpreter of its own.
+    forker: ClassVar[Forker | None] = None
     folder: Path
     model: str
+    prelude: str = ""
     parts: list[Part] = field(default_factory=list)
     router: Part | None = None
 
@@ -92,8 +98,8 @@ class TestCluster:
             part.wait_ready()
         return parts
 
-    def launch_node(self, kind: str, *flags: str, inside: tuple[str, ...] = ()) -> Part:
-        """A node that may still be loading. ``inside``: see ``launch``."""
+    def launch_node(self, kind: str, *flags: str, prelude: str = "") -> Part:
+        """A node that may still be loading. ``prelude``: see ``launch``."""
         return self.launch(
             [
                 kind,
@@ -109,7 +115,7 @@ class TestCluster:
                 "--drain-timeout=10",
                 *flags,
             ],
-            inside=inside,
+            prelude=prelude,
         )
 
     def start(self, arguments: list[str]) -> Part:
@@ -119,25 +125,37 @@ class TestCluster:
         return part
 
     def launch(
-        self, arguments: list[str], host: str = "127.0.0.1", inside: tuple[str, ...] = ()
+        self,
+        arguments: list[str],
+        host: str = "127.0.0.1",
+        inside: tuple[str, ...] = (),
+        prelude: str = "",
     ) -> Part:
         """``tandem ARGUMENTS``, which may still be starting. ``inside`` is a command that runs it
-        elsewhere, where others reach it at ``host``."""
+        elsewhere, where others reach it at ``host``; ``prelude`` is Python that it runs first."""
         log = self.folder / f"{len(self.parts)}-{arguments[0]}.log"
         read, write = os.pipe()
         with log.open("wb") as file:
-            process = subprocess.Popen(
-                [*inside, sys.executable, "-m", "tandem", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                pass_fds=[write],
-                env=os.environ | {"TANDEM_READY_FD": str(write), "PYTHONSAFEPATH": "1"},
-            )
+            process = self._begin(inside, arguments, file.fileno(), write, prelude or self.prelude)
         os.close(write)
         part = Part(process, log, read, host)
         self.parts.append(part)
         return part
+
+    def _begin(
+        self, inside: tuple[str, ...], arguments: list[str], log: int, ready: int, prelude: str
+    ) -> subprocess.Popen[bytes] | ForkedProcess:
+        if self.forker is not None and not inside:
+            return self.forker.start(arguments, os.environ, log, log, ready, prelude)
+        assert not prelude, "only forks have one"
+        return subprocess.Popen(
+            [*inside, sys.executable, "-m", "tandem", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[ready],
+            env=os.environ | {"TANDEM_READY_FD": str(ready), "PYTHONSAFEPATH": "1"},
+        )
 
     def stop(self) -> None:
         for part in self.parts:
@@ -217,6 +235,20 @@ def held(node: Part) -> float:
     return sum(metric(text, name) for name in (*names, "tandem_transfers_live"))
 
 
+def tandem(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of an operator to its end."""
+    command = [sys.executable, "-m", "tandem", *arguments]
+    if TestCluster.forker is None:
+        return subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS)
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        files = output.fileno(), errors.fileno()
+        # It announces nothing.
+        process = TestCluster.forker.start([*arguments], os.environ, *files, ready=files[1])
+        status = process.wait(START_SECONDS)
+        texts = [file.seek(0) or file.read().decode() for file in (output, errors)]
+    return subprocess.CompletedProcess(command, status, *texts)
+
+
 def metric(text: str, series: str) -> float:
     """The sum of the samples with this name and these labels in Prometheus text, whatever other
     labels they have; 0 when there is none yet."""
@@ -266,12 +298,23 @@ def get(url: str) -> str:
 def until(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
     """Poll until true; a test waits for states, never for time."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    for pause in pauses():
         with contextlib.suppress(urllib.error.URLError, ConnectionError):
             if condition():
                 return
-        time.sleep(0.02)
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(pause)
     raise AssertionError(f"still waiting after {seconds:g} s for {what}")
+
+
+def pauses() -> Iterator[float]:
+    """Pauses between looks at a state: most states come soon, and each look costs what they wait
+    for some of the CPU."""
+    pause = FIRST_PAUSE_SECONDS
+    while True:
+        yield pause
+        pause = min(1.25 * pause, LONGEST_PAUSE_SECONDS)
 
 
 @contextlib.contextmanager

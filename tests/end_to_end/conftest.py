@@ -1,4 +1,4 @@
-"""The clusters that several black-box tests share."""
+"""The clusters that several black-box tests share. They end with the last of this folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from tandem.tests.end_to_end.cluster import TestCluster, running
+from tandem.tests.support.forked import Forker
 from tandem.tests.tiny_models import cached
+
+
+@pytest.fixture(scope="package", autouse=True)
+def forker() -> Iterator[None]:
+    """Parts that are forked, which costs a tenth of an interpreter's start."""
+    TestCluster.forker = Forker()
+    yield
+    TestCluster.forker.close()
+    TestCluster.forker = None
 
 
 @pytest.fixture(scope="session")
@@ -16,7 +26,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(cached("qwen3", tmp_path_factory.mktemp("models")))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def aggregated(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Iterator[TestCluster]:
     """A router and a decode node that prefills for itself, and caches no prefix."""
     with running(tmp_path_factory.mktemp("aggregated"), tiny_model) as cluster:
@@ -26,7 +36,7 @@ def aggregated(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Ite
         yield cluster
 
 
-@pytest.fixture(scope="session", params=["tcp", "shared_memory"])
+@pytest.fixture(scope="package", params=["tcp", "shared_memory"])
 def disaggregated(
     tmp_path_factory: pytest.TempPathFactory, tiny_model: str, request: pytest.FixtureRequest
 ) -> Iterator[TestCluster]:

@@ -10,6 +10,7 @@ import transformers
 
 from tandem.tests.end_to_end.clients import prompt
 from tandem.tests.end_to_end.cluster import TestCluster
+from tandem.tests.support.extent import selected
 
 TOKENS = 6
 OPTIONS: tuple[dict[str, Any], ...] = (
@@ -66,5 +67,7 @@ def test_beams_are_those_of_transformers(aggregated: TestCluster, model: Any) ->
     check(aggregated, model, 40)
 
 
+# What is drawn does not depend on how KV moves.
+@pytest.mark.parametrize("disaggregated", selected(["shared_memory"], full=["tcp"]), indirect=True)
 def test_beams_over_a_prompt_from_a_prefill_node(disaggregated: TestCluster, model: Any) -> None:
     check(disaggregated, model, 100)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,31 +11,23 @@ from tandem.tests.end_to_end.clients import prompt
 from tandem.tests.end_to_end.cluster import Part, TestCluster, running, until
 
 DEADLY = [7] * 40
-# Python runs this before anything else in processes that this test starts, and only in those: ranks
-# end at the prompt as they would when a kernel crashes.
-SITECUSTOMIZE = """
-import os, sys
-if "tandem.shared.engine.rank.process" in sys.orig_argv:
-    from tandem.shared.engine.rank.runner import ModelRunner
-    execute = ModelRunner.execute
-    def deadly(self, plan, *rest):
-        if any(list(row.tokens[:3]) == [7, 7, 7] for row in plan.sequences):
-            os._exit(139)
-        return execute(self, plan, *rest)
-    ModelRunner.execute = deadly
+# Ranks end at the prompt as they would when a kernel crashes.
+PRELUDE = """
+import os
+from tandem.shared.engine.rank.runner import ModelRunner
+execute = ModelRunner.execute
+def deadly(self, plan, *rest):
+    if any(list(row.tokens[:3]) == [7, 7, 7] for row in plan.sequences):
+        os._exit(139)
+    return execute(self, plan, *rest)
+ModelRunner.execute = deadly
 """
 
 
 @pytest.fixture
-def cluster(
-    tmp_path: Path, tiny_model: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[TestCluster]:
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(SITECUSTOMIZE)
-    path = filter(None, [str(site), os.environ.get("PYTHONPATH")])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+def cluster(tmp_path: Path, tiny_model: str) -> Iterator[TestCluster]:
     with running(tmp_path, tiny_model) as cluster:
+        cluster.prelude = PRELUDE
         cluster.start_router()
         yield cluster
 

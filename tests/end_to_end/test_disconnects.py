@@ -8,6 +8,7 @@ import pytest
 
 from tandem.tests.end_to_end.clients import greedy, open_request, prompt
 from tandem.tests.end_to_end.cluster import TestCluster, get, metric, node_metric, until
+from tandem.tests.support.extent import selected
 
 CLIENTS = 100
 RUNNING, WAITING = "tandem_sequences_running", "tandem_sequences_waiting"
@@ -32,10 +33,20 @@ def assert_nothing_is_left(cluster: TestCluster) -> None:
     until(lambda: metric(get(f"{cluster.url}/metrics"), name) == 0, "the router to forget them")
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["unary", "streamed"])
-@pytest.mark.parametrize("phase", ["queued", "local prefill", "decode"])
+@pytest.mark.parametrize(
+    ("phase", "kind"),
+    selected(
+        [
+            ("queued", "unary"),
+            ("local prefill", "streamed"),
+            ("decode", "unary"),
+            ("decode", "streamed"),
+        ],
+        full=[("queued", "streamed"), ("local prefill", "unary")],
+    ),
+)
 def test_clients_that_vanish_from_a_node_alone(
-    aggregated: TestCluster, phase: str, stream: bool
+    aggregated: TestCluster, phase: str, kind: str
 ) -> None:
     want = greedy(aggregated, 8)
     (decode,) = aggregated.parts[1:]
@@ -44,15 +55,20 @@ def test_clients_that_vanish_from_a_node_alone(
         "local prefill": (480, lambda: node_metric(decode, "tandem_prefill_queue_tokens") > 5000),
         "decode": (2, lambda: node_metric(decode, RUNNING) > 10),
     }[phase]
-    vanish(aggregated, in_phase, length, stream)
+    vanish(aggregated, in_phase, length, kind == "streamed")
     assert_nothing_is_left(aggregated)
     assert greedy(aggregated, 8) == want
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["unary", "streamed"])
-def test_clients_that_vanish_during_remote_prefill(
-    disaggregated: TestCluster, stream: bool
-) -> None:
+@pytest.mark.parametrize(
+    ("disaggregated", "kind"),
+    selected(
+        [("shared_memory", "streamed"), ("tcp", "unary")],
+        full=[("shared_memory", "unary"), ("tcp", "streamed")],
+    ),
+    indirect=["disaggregated"],
+)
+def test_clients_that_vanish_during_remote_prefill(disaggregated: TestCluster, kind: str) -> None:
     want = greedy(disaggregated, 8)
     prefill, decode = disaggregated.parts[1:]
 
@@ -60,6 +76,6 @@ def test_clients_that_vanish_during_remote_prefill(
         live = "tandem_transfers_live"
         return node_metric(decode, live) > 2 and node_metric(prefill, live) > 2
 
-    vanish(disaggregated, in_phase, 480, stream)
+    vanish(disaggregated, in_phase, 480, kind == "streamed")
     assert_nothing_is_left(disaggregated)
     assert greedy(disaggregated, 8) == want

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,26 +19,20 @@ from tandem.proto.tandem_pb2_grpc import (
     add_PrefillServicer_to_server,
 )
 from tandem.tests.decode_node.fake_prefill import FakePrefill
-from tandem.tests.end_to_end.cluster import TestCluster, running
+from tandem.tests.end_to_end.cluster import TestCluster, running, tandem
 from tandem.tests.support.grpc_server import served
 
 
-async def doctor(cluster: TestCluster, *flags: str) -> tuple[int | None, str]:
+async def doctor(cluster: TestCluster, *flags: str) -> tuple[int, str]:
     """Exit status and output."""
     assert cluster.router is not None
     registry = f"--router=127.0.0.1:{cluster.router.details['registry']}"
-    return await tandem("doctor", cluster.url, registry, *flags)
+    return await run("doctor", cluster.url, registry, *flags)
 
 
-async def tandem(*arguments: str) -> tuple[int | None, str]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tandem", *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env=os.environ | {"PYTHONSAFEPATH": "1"},
-    )
-    output, _ = await asyncio.wait_for(process.communicate(), 60)
-    return process.returncode, output.decode()
+async def run(*arguments: str) -> tuple[int, str]:
+    done = await asyncio.to_thread(tandem, *arguments)
+    return done.returncode, done.stdout + done.stderr
 
 
 class Walled(FakePrefill):
@@ -145,10 +137,10 @@ async def test_the_doctor_distinguishes_healthy_and_unhealthy_clusters(
 
 
 async def test_a_router_that_is_not_there_is_wrong_and_no_address_is_wrong_usage() -> None:
-    status, said = await tandem("doctor", "http://127.0.0.1:1", "--router=127.0.0.1:1")
+    status, said = await run("doctor", "http://127.0.0.1:1", "--router=127.0.0.1:1")
     assert status == 1
     assert "router: does not answer at http://127.0.0.1:1" in said
     assert "its registry does not answer at 127.0.0.1:1" in said and "--router" in said
     for wrong in (["127.0.0.1:8000"], ["http://[::1"], ["http://h:1", "--router=h"]):
-        status, said = await tandem("doctor", *wrong)
+        status, said = await run("doctor", *wrong)
         assert (status, said.count("\n")) == (2, 1), said

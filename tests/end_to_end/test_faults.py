@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,20 +19,14 @@ from tandem.tests.end_to_end.cluster import (
     is_ready,
     node_metric,
     running,
+    tandem,
     until,
 )
 
 # Without prefix caches, every prompt is computed and handed over again.
 FORGETFUL = "--no-enable-prefix-caching"
 # The head of a node that asks its ranks for signs of life four times as often.
-IMPATIENT = """
-import sys
-from tandem.shared.engine import executor
-executor.PING_SECONDS /= 4
-from tandem.__main__ import main
-sys.argv[1:] = sys.argv[4:]
-main()
-"""
+IMPATIENT = "from tandem.shared.engine import executor; executor.PING_SECONDS /= 4"
 
 
 class Pair:
@@ -60,11 +52,11 @@ class Pair:
         self._parts |= zip(missing, started, strict=True)
         self._cluster.wait_parts(*self._parts.values())
 
-    def replace_decode(self, *inside: str) -> None:
-        """By one that ``inside`` runs."""
+    def replace_decode(self, prelude: str) -> None:
+        """By one that runs ``prelude`` first."""
         self.decode.process.terminate()
         assert self.decode.process.wait(20) == 0
-        self._parts["decode-node"] = self._cluster.launch_node("decode-node", inside=inside)
+        self._parts["decode-node"] = self._cluster.launch_node("decode-node", prelude=prelude)
         self.decode.wait_ready()
         self.mend()
 
@@ -154,7 +146,7 @@ def test_a_node_whose_rank_hangs_ends_its_streams_with_one_error_and_leaves(
     cluster: TestCluster, pair: Pair
 ) -> None:
     """Its head is well, and so are its heartbeats."""
-    pair.replace_decode(sys.executable, "-c", IMPATIENT)
+    pair.replace_decode(IMPATIENT)
     decode = pair.decode
     (rank,) = psutil.Process(decode.process.pid).children()
     lines = stream_lines(cluster, prompt(9, 20), rank.suspend, max_tokens=450, n=4)
@@ -191,11 +183,12 @@ def test_a_drained_node_finishes_its_streams(cluster: TestCluster, pair: Pair) -
 def test_an_operator_can_drain_a_node_by_name(cluster: TestCluster, pair: Pair) -> None:
     name = re.search(r"INFO .*?(prefill-\S+) is ready", pair.prefill.log.read_text())
     assert name, pair.prefill.log.read_text()
-    command = [sys.executable, "-m", "tandem", "nodes", f"--router={cluster.registry}"]
     under_way: list[str] = stream_lines(
         cluster,
         prompt(9, 20),
-        lambda: subprocess.run([*command, "drain", name[1]], check=True, timeout=60),
+        lambda: tandem(
+            "nodes", f"--router={cluster.registry}", "drain", name[1]
+        ).check_returncode(),
         max_tokens=200,
     )
     assert under_way[-1] == "data: [DONE]"

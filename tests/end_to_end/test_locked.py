@@ -6,7 +6,6 @@ import contextlib
 import random
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +29,7 @@ from tandem.tests.end_to_end.cluster import (
     metric,
     node_metric,
     running,
+    tandem,
     until,
 )
 
@@ -163,8 +163,7 @@ def test_a_call_to_a_node_needs_the_token_too(locked: Locked) -> None:
 def nodes(locked: Locked, *flags: str) -> subprocess.CompletedProcess[str]:
     assert locked.cluster.router is not None
     registry = f"127.0.0.1:{locked.cluster.router.details['registry']}"
-    arguments = [sys.executable, "-m", "tandem", "nodes", f"--router={registry}", *flags]
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=START_SECONDS)
+    return tandem("nodes", f"--router={registry}", *flags)
 
 
 def test_operators_need_the_lock_too(locked: Locked) -> None:

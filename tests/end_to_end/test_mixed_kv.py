@@ -50,7 +50,8 @@ def pair(
     folder = tmp_path_factory.mktemp("mixed")
     reference = mixed_kv.Reference(request.param)
     reference.save(folder / "model")
-    with mixed_kv.knowing(folder), running(folder, str(folder / "model")) as cluster:
+    with running(folder, str(folder / "model")) as cluster:
+        cluster.prelude = mixed_kv.PRELUDE
         kinds = {"one": (1, 8), "two": (2, 32)}
         yield Pair(request.param, Ensemble(cluster, kinds, [("one", "two")]), reference)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import subprocess
-import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from tandem.tests.end_to_end.cluster import (
     TestCluster,
     node_metric,
     running,
+    tandem,
     until,
 )
 
@@ -39,12 +39,7 @@ def four(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Any:
 
 
 def nodes_command(cluster: TestCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tandem", "nodes", f"--router={cluster.registry}", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return tandem("nodes", f"--router={cluster.registry}", *arguments)
 
 
 def named(cluster: TestCluster, name: str) -> Part:
@@ -90,6 +85,7 @@ def test_nodes_change_their_roles_under_load_and_no_request_is_lost(four: TestCl
         while not stop.is_set():
             assert greedy(four, seed) == want[seed]
             count += 1
+            stop.wait(0.02)
         return count
 
     with ThreadPoolExecutor(4) as pool:

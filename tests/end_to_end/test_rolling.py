@@ -21,7 +21,7 @@ from tandem.tests.end_to_end.cluster import START_SECONDS, Part, TestCluster, ge
 
 CLIENTS = 3
 TOKENS = 40
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.1
 # Far longer than the balancer below takes to notice.
 DELAY_SECONDS = 2.0
 KINDS = ("prefill-node", "decode-node")
@@ -166,6 +166,7 @@ def test_every_part_is_restarted_under_load_and_no_request_fails(rolling: Rollin
         while not done.is_set():
             assert stream(balancer.choose(), seed) == want[seed]
             answered += 1
+            done.wait(0.05)
         return answered
 
     with ThreadPoolExecutor(CLIENTS + 1) as pool:

@@ -24,7 +24,7 @@ from tandem.router.cluster import admin
 from tandem.shared.config import SecurityConfig
 from tandem.shared.security.local_token import find_credentials
 from tandem.tests.end_to_end.clients import prompt
-from tandem.tests.end_to_end.cluster import START_SECONDS, running, until
+from tandem.tests.end_to_end.cluster import START_SECONDS, running, tandem, until
 from tandem.tests.support.extent import selected
 
 CLIENTS = 3
@@ -101,6 +101,7 @@ class Served:
             while not done.is_set():
                 assert self.complete(seed) == want[seed]
                 answered[seed] += 1
+                done.wait(0.05)
 
         def more() -> None:
             before = list(answered)
@@ -193,8 +194,7 @@ def test_a_node_that_an_operator_drains_leaves_and_the_others_go_on(served: Serv
 
     def drain() -> None:
         for number, name in enumerate(names, 1):
-            command = [sys.executable, "-m", "tandem", "nodes", "--router", served.registry]
-            subprocess.run([*command, "drain", name], check=True, timeout=60)
+            tandem("nodes", "--router", served.registry, "drain", name).check_returncode()
             until(
                 lambda number=number: served.told().count("has drained and left") == number,  # type: ignore[misc]
                 "the node to leave",

@@ -14,7 +14,7 @@ import pytest
 from tandem.tests.end_to_end.clients import prompt, stream_lines
 from tandem.tests.end_to_end.cluster import TestCluster, node_metric, running, until
 from tandem.tests.shared.engine.structured.schemas import schemas
-from tandem.tests.support.extent import FULL
+from tandem.tests.support.extent import FULL, selected
 
 COUNT = 500 if FULL else 8
 AT_ONCE = 16
@@ -55,6 +55,8 @@ def test_on_one_node(aggregated: TestCluster) -> None:
     check(aggregated)
 
 
+# What tokens are allowed does not depend on how KV moves.
+@pytest.mark.parametrize("disaggregated", selected(["shared_memory"], full=["tcp"]), indirect=True)
 def test_with_prompts_that_are_prefilled_elsewhere(disaggregated: TestCluster) -> None:
     check(disaggregated)
 

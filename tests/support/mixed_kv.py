@@ -22,6 +22,8 @@ from tandem.shared.models.registry import Family
 from tandem.shared.models.spec import DecoderSpec
 
 ARCHITECTURE = "MixedKVForCausalLM"
+# A process that runs this knows the family.
+PRELUDE = "from tandem.tests.support.mixed_kv import register; register()"
 GROUPED, LATENT = "llama_linear", "deepseek_v3_dense"
 
 
@@ -61,8 +63,7 @@ def register() -> None:
 @contextmanager
 def knowing(folder: Path) -> Iterator[None]:
     """Make the family known to this process and to those that are started meanwhile."""
-    module = "from tandem.tests.support.mixed_kv import register; register()"
-    (folder / "sitecustomize.py").write_text(module)
+    (folder / "sitecustomize.py").write_text(PRELUDE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(registry.FAMILIES, ARCHITECTURE, FAMILY)
         patch.setenv("PYTHONPATH", str(folder), prepend=":")

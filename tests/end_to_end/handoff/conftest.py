@@ -1,4 +1,4 @@
-"""The campaign's cluster, which all its cases share."""
+"""The campaign's cluster, which all its cases share. It ends with the last of this folder."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Faults of a handoff, of which all cases share a cluster."""

@@ -1,0 +1,186 @@
+"""Forks routers and nodes from a process that has imported their modules:
+``python -m tandem.tests.support.fork_server FD``.
+
+Tests start a hundred of them, and each would spend two seconds of CPU on imports. The server has
+one thread and runs nothing, so that a fork of it is like a process that has just imported.
+
+FD is a Unix socket. A request, see ``Request``, comes with four descriptors: standard output and
+error, the pipe on which the part announces that it serves, and a pipe on which the server reports
+the process id and, later, the exit status. When the socket closes, the server kills what still
+runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+
+from tandem.shared.engine import executor
+from tandem.shared.engine.rank import process as rank_process
+from tandem.shared.process.lifeline import READY_FD
+from tandem.tests.support.forked import MAX_REQUEST_BYTES, NUMBER_BYTES, Request
+
+# Everything that parts import on demand.
+MODULES = (
+    "tandem.__main__",
+    "tandem.router.server",
+    "tandem.router.processes.worker_process",
+    "tandem.decode_node.role",
+    "tandem.prefill_node.role",
+    "tandem.shared.node.process",
+    "tandem.shared.security.local_token",
+    "tandem.shared.telemetry.start_tracer",
+    "tandem.shared.engine.rank.setup",
+    "tandem.shared.engine.rank.runner",
+    "torch",
+)
+
+
+class ForkServer:
+    """Forks a part for each request, and reports how it ended."""
+
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests = requests
+        self._reports: dict[int, int] = {}  # by process id, the pipe for its exit status
+        self._wakes, self._wake = os.pipe2(os.O_NONBLOCK)
+
+    def serve(self) -> None:
+        """Fork until the tests are over. In a fork, returns when the part has ended."""
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        while True:
+            readable, _, _ = select.select([self._requests, self._wakes], [], [])
+            if self._wakes in readable:
+                os.read(self._wakes, 4096)
+                self._reap()
+            if self._requests in readable:
+                data, descriptors, _, _ = socket.recv_fds(self._requests, MAX_REQUEST_BYTES, 4)
+                if not data:
+                    break
+                *of_part, report = descriptors
+                if not self._fork(Request.decode(data), of_part, report):
+                    return
+        for pid in self._reports:
+            os.kill(pid, signal.SIGKILL)
+
+    def _fork(self, request: Request, of_part: list[int], report: int) -> bool:
+        """False in the fork, after the part has ended."""
+        pid = os.fork()
+        if not pid:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._requests.detach()
+            _be_part(request, *of_part)
+            return False
+        for descriptor in of_part:
+            os.close(descriptor)
+        self._reports[pid] = report
+        os.write(report, pid.to_bytes(NUMBER_BYTES, "big"))
+        return True
+
+    def _reap(self) -> None:
+        while self._reports:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            code = os.waitstatus_to_exitcode(status)
+            report = self._reports.pop(pid)
+            with open(report, "wb") as pipe:
+                pipe.write(code.to_bytes(NUMBER_BYTES, "big", signed=True))
+
+
+def _be_part(request: Request, output: int, errors: int, ready: int) -> None:
+    os.dup2(output, 1)
+    os.dup2(errors, 2)
+    _close_but(ready)
+    os.chdir(request.folder)
+    os.environ.clear()
+    os.environ.update(request.environment | {READY_FD: str(ready)})
+    exec(request.prelude, {})
+    waiting = [_fork_rank() for _ in range(request.ranks)]
+    start = executor.start_rank
+
+    async def start_rank(channel: socket.socket) -> asyncio.subprocess.Process | ForkedRank:
+        return ForkedRank(*waiting.pop(0), channel) if waiting else await start(channel)
+
+    executor.start_rank = start_rank  # type: ignore[assignment]
+    sys.argv = ["tandem", *request.arguments]
+    importlib.import_module("tandem.__main__").main()
+
+
+def _fork_rank() -> tuple[int, int]:
+    """A process id, and a socket: the process becomes a rank when it receives a channel, and ends
+    when it will receive none. It is forked before its head has threads."""
+    ours, theirs = (each.detach() for each in socket.socketpair())
+    pid = os.fork()
+    if pid:
+        os.close(theirs)
+        return pid, ours
+    os.setsid()
+    _close_but(theirs)
+    with socket.socket(fileno=theirs) as waits:
+        _, channel, _, _ = socket.recv_fds(waits, 1, 1)
+    if not channel:
+        os._exit(0)
+    for name, value in executor.ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    sys.argv = [rank_process.__name__, str(channel[0])]
+    rank_process.main()
+    os._exit(0)
+
+
+class ForkedRank:
+    """A rank, with what its head uses of ``asyncio.subprocess.Process``."""
+
+    def __init__(self, pid: int, waits: int, channel: socket.socket) -> None:
+        self.pid = pid
+        self._loop = asyncio.get_running_loop()
+        self._status: asyncio.Future[int] = self._loop.create_future()
+        with socket.socket(fileno=waits) as ours:
+            socket.send_fds(ours, b"x", [channel.fileno()])
+        threading.Thread(target=self._reap, name=f"rank-{pid}", daemon=True).start()
+
+    def _reap(self) -> None:
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller waits
+            self._loop.call_soon_threadsafe(self._status.set_result, code)
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._status)
+
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if not self._status.done():
+            os.kill(self.pid, number)
+
+
+def _close_but(kept: int) -> None:
+    """Close all descriptors but the standard ones and this."""
+    os.closerange(3, kept)
+    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+
+
+def main() -> None:
+    for name in MODULES:
+        importlib.import_module(name)
+    assert len(os.listdir("/proc/self/task")) == 1, "a fork has only the thread that forks"
+    gc.collect()
+    gc.freeze()  # forks would copy what the collector marks
+    ForkServer(socket.socket(fileno=int(sys.argv[1]))).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Processes that the fork server starts, for tests that would start them as ``tandem ...``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+MAX_REQUEST_BYTES = 1 << 17
+# Of a process id or an exit status.
+NUMBER_BYTES = 4
+_NODES = ("prefill-node", "decode-node", "--pd-server")
+_RANKS = re.compile(r"--(?:tp|tensor-parallel-size)=(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A process to start: ``tandem ARGUMENTS`` in a folder, with an environment. ``prelude`` is
+    Python that it runs first; what that changes is changed in its ranks as well."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    folder: str
+    prelude: str
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Request:
+        return cls(**json.loads(data))
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks that the part will start, at first."""
+        if not any(argument in _NODES for argument in self.arguments):
+            return 0
+        given = [int(match[1]) for each in self.arguments if (match := _RANKS.fullmatch(each))]
+        return given[-1] if given else 1
+
+
+class ForkedProcess:
+    """A child of the fork server, with what tests use of ``subprocess.Popen``."""
+
+    def __init__(self, report: int) -> None:
+        self._report = report
+        self.pid = self._read(signed=False)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self._look(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        status = self._look(timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _look(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._report], [], [], timeout)[0]:
+            self.returncode = self._read(signed=True)
+            os.close(self._report)
+        return self.returncode
+
+    def _read(self, *, signed: bool) -> int:
+        data = os.read(self._report, NUMBER_BYTES)
+        assert data, "the fork server has ended"
+        return int.from_bytes(data, "big", signed=signed)
+
+
+class Forker:
+    """The fork server of a test session, which ends with it."""
+
+    def __init__(self) -> None:
+        self._settings = _interpreter_settings(os.environ)
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tandem.tests.support.fork_server", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                # OpenBLAS starts its threads when numpy is imported.
+                env=os.environ | {"PYTHONSAFEPATH": "1", "OPENBLAS_NUM_THREADS": "1"},
+            )
+
+    def can_fork(self, environment: Mapping[str, str]) -> bool:
+        """False if the interpreter itself would run differently in this environment."""
+        return _interpreter_settings(environment) == self._settings
+
+    def start(
+        self,
+        arguments: list[str],
+        environment: Mapping[str, str],
+        output: int,
+        errors: int,
+        ready: int,
+        prelude: str = "",
+    ) -> ForkedProcess:
+        """Start ``tandem ARGUMENTS``, which announces itself on the descriptor ``ready``."""
+        assert self.can_fork(environment)
+        report, theirs = os.pipe()
+        request = Request(arguments, dict(environment), os.getcwd(), prelude)
+        socket.send_fds(self._requests, [request.encode()], [output, errors, ready, theirs])
+        os.close(theirs)
+        return ForkedProcess(report)
+
+    def close(self) -> None:
+        self._requests.close()
+        self._process.wait(10)
+
+
+def _interpreter_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in environment.items() if key.startswith("PYTHON")}
