@@ -13,6 +13,7 @@ runs.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import gc
 import importlib
@@ -22,6 +23,9 @@ import signal
 import socket
 import sys
 import threading
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
 
 from tandem.shared.engine import executor
 from tandem.shared.engine.rank import process as rank_process
@@ -53,7 +57,7 @@ class ForkServer:
         self._wakes, self._wake = os.pipe2(os.O_NONBLOCK)
 
     def serve(self) -> None:
-        """Fork until the tests are over. In a fork, returns when the part has ended."""
+        """Fork until the tests are over."""
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         while True:
@@ -66,25 +70,21 @@ class ForkServer:
                 if not data:
                     break
                 *of_part, report = descriptors
-                if not self._fork(Request.decode(data), of_part, report):
-                    return
+                self._fork(Request.decode(data), of_part, report)
         for pid in self._reports:
             os.kill(pid, signal.SIGKILL)
 
-    def _fork(self, request: Request, of_part: list[int], report: int) -> bool:
-        """False in the fork, after the part has ended."""
+    def _fork(self, request: Request, of_part: list[int], report: int) -> None:
         pid = os.fork()
         if not pid:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._requests.detach()
             _be_part(request, *of_part)
-            return False
         for descriptor in of_part:
             os.close(descriptor)
         self._reports[pid] = report
         os.write(report, pid.to_bytes(NUMBER_BYTES, "big"))
-        return True
 
     def _reap(self) -> None:
         while self._reports:
@@ -97,7 +97,7 @@ class ForkServer:
                 pipe.write(code.to_bytes(NUMBER_BYTES, "big", signed=True))
 
 
-def _be_part(request: Request, output: int, errors: int, ready: int) -> None:
+def _be_part(request: Request, output: int, errors: int, ready: int) -> NoReturn:
     os.dup2(output, 1)
     os.dup2(errors, 2)
     _close_but(ready)
@@ -113,7 +113,31 @@ def _be_part(request: Request, output: int, errors: int, ready: int) -> None:
 
     executor.start_rank = start_rank  # type: ignore[assignment]
     sys.argv = ["tandem", *request.arguments]
-    importlib.import_module("tandem.__main__").main()
+    _end(_status_of(importlib.import_module("tandem.__main__").main))
+
+
+def _status_of(main: Callable[[], None]) -> int:
+    """The exit status of an interpreter that runs this."""
+    try:
+        main()
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+            return 1
+        return end.code or 0
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _end(status: int) -> NoReturn:
+    """End as an interpreter does, without freeing what was imported: that copies all of it."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _fork_rank() -> tuple[int, int]:
@@ -145,7 +169,7 @@ class ForkedRank:
         self._loop = asyncio.get_running_loop()
         self._status: asyncio.Future[int] = self._loop.create_future()
         with socket.socket(fileno=waits) as ours:
-            socket.send_fds(ours, b"x", [channel.fileno()])
+            socket.send_fds(ours, [b"x"], [channel.fileno()])
         threading.Thread(target=self._reap, name=f"rank-{pid}", daemon=True).start()
 
     def _reap(self) -> None:
