@@ -240,12 +240,12 @@ def tandem(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tandem", *arguments]
     if TestCluster.forker is None:
         return subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS)
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+    with tempfile.NamedTemporaryFile() as output, tempfile.NamedTemporaryFile() as errors:
         files = output.fileno(), errors.fileno()
         # It announces nothing.
         process = TestCluster.forker.start([*arguments], os.environ, *files, ready=files[1])
         status = process.wait(START_SECONDS)
-        texts = [file.seek(0) or file.read().decode() for file in (output, errors)]
+        texts = [Path(file.name).read_text() for file in (output, errors)]
     return subprocess.CompletedProcess(command, status, *texts)
 
 
