@@ -25,7 +25,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tandem.shared.engine import executor
 from tandem.shared.engine.rank import process as rank_process
@@ -60,8 +60,9 @@ class ForkServer:
         """Fork until the tests are over."""
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        sources: list[Any] = [self._requests, self._wakes]
         while True:
-            readable, _, _ = select.select([self._requests, self._wakes], [], [])
+            readable, _, _ = select.select(sources, [], [])
             if self._wakes in readable:
                 os.read(self._wakes, 4096)
                 self._reap()
