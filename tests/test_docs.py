@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import click
@@ -48,6 +50,23 @@ def test_documented_commands_parse(line: str) -> None:
         command = command.commands[name]
     with command.make_context(name, arguments) as context:
         assert isinstance(context, click.Context)
+
+
+def test_documented_agents_are_told_what_the_contracts_tell_them() -> None:
+    suite = (ROOT / "tests/contracts/own-venv/contract_agents.py").read_text()
+    page = (ROOT / "docs/clients.md").read_text()
+    wanted = re.search(r'CODEX = f"""(.*?)"""', suite, re.DOTALL)
+    assert wanted is not None
+    [codex] = [tomllib.loads(body) for kind, body in BLOCK.findall(page) if kind == "toml"]
+    used = tomllib.loads(wanted[1])
+    assert codex.keys() == used.keys() - {"sandbox_mode"}
+    assert codex["model_providers"]["tandem"].keys() == used["model_providers"]["tandem"].keys()
+    names = set(re.findall(r"\b(?:ANTHROPIC|CLAUDE_CODE)_[A-Z_]+(?==)", page))
+    assert names == set(re.findall(r'"((?:ANTHROPIC|CLAUDE_CODE)_[A-Z_]+)"', suite))
+    [opencode] = [json.loads(body) for kind, body in BLOCK.findall(page) if kind == "json"]
+    tandem = opencode["provider"]["tandem"]
+    assert tandem["npm"] == "@ai-sdk/openai-compatible" and '"baseURL"' in suite
+    assert all(f'"{name}"' in suite for name in (*tandem, *tandem["options"]))
 
 
 @pytest.mark.parametrize("line", shell_lines("make"))

@@ -20,29 +20,40 @@ import venv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 SCRIPTS = Path(__file__).parent / "own-venv"
 VENVS = Path.home() / ".cache" / "tandem" / "contracts"
 KEY = "contract-key"
 MODEL = "tandem-builtin"
 # The built-in model rambles; a short context ends what a client does not limit.
-SERVED = ("--max-model-len", "2048", "--enable-tokenizer-info-endpoint")
+SERVED = ("--max-model-len=2048", "--enable-tokenizer-info-endpoint", "--registry-port=0")
+SERVERS = {
+    MODEL: (
+        *("tandem", "serve", "builtin", *SERVED),
+        *(f"--api-key={KEY}", f"--batch-dir={VENVS / 'batches'}"),
+    ),
+    "tiny": ("tandem.tests.contracts.scripted_server", f"--key={KEY}"),
+}
 STARTING_SECONDS = 120
 PYTEST = ("pytest", "pytest-asyncio")
 
 
 @dataclass(frozen=True)
 class Suite:
-    """``packages`` and the command of one suite, in which {url}, {key}, {model} and {scripts} are
-    filled in; several commands run one after the other."""
+    """``packages`` of pip and ``npm``, and the command of one suite, in which {url}, {key}, {model}
+    and {scripts} are filled in; several commands run one after the other. The server has ``model``,
+    a name of ``SERVERS``."""
 
     packages: tuple[str, ...]
     commands: tuple[tuple[str, ...], ...]
+    npm: tuple[str, ...] = ()
+    model: str = MODEL
 
 
-def _by_pytest(name: str, *packages: str) -> Suite:
+def _by_pytest(name: str, *packages: str, **fields: Any) -> Suite:
     command = ("python", "-m", "pytest", f"{{scripts}}/contract_{name}.py")
-    return Suite((*packages, *PYTEST), (command,))
+    return Suite((*packages, *PYTEST), (command,), **fields)
 
 
 def _comply(kind: str, *options: str) -> tuple[str, ...]:
@@ -58,7 +69,9 @@ FUZZING = (
     "--exclude-path-regex shutdown|admin|api/(pull|push|create|copy|delete) --warnings off "
     "--generation-database none --request-timeout 120 --max-time 300 -n 8 -H"
 )
+AGENTS = ("@anthropic-ai/claude-code", "@openai/codex", "opencode-ai")
 SUITES = {
+    "agents": _by_pytest("agents", npm=AGENTS, model="tiny"),
     "openai": _by_pytest("openai", "openai"),
     "anthropic": _by_pytest("anthropic", "anthropic"),
     "litellm": _by_pytest("litellm", "litellm", "mcp"),
@@ -84,10 +97,12 @@ def main() -> int:
     parser.add_argument("--key", default=KEY)
     asked = parser.parse_args()
     suite = SUITES[asked.name]
-    binaries = _environment(asked.name, suite.packages)
-    with _served(asked.url) as url:
-        filled = {"url": url, "key": asked.key, "model": MODEL, "scripts": str(SCRIPTS)}
-        given = {"TARGET_URL": url, "TARGET_KEY": asked.key, "TARGET_MODEL": MODEL}
+    folder = _environment(asked.name, suite)
+    binaries = folder / "bin"
+    with _served(asked.url, suite.model) as url:
+        filled = {"url": url, "key": asked.key, "model": suite.model, "scripts": str(SCRIPTS)}
+        given = {"TARGET_URL": url, "TARGET_KEY": asked.key, "TARGET_MODEL": suite.model}
+        given["TARGET_NODE_MODULES"] = str(folder / "node_modules")
         status = 0
         for command in suite.commands:
             program, *arguments = (part.format(**filled) for part in command)
@@ -96,18 +111,20 @@ def main() -> int:
     return status
 
 
-def _environment(name: str, packages: tuple[str, ...]) -> Path:
-    """The programs of the suite's virtual environment, which is made if it is not there."""
+def _environment(name: str, suite: Suite) -> Path:
+    """The suite's virtual environment, which is made if it is not there."""
     folder = VENVS / name
     if not (folder / "complete").exists():
         venv.create(folder, clear=True, with_pip=True)
-        subprocess.run([folder / "bin" / "pip", "install", "--quiet", *packages], check=True)
+        subprocess.run([folder / "bin" / "pip", "install", "--quiet", *suite.packages], check=True)
+        if suite.npm:
+            subprocess.run(["npm", "install", "--prefix", folder, *suite.npm], check=True)
         (folder / "complete").touch()
-    return folder / "bin"
+    return folder
 
 
 @contextlib.contextmanager
-def _served(url: str | None) -> Iterator[str]:
+def _served(url: str | None, model: str) -> Iterator[str]:
     """The URL of the server: the given one, or one that runs while the block does."""
     if url is not None:
         yield url.rstrip("/")
@@ -115,9 +132,7 @@ def _served(url: str | None) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    batches = VENVS / "batches"
-    command = [sys.executable, "-m", "tandem", "serve", "builtin", f"--port={port}", *SERVED]
-    command += ["--registry-port=0", f"--api-key={KEY}", f"--batch-dir={batches}"]
+    command = [sys.executable, "-m", *SERVERS[model], f"--port={port}"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         _await_health(f"http://127.0.0.1:{port}", process)
