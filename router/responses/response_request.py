@@ -158,8 +158,9 @@ class CreateResponseRequest(BodyModel):
     structured_outputs: Any = None
     chat_template_kwargs: Any = None
     thinking_token_budget: Any = None
-    # No effect: obfuscation, and fields of OpenAI's accounting.
+    # No effect: obfuscation, and fields for accounting of OpenAI's and of Codex.
     stream_options: Any = None
+    client_metadata: Any = None
     service_tier: Any = None
     user: Any = None
     safety_identifier: Any = None

@@ -58,7 +58,7 @@ def run(tmp_path):
             text=True,
             timeout=300,
             cwd=project,
-            env=os.environ | {"HOME": str(home)} | environment,
+            env=os.environ | {"HOME": str(home), "PWD": str(project)} | environment,
         )
         assert made.returncode == 0, made.stdout + made.stderr
         return made.stdout
