@@ -149,7 +149,7 @@ def read_input(given: Any, ignored: set[str]) -> list[Item]:
 def size_of(item: Item) -> int:
     """About as many bytes as an item takes."""
     texts = [value for value in item.values() if isinstance(value, str)]
-    parts = [part["text"] for part in item.get("content", ())]
+    parts = [part.get("text", "") for part in item.get("content", ())]
     return ITEM_BYTES + sum(map(len, (*texts, *parts)))
 
 
