@@ -75,7 +75,7 @@ SUITES = {
     "openai": _by_pytest("openai", "openai"),
     "anthropic": _by_pytest("anthropic", "anthropic"),
     "litellm": _by_pytest("litellm", "litellm", "mcp"),
-    "langchain": _by_pytest("langchain", "langchain-openai", "langchain-tests"),
+    "langchain": _by_pytest("langchain", "langchain-openai", "langchain-tests", model="tiny"),
     "ollama": _by_pytest("ollama", "ollama"),
     "llm-comply": Suite(
         ("llm-comply",),

@@ -66,12 +66,17 @@ def _arguments(text: str) -> Any:
 
 def instance_of(schema: Any) -> Any:
     """A value of a simple schema."""
+    if "const" in schema:
+        return schema["const"]
+    for several in ("anyOf", "oneOf"):
+        if several in schema:
+            return instance_of(schema[several][0])
     match schema.get("type"):
         case "object" | None:
             properties = schema.get("properties", {})
             return {name: instance_of(properties.get(name, {})) for name in properties}
         case "array":
-            return []
+            return [instance_of(schema.get("items", {}))] * schema.get("minItems", 0)
         case "boolean":
             return False
         case "integer" | "number":
