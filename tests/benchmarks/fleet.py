@@ -45,9 +45,14 @@ AGE = re.compile(rb"tandem_node_heartbeat_age_seconds\{[^}]*\} (\S+)")
 
 
 class Router:
-    """A router in a process of its own, that logs to ``log``."""
+    """A router in a process of its own, that logs to ``log``; in a session of its own if
+    ``apart``, as workers are.
 
-    def __init__(self, log: Path, nodes: int, *more_flags: str) -> None:
+    Linux schedules sessions as groups, and on a busy machine a process alone in its session takes
+    half as much CPU time again for the same work.
+    """
+
+    def __init__(self, log: Path, nodes: int, *more_flags: str, apart: bool = False) -> None:
         self._log = log
         read, ready = os.pipe()
         flags = ("--port=0", "--registry-port=0", f"--max-nodes={max(nodes, 1024)}")
@@ -57,9 +62,7 @@ class Router:
                 pass_fds=[ready],
                 env=os.environ | {"TANDEM_READY_FD": str(ready)},
                 stderr=output,
-                # As a worker: Linux schedules sessions as groups, and on a busy machine a process
-                # alone in its session takes half as much CPU time again for the same work.
-                start_new_session=True,
+                start_new_session=apart,
             )
         os.close(ready)
         with os.fdopen(read) as pipe:

@@ -53,7 +53,7 @@ def one_round(streams: int, tokens: int, workers: int) -> Round:
     with tempfile.TemporaryDirectory() as folder:
         flags = (f"--router-workers={workers}", "--no-access-log")
         with pinned(cores[:1]):
-            router = Router(Path(folder) / "router.log", 1, *flags)
+            router = Router(Path(folder) / "router.log", 1, *flags, apart=True)
         try:
             whole = psutil.Process(router.process.pid)
             serving = [*whole.children()] if workers > 1 else [whole]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import zmq
 
@@ -106,6 +107,8 @@ class PlaneLoop:
         self._sender = Sender(end, self._listener)
         self._pending_layers = PendingLayers(self._sender.ready)
         self._receiver = Receiver(end, self._dialer, max_payload=config.max_payload)
+        self._polled: list[Any] = []
+        self._poller = zmq.Poller()
         self._next_tick = self._next_report = 0.0
         self._reported = DataPlaneStats()
         self._busy = False
@@ -159,13 +162,19 @@ class PlaneLoop:
             # Nothing wakes this thread when ZeroMQ releases a slot, a GPU has computed a layer, or
             # a read over the network is over.
             seconds = SLOT_POLL_SECONDS
-        poller = zmq.Poller()
-        poller.register(self._commands.socket, zmq.POLLIN)
-        for end in self._ends:
-            for each in end.sockets():
-                poller.register(each, zmq.POLLIN)
-        poller.poll(int(seconds * 1000))
+        self._current_poller().poll(int(seconds * 1000))
         self._commands.rest()
+
+    def _current_poller(self) -> zmq.Poller:
+        """Made anew only when connections have come or gone: a frame has a wait of its own."""
+        polled = [self._commands.socket]
+        for end in self._ends:
+            polled += end.sockets()
+        if polled != self._polled:
+            self._polled, self._poller = polled, zmq.Poller()
+            for each in polled:
+                self._poller.register(each, zmq.POLLIN)
+        return self._poller
 
     def _take_commands(self) -> None:
         handlers: dict[type, Callable[..., None]] = {

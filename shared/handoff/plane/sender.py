@@ -9,7 +9,7 @@ always remain for the others.
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ...causes import Cause
@@ -238,9 +238,14 @@ class Sender:
         self._stats.bytes_sent += length
 
     def _data_header(self, transfer: Outgoing, piece: CellRange) -> Header:
-        part = transfer.layout[piece.first_layer]
-        return replace(
-            self._header(transfer, Kind.DATA),
+        part, command = transfer.layout[piece.first_layer], transfer.command
+        return Header(
+            kind=Kind.DATA,
+            transfer_id=command.transfer_id,
+            attempt=command.attempt,
+            sequence=transfer.sequence,
+            sender_epoch=self._end.me.epoch,
+            receiver_epoch=transfer.peer.epoch,
             first_layer=piece.first_layer,
             end_layer=piece.end_layer,
             first_token=piece.first_token,
