@@ -8,7 +8,7 @@ one after the other, each as ``[head][token][dim]``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..config.kv_dtypes import BYTES, SCALES
 from ..errors import PeerRefusedError
@@ -36,23 +36,25 @@ class KVComponent:
 @dataclass(frozen=True, slots=True)
 class LayerLayout:
     """What one layer keeps of a token on one rank: the components of each of its heads, which are
-    numbered in the whole model. ``head_bytes``: of one head and token; ``token_bytes``: of all
-    heads of one token. Every frame asks for both."""
+    numbered in the whole model."""
 
     components: tuple[KVComponent, ...]
     first_head: int
     end_head: int
-    head_bytes: int = field(init=False, repr=False, compare=False)
-    token_bytes: int = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        head_bytes = sum(component.bytes for component in self.components)
-        object.__setattr__(self, "head_bytes", head_bytes)
-        object.__setattr__(self, "token_bytes", len(self.heads) * head_bytes)
 
     @property
     def heads(self) -> range:
         return range(self.first_head, self.end_head)
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of one head and token."""
+        return sum(component.bytes for component in self.components)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of all heads of one token."""
+        return len(self.heads) * self.head_bytes
 
     @property
     def values(self) -> tuple[KVComponent, ...]:

@@ -9,7 +9,7 @@ always remain for the others.
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ...causes import Cause
@@ -238,14 +238,9 @@ class Sender:
         self._stats.bytes_sent += length
 
     def _data_header(self, transfer: Outgoing, piece: CellRange) -> Header:
-        part, command = transfer.layout[piece.first_layer], transfer.command
-        return Header(
-            kind=Kind.DATA,
-            transfer_id=command.transfer_id,
-            attempt=command.attempt,
-            sequence=transfer.sequence,
-            sender_epoch=self._end.me.epoch,
-            receiver_epoch=transfer.peer.epoch,
+        part = transfer.layout[piece.first_layer]
+        return replace(
+            self._header(transfer, Kind.DATA),
             first_layer=piece.first_layer,
             end_layer=piece.end_layer,
             first_token=piece.first_token,
