@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from json import decoder, scanner
 from typing import Any
 
@@ -169,12 +169,18 @@ def _check_depth(value: Any) -> None:
 
 def _check_text(value: Any) -> None:
     """Raise ``UnicodeError`` for strings with half a surrogate pair, which escapes can express."""
+    for item in values_in(value):
+        if isinstance(item, str):
+            item.encode()
+
+
+def values_in(value: Any) -> Iterator[Any]:
+    """Yield a JSON value and all inside of it, names of objects included."""
     left = [value]
     while left:
         item = left.pop()
-        if isinstance(item, str):
-            item.encode()
-        elif isinstance(item, list):
+        yield item
+        if isinstance(item, list):
             left.extend(item)
         elif isinstance(item, dict):
             left.extend(item)

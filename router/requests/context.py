@@ -9,6 +9,7 @@ from ...shared.errors import RequestError
 from ...shared.text.chat_template import ChatTemplate
 from ...shared.text.tokenizer import TooManyTokensError
 from ..errors import invalid
+from ..http.json_body import values_in
 from ..served_model import ServedModel
 from .written_tools import with_written_tools
 
@@ -155,14 +156,4 @@ def _most(model: ServedModel, truncated: bool) -> int:
 
 def _characters_of(value: Any) -> int:
     """The length of all strings in a JSON value, keys included."""
-    total, left = 0, [value]
-    while left:
-        item = left.pop()
-        if isinstance(item, str):
-            total += len(item)
-        elif isinstance(item, list):
-            left.extend(item)
-        elif isinstance(item, dict):
-            left.extend(item)
-            left.extend(item.values())
-    return total
+    return sum(len(item) for item in values_in(value) if isinstance(item, str))

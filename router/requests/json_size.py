@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ..http.json_body import values_in
+
 # Characters and values that C encodes within a millisecond or two.
 MAX_IN_C = 128 * 1024
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
@@ -13,17 +15,10 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False)
 
 def fits(value: Any, most: int) -> bool:
     """True if a value has at most ``most`` characters and values, names of objects included."""
-    left = [value]
-    while left:
-        item = left.pop()
+    for item in values_in(value):
         most -= len(item) if isinstance(item, (str, list, dict)) else 1
         if most < 0:
             return False
-        if isinstance(item, list):
-            left.extend(item)
-        elif isinstance(item, dict):
-            left.extend(item)
-            left.extend(item.values())
     return True
 
 
