@@ -15,7 +15,7 @@ from ..mcp.approvals import ApprovalAnswer, Approvals
 from ..mcp.server_tools import CallOutcome
 from ..options import RouterOptions
 from .process_link import Link, Topic
-from .shared_responses import marked, number_of
+from .shared_responses import marked, number_of, refused, unless_refused
 
 log = logger("router")
 
@@ -37,9 +37,8 @@ class SharedApprovals(Approvals):
         number = self._keeper_of(answer.id)
         if number is None:
             return await super().claim(owner, answer)
-        told = await self._ask(number, {"owner": owner, "answer": asdict(answer)})
-        if "refused" in told:
-            raise ApiError(told["status"], told["refused"], param=answer.param, code=told["code"])
+        asked = {"owner": owner, "answer": asdict(answer)}
+        told = unless_refused(await self._ask(number, asked), answer.param)
         return told["outcome"] and CallOutcome(**told["outcome"])
 
     def release(self, approval_id: str, outcome: CallOutcome | None, *, answered: bool) -> None:
@@ -55,11 +54,11 @@ class SharedApprovals(Approvals):
     async def _release(self, number: int, fields: dict[str, Any]) -> None:
         """Without an answer the claim stays until it expires: nobody runs the call again."""
         try:
-            refused = (await self._ask(number, fields)).get("refused")
+            reason = (await self._ask(number, fields)).get("refused")
         except UnavailableError as error:
-            refused = str(error)
-        if refused:
-            log.warning("an approval stays claimed: %s", refused)
+            reason = str(error)
+        if reason:
+            log.warning("an approval stays claimed: %s", reason)
 
     def _keeper_of(self, approval_id: str) -> int | None:
         return number_of(approval_id, self._number, self._workers)
@@ -81,11 +80,7 @@ async def take_answer(approvals: Approvals, question: bytes) -> bytes:
         answer = ApprovalAnswer.from_fields(fields["answer"])
         known = await approvals.claim(fields["owner"], answer)
     except ApiError as error:
-        return _refused(error.status, str(error), error.code)
+        return refused(error.status, str(error), error.code)
     except RequestError as error:
-        return _refused(400, str(error), error.code)
+        return refused(400, str(error), error.code)
     return json.dumps({"outcome": known and asdict(known)}).encode()
-
-
-def _refused(status: int, message: str, code: str | None) -> bytes:
-    return json.dumps({"status": status, "refused": message, "code": code}).encode()

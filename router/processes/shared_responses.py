@@ -60,10 +60,7 @@ class SharedResponses(ResponseStore):
         """Another worker's answer. Raises ``ApiError`` if it refuses, or does not answer."""
         asking = self._link.ask(topic, json.dumps(question).encode())
         asked = asyncio.run_coroutine_threadsafe(asking, self._loop)
-        told: dict[str, Any] = json.loads(asked.result(2 * ANSWER_SECONDS))
-        if "refused" in told:
-            raise ApiError(told["status"], told["refused"], param=param, code=told["code"])
-        return told
+        return unless_refused(json.loads(asked.result(2 * ANSWER_SECONDS)), param)
 
 
 def marked(random_id: str, number: int) -> str:
@@ -87,9 +84,7 @@ async def describe_response(store: ResponseStore, runs: BackgroundRuns, question
         runs.check_ended(response_id, owner, param)
         stored = store.get(response_id, owner, param)
     except ApiError as error:
-        return json.dumps(
-            {"status": error.status, "refused": error.message, "code": error.code}
-        ).encode()
+        return refused(error.status, error.message, error.code)
     fields: dict[str, Any] = {"conversation": stored.conversation, "size": stored.size}
     return b"".join(await encode(fields))
 
@@ -103,7 +98,19 @@ async def describe_items(store: ResponseStore, question: bytes) -> bytes:
 
 def refusal_of(error: UnavailableError) -> bytes:
     """The answer when the worker that has the response does not answer."""
-    return json.dumps({"status": 503, "refused": str(error), "code": None}).encode()
+    return refused(503, str(error), None)
+
+
+def refused(status: int, message: str, code: str | None) -> bytes:
+    """An answer to another worker that raises ``ApiError`` there."""
+    return json.dumps({"status": status, "refused": message, "code": code}).encode()
+
+
+def unless_refused(told: dict[str, Any], param: str | None) -> dict[str, Any]:
+    """Another worker's answer. Raises ``ApiError`` if it is ``refused``."""
+    if "refused" in told:
+        raise ApiError(told["status"], told["refused"], param=param, code=told["code"])
+    return told
 
 
 def _on(loop: asyncio.AbstractEventLoop) -> bool:
