@@ -43,6 +43,9 @@ from .shared.process.open_files import allow_many_files
 
 if TYPE_CHECKING:
     from .client.openai_server import OpenAIServer
+    from .router.options import RouterOptions
+    from .router.processes.worker_process import WorkerPlace
+    from .router.server import RouterProcess
     from .shared.node.role_switch import NodeRole
     from .shared.security.credentials import Credentials
     from .shared.telemetry.tracing import Tracer
@@ -120,9 +123,9 @@ def router(values: Values) -> None:
     of --model if it is given."""
     with lasting_imports():
         from .router.options import RouterOptions
+        from .router.processes.registry_front import RegistryFront
         from .router.processes.worker_process import WorkerPlace
-        from .router.server import RouterProcess, run, run_router
-        from .shared.process.lifeline import announce_ready, end_with_launcher
+        from .shared.process.lifeline import announce_ready, announce_start, end_with_launcher
         from .shared.process.signals import catch_signals
         from .shared.security.credentials import read_credentials
 
@@ -137,17 +140,34 @@ def router(values: Values) -> None:
         stop = asyncio.Event()
         catch_signals(stop.set)
         options = fill(RouterOptions, values)
-        if place is None:
-            await run_router(options, stop, ready, tracer, credentials)
-        else:
-            from .router.processes.worker import Worker  # few routers have workers
+        if place is not None:
+            await _serve_as_worker(options, place, stop, tracer, credentials)
+            return
+        registry = RegistryFront(options, credentials)
+        announce_start({"registry": registry.bind()})
+        with lasting_imports():  # most of a router's, while its nodes load
+            from .router.server import run_router
 
-            await run(Worker(options, place, stop, tracer, credentials), stop, lambda: None)
+        await run_router(options, stop, ready, tracer, credentials, registry)
 
     place = WorkerPlace.inherited()
     name = f"router-{socket.gethostname()}" + (f"-{place.number}" if place else "")
     with contextlib.closing(_telemetry(values, "router", name)) as tracer:
         asyncio.run(serve())
+
+
+async def _serve_as_worker(
+    options: RouterOptions,
+    place: WorkerPlace,
+    stop: asyncio.Event,
+    tracer: Tracer,
+    credentials: Credentials,
+) -> None:
+    with lasting_imports():
+        from .router.processes.worker import Worker
+        from .router.server import run
+
+    await run(Worker(options, place, stop, tracer, credentials), stop, lambda: None)
 
 
 def _run_node(

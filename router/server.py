@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..shared.process.probe import ProbeServer
-from ..shared.security.credentials import INSECURE, Credentials, check_exposure
+from ..shared.security.credentials import INSECURE, Credentials
 from ..shared.telemetry.logs import logger
 from ..shared.telemetry.process_metrics import ProcessMetrics
 from ..shared.telemetry.stats_line import log_rates
@@ -44,9 +44,10 @@ class Router:
         options: RouterOptions,
         tracer: Tracer = NO_TRACER,
         credentials: Credentials = INSECURE,
+        registry_front: RegistryFront | None = None,
     ) -> None:
+        """``registry_front`` is the registry's port if it is bound already."""
         self.options = options
-        self._credentials = credentials
         self.http_port = 0
         self.registry_port = 0
         self.metrics_port = 0
@@ -55,7 +56,7 @@ class Router:
         self.metrics = Metrics(self.nodes)
         self.metrics.served = self.registry.served_name
         self.app = App(options, self.nodes, self.registry, self.metrics, tracer)
-        self._registry_front = RegistryFront(options, self.registry, credentials)
+        self._registry_front = registry_front or RegistryFront(options, credentials)
         self.metrics.add(self._registry_front.refused)
         self._process = ProcessMetrics(self.metrics.registry, credentials)
         self._metrics_page = ProbeServer("--metrics-port")
@@ -68,11 +69,6 @@ class Router:
     async def start(self) -> None:
         """Start listening. Raises ``StartupError`` if a port is taken, ``ModelError`` if the model
         cannot be read, ``UsageError`` if the registry would be open to other machines."""
-        check_exposure(
-            self._credentials,
-            self.options.insecure,
-            {"--registry-host": self.options.registry_host},
-        )
         # Texts are tokenized one at a time: tokenizers' own thread pool would only cost memory.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self.registry.pin(await read_pinned(self.options))
@@ -81,7 +77,7 @@ class Router:
         listener = listen(self.options.host, self.options.port)
         self.http_port = listener.getsockname()[1]
         try:
-            self.registry_port = await self._registry_front.start()
+            self.registry_port = await self._registry_front.start(self.registry)
             await self._start_metrics()
         except BaseException:
             listener.close()
@@ -160,8 +156,10 @@ async def run_router(
     on_ready: Callable[[RouterProcess], None],
     tracer: Tracer = NO_TRACER,
     credentials: Credentials = INSECURE,
+    registry_front: RegistryFront | None = None,
 ) -> None:
     """Run until ``stop`` is set, then drain. The caller handles signals, and sets ``stop``.
+    ``registry_front`` is the registry's port if it is bound already.
 
     Raises ``StartupError``, and the error of any part of the router that ends by itself.
     """
@@ -169,9 +167,9 @@ async def run_router(
     if options.router_workers > 1:
         from .processes.keeper import Keeper  # few routers have workers
 
-        process = Keeper(options, stop.set, credentials)
+        process = Keeper(options, stop.set, credentials, registry_front)
     else:
-        process = router = Router(options, tracer, credentials)
+        process = router = Router(options, tracer, credentials, registry_front)
         router.app.services.shut_down = stop.set
     await run(process, stop, lambda: on_ready(process))
 

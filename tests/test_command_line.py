@@ -30,7 +30,6 @@ from tandem.shared.config import EngineConfig, NodeConfig, ServeConfig
 from tandem.shared.config.command_line import command_options, fill
 from tandem.shared.errors import StartupError, UsageError
 from tandem.shared.launch import serve
-from tandem.shared.security.credentials import INSECURE
 from tandem.shared.security.local_token import left_token
 from tandem.tests.certificates import issue
 from tandem.tests.end_to_end.cluster import running, until
@@ -363,8 +362,8 @@ class Started:
         self.arguments.append(arguments)
         self.environments.append(environment)
 
-    def wait_ready(self, part: None, deadline: float) -> dict[str, int]:
-        return {"http": 1, "registry": 2}
+    def wait_starting(self, part: None, deadline: float) -> dict[str, int]:
+        return {"registry": 2}
 
 
 def test_keys_reach_the_router_and_no_argument() -> None:
@@ -372,7 +371,7 @@ def test_keys_reach_the_router_and_no_argument() -> None:
     flags = ["--api-key=secret", "--admin-api-key=secret-2", *limited]
     values = cli.commands["serve"].make_context("serve", flags).params
     started: Any = Started()
-    serve.start_router(started, values, INSECURE, 0.0)
+    serve.start_router(started, values, 0.0)
     (arguments,), (environment,) = started.arguments, started.environments
     assert set(limited) <= set(arguments) and "secret" not in " ".join(arguments)
     assert environment["TANDEM_API_KEY"] == "secret"
@@ -383,8 +382,8 @@ def test_the_launchers_lock_reaches_every_part_and_its_token_no_argument() -> No
     flags = ["--cluster-token=secret", "--tls-cert=c.pem", "--tls-key=k.pem", "--prefill-nodes=1"]
     values = cli.commands["serve"].make_context("serve", flags).params
     started: Any = Started()
-    serve.start_router(started, values, INSECURE, 0.0)
-    serve.start_nodes(started, fill(ServeConfig, values), values, "127.0.0.1:2", 0.0)
+    serve.start_router(started, values, 0.0)
+    serve.start_nodes(started, fill(ServeConfig, values), values, "127.0.0.1:2")
     assert [arguments[0] for arguments in started.arguments] == [
         "router",
         "prefill-node",
@@ -400,8 +399,8 @@ def test_the_registry_of_serve_is_where_it_was_asked_to_be() -> None:
     flags = ["--registry-host=10.0.0.1", "--registry-port=8123", "--insecure"]
     values = cli.commands["serve"].make_context("serve", flags).params
     started: Any = Started()
-    _, _, registry = serve.start_router(started, values, INSECURE, 0.0)
-    serve.start_nodes(started, fill(ServeConfig, values), values, registry, 0.0)
+    _, registry = serve.start_router(started, values, 0.0)
+    serve.start_nodes(started, fill(ServeConfig, values), values, registry)
     router, node = started.arguments
     assert {"--registry-host=10.0.0.1", "--registry-port=8123"} <= set(router)
     assert registry == "10.0.0.1:2" and f"--join={registry}" in node
@@ -419,14 +418,14 @@ def test_serve_waits_for_a_load_as_long_as_the_node_does(
     flags: list[str], seconds: float, tmp_path: Path, monkeypatch
 ) -> None:
     made = MagicMock()
-    made.return_value.wait_ready.side_effect = StartupError("enough is known")
+    made.return_value.wait_starting.side_effect = StartupError("enough is known")
     monkeypatch.setattr(serve, "Cluster", made)
     monkeypatch.setattr(serve.signal, "signal", lambda *_: None)
     monkeypatch.setattr(serve.time, "monotonic", lambda: 100.0)
     values = cli.commands["serve"].make_context("serve", flags).params
     with pytest.raises(StartupError, match="enough is known"):
         serve.serve_cluster(fill(ServeConfig, values), values, {}, MagicMock())
-    (_, deadline) = made.return_value.wait_ready.call_args.args
+    (_, deadline) = made.return_value.wait_starting.call_args.args
     assert deadline == 100.0 + seconds
     assert made.call_args.kwargs["start_seconds"] == seconds
     config = fill(EngineConfig, values)
@@ -462,7 +461,7 @@ def test_serve_gives_each_node_its_gpu_and_the_number_that_share_it(
     monkeypatch.setattr("tandem.shared.launch.gpus._torch_has_cuda", lambda: True)
     values = cli.commands["serve"].make_context("serve", ["--prefill-nodes=1"]).params
     started: Any = Started()
-    serve.start_nodes(started, fill(ServeConfig, values), values, "r:1", 0.0)
+    serve.start_nodes(started, fill(ServeConfig, values), values, "r:1")
     nodes = [fill(EngineConfig, parse_node(arguments)) for arguments in started.arguments]
     assert tuple(node.devices for node in nodes) == devices
     assert {node.nodes_per_device for node in nodes} == {1 if gpus == 2 else 2}
@@ -513,7 +512,7 @@ def test_an_advertised_place_that_cannot_be(tmp_path: Path) -> None:
 
 
 def test_serve_shows_the_error_of_a_part_that_cannot_start(tmp_path: Path) -> None:
-    fail(["serve", "./none"], tmp_path, 1, "router ended", "./none", "does not exist")
+    fail(["serve", "./none"], tmp_path, 1, "ended with exit status 1", "./none", "does not exist")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from typing import Any
 from ...proto import tandem_pb2 as pb
 from ...shared.errors import RequestError, StartupError
 from ...shared.process.probe import ProbeServer
-from ...shared.security.credentials import Credentials, check_exposure
+from ...shared.security.credentials import Credentials
 from ...shared.telemetry.logs import logger
 from ...shared.telemetry.process_metrics import ProcessMetrics
 from ..cluster.node_commands import UnknownNodeError
@@ -54,19 +54,22 @@ class Keeper:
     """Call ``start``, then ``stop``; the ports are known in between."""
 
     def __init__(
-        self, options: RouterOptions, shut_down: Callable[[], None], credentials: Credentials
+        self,
+        options: RouterOptions,
+        shut_down: Callable[[], None],
+        credentials: Credentials,
+        registry_front: RegistryFront | None = None,
     ) -> None:
         mcp_servers(options)  # if they are configured wrongly, no worker would start
         self.options = options
         self.http_port = self.registry_port = self.metrics_port = 0
         self._shut_down = shut_down
-        self._credentials = credentials
         self.nodes = KeptNodes(self._publish, options.node_timeout, credentials=credentials)
         self.registry = Registry(options, self.nodes)
         self.registry.commands = KeptCommands(self._publish, options, self.nodes)
         self.metrics = Metrics(self.nodes)
         self.metrics.served = self.registry.served_name
-        self._registry_front = RegistryFront(options, self.registry, credentials)
+        self._registry_front = registry_front or RegistryFront(options, credentials)
         self.metrics.add(self._registry_front.refused)
         self._process = ProcessMetrics(self.metrics.registry, credentials)
         self._static = StaticNodes(
@@ -92,13 +95,10 @@ class Keeper:
     async def start(self) -> None:
         """Start listening, and wait until all workers serve. Raises what ``Router.start`` does."""
         options = self.options
-        check_exposure(
-            self._credentials, options.insecure, {"--registry-host": options.registry_host}
-        )
         self.registry.pin(await read_pinned(options))
         self._listener = listener = listen(options.host, options.port)
         self.http_port = listener.getsockname()[1]
-        self.registry_port = await self._registry_front.start()
+        self.registry_port = await self._registry_front.start(self.registry)
         if options.metrics_port is not None:
             host = options.metrics_host or options.host
             self.metrics_port = await self._metrics_page.start(host, options.metrics_port)

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import grpc
 from prometheus_client.registry import Collector
 
 from ...proto.tandem_pb2_grpc import add_RegistryServicer_to_server
-from ...shared.security.credentials import Credentials
+from ...shared.security.credentials import Credentials, check_exposure
 from ...shared.security.token_interceptor import TokenInterceptor
-from ..cluster.registry_service import Registry
 from ..options import RouterOptions
+
+if TYPE_CHECKING:
+    from ..cluster.registry_service import Registry
 
 # A node usually has one call at a time; more of them wait, and fail only in a flood.
 REGISTRY_CALLS_A_NODE = 2
 
 
 class RegistryFront:
-    """Serves a registry on its port; ``refused`` counts the calls without the cluster's token."""
+    """The registry's port, which can be bound before the registry exists. ``refused`` counts the
+    calls without the cluster's token."""
 
-    def __init__(
-        self, options: RouterOptions, registry: Registry, credentials: Credentials
-    ) -> None:
+    def __init__(self, options: RouterOptions, credentials: Credentials) -> None:
+        self.port = 0
         self._options = options
-        self._registry = registry
         self._credentials = credentials
         self._interceptor = TokenInterceptor(credentials, "tandem_registry_calls_refused")
         self._grpc: grpc.aio.Server | None = None
@@ -31,20 +34,33 @@ class RegistryFront:
     def refused(self) -> Collector:
         return self._interceptor.refused
 
-    async def start(self) -> int:
-        """Listen, and return the port. Raises ``StartupError`` if it is taken."""
-        options = self._options
+    def bind(self) -> int:
+        """Bind the port, and return it: calls wait until ``start``. The running event loop is the
+        one that serves.
+
+        Raises ``StartupError`` if it is taken, ``UsageError`` if it would be open to other
+        machines.
+        """
+        options, host = self._options, self._options.registry_host
+        check_exposure(self._credentials, options.insecure, {"--registry-host": host})
         # With SO_REUSEPORT a second router on the port would silently take half of the calls.
         self._grpc = grpc.aio.server(
             options=(("grpc.so_reuseport", 0),),
             interceptors=(self._interceptor,),
             maximum_concurrent_rpcs=max(1024, REGISTRY_CALLS_A_NODE * options.max_nodes),
         )
-        add_RegistryServicer_to_server(self._registry, self._grpc)
-        host, port = options.registry_host, options.registry_port
-        bound = self._credentials.bind(self._grpc, host, port, "the registry")
+        self.port = self._credentials.bind(self._grpc, host, options.registry_port, "the registry")
+        return self.port
+
+    async def start(self, registry: Registry) -> int:
+        """Serve a registry, and return the port, which is bound if it is not. Raises what ``bind``
+        does."""
+        if self._grpc is None:
+            self.bind()
+        assert self._grpc is not None
+        add_RegistryServicer_to_server(registry, self._grpc)
         await self._grpc.start()
-        return bound
+        return self.port
 
     async def stop(self) -> None:
         if self._grpc is not None:

@@ -9,7 +9,6 @@ the others: with status 0 it has drained and stays away, with any other it is re
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -17,13 +16,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import StartupError, UsageError
 from ..process.backoff import Backoff
-from ..process.lifeline import LIFELINE_FD, READY_FD
+from ..process.lifeline import LIFELINE_FD, READY_FD, read_announcements
 
 # Time that parts may take to end beyond their --drain-timeout.
 STOP_SECONDS = 10.0
@@ -51,6 +50,7 @@ class ProcessSpec:
     log: Path
     process: subprocess.Popen[bytes]
     ready: int
+    announced: bytes = field(default=b"", repr=False)
 
 
 class Restarts:
@@ -164,20 +164,30 @@ class Cluster:
         os.close(ready_write)
         return process, ready_read
 
+    def wait_starting(self, part: ProcessSpec, deadline: float) -> dict[str, Any]:
+        """What the part announces before it serves. Raises as ``wait_ready`` does."""
+        while not (starting := read_announcements(part.announced)[0]):
+            self._hear(part, deadline)
+        return starting
+
     def wait_ready(self, part: ProcessSpec, deadline: float) -> dict[str, Any]:
-        """The part's announcement. Raises ``StartupError`` with the last log line of any part that
-        died, or when ``deadline`` (monotonic) has passed."""
+        """The part's announcement that it serves. Raises ``StartupError`` with the last log line of
+        any part that died, or when ``deadline`` (monotonic) has passed."""
+        while not (ready := read_announcements(part.announced)[1]):
+            self._hear(part, deadline)
+        return ready
+
+    def _hear(self, part: ProcessSpec, deadline: float) -> None:
+        """Read more of what a part announces."""
         while not select.select([part.ready], [], [], POLL_SECONDS)[0]:
             self.check()
             if time.monotonic() > deadline:
                 raise StartupError(
                     f"{part.name} is not ready in time; see --start-timeout and its log {part.log}"
                 )
-        line = b""
-        while chunk := os.read(part.ready, 65536):
-            line += chunk
-        if line:
-            return dict(json.loads(line))
+        if chunk := os.read(part.ready, 65536):
+            part.announced += chunk
+            return
         with contextlib.suppress(subprocess.TimeoutExpired):
             part.process.wait(5)
         self.check()

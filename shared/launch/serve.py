@@ -86,13 +86,15 @@ def serve_cluster(
     with contextlib.ExitStack() as until_end:
         try:
             deadline = time.monotonic() + start_seconds
-            router, address, joins_at = start_router(cluster, values, credentials, deadline)
+            router, joins_at = start_router(cluster, values, deadline)
+            nodes = start_nodes(cluster, config, values, joins_at)
+            address = _url_of(fill(RouterConfig, values), cluster.wait_ready(router, deadline))
             if credentials.encrypted:
-                # Reports a certificate for another name before any node starts.
+                # Reports a certificate for another name, with which no node could join.
                 registry.check(joins_at, credentials)
             if own_token:
                 publish_token(until_end, left_token(joins_at, credentials.token))
-            started = start_nodes(cluster, config, values, joins_at, deadline)
+            started = {cluster.wait_ready(node, deadline).get("address", "") for node in nodes}
 
             def refusal() -> str:
                 try:
@@ -158,11 +160,9 @@ def publish_token(
         click.echo(f"tandem: other commands need --cluster-token-file: {error}", err=True)
 
 
-def start_router(
-    cluster: Cluster, values: Values, credentials: Credentials, deadline: float
-) -> tuple[ProcessSpec, str, str]:
-    """Start the router, and wait until it listens. Returns it with its HTTP URL and the address of
-    its registry."""
+def start_router(cluster: Cluster, values: Values, deadline: float) -> tuple[ProcessSpec, str]:
+    """Start the router, and wait until its registry has a port: nodes load while the rest of it
+    starts. Returns it with the registry's address."""
     front = fill(RouterConfig, values)
     keys = {
         name: key
@@ -177,15 +177,18 @@ def start_router(
     public = to_arguments(front, without=("api_key", "admin_api_key"))
     arguments = ["router", *public, *security, *telemetry]
     part = cluster.start("router", arguments, **secrets, **keys)
-    ports = cluster.wait_ready(part, deadline)
-    url = f"http://{_reachable(front.host)}:{ports['http']}"
-    return part, url, f"{_reachable(front.registry_host)}:{ports['registry']}"
+    port = cluster.wait_starting(part, deadline)["registry"]
+    return part, f"{_reachable(front.registry_host)}:{port}"
+
+
+def _url_of(front: RouterConfig, ports: Mapping[str, int]) -> str:
+    return f"http://{_reachable(front.host)}:{ports['http']}"
 
 
 def start_nodes(
-    cluster: Cluster, config: ServeConfig, values: Values, registry: str, deadline: float
-) -> set[str]:
-    """Start the nodes, and wait until they listen. Returns their addresses."""
+    cluster: Cluster, config: ServeConfig, values: Values, registry: str
+) -> list[ProcessSpec]:
+    """Start the nodes, and return them while they load."""
     kinds = ["prefill-node"] * config.prefill_nodes + ["decode-node"] * config.decode_nodes
     names = [f"{kind}-{number}" for number, kind in enumerate(kinds)]
     engine, handoff = fill(EngineConfig, values), fill(HandoffConfig, values)
@@ -207,7 +210,7 @@ def start_nodes(
         own = replace(handoff, kv_port=handoff.kv_port_of(number * engine.world_size))
         arguments = [kind, *common, *to_arguments(engines[number]), *to_arguments(own)]
         parts.append(cluster.start(name, arguments, **secrets))
-    return {cluster.wait_ready(part, deadline).get("address", "") for part in parts}
+    return parts
 
 
 def _security_of_parts(values: Values) -> tuple[list[str], dict[str, str]]:

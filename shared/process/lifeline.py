@@ -1,4 +1,7 @@
-"""The pipes between a process and its launcher: one announces readiness, one guards its life."""
+"""The pipes between a process and its launcher: one announces readiness, one guards its life.
+
+Announcements are lines of JSON. One that comes before the process serves is wrapped in an object
+whose only key is ``STARTING``; the last one says that it serves, and closes the pipe."""
 
 from __future__ import annotations
 
@@ -13,7 +16,16 @@ READY_FD = "TANDEM_READY_FD"
 LIFELINE_FD = "TANDEM_LIFELINE_FD"
 # What a worker of a router inherits from its keeper.
 WORKER = "TANDEM_ROUTER_WORKER"
+STARTING = "starting"
 GRACE_SECONDS = 5.0
+
+
+def announce_start(details: dict[str, Any]) -> None:
+    """Report to the launcher, if there is one, what other processes can use before this one
+    serves."""
+    number = os.environ.get(READY_FD)
+    if number is not None:
+        os.write(int(number), json.dumps({STARTING: details}).encode() + b"\n")
 
 
 def announce_ready(details: dict[str, Any]) -> None:
@@ -22,6 +34,20 @@ def announce_ready(details: dict[str, Any]) -> None:
     if number is not None:
         with os.fdopen(int(number), "w") as pipe:
             pipe.write(json.dumps(details) + "\n")
+
+
+def read_announcements(lines: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a process has announced while it starts, and when it serves; both empty at first."""
+    starting: dict[str, Any] = {}
+    ready: dict[str, Any] = {}
+    for line in lines.splitlines(keepends=True):
+        if line.endswith(b"\n"):
+            details = dict(json.loads(line))
+            if STARTING in details:
+                starting |= details[STARTING]
+            else:
+                ready = details
+    return starting, ready
 
 
 def end_with_launcher() -> None:

@@ -30,6 +30,7 @@ from typing import Any
 
 import psutil
 
+from tandem.shared.process.lifeline import read_announcements
 from tandem.shared.process.open_files import allow_many_files
 
 from .neighbours import Neighbours
@@ -65,8 +66,8 @@ class Router:
                 start_new_session=apart,
             )
         os.close(ready)
-        with os.fdopen(read) as pipe:
-            ports = json.loads(pipe.readline() or "{}")
+        with os.fdopen(read, "rb") as pipe:
+            _, ports = read_announcements(pipe.read())
         if not ports:
             raise RuntimeError(f"the router did not start: {log.read_text()}")
         self.http_port, self.registry = ports["http"], f"127.0.0.1:{ports['registry']}"

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import psutil
 
+from tandem.shared.process.lifeline import read_announcements
+
 from .report import write
 
 RUNS = 5
@@ -32,8 +34,8 @@ def router_alone() -> tuple[float, float]:
         stderr=subprocess.DEVNULL,
     )
     os.close(ready)
-    with os.fdopen(read) as pipe:
-        if not pipe.readline():
+    with os.fdopen(read, "rb") as pipe:
+        if not read_announcements(pipe.read())[1]:
             raise RuntimeError("the router did not start")
     seconds = time.perf_counter() - begun
     memory = psutil.Process(process.pid).memory_info().rss / 1e6

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tandem.router.cluster import admin
+from tandem.shared.process.lifeline import read_announcements
 from tandem.tests.support.forked import ForkedProcess, Forker
 
 START_SECONDS = 60.0
@@ -40,11 +41,11 @@ class Part:
 
     def wait_ready(self) -> None:
         readable, _, _ = select.select([self.ready], [], [], START_SECONDS)
-        line = b""
+        lines = b""
         while readable and (chunk := os.read(self.ready, 65536)):
-            line += chunk
-        assert line, f"did not start:\n{self.log.read_text()[-3000:]}"
-        self.details = json.loads(line)
+            lines += chunk
+        _, self.details = read_announcements(lines)
+        assert self.details, f"did not start:\n{self.log.read_text()[-3000:]}"
 
     def kill(self) -> None:
         self.process.kill()

@@ -12,9 +12,10 @@ import pytest
 
 from tandem.router.cluster import admin
 from tandem.router.options import RouterOptions
+from tandem.router.processes.registry_front import RegistryFront
 from tandem.router.server import Router, run_router
 from tandem.shared.errors import RequestError, StartupError, UsageError
-from tandem.shared.security.credentials import Credentials
+from tandem.shared.security.credentials import INSECURE, Credentials
 from tandem.tests.router.support import cluster
 
 
@@ -33,6 +34,27 @@ async def test_the_router_announces_that_it_is_ready_and_stops_on_sigterm() -> N
     options = RouterOptions(port=0, registry_port=0)
     async with asyncio.timeout(10):
         await run_router(options, stop, lambda router: stop.set())
+
+
+async def test_nodes_may_know_the_port_of_a_registry_that_does_not_serve_yet() -> None:
+    options, stop = RouterOptions(port=0, registry_port=0), asyncio.Event()
+    front = RegistryFront(options, INSECURE)
+    address = f"127.0.0.1:{front.bind()}"
+    early = asyncio.create_task(asyncio.to_thread(admin.list_nodes, address))
+
+    async def ask_and_stop() -> None:
+        assert await early == []
+        stop.set()
+
+    async with asyncio.timeout(10):
+        asked: list[asyncio.Task[None]] = []
+        await run_router(
+            options,
+            stop,
+            lambda router: asked.append(asyncio.create_task(ask_and_stop())),
+            registry_front=front,
+        )
+        await asked[0]
 
 
 async def test_an_empty_key_or_a_wrong_address_is_a_usage_error() -> None:

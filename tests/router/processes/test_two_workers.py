@@ -22,6 +22,7 @@ import psutil
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.tandem_pb2_grpc import RegistryStub
 from tandem.shared.config.limits import BACKGROUND_PRIORITY
+from tandem.shared.process.lifeline import read_announcements
 from tandem.tests.router.support import FakeDecodeNode, make_model
 from tandem.tests.support.waiting import until
 
@@ -137,8 +138,8 @@ def start(folder: Path) -> tuple[subprocess.Popen[bytes], dict[str, int]]:
             stderr=log,
         )
     os.close(write)
-    with os.fdopen(read) as pipe:
-        ports = json.loads(pipe.readline() or "{}")
+    with os.fdopen(read, "rb") as pipe:
+        _, ports = read_announcements(pipe.read())
     assert ports, (folder / "router.log").read_text()
     return process, ports
 

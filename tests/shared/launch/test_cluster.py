@@ -23,7 +23,7 @@ from tandem.tests.end_to_end.cluster import until
 FAKE = """
 import os, signal, sys, time
 from tandem.shared.process import lifeline
-from tandem.shared.process.lifeline import announce_ready, end_with_launcher
+from tandem.shared.process.lifeline import announce_ready, announce_start, end_with_launcher
 what = sys.argv[1]
 if what == "fails":
     sys.exit("tandem: no memory; buy some")
@@ -39,6 +39,10 @@ if what in ("decode-node", "serves"):
 if what == "stubborn":
     lifeline.GRACE_SECONDS = 0.1
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if what in ("half", "halting"):
+    announce_start({"registry": 8001})
+if what == "halting":
+    sys.exit("tandem: the port is taken")
 if what != "slow" and "late" not in sys.argv:
     end_with_launcher()
     announce_ready({"address": "a:1", "key": os.environ.get("SECRET")})
@@ -80,6 +84,19 @@ def test_a_part_announces_itself_and_ends_on_sigterm(cluster: Cluster, tmp_path:
     assert "s3" not in psutil.Process(part.process.pid).cmdline()
     cluster.check()
     assert (tmp_path / "logs" / "one.log").is_file()
+
+
+def test_a_part_can_be_used_before_it_serves(cluster: Cluster) -> None:
+    part = cluster.start("one", ["half"])
+    assert cluster.wait_starting(part, soon()) == {"registry": 8001}
+    assert cluster.wait_ready(part, soon())["address"] == "a:1"
+
+
+def test_a_part_that_ends_before_it_serves_has_not_started(cluster: Cluster) -> None:
+    part = cluster.start("one", ["halting"])
+    assert cluster.wait_starting(part, soon()) == {"registry": 8001}
+    with pytest.raises(StartupError, match="one ended with exit status 1: the port is taken"):
+        cluster.wait_ready(part, soon())
 
 
 @pytest.mark.parametrize(
