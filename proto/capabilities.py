@@ -19,6 +19,7 @@ EMBEDDINGS = "embeddings"
 BAD_WORDS = "bad_words"
 LOGPROB_TOKEN_IDS = "logprob_token_ids"
 THINKING_BUDGET = "thinking_budget"
+TOOL_CALLS = "tool_calls"
 # ``Decode.Stream``. No request needs it: others are called with ``Decode.Generate``.
 STREAM = "stream"
 
@@ -30,6 +31,7 @@ CAPABILITIES = frozenset(
         BAD_WORDS,
         LOGPROB_TOKEN_IDS,
         THINKING_BUDGET,
+        TOOL_CALLS,
         STREAM,
     }
 )
@@ -72,7 +74,8 @@ FIELDS: dict[str, dict[str, str]] = {
     "StructuredOutputs": _base(
         "json regex choice grammar json_object structural_tag compact reasoning_start "
         "reasoning_end param"
-    ),
+    )
+    | {"tool_calls": TOOL_CALLS},
     "ChoiceList": _base("texts"),
     "PrefillCandidate": _base(
         "node_id epoch address queued_prefill_tokens prefill_tokens_per_second"

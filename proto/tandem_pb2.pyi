@@ -380,13 +380,14 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StructuredOutputs(_message.Message):
-    __slots__ = ("json", "regex", "choice", "grammar", "json_object", "structural_tag", "compact", "reasoning_end", "param", "reasoning_start")
+    __slots__ = ("json", "regex", "choice", "grammar", "json_object", "structural_tag", "tool_calls", "compact", "reasoning_end", "param", "reasoning_start")
     JSON_FIELD_NUMBER: _ClassVar[int]
     REGEX_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     JSON_OBJECT_FIELD_NUMBER: _ClassVar[int]
     STRUCTURAL_TAG_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     COMPACT_FIELD_NUMBER: _ClassVar[int]
     REASONING_END_FIELD_NUMBER: _ClassVar[int]
     PARAM_FIELD_NUMBER: _ClassVar[int]
@@ -397,11 +398,12 @@ class StructuredOutputs(_message.Message):
     grammar: str
     json_object: bool
     structural_tag: str
+    tool_calls: str
     compact: bool
     reasoning_end: str
     param: str
     reasoning_start: str
-    def __init__(self, json: _Optional[str] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[ChoiceList, _Mapping]] = ..., grammar: _Optional[str] = ..., json_object: _Optional[bool] = ..., structural_tag: _Optional[str] = ..., compact: _Optional[bool] = ..., reasoning_end: _Optional[str] = ..., param: _Optional[str] = ..., reasoning_start: _Optional[str] = ...) -> None: ...
+    def __init__(self, json: _Optional[str] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[ChoiceList, _Mapping]] = ..., grammar: _Optional[str] = ..., json_object: _Optional[bool] = ..., structural_tag: _Optional[str] = ..., tool_calls: _Optional[str] = ..., compact: _Optional[bool] = ..., reasoning_end: _Optional[str] = ..., param: _Optional[str] = ..., reasoning_start: _Optional[str] = ...) -> None: ...
 
 class ChoiceList(_message.Message):
     __slots__ = ("texts",)

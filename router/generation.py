@@ -237,6 +237,8 @@ class ChoiceDelta:
     calls: Sequence[CallDelta] = ()
     executed: Sequence[ExecutedCall] = ()  # calls that the router has run, after all others
     asked: Sequence[ApprovalRequest] = ()  # calls that the client has to approve, the last
+    began: GenerationRequest | None = None  # a later generation, before all others
+    compacted: str = ""  # the summary that stands for the conversation, before that
 
 
 @dataclass(frozen=True, slots=True)

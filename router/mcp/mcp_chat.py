@@ -11,6 +11,7 @@ from ..errors import invalid
 from ..generation import GenerationRequest
 from ..openai.chat_request import count_chat_tokens, parse_chat
 from ..openai.surfaces import ChatCompletions
+from ..openai.tools.tool_grammars import NO_GRAMMARS, ToolGrammars
 from ..options import RouterOptions
 from ..requests.mcp_names import model_name
 from ..served_model import ServedModel
@@ -37,14 +38,15 @@ class McpChat:
         *,
         most_calls: int | None = None,
         approvals: RequestApprovals | None = None,
+        grammars: ToolGrammars = NO_GRAMMARS,
     ) -> GenerationRequest:
-        """Check a body, and tokenize it; ``approvals`` are those of an API that has them. Raises
-        ``RequestError``."""
+        """Check a body, and tokenize it; ``approvals`` and ``grammars`` of its functions are those
+        of an API that has them. Raises ``RequestError``."""
         if _names_servers(body):
-            return self._with_rounds(body, model, options, most_calls, approvals)
+            return self._with_rounds(body, model, options, most_calls, approvals, grammars)
         if approvals is not None:
             _check_answers(approvals.answers, Offered(body))
-        return parse_chat(self._with_offer(body, options), model, options)
+        return parse_chat(self._with_offer(body, options), model, options, grammars)
 
     def count_tokens(self, body: Any, model: ServedModel, options: RouterOptions) -> int:
         """The length of a chat's prompt. Raises ``RequestError``."""
@@ -79,6 +81,7 @@ class McpChat:
         options: RouterOptions,
         most_calls: int | None,
         approvals: RequestApprovals | None,
+        grammars: ToolGrammars,
     ) -> GenerationRequest:
         ignored: set[str] = set()
         servers, offered = self._replaced(body, ignored, approvals=approvals is not None)
@@ -86,7 +89,7 @@ class McpChat:
             _check_answers(approvals.answers, offered)
 
         def parse(body: dict[str, Any]) -> GenerationRequest:
-            return parse_chat(body, model, options)
+            return parse_chat(body, model, options, grammars)
 
         request = parse(offered.body)
         rounds = Rounds(

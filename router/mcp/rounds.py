@@ -88,6 +88,7 @@ class Rounds:
             if following is None:
                 yield [ChoiceDelta(0, finish_reason="length")]
             else:
+                yield [ChoiceDelta(0, began=following)]
                 async with aclosing(self._rounds(following, generate, parse, state)) as outputs:
                     async for arrived in outputs:
                         yield arrived
@@ -121,6 +122,7 @@ class Rounds:
                 turn.finish_reason = "length"
                 break
             request = following
+            yield [ChoiceDelta(0, began=request)]
         reason = turn.finish_reason
         if reason == "tool_calls" and len(mine) == len(turn.calls):
             reason = "stop"

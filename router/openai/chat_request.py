@@ -35,6 +35,7 @@ from .request_fields import (
 from .structured_outputs import follow_reasoning
 from .tools.chat_tools import FunctionChoice, Functions, ToolChoice, ToolRequest, Tools, read_tools
 from .tools.function_calls import as_tool_choice, as_tools, asks_for_functions, functions_in_errors
+from .tools.tool_grammars import NO_GRAMMARS, ToolGrammars
 
 MAX_DOCUMENTS = 1024
 CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = COMMON_UNSUPPORTED | {
@@ -84,14 +85,17 @@ class ChatCompletionRequest(GenerationBody):
     service_tier: Any = None
 
 
-def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
-    """Check a body, render the chat template, tokenize. Raises ``RequestError``."""
+def parse_chat(
+    body: Any, model: ServedModel, options: RouterOptions, grammars: ToolGrammars = NO_GRAMMARS
+) -> GenerationRequest:
+    """Check a body, render the chat template, tokenize. The ``grammars`` are those of its
+    functions, by their names. Raises ``RequestError``."""
     ignored: set[str] = set()
     chat = ChatCompletionRequest.read(body, ignored)
     shared = read_shared(chat, ignored, model, options)
     template = read_template(chat.chat_template, model, options)
     former = asks_for_functions(chat)
-    tools = _tools(chat, model, options, ignored, template, former=former)
+    tools = _tools(chat, model, options, ignored, template, former=former, grammars=grammars)
     text = read_text_options(chat, reasoning_parser=reasoning_of(model, options), tools=tools.use)
     logprobs = _logprobs(chat, model, options)
     wanted = _max_tokens(chat)
@@ -163,13 +167,17 @@ def _tools(
     template: ChatTemplate | None,
     *,
     former: bool,
+    grammars: ToolGrammars = NO_GRAMMARS,
 ) -> ToolRequest:
     """The tools; those by their former names make one call at a time."""
     tools, choice, parallel = chat.tools, chat.tool_choice, chat.parallel_tool_calls
     if former:
         tools, choice = as_tools(chat.functions), as_tool_choice(chat.function_call)
     with functions_in_errors(former=former):
-        return read_tools(tools, choice, parallel and not former, model, options, ignored, template)
+        parallel = parallel and not former
+        return read_tools(
+            tools, choice, parallel, model, options, ignored, template, grammars=grammars
+        )
 
 
 def _prompt(

@@ -235,6 +235,7 @@ def _json(value: Any, param: str) -> str:
 _TEXTS: dict[str, Callable[[Any, str], str]] = {
     "json": _json,
     "structural_tag": _json,
+    "tool_calls": _json,
     "regex": _text,
     "grammar": _text,
 }

@@ -93,14 +93,20 @@ class _Turns:
             case "mcp_approval_request":
                 self._run(item, self._approvals.result(item))
             case "compaction":
-                text = SUMMARY + decoded(item["encrypted_content"])
-                self._append({"role": "assistant", "content": text})
+                self._summarize(decoded(item["encrypted_content"]))
 
     def end(self) -> None:
         """End the turn of the model, if one is open."""
         self._turn = None
         self.messages += self._results
         self._results = []
+
+    def _summarize(self, summary: str) -> None:
+        """Many templates demand that a chat begins with the user."""
+        self.end()
+        answers = bool(self.messages) and self.messages[-1]["role"] == "user"
+        role = "assistant" if answers else "user"
+        self._append({"role": role, "content": SUMMARY + summary})
 
     def _append(self, message: dict[str, Any]) -> None:
         self.end()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ApiError
@@ -10,7 +10,7 @@ from ..mcp.approval_items import new_answers
 from ..mcp.approvals import Approvals
 from ..mcp.request_approvals import RequestApprovals
 from .background_runs import BackgroundRuns
-from .input_items import REFERENCE, TRIGGER, Item, read_input, size_of
+from .input_items import REFERENCE, TRIGGER, UNSPOKEN, Item, read_input, size_of
 from .response_store import ResponseStore
 
 PREVIOUS = "previous_response_id"
@@ -33,9 +33,42 @@ class ContinuedConversation:
     def whole(self) -> list[Item]:
         """All items, except for those that a summary replaces."""
         items = [*self.earlier, *self.items]
-        last = max((i for i, item in enumerate(items) if item["type"] == "compaction"), default=0)
-        kept = [item for item in items[:last] if item.get("role", "assistant") in KEPT]
-        return kept + items[last:]
+        places = [i for i, item in enumerate(items) if item["type"] == "compaction"]
+        if not places:
+            return items
+        before, summary, after = items[: places[-1]], items[places[-1]], items[places[-1] + 1 :]
+        if after and not _is_kept(after[0]):  # the answer to a question before the summary
+            return _before_question(before, summary) + after
+        return [*filter(_is_kept, before), summary, *after]
+
+    @property
+    def is_compactable(self) -> bool:
+        """True if the model has written anything that no summary stands for, and the request wants
+        it to answer."""
+        if self.is_partial or self.compacts:
+            return False
+        written = [item["type"] for item in self.whole if not _is_kept(item)]
+        return not all(kind in UNSPOKEN for kind in written)
+
+    def with_summary(self, summary: Item) -> ContinuedConversation:
+        """The conversation in which a summary stands for what the model has written; its last
+        question comes behind it."""
+        return replace(self, earlier=_before_question(self.whole, summary), items=[])
+
+
+def _is_kept(item: Item) -> bool:
+    return item.get("role", "assistant") in KEPT
+
+
+def _before_question(items: list[Item], summary: Item) -> list[Item]:
+    """A summary of ``items`` before the last messages of the user, so that the model answers these.
+    Of the others, those that a summary does not replace are left."""
+    users = [i for i, item in enumerate(items) if item.get("role") == "user"]
+    end = users[-1] + 1 if users else 0
+    start = end
+    while start and items[start - 1].get("role") == "user":
+        start -= 1
+    return [*filter(_is_kept, items[:start]), summary, *filter(_is_kept, items[start:])]
 
 
 class Conversations:

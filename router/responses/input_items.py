@@ -18,6 +18,8 @@ from ..requests.json_size import fits
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = ("input_text", "output_text", "text")
 REFERENCE, TRIGGER = "item_reference", "compaction_trigger"
+# Items of an output that the model has not written.
+UNSPOKEN = ("compaction", "mcp_list_tools")
 # As many as a chat may have messages.
 MAX_ITEMS = 16_384
 MAX_ID = 256

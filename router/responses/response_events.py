@@ -18,6 +18,7 @@ from ..generation import (
     PromptRestarted,
     RequestAdmitted,
     ScoredToken,
+    ToolRounds,
     Usage,
 )
 from ..http.memory_budget import MemoryShare
@@ -28,8 +29,10 @@ from ..openai.chat_response import TokenEntries
 from ..openai.response_fields import token_names
 from ..result import GenerationResult
 from ..surface import BackgroundWork
+from .input_items import UNSPOKEN, compaction_item, encoded
 from .output_item import EVENTS, OutputItem
-from .response_body import response_body
+from .raw_messages import NO_MESSAGES, RawMessages
+from .response_body import ENDED, response_body
 from .response_request import ENCRYPTED_REASONING, CreateResponseRequest
 from .response_tools import CalledTool
 
@@ -60,6 +63,7 @@ class ResponseEvents:
         self._entries = TokenEntries(request.model.tokenizer, token_names(request))
         self._memory: MemoryShare | None = None
         self._number = 0
+        self._raw = RawMessages(request) if asked.enable_response_messages else None
         self._begin()
 
     def _begin(self) -> None:
@@ -69,7 +73,15 @@ class ResponseEvents:
         self._running: dict[str, OutputItem] = {}  # calls whose results follow, by their ids
         self._held: list[ScoredToken] = []  # tokens without text so far
         self._deltas = StampedTemplates(self._delta_event)
-        self._bytes = 0
+        self._bytes = self._raw.input_size if self._raw else 0
+
+    def _restart(self) -> None:
+        """Forget the output of the last generation; a summary was made by one before it."""
+        kept = [item for item in self._output if item["type"] == "compaction"]
+        self._begin()
+        self._output = kept
+        if self._raw is not None:
+            self._raw.restart()
 
     # ---- of any response ---------------------------------------------------------------------
 
@@ -80,11 +92,11 @@ class ResponseEvents:
         match output:
             case RequestAdmitted():
                 self._begun_status = "in_progress"
-                self._listed()
+                self._listed(self._request.rounds)
             case ChoiceDelta():
                 self.chunk(output)
             case PromptRestarted():
-                self._begin()
+                self._restart()
 
     @property
     def id(self) -> str:
@@ -125,10 +137,21 @@ class ResponseEvents:
         body = self._body("in_progress", [])
         if self.background is None:
             events = self._event("response.created", response=body)
-        return events + self._event("response.in_progress", response=body) + self._listed()
+        events += self._event("response.in_progress", response=body)
+        return events + self._listed(self._request.rounds)
 
     def chunk(self, delta: ChoiceDelta) -> bytes:
-        events = b""
+        if self._raw is not None:
+            if delta.began is not None:
+                self._raw.begin(delta.began)
+            self._take(self._raw.take(delta.tokens))
+        return self._items(delta)
+
+    def _items(self, delta: ChoiceDelta) -> bytes:
+        """The events of the items that a delta belongs to."""
+        events = self._compacted(delta.compacted) if delta.compacted else b""
+        if delta.began is not None and delta.began.rounds is not None:
+            events += self._listed(delta.began.rounds)
         if delta.reasoning:
             self._held.clear()
             if self._request.include_reasoning:
@@ -156,7 +179,7 @@ class ResponseEvents:
 
     def _end(self, usage: Usage) -> tuple[bytes, dict[str, Any]]:
         events = self._unanswered()
-        spoken = any(item["type"] != "mcp_list_tools" for item in self._output)
+        spoken = any(item["type"] not in UNSPOKEN for item in self._output)
         events += b"" if spoken else self._begun("message")
         events += self._ended()
         status = _status(self._finish)
@@ -245,6 +268,17 @@ class ResponseEvents:
             events += self._event(name, long=True, output_index=index, item=item)
         return events
 
+    def _compacted(self, summary: str) -> bytes:
+        """The item of a summary of the conversation, which appears whole."""
+        index = len(self._output)
+        item = compaction_item(f"cmp_{uuid.uuid4().hex}", encoded(summary))
+        self._output.append(item)
+        self._take(len(summary))
+        events = b""
+        for name in ("response.output_item.added", "response.output_item.done"):
+            events += self._event(name, long=True, output_index=index, item=item)
+        return events
+
     def _unanswered(self) -> bytes:
         """The end of calls that are not run, because the response ends."""
         running, self._running = self._running, {}
@@ -252,11 +286,11 @@ class ResponseEvents:
         ended = [item for item in running.values() if item.id != open_id]
         return b"".join(self._done(item, "incomplete") for item in ended)
 
-    def _listed(self) -> bytes:
-        """The tools of the servers that the request names."""
+    def _listed(self, rounds: ToolRounds | None) -> bytes:
+        """The tools of the servers that the request names, once."""
         events = b""
-        rounds = self._request.rounds
-        listings = () if rounds is None or self._output else rounds.listings
+        known = any(item["type"] == "mcp_list_tools" for item in self._output)
+        listings = () if rounds is None or known else rounds.listings
         for listing in listings:
             item = {"id": f"mcpl_{uuid.uuid4().hex}", **listing}
             place = {"item_id": item["id"], "output_index": len(self._output)}
@@ -338,9 +372,12 @@ class ResponseEvents:
         usage: Usage | None = None,
         error: ApiError | None = None,
     ) -> dict[str, Any]:
-        return response_body(
+        body = response_body(
             self._request, self._asked, self._created, status, output, usage, error
         )
+        if self._raw is None:
+            return body
+        return body | (self._raw.body() if status in ENDED else NO_MESSAGES)
 
     def _event(self, kind: str, *, long: bool = False, **fields: Any) -> bytes:
         if not self._request.stream:

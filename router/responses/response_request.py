@@ -14,6 +14,7 @@ from ..openai.logprob_fields import Alternatives
 from ..requests.body_errors import too_long
 from ..requests.body_model import INT32, WHOLE, BodyModel, DocumentedAs
 from ..requests.json_size import fits
+from .compaction.context_management import CompactionEntries
 from .response_tools import ResponseTool, ResponseToolChoice, ResponseTools, chat_tool_choice
 
 MAX_METADATA = 16
@@ -99,10 +100,8 @@ class CreateResponseRequest(BodyModel):
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "background_options": ({},),
-        "context_management": ([],),
         "conversation": (),
         "ec_transfer_params": (),
-        "enable_response_messages": (False,),
         "image": (),
         "kv_transfer_params": (),
         "media_io_kwargs": ({},),
@@ -116,6 +115,8 @@ class CreateResponseRequest(BodyModel):
     model: Any = None
     input: Annotated[Any, DocumentedAs(str | list[dict[str, Any]])]
     background: bool = False
+    context_management: CompactionEntries | None = None
+    enable_response_messages: bool = False
     include: Annotated[list[Any], Field(max_length=16), DocumentedAs(list[Literal[INCLUDABLE]])] = (
         Field(default_factory=list)
     )
@@ -214,6 +215,7 @@ def chat_body(
     body["reasoning_effort"] = asked.reasoning.get("effort")
     body["verbosity"] = asked.text.get("verbosity")
     body["response_format"] = _response_format(asked.text.get("format"))
+    body["return_token_ids"] = body["return_prompt_text"] = asked.enable_response_messages
     body["tools"] = tools.chat
     body["tool_choice"] = chat_tool_choice(asked.tool_choice)
     if LOGPROBS in asked.include:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +18,12 @@ from ..served_model import ServedModel
 from .background_runs import BackgroundRun
 from .chat_turns import Message, as_messages, told
 from .compaction.compaction_events import CompactionEvents
+from .compaction.context_management import compaction_threshold
 from .compaction.summary import parse_summary
+from .compaction.summary_first import parse_within
 from .continued_conversation import ContinuedConversation, Conversations
 from .fitting_turns import parse_fitting
+from .input_items import Item
 from .response_events import ResponseEvents
 from .response_request import FIELD_NAMES, CreateResponseRequest, chat_body, check_response
 from .response_store import StoredResponse
@@ -57,8 +61,22 @@ class Responses:
             runs, owner = conversations.runs, conversations.owner
             self._run = BackgroundRun(runs, owner, self.path, logged=asked.stream)
         approvals = conversations.approvals_of(self._conversation)
+        threshold = compaction_threshold(asked.context_management, model, ignored)
+
+        def parse(conversation: ContinuedConversation) -> GenerationRequest:
+            return parse_turns(asked, tools, conversation, self._chat, approvals, model, options)
+
         conversation = self._conversation
-        request = parse_turns(asked, tools, conversation, self._chat, approvals, model, options)
+        if threshold is None or approvals.answers or not conversation.is_compactable:
+            request = parse(conversation)
+        else:
+            items, without = conversation.whole, (*WITHOUT_SUMMARY, "max_completion_tokens")
+            request = parse_within(
+                threshold,
+                conversation,
+                parse,
+                lambda: _summary(asked, tools, items, model, options, without=without),
+            )
         return replace(
             request,
             request_id=conversations.store.new_id(),
@@ -112,14 +130,15 @@ def parse_turns(
     """The chat completion that computes a response. Streams have the limits of whole answers: their
     last event is one."""
     if conversation.compacts:
-        sampling = chat_body(asked, tools, [], is_partial=False) | dict.fromkeys(WITHOUT_SUMMARY)
-        return parse_summary(sampling, asked.instructions, conversation.whole, model, options)
+        return _summary(asked, tools, conversation.whole, model, options)
 
     def parse(messages: list[Message]) -> GenerationRequest:
         turns = [*told(asked.instructions), *messages]
         body = chat_body(asked, tools, turns, is_partial=conversation.is_partial)
         most = asked.max_tool_calls
-        return chat.parse(body, model, options, most_calls=most, approvals=approvals)
+        return chat.parse(
+            body, model, options, most_calls=most, approvals=approvals, grammars=tools.grammars
+        )
 
     messages = as_messages(conversation.whole)
     with fields_renamed(FIELD_NAMES), tools.places_in_errors():
@@ -128,6 +147,19 @@ def parse_turns(
     if request.sampling.structured_outputs.param == RESPONSE_FORMAT:
         request.sampling.structured_outputs.param = TEXT_FORMAT
     return request
+
+
+def _summary(
+    asked: CreateResponseRequest,
+    tools: ResponseTools,
+    items: list[Item],
+    model: ServedModel,
+    options: RouterOptions,
+    without: Collection[str] = WITHOUT_SUMMARY,
+) -> GenerationRequest:
+    """The chat completion of a summary, with the sampling parameters of a response."""
+    sampling = chat_body(asked, tools, [], is_partial=False) | dict.fromkeys(without)
+    return parse_summary(sampling, asked.instructions, items, model, options)
 
 
 class ResponseErrors(OpenAIErrors):

@@ -13,8 +13,10 @@ from pydantic import Field
 
 from ...shared.errors import RequestError
 from ..errors import invalid
-from ..requests.body_errors import wrong_type
-from ..requests.body_model import BodyModel
+from ..openai.structured_outputs import constraint
+from ..openai.tools.tool_grammars import ToolGrammar, closes_only_its_groups
+from ..requests.body_errors import too_long, wrong_type
+from ..requests.body_model import BodyModel, DocumentedAs
 from ..requests.mcp_fields import ApprovalMode, McpApprovalFilter
 from ..requests.renamed_errors import fields_renamed
 
@@ -48,15 +50,37 @@ CUSTOM_PARAMETERS = {
     "required": [INPUT],
     "additionalProperties": False,
 }
+# Characters of a grammar, as many as a node compiles.
+MAX_DEFINITIONS = {"regex": 16 * 1024, "lark": 128 * 1024}
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 
 
 class CustomFormat(BodyModel):
-    """The format of a custom tool's input, which the model is told and may fail to keep."""
+    """The format of a custom tool's input; a grammar has a syntax and a definition."""
 
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None
-    definition: str = ""
+    definition: str | None = None
+
+    def grammar(self, place: str) -> ToolGrammar | None:
+        """The grammar of the input; ``None`` for any text. Raises ``RequestError``."""
+        if self.type == "text":
+            return None
+        syntax, definition = self.syntax, self.definition
+        for name, value in (("syntax", syntax), ("definition", definition)):
+            if value is None:
+                message = f"Missing required parameter: '{place}.{name}'."
+                raise invalid(message, f"{place}.{name}", "missing_required_parameter")
+        assert syntax is not None and definition is not None
+        place = f"{place}.definition"
+        most = MAX_DEFINITIONS[syntax]
+        if len(definition) > most:
+            raise too_long(place, definition, most)
+        constraint("grammar", definition, place)  # raises if the text is not one
+        if syntax == "regex" and not closes_only_its_groups(definition):
+            message = f"Invalid '{place}': it closes a group that it has not opened."
+            raise invalid(message, place, "invalid_value")
+        return ToolGrammar(syntax=syntax, definition=definition, argument=INPUT, place=place)
 
 
 class CustomTool(BodyModel):
@@ -65,15 +89,15 @@ class CustomTool(BodyModel):
     type: Literal["custom"]
     name: Name
     description: str = ""
-    format: CustomFormat | None = None
+    format: Annotated[dict[str, Any], DocumentedAs(CustomFormat)] | None = None
     defer_loading: Any = None
 
-    def as_function(self) -> dict[str, Any]:
+    def as_function(self, grammar: ToolGrammar | None) -> dict[str, Any]:
         """The function that stands for it in the prompt."""
         about = [self.description]
-        if self.format is not None and self.format.type == "grammar":
-            syntax = "Lark grammar" if self.format.syntax == "lark" else "regular expression"
-            about.append(f"The input matches this {syntax}:\n{self.format.definition}")
+        if grammar is not None:
+            syntax = "Lark grammar" if grammar.syntax == "lark" else "regular expression"
+            about.append(f"The input matches this {syntax}:\n{grammar.definition}")
         description = "\n\n".join(filter(None, about))
         return {"description": description, "parameters": CUSTOM_PARAMETERS}
 
@@ -136,10 +160,11 @@ class CalledTool:
 @dataclass(slots=True)
 class ResponseTools:
     """The tools of a request: ``chat`` as chat completions have them, ``called`` by the names that
-    they have there, and ``places`` in the request."""
+    they have there, as the ``grammars`` are, and ``places`` in the request."""
 
     chat: list[Any] = field(default_factory=list)
     called: dict[str, CalledTool] = field(default_factory=dict)
+    grammars: dict[str, ToolGrammar] = field(default_factory=dict)
     places: list[str] = field(default_factory=list)
 
     @contextmanager
@@ -199,8 +224,11 @@ class _ToolReader:
     def _add_called(
         self, kind: Any, tool: dict[str, Any], param: str, namespace: str | None
     ) -> None:
+        grammar = None
         if kind == CUSTOM:
-            function = CustomTool.read(tool, self._ignored, "tools[].", at=param).as_function()
+            custom = CustomTool.read(tool, self._ignored, "tools[].", at=param)
+            grammar = self._grammar(custom.format, f"{param}.format")
+            function = custom.as_function(grammar)
         elif kind == FUNCTION:
             function = _without(tool, "type", "name", "defer_loading")
         else:
@@ -210,8 +238,15 @@ class _ToolReader:
             full = chat_name(name, namespace)
             self.read.called[full] = CalledTool(name, namespace, custom=kind == CUSTOM)
             name = full
+            if grammar is not None:
+                self.read.grammars[full] = grammar
         named = {} if name is None else {"name": name}
         self._offer({"type": FUNCTION, FUNCTION: named | function}, param)
+
+    def _grammar(self, layout: dict[str, Any] | None, param: str) -> ToolGrammar | None:
+        if layout is None:
+            return None
+        return CustomFormat.read(layout, self._ignored, "tools[].format.", at=param).grammar(param)
 
     def _offer(self, tool: dict[str, Any], param: str) -> None:
         self.read.chat.append(tool)

@@ -37,8 +37,16 @@ from .stored import Owner, page_of, page_parameters, query_parameter
 MAX_LISTED, LISTED = 100, 20
 
 
+class RawMessage(BaseModel):
+    """A prompt, or an output of the model."""
+
+    message: str
+    tokens: list[int]
+    type: Literal["raw_message_tokens"]
+
+
 class ResponseObject(BaseModel):
-    """OpenAI's response object."""
+    """OpenAI's response object. It has messages with ``enable_response_messages``."""
 
     id: str
     object: Literal["response"]
@@ -72,6 +80,8 @@ class ResponseObject(BaseModel):
     truncation: str
     usage: dict[str, Any] | None
     user: str | None
+    input_messages: list[RawMessage] | None = None
+    output_messages: list[RawMessage] | None = None
 
 
 class ResponseEvent(BaseModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -12,6 +12,7 @@ from pydantic import Field
 from ....proto import tandem_pb2 as pb
 from ....shared.text.chat_template import ChatTemplate
 from ....shared.text.detection import tool_parser
+from ....shared.text.tool_parsers.formats import FORMATS
 from ....shared.text.tool_parsers.tool_use import ToolUse
 from ...errors import invalid
 from ...options import RouterOptions
@@ -23,6 +24,15 @@ from ...requests.written_tools import WRITTEN_FORMAT, shows_tools
 from ...served_model import ServedModel
 from .allowed_tools import AllowedToolsChoice, allowed_tools
 from .forced_calls import named_call, required_calls
+from .tool_grammars import (
+    NO_GRAMMARS,
+    ToolGrammars,
+    calls_and_text,
+    calls_in_text,
+    place_of,
+    verbatim,
+    with_grammars,
+)
 
 MAX_TOOLS = 1024
 # Characters and values of all tools of a request.
@@ -71,17 +81,21 @@ FunctionChoice = Annotated[Any, DocumentedAs(Literal["none", "auto"] | NamedFunc
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRequest:
     """What a request wants of tools: ``shown`` are those that the template gets, ``use`` is
-    ``None`` if the output has no calls, ``forced`` constrains it to calls."""
+    ``None`` if the output has no calls, ``forced`` constrains it to calls, and ``guided``
+    constrains the calls that it may have."""
 
     shown: list[dict[str, Any]] | None = None
     use: ToolUse | None = None
     forced: pb.StructuredOutputs | None = None
+    guided: pb.StructuredOutputs | None = None
 
     def constrain(self, sampling: pb.Sampling) -> None:
         """Let the output be calls, if they are forced. A format of the answer's text no longer
-        matters then."""
+        matters then; otherwise it matters more than the calls that there may be."""
         if self.forced is not None:
             sampling.structured_outputs.CopyFrom(self.forced)
+        elif self.guided is not None and not sampling.HasField("structured_outputs"):
+            sampling.structured_outputs.CopyFrom(self.guided)
 
 
 NO_TOOLS = ToolRequest()
@@ -95,9 +109,10 @@ def read_tools(
     options: RouterOptions,
     ignored: set[str],
     template: ChatTemplate | None = None,
+    grammars: ToolGrammars = NO_GRAMMARS,
 ) -> ToolRequest:
-    """Check ``tools`` and ``tool_choice``, for ``template`` or the model's. Raises
-    ``RequestError``."""
+    """Check ``tools`` and ``tool_choice``, for ``template`` or the model's. The ``grammars`` are
+    those of functions by their names. Raises ``RequestError``."""
     if not tools:
         if choice not in (None, "none", "auto"):
             message = "When using 'tool_choice', 'tools' must be set."
@@ -115,12 +130,14 @@ def read_tools(
         _check_automatic(options)
     use = ToolUse(
         parser=_parser(template or model.tokenizer.template, options),
-        schemas=known.schemas,
+        schemas=with_grammars(known.schemas, grammars),
         parallel=parallel,
         required=choice == "required",
         named=named,
     )
-    return ToolRequest(shown=known.shown, use=use, forced=_forced(use))
+    if use.named or use.required:
+        return _forced(ToolRequest(shown=known.shown, use=use), grammars)
+    return _guided(ToolRequest(shown=known.shown, use=use), grammars)
 
 
 def _parser(template: ChatTemplate | None, options: RouterOptions) -> str:
@@ -130,10 +147,35 @@ def _parser(template: ChatTemplate | None, options: RouterOptions) -> str:
     return tool_parser(options.tool_call_parser, source)
 
 
-def _forced(use: ToolUse) -> pb.StructuredOutputs | None:
-    if use.named:
-        return named_call(use.schemas[use.named])
-    return required_calls(use.schemas, parallel=use.parallel) if use.required else None
+def _forced(tools: ToolRequest, grammars: ToolGrammars) -> ToolRequest:
+    """The constraint to calls, and how they are found in an output that follows it."""
+    use = tools.use
+    assert use is not None
+    schemas = {use.named: use.schemas[use.named]} if use.named else use.schemas
+    place, texts = place_of(grammars, schemas), verbatim(grammars, schemas)
+    if texts:
+        forced = calls_and_text(schemas, texts, parallel=use.parallel, param=place)
+        use = replace(use, schemas=schemas, required=True, named="", verbatim=_arguments(texts))
+    elif use.named:
+        forced = named_call(schemas[use.named], place)
+    else:
+        forced = required_calls(schemas, parallel=use.parallel, param=place)
+    return replace(tools, use=use, forced=forced)
+
+
+def _guided(tools: ToolRequest, grammars: ToolGrammars) -> ToolRequest:
+    """The constraint of calls that the model may make. Other formats have no place for a text."""
+    use = tools.use
+    assert use is not None
+    if FORMATS[use.parser] != FORMATS[WRITTEN_FORMAT] or not grammars.keys() & use.schemas.keys():
+        return tools
+    texts = verbatim(grammars, use.schemas)
+    guided = calls_in_text(use.schemas, grammars, texts)
+    return replace(tools, use=replace(use, verbatim=_arguments(texts)), guided=guided)
+
+
+def _arguments(texts: ToolGrammars) -> dict[str, str]:
+    return {name: grammar.argument for name, grammar in texts.items()}
 
 
 def shown_tools(tools: list[Any], ignored: set[str]) -> list[dict[str, Any]] | None:

@@ -16,26 +16,26 @@ _DEFINITIONS = ("$defs", "definitions")
 _ANY_OBJECT = {"type": "object"}
 
 
-def named_call(schema: Mapping[str, Any]) -> pb.StructuredOutputs:
-    """An output that is the arguments of one function."""
-    return _compact(dict(schema or _ANY_OBJECT))
+def named_call(schema: Mapping[str, Any], param: str = _PARAM) -> pb.StructuredOutputs:
+    """An output that is the arguments of one function. Errors name ``param``."""
+    return _compact(dict(schema or _ANY_OBJECT), param)
 
 
 def required_calls(
-    schemas: Mapping[str, Mapping[str, Any]], *, parallel: bool
+    schemas: Mapping[str, Mapping[str, Any]], *, parallel: bool, param: str = _PARAM
 ) -> pb.StructuredOutputs:
-    """An output that is an array of calls, of a single one unless they may be ``parallel``. Raises
-    ``RequestError``."""
+    """An output that is an array of calls, of a single one unless they may be ``parallel``. Errors
+    of the node name ``param``. Raises ``RequestError``."""
     definitions: dict[str, dict[str, Any]] = {}
     calls = [_call(name, schema, definitions) for name, schema in schemas.items()]
     most = {} if parallel else {"maxItems": 1}
     array = {"type": "array", "minItems": 1, "items": {"anyOf": calls}, **most, **definitions}
-    return _compact(array)
+    return _compact(array, param)
 
 
-def _compact(schema: dict[str, Any]) -> pb.StructuredOutputs:
+def _compact(schema: dict[str, Any], param: str) -> pb.StructuredOutputs:
     """Without optional white space: some models would write nothing else until the end."""
-    made = constraint("json", schema, _PARAM)
+    made = constraint("json", schema, param)
     made.compact = True
     return made
 

@@ -16,9 +16,9 @@ from ...result import GenerationResult
 from ...served_model import ServedModel
 from ...surface import WholeResponse
 from ..continued_conversation import Conversations
-from ..input_items import Item, compaction_item
+from ..input_items import Item, compaction_item, encoded
 from ..response_body import response_usage
-from .summary import encoded_summary, parse_summary
+from .summary import checked_summary, parse_summary
 
 
 class CompactResponseRequest(BodyModel):
@@ -80,7 +80,7 @@ class CompactionResponse(WholeResponse):
         self._kept = kept
 
     def whole(self, result: GenerationResult) -> dict[str, Any]:
-        content = encoded_summary(result.choices[0].text)
+        content = encoded(checked_summary(result.choices[0].text))
         return {
             "id": self._id,
             "object": "response.compaction",

@@ -12,7 +12,7 @@ from ...options import RouterOptions
 from ...requests.renamed_errors import fields_renamed
 from ...served_model import ServedModel
 from ..chat_turns import as_messages, told, with_alternating_turns
-from ..input_items import Item, encoded
+from ..input_items import Item
 from ..response_request import FIELD_NAMES
 
 # Of the context, for the summary; a request has to leave this much room.
@@ -54,10 +54,10 @@ def parse_summary(
         return parse_chat(sampling | fields, model, options)
 
 
-def encoded_summary(written: StringIO) -> str:
-    """What the model wrote, as ``encrypted_content``. Raises ``ApiError`` if that is nothing."""
+def checked_summary(written: StringIO) -> str:
+    """What the model wrote. Raises ``ApiError`` if that is nothing."""
     summary = written.getvalue().strip()
     if not summary:
         message = "The model wrote no summary; the conversation stays as it is."
         raise ApiError(500, message, kind=SERVER, code="empty_summary")
-    return encoded(summary)
+    return summary

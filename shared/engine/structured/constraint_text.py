@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from .calls_in_text import calls_in_text
 from .grammar import GrammarError
 from .grammar_text import GrammarText, TokenLiterals
 from .params import GrammarKey
@@ -35,6 +36,8 @@ def _output(grammar: GrammarText, key: GrammarKey) -> str:
             return grammar.choice(_parsed(key.text))
         case "structural_tag":
             return structural_tag(grammar, _parsed(key.text))
+        case "tool_calls":
+            return calls_in_text(grammar, _parsed(key.text))
         case _:
             return grammar.lark(key.text)
 

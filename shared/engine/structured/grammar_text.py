@@ -50,6 +50,8 @@ class GrammarText:
     def __init__(self, special: TokenLiterals) -> None:
         self._special = special
         self._rules: list[str] = []
+        # Of two rules for the same text, the lexer would follow one only.
+        self._known: dict[tuple[str, str], str] = {}  # the names of rules
         self._named: list[dict[str, Any]] = []
 
     def whole(self, start: str) -> str:
@@ -110,9 +112,11 @@ class GrammarText:
         return self._rule("part", body)
 
     def _rule(self, kind: str, body: str, attributes: str = "") -> str:
-        name = f"{kind}_{len(self._rules)}"
-        self._rules.append(f"{name}{attributes}: {body}")
-        return name
+        known = self._known.get((kind, body))
+        if known is None:
+            known = self._known[kind, body] = f"{kind}_{len(self._rules)}"
+            self._rules.append(f"{known}{attributes}: {body}")
+        return known
 
     def _refer(self, kind: str, content: Any) -> str:
         name = f"g{len(self._named)}"

@@ -13,7 +13,7 @@ from ...errors import RequestError
 # nests with its length: at this size, the slowest takes a second.
 MAX_CHARACTERS = 128 * 1024
 MAX_REGEX_CHARACTERS = 16 * 1024
-KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag", "tool_calls")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,8 @@ class StructuredOutputs:
     ``json`` is a JSON schema, as a mapping or as text. ``choice`` lists the texts of which the
     output is one. ``grammar`` is a context-free grammar in the syntax of Lark or GBNF.
     ``json_object`` is any JSON object. ``structural_tag`` describes text with constrained parts, as
-    a mapping or as JSON.
+    a mapping or as JSON; ``tool_calls`` text with calls, as routers want it
+    (``calls_in_text.py``).
 
     ``whitespace`` allows optional whitespace in JSON. The constraint holds after the model's
     reasoning, which ends with ``reasoning_end``, unless that is empty; outputs that do not begin
@@ -36,6 +37,7 @@ class StructuredOutputs:
     grammar: str | None = None
     json_object: bool = False
     structural_tag: str | Mapping[str, Any] | None = None
+    tool_calls: str | Mapping[str, Any] | None = None
     whitespace: bool = True
     reasoning_start: str = ""
     reasoning_end: str = ""

@@ -67,11 +67,12 @@ def _any_text(grammar: GrammarText, part: Format) -> str:
 def _sequence(grammar: GrammarText, part: Format) -> str:
     """The elements in turn. Free text ends at the constant that follows."""
     elements = _list(part, "elements")
-    parts = []
+    parts, ends = [], False
     for element, following in zip(elements, [*elements[1:], {}], strict=True):
-        if _is(element, "any_text") and _is(following, "const_string"):
+        ended, ends = ends, _is(element, "any_text") and _is(following, "const_string")
+        if ends:
             parts.append(grammar.text_until(_string(following, "value")))
-        elif not (parts and parts[-1].startswith("until") and _is(element, "const_string")):
+        elif not ended:
             parts.append(_expression(grammar, element))
     return " ".join(parts)
 

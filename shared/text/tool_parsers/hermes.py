@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 from .json_call import json_call
+from .json_list import verbatim_call
 from .reader import Reader, Steps
 from .tool_use import ToolUse
 
@@ -13,11 +16,18 @@ MARKERS = (START, END)
 def hermes(reader: Reader, tools: ToolUse) -> Steps:
     """Any number of calls, with content before, between and after them."""
     while (yield from reader.until(START, to=reader.content)):
-        yield from reader.attempt(_call(reader), after=START)
+        yield from reader.attempt(_call(reader, tools), after=START)
 
 
-def _call(reader: Reader) -> Steps:
+def opening(name: str) -> str:
+    """What models write before the arguments of a call."""
+    return f'{{"name": {json.dumps(name)}, "arguments": '
+
+
+def _call(reader: Reader, tools: ToolUse) -> Steps:
     yield from reader.skip_space()
+    if (yield from verbatim_call(reader, tools, opening)):
+        return
     yield from json_call(reader)
     yield from reader.skip_space()
     yield from reader.accept(END)

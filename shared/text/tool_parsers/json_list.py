@@ -3,11 +3,13 @@ nothing but JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import json
+from collections.abc import Callable, Collection, Generator
 
 from .json_call import json_call, streamed_arguments
 from .reader import Reader, Steps
 from .tool_use import ToolUse
+from .typed_value import escaped
 
 PYTHON_TAG = "<|python_tag|>"
 FENCE = "```"
@@ -15,6 +17,8 @@ PHI4 = "functools"
 GRANITE = ("<|tool_call|>", "<tool_call>")
 GRANITE_END = "</tool_call>"
 GRANITE_20B = "<function_call>"
+# Between the name of an argument and its text, if that is written as it is.
+QUOTES = '"""\n'
 
 
 def calls_after(*markers: str, end: str = "") -> Callable[[Reader, ToolUse], Steps]:
@@ -64,7 +68,8 @@ def json_calls(reader: Reader, known: Collection[str] | None = None) -> Steps:
 def required_calls(reader: Reader, tools: ToolUse) -> Steps:
     """An output that a grammar constrains to an array of calls."""
     yield from reader.skip_space()
-    yield from reader.attempt(json_calls(reader, tools.schemas))
+    steps = _forced_array(reader, tools) if tools.verbatim else json_calls(reader, tools.schemas)
+    yield from reader.attempt(steps)
 
 
 def named_call(reader: Reader, tools: ToolUse) -> Steps:
@@ -72,6 +77,39 @@ def named_call(reader: Reader, tools: ToolUse) -> Steps:
     yield from reader.skip_space()
     reader.begin_call(tools.named)
     yield from streamed_arguments(reader)
+
+
+def forced_opening(name: str) -> str:
+    """What comes before the arguments in an array of calls that a grammar demands."""
+    return f'{{"name":{json.dumps(name)},"parameters":'
+
+
+def text_opening(argument: str) -> str:
+    """What comes before the text in arguments."""
+    return f"{{{json.dumps(argument)}: {QUOTES}"
+
+
+def verbatim_call(
+    reader: Reader, tools: ToolUse, opening: Callable[[str], str] = forced_opening
+) -> Generator[None, None, bool]:
+    """Read a call whose only argument follows a grammar, up to the end of the output. Its text is
+    written as it is, because a grammar cannot be followed inside a JSON string. Returns false if no
+    such call begins here."""
+    for name, argument in tools.verbatim.items():
+        if (yield from reader.accept(opening(name) + text_opening(argument))):
+            yield from _text(reader, name, argument)
+            return True
+    return False
+
+
+def _forced_array(reader: Reader, tools: ToolUse) -> Steps:
+    """An array whose last call may be a verbatim one, which has no end of its own."""
+    yield from reader.expect("[")
+    while not (yield from verbatim_call(reader, tools)):
+        yield from json_call(reader, tools.schemas)
+        if not (yield from reader.accept(",")):
+            yield from reader.accept("]")
+            return
 
 
 def _after_marker(reader: Reader, end: str) -> Steps:
@@ -93,3 +131,11 @@ def _fenced(reader: Reader, tools: ToolUse) -> Steps:
         yield from reader.accept("json")
         yield from reader.skip_space()
     yield from json_calls(reader, tools.schemas)
+
+
+def _text(reader: Reader, name: str, argument: str) -> Steps:
+    reader.begin_call(name)
+    reader.arguments(f'{{{json.dumps(argument)}:"')
+    while not (yield from reader.at_end()):
+        reader.arguments(escaped(reader.take(len(reader.held))))
+    reader.arguments('"}')

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
     """How calls are found in the output. ``schemas`` has the JSON schema of each tool's parameters
-    by its name; ``parallel`` is false if only the first call counts."""
+    by its name; ``parallel`` is false if only the first call counts. ``verbatim`` has the functions
+    whose only argument is written as it is, to the end of the output, with the argument's name."""
 
     parser: str
     schemas: Mapping[str, Mapping[str, Any]]
     parallel: bool = True
     required: bool = False  # by tool_choice, so that the output is calls and nothing else
+    verbatim: Mapping[str, str] = field(default_factory=dict)
     named: str = ""  # the function that tool_choice names, whose arguments are the output

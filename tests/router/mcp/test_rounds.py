@@ -136,7 +136,10 @@ async def test_a_response_has_items_and_events_of_each_call(tmp_path: Path) -> N
     ):
         client: Any = typed
         tools: Any = [SERVER, {"type": "mcp", "server_label": "broken"}]
-        stream = await client.responses.create(input="hi", tools=tools, stream=True)
+        extra = {"enable_response_messages": True}
+        stream = await client.responses.create(
+            input="hi", tools=tools, stream=True, extra_body=extra
+        )
         found = [event async for event in stream]
         assert [event.sequence_number for event in found] == list(range(len(found)))
         last = found[-1].response
@@ -154,6 +157,9 @@ async def test_a_response_has_items_and_events_of_each_call(tmp_path: Path) -> N
         ]  # fmt: skip
         assert last.output[5].error.content[0]["text"] == "not allowed"
         assert last.output[6].output == "result 3" and last.status == "completed"
+        read = [*last.input_messages, *last.output_messages[1::2]]
+        assert [m["tokens"] for m in read] == [list(one.prompt) for one in c.node.requests]
+        assert last.output_messages[-1]["message"] == "Done." and len(last.output_messages) == 5
         # The calls stay in the conversation.
         again = await client.responses.create(
             input="again", previous_response_id=last.id, tools=[SERVER]
@@ -163,6 +169,25 @@ async def test_a_response_has_items_and_events_of_each_call(tmp_path: Path) -> N
             input=[*last.output, {"role": "user", "content": "x"}]
         )
         assert "tool\nresult 1" in prompt(c) and whole.status == "completed"
+
+
+async def test_a_compaction_precedes_the_rounds(tmp_path: Path) -> None:
+    turns = ["the fox", call("s__add", a=1), "Done."] * 2
+    async with served(tmp_path, *turns) as (c, servers):
+        said = {"role": "assistant", "content": "x" * 1200}
+        body: dict[str, Any] = {
+            "input": [{"role": "user", "content": "hi"}, said],
+            "tools": [SERVER],
+        }
+        body["context_management"] = [{"type": "compaction", "compact_threshold": 1000}]
+        made = (await c.client.post("/v1/responses", json=body)).json()
+        kinds = [item["type"] for item in made["output"]]
+        assert kinds == ["compaction", "mcp_list_tools", "mcp_call", "message"]
+        answer = await c.client.post("/v1/responses", json=body | {"stream": True})
+        last = json.loads(answer.text.rpartition("data: ")[2])["response"]
+        assert [item["type"] for item in last["output"]] == kinds
+        names = [one.request_id.partition(".")[2] for one in c.node.requests[:3]]
+        assert names == ["summary", "", "1"] and len(servers.called) == 2
 
 
 async def test_calls_of_the_clients_own_tools_end_the_loop(tmp_path: Path) -> None:

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from tandem.proto import tandem_pb2 as pb
 from tandem.router.responses.chat_turns import as_messages
-from tandem.router.responses.input_items import encoded
+from tandem.router.responses.compaction.context_management import compaction_threshold
+from tandem.router.responses.input_items import decoded, encoded
 from tandem.router.responses.response_store import ResponseStore, StoredResponse
 from tandem.tests.router.openai.test_tools import PARAMETERS, TEMPLATE
 from tandem.tests.router.responses.test_responses import prompt, served
-from tandem.tests.router.support import CONTEXT, make_model
+from tandem.tests.router.support import (
+    CONTEXT,
+    Cluster,
+    Script,
+    admitted,
+    finished,
+    make_model,
+    tokens_event,
+    until,
+    usage,
+)
 
 TOOL: dict[str, Any] = {"type": "function", "name": "weather", "parameters": PARAMETERS}
 
@@ -173,3 +186,155 @@ async def test_tokens_of_an_input_are_counted(tmp_path: Path) -> None:
             answer = await c.client.post("/v1/responses/input_tokens", json=wrong)
             assert answer.status_code == 400, answer.text
         assert len(c.node.requests) == 3
+
+
+def managed(*thresholds: int | None) -> dict[str, Any]:
+    entries = [{"type": "compaction", "compact_threshold": each} for each in thresholds]
+    return {"context_management": entries}
+
+
+TURNS: list[Any] = [
+    {"role": "user", "content": "one"},
+    {"role": "assistant", "content": "x" * 1100},
+    {"role": "user", "content": "two"},
+]
+
+
+def summarizing(c: Cluster) -> Script:
+    """Writes a summary if it is asked for one, and an answer otherwise."""
+    tokenizer = c.router.registry.model().tokenizer
+
+    async def script(request: pb.GenerateRequest, _: Any) -> AsyncIterator[pb.GenerateEvent]:
+        asked = "Write a summary" in tokenizer.decode(request.prompt)
+        yield admitted()
+        yield usage(request)
+        for token in c.encode(" the fox " if asked else "hello"):
+            yield tokens_event(0, [token])
+        yield finished(0, stop_token=0)
+
+    return script
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_long_conversation_is_compacted_before_its_answer(
+    tmp_path: Path, stored: bool, stream: bool
+) -> None:
+    async with served(tmp_path, context=4096) as (c, client):
+        c.node.script = summarizing(c)
+        asked: dict[str, Any] = {"store": stored, "max_output_tokens": 10, **managed(9000, 1000)}
+        raw = {"enable_response_messages": True}
+        made = await client.responses.create(input=TURNS, stream=stream, extra_body=raw, **asked)
+        if stream:
+            events = [event async for event in made]
+            assert [event.sequence_number for event in events] == list(range(len(events)))
+            kinds = [event.type.removeprefix("response.") for event in events]
+            assert kinds[2:5] == ["output_item.added", "output_item.done", "output_item.added"]
+            made = events[-1].response
+        summary, _ = made.output
+        assert (summary.type, made.output_text, made.status) == ("compaction", "hello", "completed")
+        summarized, answered = c.node.requests
+        assert summarized.sampling.max_tokens == 4096 // 8 and answered.sampling.max_tokens == 10
+        shown = prompt(c)
+        assert "x" * 100 not in shown and "user\none<|end|>" in shown
+        assert "so far:\n\nthe fox<|end|>\n<|start|>user\ntwo<|end|>" in shown
+        assert made.usage.input_tokens == len(summarized.prompt) + len(answered.prompt)
+        assert [message["message"] for message in made.output_messages[::2]] == [
+            " the fox ",
+            "hello",
+        ]
+        # The next turn begins with the same prompt, whoever keeps the conversation.
+        following: dict[str, Any] = {"input": "three", "previous_response_id": made.id}
+        if not stored:
+            told = [item.model_dump(exclude_none=True, warnings=False) for item in made.output]
+            following = {"input": [*TURNS, *told, {"role": "user", "content": "three"}]}
+        later = await client.responses.create(**following, **asked)
+        assert [item.type for item in later.output] == ["message"]
+        assert (
+            prompt(c) == shown + "hello<|end|>\n<|start|>user\nthree<|end|>\n<|start|>assistant\n"
+        )
+        if not stored:  # what precedes the summary may be left out
+            pruned = following["input"][len(TURNS) :]
+            await client.responses.create(input=pruned, **asked)
+            assert prompt(c).startswith("<|start|>user\nSummary")
+
+
+async def test_an_answer_that_begins_anew_keeps_the_summary(tmp_path: Path) -> None:
+    turns = ["no ", "the fox", "hel", "hello"]
+    async with served(tmp_path, nodes=2, context=4096) as (c, client):
+
+        async def fail_first(request: pb.GenerateRequest, _: Any) -> AsyncIterator[Any]:
+            yield admitted()
+            yield usage(request)
+            yield tokens_event(0, c.encode(turns.pop(0)))
+            fails = len(turns) % 2 == 1
+            yield finished(0, pb.FINISH_REASON_ERROR if fails else pb.FINISH_REASON_STOP)
+
+        for node in c.nodes:
+            node.script = fail_first
+        extra = {"enable_response_messages": True}
+        made = await client.responses.create(input=TURNS, **managed(1000), extra_body=extra)
+        summary, message = made.output
+        assert decoded(summary.encrypted_content) == "the fox" and turns == []
+        assert message.content[0].text == "hello"
+        wrote = [message["message"] for message in made.output_messages]
+        assert wrote[::2] == ["the fox", "hello"]
+        for node in c.nodes:
+            node.script = None
+            node.reply = c.encode(" ")
+        with pytest.raises(openai.InternalServerError, match="no summary"):
+            await client.responses.create(input=TURNS, **managed(1000))
+
+
+async def test_a_compaction_waits_for_its_threshold_and_needs_room(tmp_path: Path) -> None:
+    async with served(tmp_path, context=4096) as (c, client):
+        c.node.script = summarizing(c)
+
+        async def kinds(turns: list[Any], *thresholds: int | None, **fields: Any) -> list[str]:
+            made = await client.responses.create(input=turns, **managed(*thresholds), **fields)
+            return [item.type for item in made.output]
+
+        length = (await client.responses.input_tokens.count(input=TURNS)).input_tokens
+        assert await kinds(TURNS, length) == ["message"]
+        assert await kinds(TURNS, length - 1) == ["compaction", "message"]
+        assert await kinds([{"role": "user", "content": "x" * 1100}], 1000) == ["message"]
+        longer: list[Any] = [*TURNS, {"role": "assistant", "content": "y" * 1900}]
+        model = c.router.registry.model()
+        assert compaction_threshold([{"type": "compaction"}], model, set()) == 3072
+        full = [*longer, {"role": "assistant", "content": "z" * 600}, TURNS[0]]
+        assert await kinds(full, 1000) == ["message"]  # no room for a summary
+        called = [*TURNS, {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}]
+        results = {"type": "function_call_output", "call_id": "1", "output": "warm"}
+        assert await kinds([*called, results], 1000) == ["compaction", "message"]
+        assert "warm" not in prompt(c) and prompt(c).endswith("two<|end|>\n<|start|>assistant\n")
+        with pytest.raises(openai.BadRequestError, match="maximum context length"):
+            await kinds([{"role": "assistant", "content": "z" * 5000}, TURNS[0]], 1000)
+        later = await client.responses.create(input=TURNS, background=True, **managed(1000))
+        await until(lambda: c.router.app.services.runs.find(later.id, "") is None)
+        ended = await client.responses.retrieve(later.id)
+        assert [item.type for item in ended.output] == ["compaction", "message"]
+
+
+MANAGED_WRONGLY: tuple[tuple[Any, str], ...] = (
+    ([], "context_management"),
+    ({}, "context_management"),
+    ([5], "context_management[0]"),
+    ([{"compact_threshold": 1000}], "context_management[0].type"),
+    ([{"type": "trim"}], "context_management[0].type"),
+    ([{"type": "compaction", "compact_threshold": 999}], "context_management[0].compact_threshold"),
+    (
+        [{"type": "compaction", "compact_threshold": "2k"}],
+        "context_management[0].compact_threshold",
+    ),
+    ([{"type": "compaction"}] * 17, "context_management"),
+)
+
+
+async def test_wrong_context_management_is_rejected(tmp_path: Path) -> None:
+    async with served(tmp_path) as (c, _):
+        for wrong, param in MANAGED_WRONGLY:
+            body = {"input": "hi", "context_management": wrong}
+            answer = await c.client.post("/v1/responses", json=body)
+            assert answer.status_code == 400 and answer.json()["error"]["param"] == param, (
+                answer.text
+            )

@@ -147,7 +147,7 @@ async def test_custom_tools_and_namespaces_are_functions_of_the_prompt(tmp_path:
         ]
         await client.responses.create(**asked | {"input": [*made.output, *results]})
         assert "[patch][agents__now]<|end|>\n<|start|>tool\nfine" in prompt(c)
-        c.node.reply = c.encode('{"input":"x"}')
+        c.node.reply = c.encode('[{"name":"patch","parameters":{"input": """\nx')
         forced = {"type": "custom", "name": "patch"}
         made = await client.responses.create(**asked, tool_choice=forced)
         assert made.output[0].input == "x"

@@ -27,6 +27,7 @@ EDITS = {
     "thinking": {"type": "adaptive"},
     "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
 }
+MANAGED = {"context_management": [{"type": "compaction", "compact_threshold": 1000}]}
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 LOGPROBS = "message.output_text.logprobs"
 ALL_TOKENS = {
@@ -125,6 +126,7 @@ POSTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/responses", {"input": "hi"}),
     ("/v1/responses", {"input": "hi", "tools": [FUNCTION], "include": [LOGPROBS]}),
     ("/v1/responses", {"input": "hi", "background": True, "tool_choice": "none"}),
+    ("/v1/responses", {"input": "hi", "enable_response_messages": True, **MANAGED}),
     ("/v1/responses/compact", {"model": "tiny", "input": "hi"}),
     ("/v1/responses/input_tokens", {"input": "hi"}),
     ("/v1/embeddings", {"input": "hi"}),
@@ -199,7 +201,7 @@ async def test_errors_are_as_documented(tmp_path: Path) -> None:
 # -- fields of requests ---------------------------------------------------------------------------
 
 BODIES: tuple[tuple[str, type[BodyModel], dict[str, Any]], ...] = (
-    ("/v1/responses", CreateResponseRequest, {"input": "hi", "include": [LOGPROBS]}),
+    ("/v1/responses", CreateResponseRequest, {"input": "hi", "include": [LOGPROBS], **MANAGED}),
     ("/v1/chat/completions", ChatCompletionRequest, CHAT),
     ("/v1/completions", CompletionRequest, TEXT),
     ("/v1/messages", MessagesRequest, {**MESSAGE, "tool_choice": {"type": "auto"}}),

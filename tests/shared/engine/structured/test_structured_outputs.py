@@ -20,8 +20,18 @@ from tandem import (
     ThinkingBudget,
 )
 from tandem.router.openai.tools.forced_calls import required_calls
+from tandem.router.openai.tools.tool_grammars import (
+    ToolGrammar,
+    calls_and_text,
+    calls_in_text,
+    with_grammars,
+)
 from tandem.shared.engine.structured.constraint import Constraint
+from tandem.shared.engine.structured.grammar import GrammarError
 from tandem.shared.errors import RequestError
+from tandem.shared.text.output import Deltas
+from tandem.shared.text.tool_parsers.tool_text import ToolText
+from tandem.shared.text.tool_parsers.tool_use import ToolUse
 from tandem.tests.shared.engine.structured.schemas import schemas
 from tandem.tests.support.extent import FULL
 
@@ -79,6 +89,79 @@ def test_any_model_makes_required_calls(engine: Engine) -> None:
         assert answer.finish_reason == "stop", answer.text
         [call] = json.loads(answer.text)
         jsonschema.validate(call["parameters"], tools[call["name"]])
+
+
+def test_any_model_writes_the_texts_of_tools_with_grammars(engine: Engine) -> None:
+    lark = ToolGrammar(
+        syntax="lark", definition='start: "a" ("\\n" /[b-d"]{2}/)~1..3', argument="input", place=""
+    )
+    day = replace(lark, syntax="regex", definition=r'\d{2}\.|tod"ay\n')
+    schemas = {"patch": lark.schema(), "day": day.schema()}
+    use = ToolUse(parser="hermes", schemas=schemas, required=True, verbatim={"patch": "input"})
+    for parallel in (True, False):
+        made = calls_and_text(schemas, {"patch": lark}, parallel=parallel, param="")
+        forced = StructuredOutputs(structural_tag=made.structural_tag)
+        called: set[str] = set()
+        for answer in follow(engine, forced, n=6, seed=5):
+            text = ToolText(use)
+            calls = whole_calls([*text.push(answer.text), *text.flush()])
+            assert calls, answer.text
+            for name, arguments in calls if answer.finish_reason == "stop" else calls[:-1]:
+                pattern = 'a(\n[b-d"]{2}){1,3}' if name == "patch" else day.definition
+                assert re.fullmatch(pattern, json.loads(arguments)["input"]), answer.text
+                called.add(name)
+        assert called == {"patch", "day"}
+
+
+def test_calls_in_free_text_follow_their_grammars(engine: Engine) -> None:
+    lark = ToolGrammar(syntax="lark", definition='start: "a" /b+/', argument="input", place="")
+    grammars = {"patch": lark, "day": replace(lark, syntax="regex", definition="[0-9]+")}
+    schemas = with_grammars({"patch": {}, "day": {}, "now": {}}, grammars)
+    made = calls_in_text(schemas, grammars, {"patch": lark})
+    wanted = StructuredOutputs(tool_calls=made.tool_calls)
+
+    def call(name: str, arguments: str) -> str:
+        return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}'
+
+    end = "}\n</tool_call>"
+    now, patch = call("now", '{"a": [1]}') + end, call("patch", '{"input": """\nabb')
+    for text in ("", "one < two <tool", f"one {now} two{now}", patch, now + patch, "one" + patch):
+        assert follows(engine, wanted, text), text
+    for text in (
+        *("<tool_call>?", call("then", "{}") + end, call("patch", '{"input": "abb"}') + end),
+        *(patch + end, patch + now, call("day", '{"input": "1x"}') + end),
+    ):
+        assert not follows(engine, wanted, text), text
+
+
+def test_free_text_ends_at_the_first_of_several_constants(engine: Engine) -> None:
+    constants = [{"type": "const_string", "value": text} for text in ("<a>", "b")]
+    tag = {"type": "sequence", "elements": [{"type": "any_text"}, *constants]}
+    wanted = StructuredOutputs(structural_tag=tag)
+    assert follows(engine, wanted, "x<a>b") and not follows(engine, wanted, "x<a>")
+
+
+def follows(engine: Engine, wanted: StructuredOutputs, text: str) -> bool:
+    """True if the text is an output that a constraint allows."""
+    assert engine._thread is not None
+    backend = engine._thread.runner.engine.grammars._loaded()
+    matcher = backend.compile(wanted.key()).matcher()
+    try:
+        matcher.advance(backend.encode(text))
+    except GrammarError:
+        return False
+    return matcher.accepting
+
+
+def whole_calls(deltas: Deltas) -> list[tuple[str, str]]:
+    """The names and arguments of calls."""
+    calls: list[tuple[str, str]] = []
+    for delta in deltas:
+        assert not delta.content.strip(), delta
+        for call in delta.calls:
+            name, before = calls.pop() if not call.name else (call.name, "")
+            calls.append((name, before + call.arguments))
+    return calls
 
 
 def test_each_kind_of_constraint(engine: Engine) -> None:
@@ -200,6 +283,10 @@ def test_impossible_budgets_are_rejected(
         (StructuredOutputs(json="{"), "not valid JSON"),
         (StructuredOutputs(grammar="start: x"), "unknown name"),
         (StructuredOutputs(structural_tag={"type": "riddle"}), "'riddle' is not supported"),
+        (
+            StructuredOutputs(structural_tag={"type": "grammar", "grammar": "start: x"}),
+            "unknown name",
+        ),
         (StructuredOutputs(regex="a" * 20_000), "at most 16384"),
     ],
 )

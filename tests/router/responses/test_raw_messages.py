@@ -1,0 +1,39 @@
+"""vLLM's ``enable_response_messages``: what the model has read and written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.tests.router.responses.test_responses import prompt, served
+from tandem.tests.router.support import until
+
+MESSAGES = ("input_messages", "output_messages")
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_a_response_has_its_prompt_and_its_output(tmp_path: Path, background: bool) -> None:
+    async with served(tmp_path, reasoning_parser="qwen3") as (c, client):
+        written = "<think>one</think>two"
+        c.node.reply = c.encode(written)
+        asked: dict[str, Any] = {"input": "hi", "background": background}
+        asked["extra_body"] = {"enable_response_messages": True}
+        made = await client.responses.create(**asked)
+        if background:
+            assert (made.input_messages, made.output_messages) == (None, None)
+            await until(lambda: c.router.app.services.runs.find(made.id, "") is None)
+            made = await client.responses.retrieve(made.id)
+        read = {"message": prompt(c), "tokens": list(c.node.requests[-1].prompt)}
+        wrote = {"message": written, "tokens": [*c.node.reply, 0]}
+        kind = {"type": "raw_message_tokens"}
+        assert made.input_messages == [read | kind] and made.output_messages == [wrote | kind]
+        events = [event async for event in await client.responses.create(**asked, stream=True)]
+        shown = [getattr(event.response, name) for name in MESSAGES for event in events[::-1][:1]]
+        assert shown == [made.input_messages, made.output_messages]
+        assert [getattr(events[0].response, name) for name in MESSAGES] == [None, None]
+        plain = await client.responses.create(input="hi")
+        assert not any(hasattr(plain, name) for name in MESSAGES)
+        if not background:
+            assert await client.responses.retrieve(events[-1].response.id) == events[-1].response
