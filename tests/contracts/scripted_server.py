@@ -4,8 +4,9 @@
 
 The text ``[[NAME {...}]]`` in a message of the user has the node call the tool NAME with these
 arguments; several such texts are called one after the other, each when the result of the one
-before has come. Then, and if there are none, it says ``Done:`` and the last result. A request for
-JSON gets an object with the schema's properties.
+before has come. Then, and if there are none, it says ``Done:`` and the last result. For programs
+without tools, ``[[say {"text": ...}]]`` has it say a text. A request for JSON gets an object with
+the schema's properties.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ def reply_to(prompt: str) -> str:
     messages = MESSAGE.findall(prompt)
     results = [text for role, text in messages if role == "tool"]
     orders = [order for role, text in messages if role == "user" for order in ORDER.findall(text)]
+    said = [_arguments(arguments)["text"] for name, arguments in orders if name == "say"]
+    if said:
+        return str(said[-1])
     if prompt.startswith("<tool_call>") and len(results) < len(orders):
         name, arguments = orders[len(results)]
         call = json.dumps({"name": name, "arguments": _arguments(arguments)})

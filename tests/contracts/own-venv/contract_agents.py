@@ -5,15 +5,10 @@ its own, and says what is in it."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-from pathlib import Path
 
 import pytest
+from agents import KEY, MODEL, NOTE, URL, program
 
-URL, KEY, MODEL = (os.environ[f"TARGET_{name}"] for name in ("URL", "KEY", "MODEL"))
-MODULES = Path(os.environ["TARGET_NODE_MODULES"])
-NOTE = "the answer is 42"
 CLAUDE_CODE = {
     "ANTHROPIC_BASE_URL": URL,
     "ANTHROPIC_AUTH_TOKEN": KEY,
@@ -33,38 +28,6 @@ env_key = "TANDEM_KEY"
 wire_api = "responses"
 """
 OPENCODE_APIS = ("openai-compatible", "anthropic", "openai")
-
-
-def program(pattern: str) -> Path:
-    """The binary for this machine, which npm has picked."""
-    found = [path for path in MODULES.glob(pattern) if os.access(path, os.X_OK) and path.is_file()]
-    assert found, f"npm has installed no {pattern}"
-    return min(found, key=lambda path: ("baseline" in str(path), "musl" in path.parts[-4]))
-
-
-@pytest.fixture
-def run(tmp_path):
-    """Runs an agent in a new project, in which there is a note, and a home of its own."""
-    project, home = tmp_path / "project", tmp_path / "home"
-    project.mkdir()
-    home.mkdir()
-    (project / "note.txt").write_text(NOTE)
-
-    def ran(binary: Path, *arguments: str, told: str = "", **environment: str) -> str:
-        made = subprocess.run(
-            [binary, *arguments],
-            input=told,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            cwd=project,
-            env=os.environ | {"HOME": str(home), "PWD": str(project)} | environment,
-        )
-        assert made.returncode == 0, made.stdout + made.stderr
-        return made.stdout
-
-    ran.home, ran.project = home, project
-    return ran
 
 
 @pytest.fixture

@@ -1,0 +1,58 @@
+"""Virtual environments of suites, with the sources of the releases whose tests they run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+import venv
+from pathlib import Path
+
+from .suites import OTHERS, VENVS, Sources, Suite
+
+
+def environment(name: str, suite: Suite) -> Path:
+    """The suite's folder, which is made at the first run and when what it needs has changed."""
+    folder = VENVS / name
+    complete, wanted = folder / "complete", repr((suite.packages, suite.npm, suite.sources))
+    if not complete.exists() or complete.read_text() != wanted:
+        venv.create(folder, clear=True, with_pip=True)
+        if suite.torch:
+            _see_own_packages(folder)
+        if suite.packages:
+            _pip(folder, "install", "--quiet", *suite.packages).check_returncode()
+        if suite.npm:
+            subprocess.run(["npm", "install", "--prefix", folder, *suite.npm], check=True)
+        if suite.sources is not None:
+            _fetch(suite.sources, folder)
+        complete.write_text(wanted)
+    return folder
+
+
+def _pip(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([folder / "bin" / "pip", *arguments], env=os.environ | more)
+
+
+def _see_own_packages(folder: Path) -> None:
+    """Let the environment import what Tandem's has: torch is too large to be installed twice."""
+    (site,) = folder.glob("lib/python*/site-packages")
+    own = sysconfig.get_path("purelib")
+    (site / "own.pth").write_text(f"import site; site.addsitedir({own!r})\n")
+
+
+def _fetch(sources: Sources, folder: Path) -> None:
+    """Copy the tests of a release from its archive, which pip unpacks and leaves in its folder for
+    temporary files. The release itself need not be buildable here. Every folder becomes a package,
+    so that tests find each other by relative imports."""
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        options = ("--no-deps", "--no-binary=:all:", "--no-build-isolation", "--no-clean")
+        _pip(folder, "download", *options, f"--dest={scratch}", sources.requirement, TMPDIR=scratch)
+        unpacked = list(Path(scratch).glob(f"*/*/{sources.folder}"))
+        if not unpacked:
+            raise SystemExit(f"{sources.requirement} has no folder {sources.folder}")
+        copied = folder / OTHERS / unpacked[0].name
+        shutil.copytree(unpacked[0], copied)
+    for found in (copied.parent, *(path for path in copied.rglob("*") if path.is_dir())):
+        (found / "__init__.py").touch()

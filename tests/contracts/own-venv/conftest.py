@@ -1,0 +1,33 @@
+# mypy: ignore-errors
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs an agent in a new project, in which there is a note, and a home of its own."""
+    project, home = tmp_path / "project", tmp_path / "home"
+    project.mkdir()
+    home.mkdir()
+    (project / "note.txt").write_text("the answer is 42")
+
+    def ran(binary: Path, *arguments: str, told: str = "", **environment: str) -> str:
+        made = subprocess.run(
+            [binary, *arguments],
+            input=told,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            cwd=project,
+            env=os.environ | {"HOME": str(home), "PWD": str(project)} | environment,
+        )
+        assert made.returncode == 0, made.stdout + made.stderr
+        return made.stdout
+
+    ran.home, ran.project = home, project
+    return ran

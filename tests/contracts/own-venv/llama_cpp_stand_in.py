@@ -1,0 +1,61 @@
+# mypy: ignore-errors
+"""llama.cpp's tests of its server against a running one: the server that a test would start is the
+one of TARGET_URL. Tests of llama.cpp's own routes and of options that start it are skipped, and
+what the model says is not compared, because the tests' model is another one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from unittest.mock import MagicMock
+from urllib.parse import urlsplit
+
+import pytest
+
+URL = urlsplit(os.environ["TARGET_URL"])
+# Paths that llama.cpp also has without their version.
+VERSIONED = ("/chat/completions", "/completions", "/embeddings", "/models", "/responses")
+OWN_PATHS = (
+    *("/completion", "/apply-template", "/props", "/slots", "/embedding"),
+    *("/chat/completions/input_tokens",),
+)
+# What a test starts its server with, for which there is no other one here.
+OWN_OPTIONS = (
+    *("chat_template", "chat_template_file", "model_tags", "no_ui", "api_key", "gcp_compat"),
+    *("backend_sampling",),
+)
+
+
+def load_utilities():
+    """The tests' module ``utils``; the package that it downloads models with is a mock."""
+    sys.modules["wget"] = MagicMock()
+    path = Path(os.environ["TARGET_OTHERS"]) / "tests" / "utils.py"
+    spec = importlib.util.spec_from_file_location("utils", path)
+    utilities = sys.modules["utils"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(utilities)
+    return utilities
+
+
+UTILITIES = load_utilities()
+
+
+class Remote(UTILITIES.ServerProcess):
+    def start(self, timeout_seconds=0):
+        for option in OWN_OPTIONS:
+            if getattr(self, option, None):
+                pytest.skip(f"starts a server with {option}")
+        self.server_host, self.server_port = URL.hostname, URL.port
+
+    def stop(self):
+        pass
+
+    def make_url(self, path, host=None):
+        if path.split("?")[0] in OWN_PATHS:
+            pytest.skip(f"{path} is a route of llama.cpp")
+        return URL.geturl() + ("/v1" if path.split("?")[0] in VERSIONED else "") + path
+
+
+UTILITIES.ServerProcess = Remote
+UTILITIES.match_regex = lambda pattern, text: isinstance(text, str)

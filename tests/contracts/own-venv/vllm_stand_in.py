@@ -1,0 +1,106 @@
+# mypy: ignore-errors
+"""vLLM's endpoint tests against a running server: vLLM and torch are mocks, and the server that a
+test would start is the one of TARGET_URL. Tests that ask no server are left out."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import inspect
+import os
+import sys
+import types
+from unittest.mock import MagicMock
+from urllib.parse import urlsplit
+
+import anthropic
+import openai
+from transformers import AutoTokenizer
+
+URL = os.environ["TARGET_URL"]
+KEY = "EMPTY"
+CLIENT = {"api_key": KEY, "max_retries": 0}
+# Slow machines: the tests' own timeouts are for GPUs.
+SECONDS = 120
+# Read before torch is a mock, which transformers would take for the real one.
+TOKENIZER = AutoTokenizer.from_pretrained(os.environ["REAL_MODEL"])
+UTILITIES = ("tests.utils", "others.utils")
+MOCKED = ("vllm", "torch", "tests")
+SERVED = ("RemoteOpenAIServer", "server", "client")
+
+
+class Mocked(types.ModuleType):
+    """A module or package in which there is everything."""
+
+    __path__ = ()
+
+    def __getattr__(self, name):
+        if name.startswith("__") and name != "__version__":
+            raise AttributeError(name)
+        value = MagicMock(name=f"{self.__name__}.{name}")
+        setattr(self, name, value)
+        return value
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in MOCKED or name in UTILITIES:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec):
+        return Mocked(spec.name)
+
+    def exec_module(self, module):
+        if module.__name__ in UTILITIES:
+            module.RemoteOpenAIServer = Remote
+            module.ROCM_EXTRA_ARGS = []
+        if module.__name__ == "vllm.tokenizers":
+            module.get_tokenizer = lambda *positional, **named: TOKENIZER
+
+
+class Remote:
+    """The interface of vLLM's server for tests."""
+
+    DUMMY_API_KEY = KEY
+    host, port = urlsplit(URL).hostname, urlsplit(URL).port
+    url_root = URL
+
+    def __init__(self, *positional, **named):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *raised):
+        return None
+
+    def url_for(self, *parts):
+        return "/".join((URL, *parts))
+
+    def get_client(self, **options):
+        return openai.OpenAI(base_url=self.url_for("v1"), timeout=SECONDS, **CLIENT)
+
+    def get_async_client(self, **options):
+        timeout = options.get("timeout", SECONDS)
+        return openai.AsyncOpenAI(base_url=self.url_for("v1"), timeout=timeout, **CLIENT)
+
+    def get_client_anthropic(self, **options):
+        return anthropic.Anthropic(base_url=URL, timeout=SECONDS, **CLIENT)
+
+    def get_async_client_anthropic(self, **options):
+        return anthropic.AsyncAnthropic(base_url=URL, timeout=SECONDS, **CLIENT)
+
+
+def pytest_collection_modifyitems(config, items):
+    asking = [item for item in items if _asks_a_server(item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in asking])
+    items[:] = asking
+
+
+def _asks_a_server(item):
+    fixtures = any(served in name for name in item.fixturenames for served in SERVED)
+    return fixtures or SERVED[0] in inspect.getsource(item.function)
+
+
+sys.meta_path.insert(0, Finder())
