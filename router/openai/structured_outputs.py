@@ -37,11 +37,12 @@ class JsonSchemaFormat(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """OpenAI's ``response_format``; ``structures`` and ``triggers``, or ``format``, are those of a
-    structural tag."""
+    """OpenAI's ``response_format``. ``structures`` and ``triggers``, or ``format``, are those of a
+    structural tag; a ``schema`` beside ``json_object`` is llama.cpp's way to give one."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
     structures: list[dict[str, Any]] | None = None
     triggers: list[str] | None = None
     format: dict[str, Any] | None = None
@@ -129,7 +130,9 @@ def _response_format(given: dict[str, Any], ignored: set[str]) -> pb.StructuredO
         case "text":
             return None
         case "json_object":
-            return constraint("json_object", True, "response_format")
+            if (schema := given.get("schema")) is None:
+                return constraint("json_object", True, "response_format")
+            return constraint("json", _object(schema, "response_format.schema"), "response_format")
         case "json_schema":
             return constraint("json", _schema_of(given), "response_format")
         case "structural_tag":

@@ -8,7 +8,9 @@ import subprocess
 import sysconfig
 import tempfile
 import venv
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from .suites import OTHERS, VENVS, Sources, Suite
 
@@ -19,10 +21,9 @@ def environment(name: str, suite: Suite) -> Path:
     complete, wanted = folder / "complete", repr((suite.packages, suite.npm, suite.sources))
     if not complete.exists() or complete.read_text() != wanted:
         venv.create(folder, clear=True, with_pip=True)
-        if suite.torch:
-            _see_own_packages(folder)
+        pinned = _see_own_packages(folder) if suite.torch else ()
         if suite.packages:
-            _pip(folder, "install", "--quiet", *suite.packages).check_returncode()
+            _pip(folder, "install", "--quiet", *suite.packages, *pinned).check_returncode()
         if suite.npm:
             subprocess.run(["npm", "install", "--prefix", folder, *suite.npm], check=True)
         if suite.sources is not None:
@@ -31,15 +32,17 @@ def environment(name: str, suite: Suite) -> Path:
     return folder
 
 
-def _pip(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([folder / "bin" / "pip", *arguments], env=os.environ | more)
+def _pip(folder: Path, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([folder / "bin" / "pip", *arguments], text=True, **options)
 
 
-def _see_own_packages(folder: Path) -> None:
-    """Let the environment import what Tandem's has: torch is too large to be installed twice."""
+def _see_own_packages(folder: Path) -> tuple[str, ...]:
+    """Let the environment import what Tandem's has: torch is too large to be installed twice. The
+    requirement that is returned keeps pip from replacing it."""
     (site,) = folder.glob("lib/python*/site-packages")
     own = sysconfig.get_path("purelib")
     (site / "own.pth").write_text(f"import site; site.addsitedir({own!r})\n")
+    return (f"torch=={version('torch')}",)
 
 
 def _fetch(sources: Sources, folder: Path) -> None:
@@ -48,10 +51,15 @@ def _fetch(sources: Sources, folder: Path) -> None:
     so that tests find each other by relative imports."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         options = ("--no-deps", "--no-binary=:all:", "--no-build-isolation", "--no-clean")
-        _pip(folder, "download", *options, f"--dest={scratch}", sources.requirement, TMPDIR=scratch)
+        tried = _pip(
+            *(folder, "download", *options, f"--dest={scratch}", sources.requirement),
+            env=os.environ | {"TMPDIR": scratch},
+            capture_output=True,
+        )
         unpacked = list(Path(scratch).glob(f"*/*/{sources.folder}"))
         if not unpacked:
-            raise SystemExit(f"{sources.requirement} has no folder {sources.folder}")
+            lacking = f"{sources.requirement} has no folder {sources.folder}"
+            raise SystemExit(f"{lacking}; pip says:\n{tried.stderr}")
         copied = folder / OTHERS / unpacked[0].name
         shutil.copytree(unpacked[0], copied)
     for found in (copied.parent, *(path for path in copied.rglob("*") if path.is_dir())):

@@ -46,7 +46,8 @@ def _case(element: ElementTree.Element) -> Case:
 
 
 class KnownFailures:
-    """Why cases of a suite fail, by patterns of their names; the first that fits counts."""
+    """Why cases of a suite fail, by patterns of ``NAME`` or ``NAME: MESSAGE``; the first that fits
+    counts."""
 
     def __init__(self, reasons: dict[str, str]) -> None:
         self._reasons = reasons
@@ -57,7 +58,10 @@ class KnownFailures:
         return cls(tomllib.loads(path.read_text()) if path.exists() else {})
 
     def reason(self, case: Case) -> str | None:
-        fitting = (why for cases, why in self._reasons.items() if _fits(case.name, cases))
+        names = (case.name, f"{case.name}: {case.message}")
+        fitting = (
+            why for cases, why in self._reasons.items() if any(_fits(name, cases) for name in names)
+        )
         return next(fitting, None)
 
 

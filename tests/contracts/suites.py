@@ -49,7 +49,7 @@ SERVERS = {
     # Open to everybody: tests of others send no key, or one of their own.
     "stand-in": Server(
         _serving(
-            *("{real_model}", "--dtype=bfloat16", "--tool-call-parser=hermes"),
+            *("{real_model}", "--dtype=bfloat16", "--tool-call-parser=hermes", "--max-tokens=512"),
             *("--trust-request-chat-template", f"--served-model-name={','.join(NAMES_OF_OTHERS)}"),
         ),
         model=NAMES_OF_OTHERS[0],
@@ -94,10 +94,12 @@ def _of_others(
         *(f"--rootdir={root}", "--timeout=300", "--junitxml={report}", *options.split()),
         *(f"{root}/{Path(sources.folder).name}/{test}" for test in tests),
     )
-    return Suite((*packages, *PYTEST), command, server="stand-in", sources=sources)
+    return Suite(
+        (*packages, *PYTEST, "pytest-timeout"), command, server="stand-in", sources=sources
+    )
 
 
-PYTEST = ("pytest", "pytest-asyncio", "pytest-timeout")
+PYTEST = ("pytest", "pytest-asyncio")
 # Of schemathesis: not every request that a schema allows is served (ids and sizes depend on the
 # model), and routes for operators, of the Ollama library and with side effects are left out.
 FUZZING = (

@@ -40,6 +40,12 @@ def test_a_record_has_each_failure_with_its_reason(cases: list[Case]) -> None:
     assert [case.name for case in unexplained(cases, known)] == ["breaks"]
 
 
+def test_a_reason_may_be_for_one_message() -> None:
+    known = KnownFailures({"a: too slow": "the machine"})
+    assert known.reason(Case("a", FAILED, "too slow")) == "the machine"
+    assert known.reason(Case("a", FAILED, "too slow, wrong")) is None
+
+
 @pytest.mark.parametrize("name", SUITES)
 def test_suites_ask_servers_that_exist_and_have_readable_reasons(name: str) -> None:
     assert SUITES[name].server in SERVERS

@@ -29,6 +29,10 @@ TAKEN: list[tuple[dict[str, Any], pb.StructuredOutputs | None]] = [
         named("response_format", json_object=True),
     ),
     (
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
+        named("response_format", json=AS_JSON),
+    ),
+    (
         {
             "response_format": {
                 "type": "json_schema",
@@ -62,6 +66,11 @@ TAKEN: list[tuple[dict[str, Any], pb.StructuredOutputs | None]] = [
 
 WRONG: list[tuple[dict[str, Any], str, str | None]] = [
     ({"response_format": "json"}, "response_format", "invalid_type"),
+    (
+        {"response_format": {"type": "json_object", "schema": 1}},
+        "response_format.schema",
+        "invalid_type",
+    ),
     ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
     (
         {"response_format": {"type": "json_schema"}},
