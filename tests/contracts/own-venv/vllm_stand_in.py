@@ -27,6 +27,8 @@ TOKENIZER = AutoTokenizer.from_pretrained(os.environ["REAL_MODEL"])
 UTILITIES = ("tests.utils", "others.utils")
 MOCKED = ("vllm", "torch", "tests")
 SERVED = ("RemoteOpenAIServer", "server", "client")
+# Servers with an option that Tandem does not have.
+LEFT_OUT = ("watermarked",)
 
 
 class Mocked(types.ModuleType):
@@ -57,6 +59,11 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             module.ROCM_EXTRA_ARGS = []
         if module.__name__ == "vllm.tokenizers":
             module.get_tokenizer = lambda *positional, **named: TOKENIZER
+        if module.__name__ == "vllm.config":
+            config = types.SimpleNamespace(get_vocab_size=lambda: len(TOKENIZER))
+            module.ModelConfig = lambda *positional, **named: config
+        if module.__name__ == "torch":
+            module.iinfo = lambda dtype: types.SimpleNamespace(min=-(2**63), max=2**63 - 1)
 
 
 class Remote:
@@ -99,6 +106,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _asks_a_server(item):
+    if any(name in item.name for name in LEFT_OUT):
+        return False
     fixtures = any(served in name for name in item.fixturenames for served in SERVED)
     return fixtures or SERVED[0] in inspect.getsource(item.function)
 
