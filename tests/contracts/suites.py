@@ -16,7 +16,7 @@ NAMES_OF_OTHERS = (
     *("Qwen/Qwen2.5-1.5B-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct", "test"),
     *("HuggingFaceH4/zephyr-7b-beta", "openai-community/gpt2", "claude-3-7-sonnet-latest"),
     *("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "gpt-3.5-turbo-instruct", "gpt-4.1"),
-    "zephyr-lora",
+    *("zephyr-lora", "text-embedding-3-small", "davinci-002", "gpt-3.5-turbo"),
 )
 
 
