@@ -57,7 +57,7 @@ def _run(name: str, folder: Path, url: str, key: str, report: Path) -> int:
         "TARGET_OTHERS": str(folder / OTHERS),
         "PYTHONPATH": str(SCRIPTS),
     }
-    command = [folder / "bin" / program, *arguments]
+    command = [str(folder / "bin" / program), *arguments]
     return subprocess.run(command, cwd=folder, env=os.environ | given).returncode
 
 

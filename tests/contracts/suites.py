@@ -17,6 +17,7 @@ NAMES_OF_OTHERS = (
     *("HuggingFaceH4/zephyr-7b-beta", "openai-community/gpt2", "claude-3-7-sonnet-latest"),
     *("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "gpt-3.5-turbo-instruct", "gpt-4.1"),
     *("zephyr-lora", "text-embedding-3-small", "davinci-002", "gpt-3.5-turbo"),
+    "codellama70b",
 )
 
 
@@ -158,7 +159,16 @@ SUITES = {
     "schemathesis": Suite(("schemathesis",), (*FUZZING.split(), "Authorization: Bearer {key}")),
     "vllm": _of_others(
         *(VLLM, "vllm_stand_in", VLLM_TESTS),
-        *("openai", "anthropic", "regex", "requests", "jsonschema", "transformers", "fastapi"),
+        *(
+            "openai",
+            "anthropic",
+            "regex",
+            "requests",
+            "jsonschema",
+            "transformers",
+            "fastapi",
+            "pybase64",
+        ),
     ),
     "llama-cpp": _of_others(
         *(LLAMA_CPP, "llama_cpp_stand_in", LLAMA_CPP_TESTS),
