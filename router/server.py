@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Protocol
 
+from ..shared.process.parts import first_end
 from ..shared.process.probe import ProbeServer
 from ..shared.security.credentials import INSECURE, Credentials
 from ..shared.telemetry.logs import logger
@@ -117,13 +118,9 @@ class Router:
         self.app.close()
         log.info("ended")
 
-    async def failed(self) -> None:
-        """Wait until a part of the router ends by itself; raise its error."""
+    def parts(self) -> list[asyncio.Task[None]]:
         assert self._http.serving is not None
-        parts = (self._http.serving, *self._loops)
-        done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        return [self._http.serving, *self._loops]
 
     async def _start_metrics(self) -> None:
         options = self.options
@@ -147,7 +144,10 @@ class RouterProcess(Protocol):
     async def start(self) -> None: ...
     async def retire(self) -> None: ...
     async def stop(self) -> None: ...
-    async def failed(self) -> None: ...
+
+    def parts(self) -> list[asyncio.Task[None]]:
+        """The tasks of a process that has started; if one of them ends, so does the process."""
+        ...
 
 
 async def run_router(
@@ -189,7 +189,7 @@ async def run(process: RouterProcess, stop: asyncio.Event, on_ready: Callable[[]
         await process.retire()
 
     retired = asyncio.create_task(until_retired())
-    failed = asyncio.create_task(process.failed())
+    failed = asyncio.create_task(first_end(process.parts()))
     try:
         on_ready()
         await asyncio.wait((retired, failed), return_when=asyncio.FIRST_COMPLETED)

@@ -19,6 +19,7 @@ from typing import Any
 
 from ...proto import tandem_pb2 as pb
 from ...shared.errors import RequestError, StartupError
+from ...shared.process.parts import first_end
 from ...shared.process.probe import ProbeServer
 from ...shared.security.credentials import Credentials
 from ...shared.telemetry.logs import logger
@@ -154,18 +155,13 @@ class Keeper:
         self._until_end.close()
         log.info("ended")
 
-    async def failed(self) -> None:
-        """Wait until a part ends by itself; raise its error."""
-        done, _ = await asyncio.wait(
-            (*self._running, *self._loops), return_when=asyncio.FIRST_COMPLETED
-        )
-        for task in done:
-            task.result()
+    def parts(self) -> list[asyncio.Task[None]]:
+        return [*self._running, *self._loops]
 
     async def _until_whole(self) -> None:
         """Wait until all workers serve. Raises ``StartupError``."""
         whole = asyncio.create_task(self._all_serve.wait())
-        failed = asyncio.create_task(self.failed())
+        failed = asyncio.create_task(first_end(self.parts()))
         try:
             await asyncio.wait(
                 (whole, failed), timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED

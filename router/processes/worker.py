@@ -165,13 +165,9 @@ class Worker:
         await self.nodes.close()
         self.app.close()
 
-    async def failed(self) -> None:
-        """Wait until a part ends by itself; raise its error."""
+    def parts(self) -> list[asyncio.Task[None]]:
         assert self._http.serving is not None
-        parts = (self._http.serving, *self._loops)
-        done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        return [self._http.serving, *self._loops]
 
     async def _follow(self) -> None:
         """Follow the keeper. Without it the port belongs to nobody: finish, and end."""
