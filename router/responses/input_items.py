@@ -33,7 +33,7 @@ Item = dict[str, Any]
 Id = Annotated[str, Field(max_length=MAX_ID)]
 
 
-class FunctionCallItem(BodyModel):
+class ToolCallItem(BodyModel):
     """A call that the model has made."""
 
     type: Any
@@ -41,20 +41,19 @@ class FunctionCallItem(BodyModel):
     call_id: Id
     name: Annotated[str, Field(min_length=1, max_length=256)]
     namespace: Id | None = None
-    arguments: str
     status: Any = None
 
 
-class CustomCallItem(BodyModel):
+class FunctionCallItem(ToolCallItem):
+    """A call of a function."""
+
+    arguments: str
+
+
+class CustomCallItem(ToolCallItem):
     """A call of a custom tool."""
 
-    type: Any
-    id: Id | None = None
-    call_id: Id
-    name: Annotated[str, Field(min_length=1, max_length=256)]
-    namespace: Id | None = None
     input: str
-    status: Any = None
 
 
 class FunctionOutputItem(BodyModel):
@@ -207,7 +206,7 @@ def _custom_call(item: Item, param: str, ignored: set[str]) -> Item:
     return _call(item, "ctc", read) | {"input": read.input}
 
 
-def _call(item: Item, kind: str, read: FunctionCallItem | CustomCallItem) -> Item:
+def _call(item: Item, kind: str, read: ToolCallItem) -> Item:
     shown = {
         "id": _id(item, kind),
         "type": read.type,
