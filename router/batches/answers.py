@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from .stored_batch import BatchStatus
+from .stored_batch import BatchColumns
 
 
 class FileObject(BaseModel):
@@ -71,26 +71,9 @@ class BatchTokenUsage(BaseModel):
     total_tokens: int
 
 
-class BatchObject(BaseModel):
-    id: str
+class BatchObject(BatchColumns):
     object: Literal["batch"]
-    endpoint: str
-    model: str | None
     errors: BatchLineErrors | None
-    input_file_id: str
-    completion_window: str
-    status: BatchStatus
-    output_file_id: str | None
-    error_file_id: str | None
-    created_at: int
-    in_progress_at: int | None
-    expires_at: int
-    finalizing_at: int | None
-    completed_at: int | None
-    failed_at: int | None
-    expired_at: int | None
-    cancelling_at: int | None
-    cancelled_at: int | None
     request_counts: BatchCounts
     usage: BatchTokenUsage
     metadata: dict[str, str] | None

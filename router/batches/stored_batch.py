@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 
 class BatchStatus(StrEnum):
     """OpenAI's states of a batch."""
@@ -28,45 +30,40 @@ UNFINISHED = (
     BatchStatus.FINALIZING,
     BatchStatus.CANCELLING,
 )
-TIMES = (
-    "created_at",
-    "in_progress_at",
-    "expires_at",
-    "finalizing_at",
-    "completed_at",
-    "failed_at",
-    "expired_at",
-    "cancelling_at",
-    "cancelled_at",
-)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredBatch:
-    """A row of the table. ``output_seconds`` is how long its results are kept."""
+class BatchColumns(BaseModel):
+    """The columns that clients see under the same names."""
 
-    number: int
     id: str
-    owner: str
-    status: str
     endpoint: str
+    model: str | None
     input_file_id: str
     completion_window: str
-    metadata: str
-    errors: str
-    model: str | None
+    status: BatchStatus
     output_file_id: str | None
     error_file_id: str | None
-    output_seconds: int | None
     created_at: int
-    expires_at: int
     in_progress_at: int | None
+    expires_at: int
     finalizing_at: int | None
     completed_at: int | None
     failed_at: int | None
     expired_at: int | None
     cancelling_at: int | None
     cancelled_at: int | None
+
+
+class StoredBatch(BatchColumns):
+    """A row of the table. ``output_seconds`` is how long its results are kept."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    number: int
+    owner: str
+    metadata: str
+    errors: str
+    output_seconds: int | None
     total: int
     completed: int
     failed: int
@@ -82,18 +79,12 @@ class StoredBatch:
     def body(self) -> dict[str, Any]:
         """OpenAI's batch object."""
         errors = json.loads(self.errors)
-        return {
-            "id": self.id,
+        shown = self.model_dump(include=set(BatchColumns.model_fields))
+        if not self.ended:
+            shown |= {"output_file_id": None, "error_file_id": None}
+        return shown | {
             "object": "batch",
-            "endpoint": self.endpoint,
-            "model": self.model,
             "errors": {"object": "list", "data": errors} if errors else None,
-            "input_file_id": self.input_file_id,
-            "completion_window": self.completion_window,
-            "status": self.status,
-            "output_file_id": self.output_file_id if self.ended else None,
-            "error_file_id": self.error_file_id if self.ended else None,
-            **{name: getattr(self, name) for name in TIMES},
             "request_counts": {
                 "total": self.total,
                 "completed": self.completed,
