@@ -19,7 +19,7 @@ from tandem.router.mcp.server_tools import CallOutcome
 from tandem.router.options import RouterOptions
 from tandem.router.processes.shared_approvals import SharedApprovals, take_answer
 from tandem.shared.errors import RequestError
-from tandem.tests.router.mcp.test_rounds import CLIENTS, SERVER, call, served
+from tandem.tests.router.mcp.test_rounds import CLIENTS, SERVER, FakeServers, call, served
 from tandem.tests.router.openai.test_tools import prompt
 from tandem.tests.router.support import Cluster, until
 
@@ -158,19 +158,25 @@ async def test_a_request_that_fails_can_be_sent_again_and_the_call_runs_once(
         assert usage["input_tokens"] == len(c.nodes[-1].requests[-1].prompt)
 
 
+def slow_calls(servers: FakeServers) -> tuple[asyncio.Event, asyncio.Event]:
+    """Make calls wait: an event that one has begun, and one to let it go on."""
+    begun, finish = asyncio.Event(), asyncio.Event()
+
+    async def slow(label: str, tool: str, arguments: str) -> CallOutcome:
+        begun.set()
+        await finish.wait()
+        servers.called.append((label, tool, arguments))
+        return CallOutcome(text="late")
+
+    servers.call = slow  # type: ignore[method-assign]
+    return begun, finish
+
+
 async def test_a_call_goes_on_when_its_client_leaves(tmp_path: Path) -> None:
     async with served(tmp_path, call("s__add", a=1), "Done.") as (c, servers):
         first = await asking(c)
         [asked] = asked_of(first)
-        begun, finish = asyncio.Event(), asyncio.Event()
-
-        async def slow(label: str, tool: str, arguments: str) -> CallOutcome:
-            begun.set()
-            await finish.wait()
-            servers.called.append((label, tool, arguments))
-            return CallOutcome(text="late")
-
-        servers.call = slow  # type: ignore[method-assign]
+        begun, finish = slow_calls(servers)
         again: dict[str, Any] = {"previous_response_id": first["id"]}
         leaving = asyncio.create_task(post(c, [yes(asked)], **again))
         await begun.wait()
@@ -182,6 +188,48 @@ async def test_a_call_goes_on_when_its_client_leaves(tmp_path: Path) -> None:
         await until(lambda: servers.called != [])
         made = (await post(c, [yes(asked)], **again)).json()
         assert made["output"][1]["output"] == "late" and len(servers.called) == 1
+
+
+async def ended(c: Cluster, made: dict[str, Any]) -> dict[str, Any]:
+    """A response in the background, when it has ended."""
+    await until(lambda: c.router.app.services.runs.find(made["id"], "") is None)
+    found: dict[str, Any] = (await c.client.get(f"/v1/responses/{made['id']}")).json()
+    return found
+
+
+async def test_responses_in_the_background_ask_and_are_answered(tmp_path: Path) -> None:
+    async with served(tmp_path, call("s__add", a=1), "Done.") as (c, servers):
+        first = await asking(c, background=True)
+        assert first["status"] == "queued" and asked_of(first) == []
+        first = await ended(c, first)
+        [asked] = asked_of(first)
+        assert first["status"] == "completed" and servers.called == []
+        again: dict[str, Any] = {"previous_response_id": first["id"], "background": True}
+        second = await ended(c, (await post(c, [yes(asked)], **again)).json())
+        assert [item["type"] for item in second["output"]] == [
+            "mcp_list_tools", "mcp_call", "message",
+        ]  # fmt: skip
+        assert second["output"][1]["output"] == "result 1"
+        repeated = await ended(c, (await post(c, [yes(asked)], **again)).json())
+        assert repeated["status"] == "failed" and len(servers.called) == 1
+
+
+async def test_a_call_goes_on_when_its_response_in_the_background_is_cancelled(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path, call("s__add", a=1), "Done.") as (c, servers):
+        first = await asking(c)
+        [asked] = asked_of(first)
+        begun, finish = slow_calls(servers)
+        again: dict[str, Any] = {"previous_response_id": first["id"]}
+        made = (await post(c, [yes(asked)], **again, background=True)).json()
+        await begun.wait()
+        cancelled = await c.client.post(f"/v1/responses/{made['id']}/cancel")
+        assert cancelled.json()["status"] == "cancelled"
+        finish.set()
+        await until(lambda: servers.called != [])
+        last = (await post(c, [yes(asked)], **again)).json()
+        assert last["output"][1]["output"] == "late" and len(servers.called) == 1
 
 
 UNKNOWN = "approval_request_not_found"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tandem.router.access.key_usage import KeyCounts
 from tandem.router.cluster.node_table import NodeTable
-from tandem.router.processes import merged_metrics
+from tandem.router.processes import merged_metrics, merged_usage
 from tandem.router.processes.merged_metrics import MergedPage, describe
 from tandem.router.processes.merged_usage import MergedUsage, describe_usage, read_usage
 from tandem.router.processes.process_link import Topic
@@ -97,3 +99,24 @@ async def test_usage_is_summed_by_key_with_that_of_ended_workers() -> None:
     assert await counts() == (3, 10, 3)
     told[1] = describe_usage({"a": first, "b": first})  # its successor
     assert await counts() == (4, 20, 3)
+
+
+async def test_usage_is_asked_for_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers end without notice, after which only what they have told before is left."""
+    told = {0: describe_usage({"a": KeyCounts(requests=2)})}
+    asked = asyncio.Semaphore(0)
+
+    async def gather(topic: Topic) -> dict[int, bytes]:
+        assert topic is Topic.USAGE
+        asked.release()
+        return told
+
+    monkeypatch.setattr(merged_usage, "ASK_SECONDS", 0.0)
+    merged = MergedUsage(gather)
+    running = asyncio.create_task(merged.run())
+    for _ in range(2):
+        await asked.acquire()
+    running.cancel()
+    told.clear()
+    merged.worker_ended(0)
+    assert read_usage(await merged.get())["a"].requests == 2
