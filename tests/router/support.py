@@ -327,6 +327,12 @@ class Cluster:
     async def complete(self, prompt: Any = "hi", **fields: Any) -> httpx.Response:
         return await self.client.post("/v1/completions", json={"prompt": prompt, **fields})
 
+    async def first_tokens(self, count: int = 1) -> None:
+        """Wait until the router has read the first token of each of ``count`` requests, which are
+        all that are in progress. A node that serves a request tells no such thing."""
+        metrics = self.router.metrics
+        await until(lambda: metrics.requests.total() == count and not metrics.unstarted.total())
+
     async def stop(self) -> None:
         for node in self.nodes:
             await node.stop()

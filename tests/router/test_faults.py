@@ -147,7 +147,7 @@ async def test_a_node_that_falls_silent_ends_its_streams(tmp_path: Path) -> None
     async with cluster(tmp_path, nodes=1, node_timeout=0.4) as c:
         c.node.script = stuck
         work = asyncio.create_task(c.chat(stream=True))
-        await until(lambda: c.node.active == 1)
+        await c.first_tokens()
         assert c.node.beat is not None
         c.node.beat.cancel()
         found = events((await work).text)
@@ -337,7 +337,7 @@ async def test_no_more_requests_than_the_limit(tmp_path: Path) -> None:
         assert response.headers["retry-after"] == "1"
         for writer in writers:
             writer.close()
-        await until(lambda: c.node.active == 0)
+        await until(lambda: c.router.app.handler.active == 0)
         c.node.script = None
         assert (await c.chat()).status_code == 200
 
@@ -377,12 +377,19 @@ async def test_without_a_decode_node_the_answer_is_503(tmp_path: Path) -> None:
 
 async def test_a_drain_lets_streams_finish_and_ends_the_rest(tmp_path: Path) -> None:
     async with cluster(tmp_path, drain_timeout=1.0) as c:
-        c.node.delay = 0.1
+
+        async def finish(request: Any, context: Any) -> Any:
+            yield admitted()
+            yield tokens_event(0, [5])
+            await until(lambda: c.router.app.services.draining)
+            yield finished(0)
+
+        c.node.script = finish
         finishing = asyncio.create_task(c.chat(stream=True))
-        await until(lambda: c.node.active == 1)
+        await c.first_tokens()
         c.node.script = stuck
         ended = asyncio.create_task(c.chat(stream=True))
-        await until(lambda: c.node.active == 2)
+        await c.first_tokens(2)
         stopping = asyncio.create_task(c.router.stop())
         assert events((await finishing).text)[-1] == "[DONE]"
         assert events((await ended).text)[-1]["error"]["code"] == "server_draining"
@@ -408,7 +415,7 @@ async def test_sigterm_lets_a_router_serve_for_its_delay_then_close_then_finish(
     async with cluster(tmp_path, shutdown_delay=3600.0) as c:
         c.node.script = stuck
         running = asyncio.create_task(c.chat(stream=True))
-        await until(lambda: c.node.active == 1)
+        await c.first_tokens()
         c.node.script = None
         retiring = asyncio.create_task(c.router.retire())
         await until(lambda: c.router.app.services.draining)

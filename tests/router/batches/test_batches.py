@@ -170,7 +170,14 @@ async def test_an_invalid_file_fails_with_the_lines(tmp_path: Path) -> None:
 async def test_a_restarted_router_continues_a_batch(tmp_path: Path) -> None:
     count = 12
     async with served(tmp_path, batch_concurrency=2) as (c, client):
-        c.node.delay = 0.02
+
+        async def first_ones(request: Any, context: Any) -> AsyncIterator[Any]:
+            if len(c.node.requests) > 5:
+                await asyncio.Event().wait()
+            async for event in c.node._talk(request, context):
+                yield event
+
+        c.node.script = first_ones
         batch = await create(client, jsonl(*(line(n) for n in range(count))))
         await until(lambda: len(c.node.requests) > 5)  # of two at once, so more than 3 have ended
     async with served(tmp_path) as (c, client):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -70,7 +71,7 @@ async def test_a_static_prefill_node_reports_its_prefixes_too(
 async def test_prompts_go_to_their_prefix_before_and_after_it_is_reported(
     tmp_path: Path,
 ) -> None:
-    async with cluster(tmp_path, nodes=3) as c:
+    async with cluster(tmp_path, nodes=3, node_timeout=3600.0) as c:
         for node in c.nodes:
             assert node.beat is not None
             node.beat.cancel()
@@ -103,11 +104,17 @@ async def test_prompts_go_to_their_prefix_before_and_after_it_is_reported(
 
 
 async def test_a_burst_that_no_heartbeat_has_counted_is_spread(tmp_path: Path) -> None:
-    async with cluster(tmp_path, nodes=3) as c:
+    async with cluster(tmp_path, nodes=3, node_timeout=3600.0) as c:
+
+        async def talk(request: Any, context: Any) -> Any:
+            await until(lambda: sum(len(node.requests) for node in c.nodes) == 12)
+            async for event in c.nodes[0]._talk(request, context):
+                yield event
+
         for node in c.nodes:
             assert node.beat is not None
             node.beat.cancel()
-            node.delay = 0.05
+            node.script = talk
         prompt = "the quick brown fox " * 12
         await asyncio.gather(*(c.complete(prompt) for _ in range(12)))
         assert all(len(node.requests) >= 2 for node in c.nodes)

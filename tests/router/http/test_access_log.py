@@ -155,14 +155,15 @@ async def test_a_stream_that_fails_has_its_error_and_what_was_sent(
 async def test_a_disconnect_of_the_client_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def never(request: Any, context: Any) -> Any:
+    async def stall(request: Any, context: Any) -> Any:
         yield admitted()
+        yield tokens_event(0, [1])
         await asyncio.Event().wait()
 
     async with cluster(tmp_path) as c:
-        c.node.script = never
+        c.node.script = stall
         asking = asyncio.create_task(c.complete("x"))
-        await until(lambda: c.node.active == 1)
+        await c.first_tokens()
         asking.cancel()
         line = await next_line(caplog)
         assert (line["status"], line["client_gone"]) == (499, True)

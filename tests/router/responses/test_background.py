@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,14 @@ from tandem.tests.router.support import until
 
 async def test_a_response_in_the_background_is_polled(tmp_path: Path) -> None:
     async with served(tmp_path) as (c, client):
-        c.node.delay = 0.02
+        polled = asyncio.Event()
+
+        async def talk(request: Any, context: Any) -> Any:
+            await polled.wait()
+            async for event in c.node._talk(request, context):
+                yield event
+
+        c.node.script = talk
         made = await client.responses.create(input="hi", background=True)
         assert made.status == "queued" and made.output == []
         await until(lambda: c.node.requests != [])
@@ -22,6 +30,7 @@ async def test_a_response_in_the_background_is_polled(tmp_path: Path) -> None:
         assert now.status in ("queued", "in_progress") and now.background
         with pytest.raises(openai.BadRequestError, match="still in progress"):
             await client.responses.create(input="x", previous_response_id=made.id)
+        polled.set()
         await until(lambda: c.router.app.services.runs.find(made.id, "") is None)
         ended = await client.responses.retrieve(made.id)
         assert (ended.status, ended.output_text) == ("completed", "hello world")

@@ -101,16 +101,16 @@ def test_two_nodes_send_to_each_other_at_once_over_reused_connections():
 
 
 def test_a_receiver_that_grants_no_credit_does_not_slow_another():
+    limits = {"window_bytes": 2 * 2048, "progress_seconds": 60.0}
     with (
-        Rank("p", seed=1) as prefill,
-        Rank("d", listen_host=None) as decode,
+        Rank("p", seed=1, timing=PATIENT) as prefill,
+        Rank("d", listen_host=None, timing=PATIENT) as decode,
         FakeReceiver(Rank("slow"), prefill) as slow,
     ):
-        prefill.open(slow, 1, BLOCKS, first_token=0, end_token=END, window_bytes=2 * 2048)
+        prefill.open(slow, 1, BLOCKS, first_token=0, end_token=END, **limits)
         prefill.compute(1, 0, END, chunk=END)
         slow.take(), slow.take()
         for i in range(2, 7):
-            slow.ping()
             _run(prefill, decode, i)
             prefill.log.wait(SendFinished, i)
         # Exactly the window has left, and nothing more.
