@@ -417,7 +417,7 @@ def set_role(router: tuple[str, Credentials], node: str, role: str, force: bool)
     "registry",
     envvar="TANDEM_ROUTER",
     help="Registry of the router, host:port (default: that of the tandem serve that you run here "
-    "if URL is on this machine, else port 8001 of URL's host).",
+    "at URL, or of the only one if URL is on this machine; else port 8001 of URL's host).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Everything, for programs.")
 def doctor(url: str, registry: str | None, as_json: bool, **values: Any) -> None:
@@ -430,14 +430,10 @@ def doctor(url: str, registry: str | None, as_json: bool, **values: Any) -> None
     from .router.doctor import report
     from .router.doctor.findings import findings
     from .router.doctor.survey import survey
-    from .shared.security.credentials import is_loopback
     from .shared.security.local_token import find_registry
 
-    host = report.host_of(url)
-    fallback = f"{host}:8001"
-    if not registry and not is_loopback(host.strip("[]")):
-        registry = fallback
-    registry, credentials = find_registry(fill(SecurityConfig, values), registry, fallback)
+    fallback = f"{report.host_of(url)}:8001"
+    registry, credentials = find_registry(fill(SecurityConfig, values), registry, fallback, url)
     seen = survey(url.rstrip("/"), registry, credentials)
     found = findings(seen)
     click.echo(report.as_json(seen, found) if as_json else report.as_text(seen, found))

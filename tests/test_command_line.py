@@ -448,7 +448,7 @@ def test_a_cluster_whose_token_cannot_be_left_for_others_serves_all_the_same(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "none"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
     with contextlib.ExitStack() as stack:
-        serve.publish_token(stack, left_token("127.0.0.1:8001", "t"))
+        serve.publish_token(stack, left_token("127.0.0.1:8001", "t", "http://h:1"))
     told = capsys.readouterr().err
     assert "other commands need --cluster-token-file" in told and "XDG_RUNTIME_DIR" in told
 

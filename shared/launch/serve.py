@@ -93,7 +93,7 @@ def serve_cluster(
                 # Reports a certificate for another name, with which no node could join.
                 registry.check(joins_at, credentials)
             if own_token:
-                publish_token(until_end, left_token(joins_at, credentials.token))
+                publish_token(until_end, left_token(joins_at, credentials.token, address))
             started = {cluster.wait_ready(node, deadline).get("address", "") for node in nodes}
 
             def refusal() -> str:

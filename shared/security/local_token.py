@@ -1,9 +1,10 @@
 """The generated token of a local cluster, and how other commands of its user find it.
 
 Every user of a machine can connect to its loopback. So ``tandem serve`` generates a token for its
-parts and leaves it in a file that only its user can read, named after the registry's address. The
-launcher holds a lock on the file as long as it lives: the token of a killed launcher is invalid,
-and is never sent to another process that listens at that address since."""
+parts and leaves it in a file that only its user can read, named after the registry's address, with
+the URL of its router. The launcher holds a lock on the file as long as it lives: the token of a
+killed launcher is invalid, and is never sent to another process that listens at that address since.
+A router is found by the files alone, never by an answer: anybody may serve at a URL."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ import secrets
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from ..config import SecurityConfig
 from ..config.fields import split_addresses
@@ -25,7 +27,16 @@ from .credentials import Credentials, read_credentials
 
 # Prefix of files that are still being written and may not be locked yet.
 _UNFINISHED = "."
-_MAX_TOKEN = 4096
+_MAX_BYTES = 4096
+_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class LeftToken:
+    """The token that a launcher has left, and the URL of its router; empty if there is none."""
+
+    token: str = ""
+    url: str = ""
 
 
 def make_token() -> str:
@@ -42,12 +53,12 @@ def find_credentials(config: SecurityConfig, routers: Sequence[str]) -> Credenti
 
 
 def find_registry(
-    config: SecurityConfig, given: str | None, fallback: str
+    config: SecurityConfig, given: str | None, fallback: str, url: str = ""
 ) -> tuple[str, Credentials]:
     """The registry that a command talks to, ``given`` or that of ``find_router``, with the
     credentials for it. Invalid credentials are reported before a registry is looked for."""
     credentials = read_credentials(config)
-    registries = split_addresses("--router", given or find_router(fallback))
+    registries = split_addresses("--router", given or find_router(fallback, url))
     if len(registries) > 1:
         raise UsageError(f"--router {given} has several addresses; give that of one router")
     return registries[0], _with_token(credentials, registries)
@@ -68,26 +79,50 @@ def _with_token(credentials: Credentials, routers: Sequence[str]) -> Credentials
 def find_token(address: str) -> str:
     """The token that a live launcher of this user has left for the registry at ``address``; empty
     if there is none."""
+    return _left(address).token
+
+
+def find_router(fallback: str, url: str = "") -> str:
+    """The registry of the ``tandem serve`` that this user runs here: of the one whose router is at
+    ``url``, or of the only one; else ``fallback``, as for the ``url`` of another machine.
+
+    Raises ``UsageError`` if several run and none of them is ``fallback``.
+    """
+    found = {address: left for address in sorted(_addresses()) if (left := _left(address)).token}
+    wanted = _server(url)
+    serving = [address for address, left in found.items() if wanted and _server(left.url) == wanted]
+    if len(serving) == 1:
+        return serving[0]
+    elsewhere = wanted and not _name(wanted)
+    if not found or elsewhere or _bracketed(_name(fallback)) in found:
+        return fallback
+    if len(found) > 1:
+        shown = ", ".join(f"{address} ({left.url})" for address, left in found.items())
+        raise UsageError(f"several routers run here; choose one with --router: {shown}")
+    return next(iter(found))
+
+
+def _left(address: str) -> LeftToken:
+    """The token for a registry, as long as its launcher lives."""
     name = _name(address)
     for folder in _folders() if name else ():
         if _ours(folder):
             with contextlib.suppress(OSError), _opened(folder / name) as file:
                 if _held(file):
-                    return os.read(file, _MAX_TOKEN).decode()
-    return ""
+                    token, _, url = os.read(file, _MAX_BYTES).decode().partition("\n")
+                    return LeftToken(token, url)
+    return LeftToken()
 
 
-def find_router(fallback: str) -> str:
-    """The registry of the one ``tandem serve`` that this user runs here, else ``fallback``.
-
-    Raises ``UsageError`` if several run and none of them is ``fallback``.
-    """
-    found = [address for address in sorted(_addresses()) if find_token(address)]
-    if not found or fallback in found:
-        return fallback
-    if len(found) > 1:
-        raise UsageError(f"several routers run here; choose one with --router: {', '.join(found)}")
-    return found[0]
+def _server(url: str) -> str:
+    """The host and port of a URL; empty if it has none."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or _PORTS.get(parts.scheme)
+    except ValueError:
+        return ""
+    address = f"{parts.hostname}:{port}"
+    return (_name(address) or address) if parts.hostname and port else ""
 
 
 def _addresses() -> set[str]:
@@ -105,8 +140,9 @@ def _bracketed(name: str) -> str:
 
 
 @contextlib.contextmanager
-def left_token(address: str, token: str) -> Iterator[None]:
-    """Make ``token`` available to this user's commands under ``address`` until the block ends.
+def left_token(address: str, token: str, url: str) -> Iterator[None]:
+    """Make the ``token`` of the registry at ``address``, whose router serves ``url``, available to
+    this user's commands until the block ends.
 
     Raises ``StartupError`` if there is no folder that only this user can read, or ``OSError``.
     """
@@ -117,7 +153,7 @@ def left_token(address: str, token: str) -> Iterator[None]:
     file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.write(file, token.encode())
+        os.write(file, f"{token}\n{url}".encode())
         # Atomic: a reader never finds half a token, or an unlocked one.
         unfinished.rename(name)
         yield

@@ -16,7 +16,7 @@ import pytest
 
 from tandem.router.cluster import admin
 from tandem.shared.errors import RequestError
-from tandem.shared.security.local_token import find_token
+from tandem.shared.security.local_token import find_router, find_token
 from tandem.tests.end_to_end.cluster import get, until
 
 LONG = "The harbour is quiet. " * 60 + "Hello! Who are you?"
@@ -91,7 +91,7 @@ def test_the_startup_message_says_how_to_list_the_parts(served: Served) -> None:
 def test_another_user_is_refused_at_the_registry(served: Served) -> None:
     registry = served.greeting[3].split()[-1]
     token = find_token(registry)
-    assert len(token) == 64
+    assert len(token) == 64 and find_router("127.0.0.1:1", served.url) == registry
     with pytest.raises(RequestError, match="no token"):
         admin.list_nodes(registry)
     seen = [psutil.Process(served.process.pid), *served.children]
