@@ -22,7 +22,7 @@ class BlockWriter:
         self._index = -1
         self._open = ""  # the type of the open block
         self._calls: set[int] = set()  # those that have begun
-        self._blank = ""  # blank text that is written only if more follows
+        self._blank: list[str] = []  # blank text that is written only if more follows
         self._deltas = TextTemplates(_delta)
 
     def thinking(self, text: str) -> bytes:
@@ -32,10 +32,10 @@ class BlockWriter:
     def text(self, text: str) -> bytes:
         """New text. Blank text between other blocks is no block."""
         if self._open != "text":
-            self._blank += text
-            if self._blank.isspace():
+            self._blank.append(text)
+            if text.isspace():
                 return b""
-            text, self._blank = self._blank, ""
+            text = self._take_blank()
         return self._enter("text", {"text": ""}) + self._delta("text", text)
 
     def call(self, call: CallDelta) -> bytes:
@@ -43,7 +43,7 @@ class BlockWriter:
         events = b""
         if call.index not in self._calls:
             self._calls.add(call.index)
-            self._blank = ""
+            self._blank.clear()
             events = self._leave() + self._begin(
                 "tool_use", {"id": tool_use_id(call.id), "name": call.name, "input": {}}
             )
@@ -54,10 +54,15 @@ class BlockWriter:
     def close(self) -> bytes:
         """The end of the last block. A message has one at least, an empty text if need be."""
         if self._index < 0:
-            text, self._blank = self._blank, ""
+            text = self._take_blank()
             events = self._enter("text", {"text": ""})
             return events + (self._delta("text", text) if text else b"") + self._leave()
         return self._leave()
+
+    def _take_blank(self) -> str:
+        text = "".join(self._blank)
+        self._blank.clear()
+        return text
 
     def _enter(self, kind: str, block: dict[str, Any]) -> bytes:
         if self._open == kind:

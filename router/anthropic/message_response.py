@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from ...shared.text.reasoning import NO_PARSER
 from ..generation import ChoiceDelta, Usage
+from ..requests.call_arguments import read_arguments
 from ..result import ChoiceResult, GenerationResult, ToolCallResult
 from .message_blocks import BlockWriter, message_event, signature_of, tool_use_id
 from .message_request import MessageRequest
@@ -115,11 +115,7 @@ class MessageResponse:
 
 def _tool_use(call: ToolCallResult) -> dict[str, Any]:
     """A call; the arguments of one that was cut off are no JSON, and left out."""
-    try:
-        made = json.loads(call.arguments.getvalue() or "{}")
-    except (ValueError, RecursionError):
-        made = {}
-    given = made if isinstance(made, dict) else {}
+    given = read_arguments(call.arguments.getvalue())
     return {"type": "tool_use", "id": tool_use_id(call.id), "name": call.name, "input": given}
 
 

@@ -73,7 +73,7 @@ class HttpExchange:
         self.owner = owner
         self.access.key = owner.name
 
-    async def body(self, share: MemoryShare) -> bytes:
+    async def body(self, share: MemoryShare) -> bytearray:
         """Read the body within the limits of type, size and time; count it in ``share``."""
         kind = self.header(b"content-type").partition(b";")[0].strip().lower()
         if kind != JSON_TYPE and not (self._any_type and not self.header(b"origin")):
@@ -94,7 +94,7 @@ class HttpExchange:
             overloaded.headers += CLOSE  # the rest of the body is not read
             raise overloaded from None
 
-    async def _read(self, limit: int, share: MemoryShare) -> bytes:
+    async def _read(self, limit: int, share: MemoryShare) -> bytearray:
         parts = bytearray()
         while True:
             event = await self._receive()
@@ -106,7 +106,7 @@ class HttpExchange:
             if len(parts) > limit:
                 raise self._too_large(limit)
             if not event.get("more_body"):
-                return bytes(parts)
+                return parts  # a copy of 32 MiB takes 18 ms
 
     def _too_large(self, limit: int) -> ApiError:
         return ApiError(413, f"The body is over the limit of {limit} bytes.", headers=CLOSE)

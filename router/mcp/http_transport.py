@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
+from .message_bounds import MAX_COST, MessageCost, bounded
 from .pacing import Pacer
 from .server_config import McpServerConfig
 
@@ -18,11 +22,12 @@ STREAM_MESSAGES = 16
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """The body of a response; one that is too long fails."""
+    """The body of a response; one that is too long, or costs too much to parse, fails."""
 
-    def __init__(self, body: Any, most: int) -> None:
+    def __init__(self, body: Any, most: int, cost: MessageCost) -> None:
         self._body = body
         self._most = most
+        self._cost = cost
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size, pacer = 0, Pacer()
@@ -30,7 +35,9 @@ class _Bounded(httpx2.AsyncByteStream):
             size += len(part)
             if size > self._most:
                 raise httpx2.ReadError(f"the response has more than {self._most} bytes")
-            await pacer.pace(len(part))
+            if self._cost.add(part) > MAX_COST:
+                raise httpx2.ReadError("the response has too many values")
+            await pacer.pace(self._cost.take_bytes())
             yield part
 
     async def aclose(self) -> None:
@@ -50,7 +57,7 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
             await response.aclose()
             raise httpx2.ReadError("the response is compressed, although it must not be")
         most = self._most * (STREAM_MESSAGES if events else 1)
-        response.stream = _Bounded(response.stream, most)
+        response.stream = _Bounded(response.stream, most, MessageCost(events=events))
         return response
 
 
@@ -69,5 +76,26 @@ async def http_transport(
     async with (
         client,
         streamable_http_client(config.url, http_client=client, max_sse_event_size=most) as streams,
+        _bounded_messages(streams[0]) as incoming,
     ):
-        yield streams
+        yield incoming, streams[1]
+
+
+@asynccontextmanager
+async def _bounded_messages(received: Any) -> AsyncIterator[Any]:
+    """The messages of a stream, as far as they are cheap to check."""
+    passed, incoming = anyio.create_memory_object_stream[Any](0)
+
+    async def pass_on() -> None:
+        with passed, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async for item in received:
+                if isinstance(item, Exception) or bounded(item.message):
+                    await passed.send(item)
+
+    passing = asyncio.create_task(pass_on())
+    try:
+        yield incoming
+    finally:
+        passing.cancel()
+        incoming.close()
+        await asyncio.gather(passing, return_exceptions=True)

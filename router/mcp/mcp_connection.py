@@ -4,7 +4,6 @@ runs in the thread of all servers."""
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -15,6 +14,8 @@ from mcp.shared.exceptions import MCPError
 
 from ...shared.process.backoff import Backoff
 from ...shared.telemetry.logs import logger
+from ..http.json_body import parse_text
+from ..requests.json_size import size_of
 from .http_transport import http_transport
 from .result_text import cut, result_text
 from .server_config import McpServerConfig
@@ -23,7 +24,7 @@ from .stdio_transport import stdio_transport
 
 MAX_TOOLS = 512
 MAX_PAGES = 64
-# Of all definitions of a server, as JSON.
+# Characters and values of all definitions of a server.
 MAX_DEFINITIONS = 1 << 20
 MAX_CALLS = 16  # of one server at once
 # A server is asked for a sign of life after a call that failed, and from time to time.
@@ -67,13 +68,17 @@ class McpConnection:
     async def call(self, tool: str, arguments: str) -> CallOutcome:
         """Run a tool. Errors are outcomes."""
         try:
+            given = parse_text(arguments or "{}")
+        except ValueError:
+            given = None
+        if not isinstance(given, dict):
+            return _failed("The arguments are not a JSON object.")
+        try:
             async with asyncio.timeout(self._seconds), self._calls:
-                return await self._call(tool, json.loads(arguments or "{}"))
+                return await self._call(tool, given)
         except TimeoutError:
             self._look.set()
             return _failed(f"The server did not answer within {self._seconds:g} s.")
-        except (ValueError, RecursionError):
-            return _failed("The arguments are not a JSON object.")
         except MCPError as error:
             self._look.set()
             return _failed(cut(error.error.message, 1024), error.error.code)
@@ -82,11 +87,9 @@ class McpConnection:
             self._look.set()
             return _failed(f"The call failed: {type(error).__name__}.")
 
-    async def _call(self, tool: str, arguments: Any) -> CallOutcome:
+    async def _call(self, tool: str, arguments: dict[str, Any]) -> CallOutcome:
         if self._client is None:
             return _failed("The server is not connected.")
-        if not isinstance(arguments, dict):
-            return _failed("The arguments are not a JSON object.")
         params = mcp_types.CallToolRequestParams(name=tool, arguments=arguments)
         # Not the session's own method, which would check results against patterns of the server.
         result = await self._client.session.send_request(
@@ -148,7 +151,7 @@ class McpConnection:
             params = mcp_types.PaginatedRequestParams(cursor=cursor)
             page = await client.session.list_tools(params=params)
             for tool in page.tools:
-                size = len(json.dumps(tool.input_schema)) + len(tool.description or "")
+                size = size_of(tool.input_schema) + len(tool.description or "")
                 if size > left or len(found) >= MAX_TOOLS:
                     self._warn(f"has too many tools; it is used with {len(found)} of them")
                     return tuple(found.values())

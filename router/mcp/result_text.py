@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
+
+from ..requests.json_size import json_text
 
 
 def result_text(content: list[Any], structured: Any, most: int) -> str:
@@ -11,7 +12,7 @@ def result_text(content: list[Any], structured: Any, most: int) -> str:
     structured value."""
     text = "\n".join(_block(block) for block in content)
     if not content and structured is not None:
-        text = json.dumps(structured, ensure_ascii=False)
+        text = json_text(structured)
     return cut(text, most)
 
 

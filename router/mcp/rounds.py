@@ -83,8 +83,9 @@ class Rounds:
                 yield [RequestAdmitted(), ChoiceDelta(0, calls=begun)]
                 executed = await self._run_approved(state, approvals)
                 yield [ChoiceDelta(0, executed=executed)]
-                state.resume(executed)
-                following = await self._parsed(request, state, parse)
+                following = await self._parsed(
+                    request, state, parse, lambda: state.resume(executed)
+                )
             if following is None:
                 yield [ChoiceDelta(0, finish_reason="length")]
             else:
@@ -175,21 +176,31 @@ class Rounds:
         parse: Parsing,
     ) -> GenerationRequest | None:
         """The request of the next round; ``None`` if no more tokens may be generated."""
-        state.add(turn, executed)
         if not state.has_tokens_left(turn.tokens):
             return None
-        return await self._parsed(request, state, parse)
+        return await self._parsed(request, state, parse, lambda: state.add(turn, executed))
 
     async def _parsed(
-        self, request: GenerationRequest, state: _Progress, parse: Parsing
+        self,
+        request: GenerationRequest,
+        state: _Progress,
+        parse: Parsing,
+        extend: Callable[[], None],
     ) -> GenerationRequest | None:
-        """The request of the next round; ``None`` if the context has no room for it."""
+        """The request of the next round; ``None`` if the context has no room for it. ``extend``
+        adds to the chat what has happened since the last one."""
         state.rounds += 1
         exhausted = self.most_calls is not None and state.executed >= self.most_calls
-        if exhausted or state.rounds >= self.most_rounds:
-            state.body = state.body | {"tool_choice": "none"}
+        last = exhausted or state.rounds >= self.most_rounds
+
+        def work() -> GenerationRequest:
+            extend()  # here, in the thread, because it parses the arguments of calls
+            if last:
+                state.body = state.body | {"tool_choice": "none"}
+            return self.parse(state.body)
+
         try:
-            parsed = await parse(lambda: self.parse(state.body))
+            parsed = await parse(work)
         except ContextError:
             return None
         name = f"{request.request_id.partition('.')[0]}.{state.rounds}"

@@ -19,6 +19,8 @@ import mcp_types
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 
+from ..http.json_body import parse_text
+from .message_bounds import MAX_COST, MessageCost, bounded
 from .pacing import Pacer
 from .server_config import McpServerConfig
 
@@ -66,17 +68,24 @@ async def _read(process: asyncio.subprocess.Process, received: Any) -> None:
     pacer = Pacer()
     with received, contextlib.suppress(ValueError, anyio.BrokenResourceError):
         while line := await process.stdout.readline():
-            await pacer.pace(len(line))
-            message = _message(line)
+            cost = MessageCost()
+            cheap = cost.add(line) <= MAX_COST
+            await pacer.pace(cost.take_bytes())
+            message = _message(line, in_c=cheap)
             if message is not None:
                 await received.send(message)
 
 
-def _message(line: bytes) -> SessionMessage | None:
+def _message(line: bytes, *, in_c: bool) -> SessionMessage | None:
+    adapter = mcp_types.jsonrpc_message_adapter
     try:
-        return SessionMessage(mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False))
+        if in_c:
+            message = adapter.validate_json(line, by_name=False)
+        else:
+            message = adapter.validate_python(parse_text(line.decode()), by_name=False)
     except ValueError:
         return None
+    return SessionMessage(message) if bounded(message) else None
 
 
 async def _write(process: asyncio.subprocess.Process, sent: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from array import array
 from typing import Any
@@ -13,6 +12,7 @@ from ..http.encoding import EncodedArray, dump
 from ..http.text_template import StampedTemplates
 from ..openai.chat_response import EncodedEntries, TokenEntries
 from ..openai.response_fields import token_names
+from ..requests.call_arguments import read_arguments
 from ..result import GenerationResult
 from .load_request import timestamp
 from .ollama_request import OllamaRequest
@@ -156,11 +156,7 @@ class _StreamedCall:
 
 def _call(name: str, arguments: str) -> dict[str, Any]:
     """A call; the arguments of one that was cut off are no JSON, and left out."""
-    try:
-        made = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        made = {}
-    return {"function": {"name": name, "arguments": made if isinstance(made, dict) else {}}}
+    return {"function": {"name": name, "arguments": read_arguments(arguments)}}
 
 
 def _stamp() -> bytes:

@@ -13,13 +13,22 @@ MAX_IN_C = 128 * 1024
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
 
 
+def size_of(value: Any) -> int:
+    """The characters and values of a value, names of objects included."""
+    return sum(map(_size, values_in(value)))
+
+
 def fits(value: Any, most: int) -> bool:
     """True if a value has at most ``most`` characters and values, names of objects included."""
     for item in values_in(value):
-        most -= len(item) if isinstance(item, (str, list, dict)) else 1
+        most -= _size(item)
         if most < 0:
             return False
     return True
+
+
+def _size(item: Any) -> int:
+    return len(item) if isinstance(item, (str, list, dict)) else 1
 
 
 def json_text(value: Any) -> str:

@@ -52,6 +52,10 @@ CUSTOM_PARAMETERS = {
 }
 # Characters of a grammar, as many as a node compiles.
 MAX_DEFINITIONS = {"regex": 16 * 1024, "lark": 128 * 1024}
+# Arguments of a custom tool as they should be. Others are parsed up to this length only, because an
+# object of many values takes long.
+_ONLY_INPUT = re.compile(r'\s*\{\s*"input"\s*:\s*"[^"\\]*+(?:\\.[^"\\]*+)*+"\s*\}\s*', re.DOTALL)
+MAX_OTHER_ARGUMENTS = 64 * 1024
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 
 
@@ -281,6 +285,8 @@ def custom_arguments(text: str) -> str:
 
 def custom_input(arguments: str) -> str:
     """The input of a custom tool: the model may have written it as such."""
+    if len(arguments) > MAX_OTHER_ARGUMENTS and not _ONLY_INPUT.fullmatch(arguments):
+        return arguments
     try:
         given = json.loads(arguments)
     except (ValueError, RecursionError):

@@ -36,7 +36,7 @@ class Reader:
         self.new_id = new_call_id
         self._parallel = parallel
         self._found: list[TextDelta] = []
-        self._space = ""  # at the end of the content: dropped before a call
+        self._space: list[str] = []  # at the end of the content: dropped before a call
         self._read: list[str] | None = None  # since ``attempt``
 
     def take_found(self) -> list[TextDelta]:
@@ -48,11 +48,12 @@ class Reader:
 
     def content(self, text: str) -> None:
         """Report content. White space at its end waits for what follows."""
-        text = self._space + text
         shown = text.rstrip()
-        self._space = text[len(shown) :]
         if shown:
-            self._found.append(TextDelta(shown))
+            self._found.append(TextDelta("".join((*self._space, shown))))
+            self._space.clear()
+        if len(shown) < len(text):
+            self._space.append(text[len(shown) :])
 
     def reasoning(self, text: str) -> None:
         self.recognised()
@@ -70,7 +71,7 @@ class Reader:
         if self.calls >= MAX_CALLS:
             raise NotACallError
         self.calls += 1
-        self._space = ""
+        self._space.clear()
         self.recognised()
         self._add_call(call_id or self.new_id(), name, "")
 
@@ -83,8 +84,8 @@ class Reader:
     def end(self) -> None:
         """Report the white space at the end of the content, since no call follows it."""
         if self._space and not self.calls:
-            self._found.append(TextDelta(self._space))
-        self._space = ""
+            self._found.append(TextDelta("".join(self._space)))
+        self._space.clear()
 
     def _add_call(self, call_id: str, name: str, arguments: str) -> None:
         index = self.calls - 1
@@ -132,9 +133,12 @@ class Reader:
             raise NotACallError
 
     def skip_space(self) -> Steps:
-        """Read white space, all of it."""
+        """Read white space, all of it. Raises ``NotACallError`` for more than any call has."""
+        left = MAX_BUFFERED
         while True:
-            self.take(len(self.held) - len(self.held.lstrip()))
+            left -= len(self.take(len(self.held) - len(self.held.lstrip())))
+            if left < 0:
+                raise NotACallError
             if self.held or self.ended:
                 return
             yield

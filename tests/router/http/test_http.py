@@ -144,3 +144,40 @@ async def test_a_page_of_another_name_gets_nothing(tmp_path: Path) -> None:
         assert (await c.client.post("/v1/completions", json=body)).status_code == 200
         refused = await c.client.post("/v1/completions", json=body, headers=headers)
         assert refused.status_code == 403 and len(c.node.requests) == 1
+
+
+async def test_tiny_requests_are_read_a_few_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sizes = []
+    take = protocol.BoundedProtocol.data_received
+
+    def data_received(self: protocol.BoundedProtocol, data: bytes) -> None:
+        sizes.append(len(data))
+        take(self, data)
+
+    monkeypatch.setattr(protocol.BoundedProtocol, "data_received", data_received)
+    monkeypatch.setattr(protocol, "LINGER_SECONDS", 0.1)
+    async with cluster(tmp_path, nodes=0) as c:
+        reader, writer = await asyncio.open_connection("127.0.0.1", c.router.http_port)
+        # More at once than a head may have.
+        count = 300
+        head = b"GET /live HTTP/1.1\r\nhost: localhost\r\nlong: " + b"x" * 300 + b"\r\n\r\n"
+        writer.write(head * count)
+        for _ in range(count):
+            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+            await reader.readuntil(b"}")
+        # A head that is too large ends the connection, and the requests that wait before it.
+        writer.write(head * count + b"GET / HTTP/1.1\r\nlong: " + b"x" * 70_000)
+        assert (await reader.read()).count(b"200 OK") < count
+        writer.close()
+        await c.client.get("/live")
+    assert max(sizes) <= protocol.READ_BYTES and sum(sizes) > 3 * protocol.READ_BYTES
+    assert not caplog.records
+
+
+async def test_a_long_query_is_rejected(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=0) as c:
+        answer = await c.client.get("/v1/models?" + "a=&" * 3000)
+        assert answer.status_code == 414
+        assert answer.json()["error"]["code"] == "query_too_long"

@@ -15,6 +15,7 @@ from tandem.router.http.json_body import (
     MAX_BYTES_IN_C,
     MAX_CONTAINERS,
     MAX_CONTEXTS,
+    SPACE_BLOCK,
     parse_json,
 )
 from tandem.shared.errors import RequestError
@@ -89,11 +90,34 @@ def test_what_json_refuses_is_refused_in_a_large_body(body: str) -> None:
         (array("1", MOST + 1), "array or object of more than 40000 items"),
         (array(json.dumps("x" * 50), MOST + 1), "array or object of more than 40000 items"),
         (json.dumps(dict.fromkeys(map(str, range(MOST + 1)))), "more than 40000 items"),
+        ("[" + " " * 2 * SPACE_BLOCK + "]", "white space in a row"),
+        (f"[{'1' * 10_000}]", "more than 8192 digits"),
+        (f'{{"a": -{"1" * 10_000}}}', "more than 8192 digits"),
+        ("1" * 10_000, "more than 8192 digits"),
+        ('{"a": 1,}', "property name"),
+        ('{"a" 1}', "Expecting ':' delimiter"),
+        ('{"a": 1 "b": 2}', "Expecting ',' delimiter"),
+        ('{"a": }', "Expecting value"),
+        ('["abc', "Unterminated string"),
+        ('["\\u12"]', "Invalid .*escape"),
     ],
 )
 def test_a_large_body_that_is_not_json(body: str, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         large(body)
+
+
+@pytest.mark.parametrize("body", [b'["\xc3"]', b'["\xe4\xbd", "\xa0"]', b'{"\xff": 1}'])
+def test_a_large_body_has_to_be_utf_8(body: bytes) -> None:
+    with pytest.raises(RequestError, match="not valid UTF-8"):
+        parse_json(body + b" " * MAX_BYTES_IN_C, CONTEXT)
+
+
+def test_one_string_may_not_be_the_whole_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_body, "MAX_STRING", 50_000)
+    assert large(json.dumps(["é" * 20_000], ensure_ascii=False)) == ["é" * 20_000]
+    with pytest.raises(RequestError, match="a string of more than 50000 bytes"):
+        large(json.dumps({"é" * 30_000: 1}, ensure_ascii=False))
 
 
 def test_an_array_may_be_longer_than_a_short_context() -> None:

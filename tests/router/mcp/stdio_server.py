@@ -17,6 +17,8 @@ TOOLS: list[dict[str, Any]] = [
     {"name": "hang", "inputSchema": {"type": "object"}},
     {"name": "large", "inputSchema": {"type": "object"}},
     {"name": "huge", "inputSchema": {"type": "object"}},
+    {"name": "values", "inputSchema": {"type": "object"}},
+    {"name": "blocks", "inputSchema": {"type": "object"}},
     {"name": "exit", "inputSchema": {"type": "object"}},
 ]  # fmt: skip
 
@@ -39,6 +41,10 @@ def called(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
             return text("x" * 100_000)
         case "huge":
             return text("x" * 3_000_000)
+        case "values":
+            return {"content": [], "structuredContent": {"rows": [[1], {}] * 8000}}
+        case "blocks":
+            return {"content": [{"type": "text", "text": "x"}] + [{}] * 20_000}
         case "exit":
             os._exit(1)
     raise AssertionError(name)

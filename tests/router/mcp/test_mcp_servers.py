@@ -11,10 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import mcp_types
 import pytest
 import uvicorn
 
+from tandem.router.mcp import stdio_transport
 from tandem.router.mcp.mcp_servers import McpServers
+from tandem.router.mcp.message_bounds import MAX_COST, MessageCost
 from tandem.router.mcp.server_config import McpServerConfig, read_servers
 from tandem.router.requests.mcp_names import model_name
 from tandem.shared.config.mcp_config import McpConfig
@@ -90,6 +93,34 @@ async def test_hostile_servers_cost_only_their_tools(caplog: pytest.LogCaptureFi
             await until(partial(is_lost, servers, label))
     warned = [r.getMessage() for r in caplog.records if "is not available" in r.getMessage()]
     assert len(warned) == 4 and SECRET not in caplog.text
+
+
+async def test_results_of_many_values_stop_no_other_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the SDK parses and checks in C is small; a megabyte of invalid blocks would take it 6 s."""
+    parsed: list[int] = []
+    checked: list[Any] = []
+    adapter = mcp_types.jsonrpc_message_adapter
+
+    class Recorder:
+        def validate_json(self, line: bytes, **how: Any) -> Any:
+            parsed.append(MessageCost().add(line))
+            return adapter.validate_json(line, **how)
+
+        def validate_python(self, value: Any, **how: Any) -> Any:
+            checked.append(value)
+            return adapter.validate_python(value, **how)
+
+    monkeypatch.setattr(stdio_transport.mcp_types, "jsonrpc_message_adapter", Recorder())
+    async with connected(stdio("s"), seconds=20.0) as servers:
+        await until(lambda: has_tools(servers, "s"))
+        rows = await servers.call("s", "values", "{}")
+        assert rows.text.startswith('{"rows": [[1], {}, [1]') and not rows.failed
+        assert len(checked) == 1 and max(parsed) <= MAX_COST
+        assert "ValidationError" in (await servers.call("s", "blocks", "{}")).text
+        assert len(checked) == 2 and max(parsed) <= MAX_COST
+        assert (await servers.call("s", "add", '{"a": 1, "b": 1}')).text == "2"
+        deep = '{"a":' * 100_000
+        assert "not a JSON object" in (await servers.call("s", "add", deep)).text
 
 
 async def test_a_server_that_breaks_is_connected_again() -> None:

@@ -13,6 +13,7 @@ from tandem.shared.config import RouterConfig
 from tandem.shared.text.detection import AUTO
 from tandem.shared.text.output import TextDelta, joined
 from tandem.shared.text.tool_parsers.formats import FORMATS
+from tandem.shared.text.tool_parsers.python_literal import literal_to_json
 from tandem.shared.text.tool_parsers.tool_text import ToolText
 from tandem.shared.text.tool_parsers.tool_use import ToolUse
 from tandem.tests.shared.text.tool_parsers.recorded import (
@@ -119,3 +120,37 @@ def test_the_router_s_option_lists_every_parser() -> None:
     option = RouterConfig.__dataclass_fields__["tool_call_parser"]
     assert set(option.metadata["choices"]) == {AUTO, *FORMATS}
     assert option.default == AUTO
+
+
+@pytest.mark.parametrize(
+    ("text", "given"),
+    [
+        ("{'a': 'it\\'s', \"b\": [1, 'x']}", {"a": "it's", "b": [1, "x"]}),
+        ("[" + "'" + "y" * 60_000 + "', 1]", ["y" * 60_000, 1]),
+        ('{\'code\': """say(f\'it\'s {x}\')"""}', {"code": "say(f'it's {x}')"}),
+    ],
+)
+def test_a_literal_may_have_long_strings(text: str, given: Any) -> None:
+    assert json.loads(literal_to_json(text)) == given
+
+
+# Each takes Python's parser 20 ms and more.
+@pytest.mark.parametrize("part", ["1,", "{},", "'a',", 'f"{1}",', "rF'{1:{2}}',", "1+"])
+def test_a_literal_that_takes_long_to_parse_is_none(part: str) -> None:
+    with pytest.raises(ValueError, match="too large"):
+        literal_to_json(f"[{part * 4000}]")
+
+
+@pytest.mark.parametrize("parser", ["hermes", "pythonic", "llama3_json"])
+def test_endless_white_space_is_content(parser: str) -> None:
+    texts = ["x", *[" " * 100] * 2000, "y"]
+    parts = [delta.content for delta in parsed(parser, texts)]
+    assert "".join(parts) == "".join(texts)
+
+
+def test_endless_white_space_in_a_call_ends_it() -> None:
+    texts = ["<tool_call>", *[" " * 1000] * 200]
+    deltas = parsed("hermes", texts)
+    assert "".join(delta.content for delta in deltas) == "".join(texts)
+    # It is not held back until the end.
+    assert len(deltas) > 1
